@@ -150,7 +150,13 @@ class NodeConfig(Section):
 
 
 def not_writable(key: str, folder: Path, why: str) -> ConfigError:
-    """The error for a folder of the node-config, state-dir or cache-dir, that this user may not write, with what to do."""
+    """The error for a folder that this user may not write, with what to do.
+
+    Args:
+        key: of the node-config, state-dir or cache-dir.
+        folder: that it names.
+        why: it cannot be written.
+    """
     variable = {"state-dir": STATE, "cache-dir": CACHE}[key]
     return ConfigError(
         f"{key} = {str(folder)!r} cannot be written ({why}); set {key} in the node-config, or the variable {variable} of "
@@ -166,9 +172,18 @@ def check_folders(node: NodeConfig) -> None:
 
 
 def is_protected(private: bool, node: NodeConfig) -> bool:
-    """Whether a private run uses records of a hospital; then the rule of client_app/governance/uncharged.py holds.
+    """Whether a private run uses records of a hospital.
 
-    False for public data: the bundled digits, and a share of the run's own data.
+    Then the rule of client_app/governance/uncharged.py holds. False for public data: the bundled
+    digits, and a share of the run's own data.
+
+    Args:
+        private: whether the run has a privacy budget.
+        node: the site's settings.
+
+    Example:
+        >>> [is_protected(True, NodeConfig(data=kind)) for kind in ("dicom", "digits")]
+        [True, False]
     """
     return private and node.data not in ("", "digits")
 
@@ -179,7 +194,15 @@ def judges(counting: CountingSettings, node: NodeConfig) -> bool:
 
 
 def packages_of(run: Run, node: NodeConfig) -> list[tuple[str, str]]:
-    """Optional packages that this site needs for a run, each with the setting that needs it; from settings alone."""
+    """Optional packages that this site needs for a run; from settings alone.
+
+    Args:
+        run: that needs them.
+        node: the site's settings.
+
+    Returns:
+        Each package with the setting that needs it.
+    """
     # Of a hospital's own records no accuracy may leave then, so the hospital computes none.
     hidden = bool(node.data) and (bool(run.settings.epsilon) or run.settings.secure_sum)
     return list(packages_for(run, node.data or run.settings.data, judges=not hidden))

@@ -55,7 +55,15 @@ log = logging.getLogger("fedsurrogate.site")
 
 @dataclass(frozen=True)
 class SiteRequest:
-    """A request: a message, and the site that received it."""
+    """A request: a message, and the site that received it.
+
+    Attributes:
+        content: of the message.
+        run: whose settings came with it.
+        node: the site's settings.
+        site: name of the site.
+        flower_run: id of the run.
+    """
 
     content: Record
     run: Run
@@ -65,7 +73,15 @@ class SiteRequest:
 
 
 def identify_site(node_config: Mapping[str, Scalar], node_id: int) -> tuple[NodeConfig, str]:
-    """This site's own settings, and its name. Raises ConfigError."""
+    """This site's own settings, and its name.
+
+    Args:
+        node_config: the settings, flat.
+        node_id: Flower's number for the site.
+
+    Raises:
+        ConfigError: for settings that are wrong.
+    """
     node = parse_node_config(node_config)
     return node, site_name(node, node_id)
 
@@ -73,7 +89,19 @@ def identify_site(node_config: Mapping[str, Scalar], node_id: int) -> tuple[Node
 def answer(
     work: str, content: Record, run_config: Mapping[str, Scalar], flower_run: str, node: NodeConfig, site: str
 ) -> Record:
-    """The reply to a message. Raises FedSurrogateError, and any error of a library."""
+    """The reply to a message.
+
+    Args:
+        work: kind of request, a key of WORK.
+        content: of the message.
+        run_config: the run's settings, flat.
+        flower_run: id of the run.
+        node: the site's settings.
+        site: name of the site.
+
+    Raises:
+        FedSurrogateError: and any error of a library.
+    """
     _open_log(node)
     run = parse_run(run_config)
     check_addressee(content, site)
@@ -143,15 +171,17 @@ def _introduction(request: SiteRequest) -> Answer:
     run, node, site = request.run, request.node, request.site
     gate = open_gate(node, run.settings.data, request.flower_run)
     gate.check_request(run)
-    found = without_records(run, node) if is_protected(run.private, node) else load_site(run, node, gate.policy.cache_mib)
-    dimension = found.train.features.shape[1]
+    site_features = (
+        without_records(run, node) if is_protected(run.private, node) else load_site(run, node, gate.policy.cache_mib)
+    )
+    dimension = site_features.train.features.shape[1]
     gate.check_size(run.plan.work, dimension, len(run.settings.classes))
-    reported: Info = {"fingerprint": found.fingerprint, "dimension": dimension, "simulated": found.simulated}
+    reported: Info = {"fingerprint": site_features.fingerprint, "dimension": dimension, "simulated": site_features.simulated}
     # Which classes a site has may be private; then the run names all classes.
-    if not run.settings.classes and (found.simulated or gate.exact_numbers_may_leave(run.hides_sites)):
+    if not run.settings.classes and (site_features.simulated or gate.exact_numbers_may_leave(run.hides_sites)):
         limits = SiteLimits(smallest_class=gate.smallest_class(run.plan.mechanism_name))
-        reported["classes"] = json.dumps(Task(run, node, site, found, limits).classes)
-        if not found.simulated:
+        reported["classes"] = json.dumps(Task(run, node, site, site_features, limits).classes)
+        if not site_features.simulated:
             gate.let_out(entry(run, request.flower_run, MethodOutput(str(reported["classes"]).encode())))
     if run.settings.fedpft.seal:
         reported["key"] = public_key(private_key(node, site)).hex()
@@ -197,20 +227,20 @@ def _evaluation(request: SiteRequest) -> Answer:
         # No result may leave, so none is computed. In a private run the model is checked; a generator is kept in any.
         if run.settings.epsilon or run.plan.combination.keeps_result:
             unread = is_protected(run.private, node) or not run.settings.epsilon
-            found = without_records(run, node) if unread else load_site(run, node, gate.policy.cache_mib)
-            _evaluate_model(request, found, gate)
+            site_features = without_records(run, node) if unread else load_site(run, node, gate.policy.cache_mib)
+            _evaluate_model(request, site_features, gate)
         return None, {}
-    found = load_site(run, node, gate.policy.cache_mib)
-    reported = _evaluate_model(request, found, gate)
+    site_features = load_site(run, node, gate.policy.cache_mib)
+    reported = _evaluate_model(request, site_features, gate)
     log.info(
         "the model of run %s classifies %s of %s test records of this site correctly",
         run.digest,
         reported["correct"],
         reported["tested"],
     )
-    if not found.simulated:
+    if not site_features.simulated:
         gate.let_out(entry(run, request.flower_run, MethodOutput(json.dumps(reported).encode())))
-    return None, reported | {"simulated": found.simulated}
+    return None, reported | {"simulated": site_features.simulated}
 
 
 def _keep(request: SiteRequest, gate: Gate) -> None:
@@ -222,10 +252,10 @@ def _keep(request: SiteRequest, gate: Gate) -> None:
         keep_received(request.node, model, any(e.get("flower_run") == request.flower_run for e in gate.ledger.entries()))
 
 
-def _evaluate_model(request: SiteRequest, found: SiteFeatures, gate: Gate) -> Info:
+def _evaluate_model(request: SiteRequest, site_features: SiteFeatures, gate: Gate) -> Info:
     """Evaluate the received model on this site's own test records."""
     payload, _ = from_record(request.content, LARGEST_MODEL)
-    return evaluate(Task(request.run, request.node, request.site, found, payload=payload), gate, request.flower_run)
+    return evaluate(Task(request.run, request.node, request.site, site_features, payload=payload), gate, request.flower_run)
 
 
 def _comparison(request: SiteRequest) -> Answer:

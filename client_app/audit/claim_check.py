@@ -20,10 +20,17 @@ FALSE_ALARM = 1e-3
 
 @dataclass(frozen=True)
 class Excess:
-    """By how much an attack finds more than a claim allows; negative where it finds less. low, high: its interval.
+    """By how much an attack finds more than a claim allows; negative where it finds less.
 
-    It is that of the threshold with the largest `low`; the claim is broken if this is above 0. The attacker names records
-    as members, or as others: true_rate is the share of those that are what it names, false_rate that of those that are not.
+    The attacker names records as members, or as others. The interval is that of the threshold with
+    the largest `low`; the claim is broken if this is above 0.
+
+    Attributes:
+        excess: true_rate minus what the claim allows at this false_rate.
+        low: lower end of its interval.
+        high: upper end of its interval.
+        true_rate: of the records that are what the attacker names, the share that it names.
+        false_rate: of the records that are not, the share that it names.
     """
 
     excess: float
@@ -34,9 +41,18 @@ class Excess:
 
 
 def allowed_auc(epsilon: float, delta: float) -> float:
-    """Largest AUC of any attack on an (epsilon, delta)-DP release of one record: the area under its trade-off curve.
+    """Largest AUC of any attack on an (epsilon, delta)-DP release of one record.
 
-    No attack has less than one minus this, either: turned round, it would have more.
+    It is the area under the release's trade-off curve. No attack has less than one minus this,
+    either: turned round, it would have more.
+
+    Args:
+        epsilon: of the claim; 0 for no claim.
+        delta: of the claim.
+
+    Example:
+        >>> round(allowed_auc(1.0, 0.0), 3), allowed_auc(0.0, 0.0)
+        (0.731, 1.0)
     """
     if not epsilon:
         return 1.0
@@ -49,12 +65,20 @@ def allowed_auc(epsilon: float, delta: float) -> float:
 def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) -> Excess | None:
     """The largest excess of TPR over e^epsilon FPR + delta, over thresholds, in both directions.
 
-    None if the claim allows everything at all these thresholds.
+    The attacker names the records with the highest or the lowest scores, as members or as others:
+    an attack that is far worse than a guess is a strong one turned round. The interval is Student's
+    over the pairs, whose noise is independent, and no narrower than that of independent records. It
+    holds for all thresholds and directions together (Bonferroni).
 
-    ratios, members: (K, n), of pairs of complementary releases, in which each record is a member once. The attacker names
-    the records with the highest or the lowest scores, as members or as others: an attack that is far worse than a guess is a
-    strong one turned round. The interval is Student's over the pairs, whose noise is independent, and no narrower than that
-    of independent records. It holds for all thresholds and directions together (Bonferroni).
+    Args:
+        ratios: scores (K, n), of pairs of complementary releases, in which each record is a member
+            once.
+        members: (K, n), whether a release was made with a record.
+        epsilon: of the claim.
+        delta: of the claim.
+
+    Returns:
+        The excess; None if the claim allows everything at all these thresholds.
     """
     from scipy.stats import t as student
 
@@ -63,7 +87,7 @@ def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) 
     named = [ratios >= order[-number] for number in counts] + [ratios <= order[number - 1] for number in counts]
     pairs, count = len(ratios) // 2, members.shape[1]
     width = float(student.ppf(1 - INTERVAL_ERROR / (4 * len(named)), pairs - 1))
-    found = []
+    excesses = []
     for chosen in named:
         rates = [(chosen & mask)[: 2 * pairs].reshape(pairs, -1).sum(1) / count for mask in (members, ~members)]
         for true, false in (rates, rates[::-1]):
@@ -74,13 +98,22 @@ def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) 
             least = (spread[0] + math.exp(2 * epsilon) * spread[1]) / (pairs * count)
             error = width * math.sqrt(max(float(each.var(ddof=1)) / pairs, float(least)))
             middle = float(each.mean())
-            found.append(Excess(middle, middle - error, middle + error, float(true.mean()), float(false.mean())))
-    return max(found, key=lambda each: each.low, default=None)
+            excesses.append(Excess(middle, middle - error, middle + error, float(true.mean()), float(false.mean())))
+    return max(excesses, key=lambda each: each.low, default=None)
 
 
 def proven_epsilon(trials: Trials, delta: float) -> float:
-    """Epsilon at this delta that the attack refutes, with a probability of error of FALSE_ALARM at most; 0 for none.
+    """Epsilon that an attack refutes, with a probability of error of FALSE_ALARM at most.
 
-    It holds for every mechanism (Steinke, Nasr & Jagielski 2023, theorem 5.2).
+    It holds for every mechanism.
+
+    Args:
+        trials: of the attack.
+        delta: at which epsilon is refuted.
+
+    Returns:
+        Epsilon; 0 for none.
+
+    Source: Steinke, Nasr & Jagielski 2023, theorem 5.2.
     """
     return epsilon_bound(answers(trials), delta, 1 - FALSE_ALARM)

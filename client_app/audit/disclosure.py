@@ -29,11 +29,22 @@ REFUSALS = "that the policy refuses a release without privacy because of an atta
 
 
 def disclose(run: Run, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Path, Path]:
-    """Write the sheet of a one-shot run into the state folder: its content, its JSON file, and its page.
+    """Write the sheet of a one-shot run into the state folder.
 
-    Nothing leaves and nothing is charged. The files' name is the run's digest and the hash of the JSON file. The ledger's
-    entry of the release, once it leaves, has this address. seconds: for attacks beyond the first eight releases.
-    Raises ConfigError for other methods, and FedSurrogateError if no release can be made.
+    Nothing leaves and nothing is charged. The files' name is the run's digest and the hash of the
+    JSON file. The ledger's entry of the release, once it leaves, has this address.
+
+    Args:
+        run: whose release is attacked.
+        node: the site's settings.
+        seconds: for attacks beyond the first eight releases.
+
+    Returns:
+        The sheet's content, its JSON file, and its page.
+
+    Raises:
+        ConfigError: for other methods.
+        FedSurrogateError: if no release can be made.
     """
     made = dry_run(run, node)
     content = sheet(run, node, made, audit_release(run, node, seconds, most=max(FEWEST, 16)))
@@ -46,7 +57,14 @@ def disclose(run: Run, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Pa
 
 
 def sheet(run: Run, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
-    """The content of a sheet: five parts, each with facts by name."""
+    """The content of a sheet: five parts, each with facts by name.
+
+    Args:
+        run: whose release it is.
+        node: the site's settings.
+        made: the release, as a dry run makes it.
+        audit: attacks on such releases.
+    """
     return {
         "schema": 1,
         "run": run.digest,
@@ -73,11 +91,11 @@ def _projects(run: Run) -> Part:
 
 def _changed(run: Run) -> Part:
     """Settings that are not the defaults, without the names of this machine's folders."""
-    found, usual = (
+    chosen, usual = (
         json.loads(each.settings.model_dump_json(by_alias=True))
         for each in (run, parse_run({"method": run.settings.method}))
     )
-    changed = {key: value for key, value in found.items() if value != usual[key] and key not in PLACES}
+    changed = {key: value for key, value in chosen.items() if value != usual[key] and key not in PLACES}
     return {key: _inner(value, usual[key]) for key, value in changed.items()}
 
 
@@ -108,11 +126,11 @@ def _data(kind: str, backbone: str, facts: Part) -> Part:
 
 def _settings(secure_sum: bool, sealed: bool, policy: Policy) -> Part:
     names = ("methods", "mechanisms", "epsilon_per_run", "epsilon_total", "delta", "without_dp", "smallest_class")
-    found = {f"policy: {name.replace('_', '-')}": getattr(policy, name) for name in (*names, "largest_payload_mib")}
+    limits = {f"policy: {name.replace('_', '-')}": getattr(policy, name) for name in (*names, "largest_payload_mib")}
     return {
         "the coordinator sees": "the sum of all sites only" if secure_sum else "this site's release by itself",
         "sealed for other sites": sealed,
-        **{key: list(value) if isinstance(value, tuple) else value for key, value in found.items()},
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in limits.items()},
     }
 
 

@@ -50,7 +50,12 @@ at the address <b>{{ address }}</b> in the state folder; the ledger's entry has 
 
 
 def page_of(content: dict[str, Any], address: str) -> str:
-    """The page of a sheet. address: of its files in the state folder."""
+    """The page of a sheet, HTML.
+
+    Args:
+        content: of the sheet.
+        address: of its files in the state folder.
+    """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

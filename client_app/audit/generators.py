@@ -40,20 +40,29 @@ DRAWN = 500
 STEPS, RATE = 100, 0.05
 
 
-def generator_of(run: Run, node: NodeConfig, found: SiteFeatures) -> AnyGenerator:
-    """The generator that this site's code trains in all rounds of a run with one site. Nothing is charged or kept.
+def generator_of(run: Run, node: NodeConfig, site_features: SiteFeatures) -> AnyGenerator:
+    """The generator that this site's code trains in all rounds of a run with one site.
 
-    Class means are the sums over the counts, without the shrinkage that a coordinator adds to noisy ones.
+    Nothing is charged or kept. Class means are the sums over the counts, without the shrinkage that
+    a coordinator adds to noisy ones.
+
+    Args:
+        run: whose rounds are made.
+        node: the site's settings.
+        site_features: records of the site.
     """
-    classes, d = found.classes, found.train.features.shape[1]
+    classes, d = site_features.classes, site_features.train.features.shape[1]
     module = fresh_generator(run, len(classes), d)
-    tensors, header = tensors_of(module), Header(run.settings.method, run.digest, "audit", found.fingerprint, classes)
+    tensors, header = (
+        tensors_of(module),
+        Header(run.settings.method, run.digest, "audit", site_features.fingerprint, classes),
+    )
     with tempfile.TemporaryDirectory(prefix="audit-") as name:
         here = node.model_copy(update={"state_dir": name})
         for number in range(1, run.rounds + 1):
             payload = pack_parameters(Parameters(header, number, tensors))
             info = {"round": number, "confirmed": number - 1, "lineage": "audit"}
-            made = site_function(run.plan.combination)(Task(run, here, "audit", found, payload=payload, info=info))
+            made = site_function(run.plan.combination)(Task(run, here, "audit", site_features, payload=payload, info=info))
             for file, content in made.keep.items():
                 replace_file(file, content)
             reply = unpack_parameters(made.payload).tensors
@@ -68,7 +77,16 @@ def generator_of(run: Run, node: NodeConfig, found: SiteFeatures) -> AnyGenerato
 
 
 def generator_scores(module: AnyGenerator, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Scores (n,) of records by attack; first the strongest, which reads the decoder of a VAE."""
+    """Scores of records by attack; first the strongest, which reads the decoder of a VAE.
+
+    Args:
+        module: the generator.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+
+    Returns:
+        Scores (n,) by name of the attack, larger for members.
+    """
     features = features.float()
     black = {"closest synthetic embedding (black box)": closest_synthetic(module, features, labels)}
     if not isinstance(module, Decoder):
@@ -77,30 +95,52 @@ def generator_scores(module: AnyGenerator, features: Tensor, labels: Tensor) -> 
 
 
 def closest_synthetic(module: AnyGenerator, features: Tensor, labels: Tensor, seed: int = 0, drawn: int = DRAWN) -> Tensor:
-    """Black box: minus the distance (n,) of features (n, d) from the closest of `drawn` synthetic ones of their class."""
-    generator, found = torch.Generator().manual_seed(seed), torch.zeros(len(labels))
+    """Black box: minus the distance of records from the closest synthetic one of their class.
+
+    Args:
+        module: the generator.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+        seed: of the synthetic records.
+        drawn: number of synthetic records of each class.
+
+    Returns:
+        Scores (n,), larger for members.
+
+    Source: Chen et al. 2020, "GAN-Leaks", section 4.1.
+    """
+    generator, scores = torch.Generator().manual_seed(seed), torch.zeros(len(labels))
     records, classes = scaled(features), len(module.means)
     for label in torch.unique(labels).tolist():
         kinds = one_hot(torch.full((drawn,), label), classes).float()
         with torch.no_grad():
             made = module.draw(kinds, generator)
         own = labels == label
-        found[own] = -torch.cdist(records[own], made).amin(1)
-    return found / math.sqrt(features.shape[1])
+        scores[own] = -torch.cdist(records[own], made).amin(1)
+    return scores / math.sqrt(features.shape[1])
 
 
 def likelihood(decoder: Decoder, features: Tensor, labels: Tensor) -> Tensor:
-    """White box: log likelihood (n,) in nats of features (n, d) under the decoder.
+    """White box: log likelihood of records under the decoder.
 
-    Exact for linear maps, whose embeddings are Gaussian in each class. Otherwise the joint log likelihood with the latent
-    vector that explains the record best, which Adam looks for from the prior's mean. A variance that is not learned is one.
+    Exact for linear maps, whose embeddings are Gaussian in each class. Otherwise the joint log
+    likelihood with the latent vector that explains the record best, which Adam looks for from the
+    prior's mean. A variance that is not learned is one.
+
+    Args:
+        decoder: of the generator.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+
+    Returns:
+        Log likelihoods (n,) in nats.
     """
     records, kinds = scaled(features), one_hot(labels, len(decoder.means)).float()
     return _exact(decoder, records, kinds) if decoder.layers is None else _best(decoder, records, kinds)
 
 
 def _exact(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
-    found = torch.zeros(len(records))
+    likelihoods = torch.zeros(len(records))
     with torch.no_grad():
         loadings, spread = decoder.linear.weight[:, : decoder.latent], decoder.log_variance(kinds)
         middle, log_width = decoder.prior_of(kinds)
@@ -112,8 +152,8 @@ def _exact(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
             gaussian = torch.distributions.LowRankMultivariateNormal(
                 mean[at].double(), (loadings * (log_width[at] / 2).exp()).double(), diagonal.double()
             )
-            found[own] = gaussian.log_prob(records[own].double()).float()  # type: ignore[no-untyped-call]
-    return found
+            likelihoods[own] = gaussian.log_prob(records[own].double()).float()  # type: ignore[no-untyped-call]
+    return likelihoods
 
 
 def _best(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
@@ -124,12 +164,12 @@ def _best(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
     def losses() -> Tensor:
         squares, spread = (records - decoder(z, kinds)).square(), decoder.log_variance(kinds)
         missed = squares if spread is None else squares / spread.exp() + spread
-        found: Tensor = (missed.sum(1) + ((z - middle).square() / log_width.exp() + log_width).sum(1)) / 2
-        return found
+        misfits: Tensor = (missed.sum(1) + ((z - middle).square() / log_width.exp() + log_width).sum(1)) / 2
+        return misfits
 
     for _ in range(STEPS):
         (z.grad,) = torch.autograd.grad(losses().sum(), [z])
         optimiser.step()
     constant = (records.shape[1] + decoder.latent) * math.log(2 * math.pi) / 2
-    found: Tensor = -losses().detach() - constant
-    return found
+    likelihoods: Tensor = -losses().detach() - constant
+    return likelihoods

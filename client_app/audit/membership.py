@@ -29,8 +29,14 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Trials:
-    """K releases, each from its own half of n records. scores (K, n): of each record under each release, larger for members.
-    members (K, n): whether the release was made with the record.
+    """K releases, each from its own half of n records.
+
+    Attributes:
+        scores: (K, n), of each record under each release, larger for members.
+        members: (K, n), whether the release was made with the record.
+
+    Raises:
+        ConfigError: for fewer than four releases, or two shapes.
     """
 
     scores: Matrix
@@ -43,9 +49,15 @@ class Trials:
 
 @dataclass(frozen=True)
 class AttackResult:
-    """Success of an attack: area under the ROC curve with its 95 % interval, and true positive rates at false ones.
+    """Success of an attack.
 
-    curve: pairs of false and true positive rates.
+    Attributes:
+        auc: area under the ROC curve.
+        low: lower end of its 95 % interval.
+        high: upper end of its 95 % interval.
+        rate_at_one_percent: true positive rate at a false one of 1 %.
+        rate_at_one_in_thousand: true positive rate at a false one of 0.1 %.
+        curve: pairs of false and true positive rates.
     """
 
     auc: float
@@ -57,18 +69,27 @@ class AttackResult:
 
 
 def lira(trials: Trials) -> Matrix:
-    """Log likelihood ratios (K, n) of "member" against "not", for every record and release.
+    """Log likelihood ratios of "member" against "not", for every record and release.
 
-    trials: pairs of complementary halves. The releases of all other pairs are the attacker's shadow models: it knows all
-    records and the settings, and guesses only which half was used. The complement of a release has the same coin tosses, so
-    as a shadow model it would tell the attacker the answer.
+    The releases of all other pairs are the attacker's shadow models: it knows all records and the
+    settings, and guesses only which half was used. The complement of a release has the same coin
+    tosses, so as a shadow model it would tell the attacker the answer.
+
+    Args:
+        trials: pairs of complementary halves.
+
+    Returns:
+        Ratios (K, n).
+
+    Source: Carlini et al. 2022, "Membership inference attacks from first principles", algorithm 1
+    (online); differs as `_ratios`.
     """
     pairs = np.arange(len(trials.scores)) // 2
-    scores, found = _finite(trials.scores), np.empty(trials.scores.shape)
+    scores, ratios = _finite(trials.scores), np.empty(trials.scores.shape)
     for pair in np.unique(pairs):
         own = pairs == pair
-        found[own] = _ratios(scores[own], scores[~own], trials.members[~own])
-    return found
+        ratios[own] = _ratios(scores[own], scores[~own], trials.members[~own])
+    return ratios
 
 
 def _ratios(attacked: Matrix, scores: Matrix, members: Mask) -> Matrix:
@@ -112,24 +133,37 @@ def _deviation(scores: Matrix, members: Mask) -> Matrix:
 
 
 def answers(trials: Trials, share: float = 0.2) -> Guesses:
-    """Answers of the attack about releases whose members it does not know: tosses, answers given, and right ones.
+    """Answers of the attack about releases whose members it does not know.
 
-    trials: pairs of complementary halves. The first half of the pairs are the attacker's shadow models. Of each later pair
-    one release is attacked alone: its complement has the same coin tosses. So the answers depend on the tosses through the
-    attacked releases only, as the theorem behind `common.privacy.one_run` asks. share: of the tosses that are answered.
+    The first half of the pairs are the attacker's shadow models. Of each later pair one release is
+    attacked alone: its complement has the same coin tosses. So the answers depend on the tosses
+    through the attacked releases only, as the theorem behind `common.privacy.one_run` asks.
+
+    Args:
+        trials: pairs of complementary halves.
+        share: of the tosses that are answered.
+
+    Returns:
+        Tosses, answers given, and right ones.
     """
     pairs = len(trials.scores) // 2
     shadows, attacked = np.arange(2 * (pairs // 2)), np.arange(2 * (pairs // 2), 2 * pairs, 2)
     scores = _finite(trials.scores[np.concatenate([shadows, attacked])])
-    found = _ratios(scores[len(shadows) :], scores[: len(shadows)], trials.members[shadows])
-    ratios, tosses = (torch.from_numpy(each.ravel()) for each in (found, trials.members[attacked]))
+    attack_ratios = _ratios(scores[len(shadows) :], scores[: len(shadows)], trials.members[shadows])
+    ratios, tosses = (torch.from_numpy(each.ravel()) for each in (attack_ratios, trials.members[attacked]))
     return guess(ratios, tosses, max(2, round(share * len(ratios))))
 
 
 def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
-    """How well scores (K, n) separate members from others.
+    """How well scores separate members from others.
 
-    The intervals draw records, and pairs of complementary releases, with replacement: records of a release share its noise.
+    The intervals draw records, and pairs of complementary releases, with replacement: records of a
+    release share its noise.
+
+    Args:
+        ratios: scores (K, n).
+        members: (K, n), whether a release was made with a record.
+        seed: of the intervals.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -170,20 +204,34 @@ def distinct(trials: Trials) -> Matrix:
 
 
 def scores_of(sent: object, classes: Sequence[str], features: Tensor, labels: Tensor) -> Tensor:
-    """Scores (n,) of records under what was released, from that alone. Minus infinity where it has not their class.
+    """Scores of records under what was released, from that alone.
 
-    features (n, d), labels (n,): indices into `classes`. Mixtures: log-density under the record's own class. Noisy sums: the
-    product with the sum of the record's class. Statistics of least squares: distance from the class mean. Heads: log-odds of
-    the right class (Carlini et al. 2022, section IV-A). Raises ConfigError for other releases.
+    Mixtures: log-density under the record's own class. Noisy sums: the product with the sum of the
+    record's class. Statistics of least squares: distance from the class mean. Heads: log-odds of
+    the right class.
+
+    Args:
+        sent: the release.
+        classes: names of classes.
+        features: of the records, (n, d).
+        labels: indices into `classes`, (n,).
+
+    Returns:
+        Scores (n,), float64; minus infinity where the release has not a record's class.
+
+    Raises:
+        ConfigError: for other releases.
+
+    Source: for heads, Carlini et al. 2022, section IV-A.
     """
     read = _reader(sent)
     header: Header = getattr(sent, "header")  # noqa: B009
     places = class_indices(header.classes, tuple(classes))[labels]
-    found = torch.full((len(labels),), -torch.inf, dtype=torch.float64)
+    scores = torch.full((len(labels),), -torch.inf, dtype=torch.float64)
     known = places >= 0
     if known.any():
-        found[known] = read(features[known].double(), places[known]).double()
-    return found
+        scores[known] = read(features[known].double(), places[known]).double()
+    return scores
 
 
 def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:

@@ -20,9 +20,13 @@ Near = tuple[str, float, float]
 class NearestRecords:
     """Means of the release and the records next to them.
 
-    ratio: median over the means of (distance to the nearest record used) / (distance to the nearest record of the class that
-    was not used); one where the release is no nearer to its own records than to others. smallest: the smallest ratio.
-    copies: share of the means that are nearly a record. classes: those with such a mean.
+    Attributes:
+        ratio: median over the means of (distance to the nearest record used) / (distance to the
+            nearest record of the class that was not used); one where the release is no nearer to
+            its own records than to others.
+        smallest: the smallest ratio.
+        copies: share of the means that are nearly a record.
+        classes: those with such a mean.
     """
 
     ratio: float
@@ -38,9 +42,17 @@ def usual_distance(features: Tensor) -> float:
 
 
 def means_of(sent: object) -> tuple[Tensor, Tensor] | None:
-    """Means (m, d) in a release, and the class (m,) of each, an index into its header's classes; None if it has no means.
+    """Means in a release.
 
-    They are the means of a mixture's components, or of the classes, or groups of their records, in statistics.
+    They are the means of a mixture's components, or of the classes, or groups of their records, in
+    statistics.
+
+    Args:
+        sent: the release.
+
+    Returns:
+        Means (m, d), and the class (m,) of each, an index into its header's classes; None if it has
+        no means.
     """
     match sent:
         case Surrogate():
@@ -56,13 +68,23 @@ def means_of(sent: object) -> tuple[Tensor, Tensor] | None:
 
 
 def nearest(sent: object, classes: tuple[str, ...], features: Tensor, labels: Tensor, inside: Tensor) -> list[Near]:
-    """For each mean: its class, and distances to the nearest record used and the nearest one not used.
+    """For each mean of a release, distances to the records next to it.
 
-    The latter is of the same class, or of any class where the release used all records of this one.
+    Args:
+        sent: the release.
+        classes: names of classes.
+        features: of the records, (n, d).
+        labels: indices into `classes`, (n,).
+        inside: whether a record was used, (n,) bool.
+
+    Returns:
+        For each mean: its class, and distances to the nearest record used and the nearest one not
+        used. The latter is of the same class, or of any class where the release used all records of
+        this one.
     """
-    found: list[Near] = []
+    near: list[Near] = []
     if (read := means_of(sent)) is None:
-        return found
+        return near
     header: Header = getattr(sent, "header")  # noqa: B009
     for mean, label in zip(*read, strict=True):
         name = header.classes[int(label)]
@@ -72,12 +94,24 @@ def nearest(sent: object, classes: tuple[str, ...], features: Tensor, labels: Te
             others = features[~inside].double()
         if len(used) and len(others):
             distances = [torch.cdist(mean[None], rows)[0] for rows in (used, others)]
-            found.append((name, float(distances[0].min()), float(distances[1].min())))
-    return found
+            near.append((name, float(distances[0].min()), float(distances[1].min())))
+    return near
 
 
 def summary(near: list[Near], usual: float) -> NearestRecords | None:
-    """All means together; None if there are none."""
+    """All means together.
+
+    Args:
+        near: of each mean, see `nearest`.
+        usual: distance of two records, see `usual_distance`.
+
+    Returns:
+        The summary; None if there are no means.
+
+    Example:
+        >>> summary([("cat", 1.0, 2.0), ("dog", 3.0, 3.0)], usual=2.0)
+        NearestRecords(ratio=0.75, smallest=0.5, copies=0.0, classes=())
+    """
     if not near:
         return None
     ratios = [used / max(other, 1e-12) for _, used, other in near]

@@ -24,76 +24,108 @@ from common.run import Run
 SECRET_BYTES = 32
 
 
-def write_audit(found: ReleaseAudit, folder: Path, pictures: Sequence[bytes] = ()) -> tuple[Path, Path]:
-    """Write audit.json and audit.html into a folder; only their owner may read them, for they name records.
+def write_audit(audit: ReleaseAudit, folder: Path, pictures: Sequence[bytes] = ()) -> tuple[Path, Path]:
+    """Write audit.json and audit.html; only their owner may read them, for they name records.
 
-    pictures: PNG files of the records that stand out. Raises OSError.
+    Args:
+        audit: of a release.
+        folder: of the files.
+        pictures: PNG files of the records that stand out.
+
+    Returns:
+        The files audit.json and audit.html.
+
+    Raises:
+        OSError: if they cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     facts, page = folder / "audit.json", folder / "audit.html"
-    replace_file(facts, (json.dumps(found.facts(), indent=2, allow_nan=False) + "\n").encode())
-    replace_file(page, page_of(found, claim_broken(found), pictures).encode())
+    replace_file(facts, (json.dumps(audit.facts(), indent=2, allow_nan=False) + "\n").encode())
+    replace_file(page, page_of(audit, claim_broken(audit), pictures).encode())
     return facts, page
 
 
 def pictures_of(run: Run, node: NodeConfig, rows: Sequence[int], side: int = 96) -> list[bytes]:
-    """Small PNG files of training records, as far as the data are images."""
-    dataset, found = share(run, node, in_simulation()).dataset, []
+    """Small PNG files of training records, as far as the data are images.
+
+    Args:
+        run: whose records are shown.
+        node: the site's settings.
+        rows: of the records in their data set.
+        side: of a picture at most, pixels.
+    """
+    dataset, pictures = share(run, node, in_simulation()).dataset, []
     for row in rows if dataset.opener is not None else ():
         image = dataset.open_image(row)
         image.thumbnail((side, side))
         content = BytesIO()
         image.save(content, "PNG")
-        found.append(content.getvalue())
-    return found
+        pictures.append(content.getvalue())
+    return pictures
 
 
-def claim_broken(found: ReleaseAudit) -> str:
+def claim_broken(audit: ReleaseAudit) -> str:
     """What contradicts the run's claim of privacy; empty if nothing does, or nothing is claimed."""
-    if not found.epsilon:
+    if not audit.epsilon:
         return ""
     proofs = []
-    for name, each in found.attacks.items():
-        if each.low > found.allowed or each.high < 1 - found.allowed:
-            proofs.append(f"{name}: AUC {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}), {found.allowed:.3f} is allowed")
-        if (excess := found.excess[name]) is not None and excess.low > 0:
+    for name, each in audit.attacks.items():
+        if each.low > audit.allowed or each.high < 1 - audit.allowed:
+            proofs.append(f"{name}: AUC {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}), {audit.allowed:.3f} is allowed")
+        if (excess := audit.excess[name]) is not None and excess.low > 0:
             rates = f"{excess.true_rate:.2%} right at {excess.false_rate:.2%} false"
             proofs.append(f"{name}: {rates}, {excess.excess:.2%} more than allowed")
-    if found.proven > found.epsilon:
-        proofs.append(f"the attack proves an epsilon above {found.proven:.2f}")
+    if audit.proven > audit.epsilon:
+        proofs.append(f"the attack proves an epsilon above {audit.proven:.2f}")
     if not proofs:
         return ""
-    proof = f"more than epsilon = {found.epsilon:g} allows ({'; '.join(proofs)})"
+    proof = f"more than epsilon = {audit.epsilon:g} allows ({'; '.join(proofs)})"
     return f"{proof}. Do not release; report this as an error of the software"
 
 
-def limit_broken(found: ReleaseAudit, policy: Policy) -> str:
-    """Why this audit speaks against the release: the claim, or a limit of the policy; empty if nothing does.
+def limit_broken(audit: ReleaseAudit, policy: Policy) -> str:
+    """Why this audit speaks against the release: the claim, or a limit of the policy.
 
-    The policy's limit is compared with the upper end of each attack's interval: a release passes if it is likely below.
+    The policy's limit is compared with the upper end of each attack's interval: a release passes if
+    it is likely below.
+
+    Args:
+        audit: of a release.
+        policy: of the site.
+
+    Returns:
+        The reason; empty if there is none.
     """
-    if broken := claim_broken(found):
+    if broken := claim_broken(audit):
         return broken
-    for name, each in found.attacks.items():
+    for name, each in audit.attacks.items():
         if max(each.high, 1 - each.low) > policy.largest_attack_auc:
             limit = f"largest-attack-auc = {policy.largest_attack_auc:g}"
             return f"{name} reaches an AUC of {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}); the policy has {limit}"
     # A private release without means is bounded by its claim.
-    if policy.smallest_nearest_ratio and (found.nearest is not None or not found.epsilon):
+    if policy.smallest_nearest_ratio and (audit.nearest is not None or not audit.epsilon):
         limit = f"smallest-nearest-ratio = {policy.smallest_nearest_ratio:g} in the policy"
-        if found.nearest is None:
-            return f"method = {found.method!r} sends no means, so their distance from records is unknown; {limit}"
-        if found.nearest.ratio < policy.smallest_nearest_ratio:
-            distance = f"{found.nearest.ratio:.2f} of the distance"
+        if audit.nearest is None:
+            return f"method = {audit.method!r} sends no means, so their distance from records is unknown; {limit}"
+        if audit.nearest.ratio < policy.smallest_nearest_ratio:
+            distance = f"{audit.nearest.ratio:.2f} of the distance"
             return f"the means are nearer to the records used than to others ({distance}); {limit}"
     return ""
 
 
 def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
-    """Raise PolicyError if attacks on a release without privacy get beyond the policy's limits, or cannot be made.
+    """Refuse a release without privacy if attacks on it get beyond the policy's limits.
 
-    The refusal depends on data, so a private run is never refused: its claim bounds every attack. Counts have limits of
-    their own (`exact-counts`, `smallest-cell`).
+    The refusal depends on data, so a private run is never refused: its claim bounds every attack.
+    Counts have limits of their own (`exact-counts`, `smallest-cell`).
+
+    Args:
+        run: whose release is attacked.
+        node: the site's settings.
+        policy: of the site.
+
+    Raises:
+        PolicyError: if a limit is exceeded, or the attacks cannot be made.
     """
     if run.settings.epsilon or run.plan.counts or not policy.limits_attacks:
         return
@@ -103,21 +135,21 @@ def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
         raise PolicyError(f"{unknown}cannot be attacked before it leaves")
     try:
         _same_records(node, load_site(run, node, policy_of(node).cache_mib))
-        found = audit_release(run, node, most=FEWEST, seed=_seed(node))
+        audit = audit_release(run, node, most=FEWEST, seed=_seed(node))
     except (ConfigError, DataError) as error:
         raise PolicyError(f"{unknown}cannot be attacked: {error}") from None
-    if broken := limit_broken(found, policy):
+    if broken := limit_broken(audit, policy):
         raise PolicyError(broken)
 
 
-def _same_records(node: NodeConfig, found: SiteFeatures) -> None:
+def _same_records(node: NodeConfig, site_features: SiteFeatures) -> None:
     """Raise PolicyError where a run selects other records of the same files than the first run under limits.
 
     With other records (seed, test-fraction, classes), the halves would be new, and two releases that pass show by their
     difference the records of one alone.
     """
-    chosen = hashlib.sha256(f"{node.label_column}\0{found.selected}".encode()).digest()
-    file = node.state / "audited" / f"{dataset_id(node.data, node.data_dir)}-{found.key[:32]}"
+    chosen = hashlib.sha256(f"{node.label_column}\0{site_features.selected}".encode()).digest()
+    file = node.state / "audited" / f"{dataset_id(node.data, node.data_dir)}-{site_features.key[:32]}"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=60):

@@ -70,23 +70,27 @@ the records, and shows less of each. Nothing has left, and nothing was charged.<
 )
 
 
-def page_of(found: ReleaseAudit, broken: str = "", pictures: Sequence[bytes] = ()) -> str:
-    """The page of an audit. broken: what contradicts the claim. pictures: PNG files of the records that stand out, in their
-    order.
+def page_of(audit: ReleaseAudit, broken: str = "", pictures: Sequence[bytes] = ()) -> str:
+    """The page of an audit, HTML.
+
+    Args:
+        audit: of a release.
+        broken: what contradicts the claim; empty for nothing.
+        pictures: PNG files of the records that stand out, in their order.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     faces = [base64.b64encode(content).decode() for content in pictures]
-    curve = Markup(render("audit-curve", 3.4, lambda figure: _draw(figure, found)))
+    curve = Markup(render("audit-curve", 3.4, lambda figure: _draw(figure, audit)))
     page = environment.from_string(PAGE)
-    return page.render(a=found, broken=broken, faces=faces, curve=curve, undrawn=undrawn())
+    return page.render(a=audit, broken=broken, faces=faces, curve=curve, undrawn=undrawn())
 
 
-def _draw(figure: Any, found: ReleaseAudit) -> None:
+def _draw(figure: Any, audit: ReleaseAudit) -> None:
     axes = make_axes(figure, left=0.72, right=0.3, top=0.15, bottom=0.55)
-    false, true = zip(*found.attack.curve, strict=True)
+    false, true = zip(*audit.attack.curve, strict=True)
     axes.plot([1e-4, 1], [1e-4, 1], color=LINE, linewidth=1, linestyle=(0, (4, 4)))
     axes.plot(false, [max(rate, 1e-4) for rate in true], color=BLUE, linewidth=1.8)
     axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.1))

@@ -12,11 +12,21 @@ SMALLEST = 1e-12
 
 
 def rmia(own: Matrix, reference: Matrix, others: Matrix, others_reference: Matrix, gamma: float = GAMMA) -> Matrix:
-    """Scores (n,) in [0, 1]: the share of other records that a record beats in the ratio of its probability to the usual.
+    """The share of other records that a record beats in the ratio of its probability to the usual.
 
-    own (n,): probability of the record's own class under the attacked model. reference (n,): the mean of it over reference
-    models, half of them trained with the record. others, others_reference (m,): the same of records of the population.
-    Source: Zarifzadeh, Liu & Shokri 2024, "Low-Cost High-Power Membership Inference Attacks", equations 5 and 9.
+    Args:
+        own: (n,), probability of the record's own class under the attacked model.
+        reference: (n,), the mean of it over reference models, half of them trained with the record.
+        others: (m,), as `own`, of records of the population.
+        others_reference: (m,), as `reference`, of records of the population.
+        gamma: a record counts as more likely a member than another one if its ratio is so many
+            times larger.
+
+    Returns:
+        Scores (n,) in [0, 1].
+
+    Source: Zarifzadeh, Liu & Shokri 2024, "Low-Cost High-Power Membership Inference Attacks",
+    equations 5 and 9.
     """
     ratio, usual = own / np.maximum(reference, SMALLEST), others / np.maximum(others_reference, SMALLEST)
     sorted_others = np.sort(usual)
@@ -26,18 +36,26 @@ def rmia(own: Matrix, reference: Matrix, others: Matrix, others_reference: Matri
 
 
 def rmia_of(trials: Trials, gamma: float = GAMMA) -> Matrix:
-    """Scores (K, n) of heads. scores of the trials: log-odds of the right class. The other releases are the references.
+    """Scores of heads.
 
-    The population are all records of the site: the attacker knows them, but not which half is in the attacked release.
+    The other releases are the references. The population are all records of the site: the attacker
+    knows them, but not which half is in the attacked release.
+
+    Args:
+        trials: their scores are log-odds of the right class.
+        gamma: see `rmia`.
+
+    Returns:
+        Scores (K, n) in [0, 1].
     """
     probabilities: Matrix = 1 / (1 + np.exp(-np.clip(trials.scores, -500, 500)))
-    found = []
+    scores = []
     for at in range(len(probabilities)):
         # A release and its complement have the same coin tosses, so the complement is no reference.
         rest = np.array([row for row in range(len(probabilities)) if row // 2 != at // 2])
         usual = _balanced(probabilities[rest], trials.members[rest])
-        found.append(rmia(probabilities[at], usual, probabilities[at], usual, gamma))
-    return np.stack(found)
+        scores.append(rmia(probabilities[at], usual, probabilities[at], usual, gamma))
+    return np.stack(scores)
 
 
 def _balanced(probabilities: Matrix, members: Mask) -> Matrix:

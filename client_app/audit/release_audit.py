@@ -44,7 +44,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class StandingOut:
-    """A record that the attack finds. row: in its data set. distance: see `distinct`."""
+    """A record that the attack finds.
+
+    Attributes:
+        row: in its data set.
+        class_name: its class.
+        where: the record is, at this site.
+        distance: see `distinct`.
+    """
 
     row: int
     class_name: str
@@ -54,10 +61,27 @@ class StandingOut:
 
 @dataclass(frozen=True)
 class ReleaseAudit:
-    """What attacks on a release found. records: attacked ones. of: all training records. others: further attacks by name.
-    allowed: largest AUC that the claim allows, 1 without one. excess: of each attack, how much more it finds than the claim
-    allows; None if it allows everything. proven: epsilon that the attack refutes, see `proven_epsilon`; 0 for none.
-    per_class: attack AUC by class, with its records.
+    """What attacks on a release found.
+
+    Attributes:
+        method: of the run.
+        mechanism: its privacy mechanism; "none" without a claim.
+        epsilon: of the claim; 0 without one.
+        records: attacked ones.
+        of: all training records.
+        releases: number of attacked releases.
+        attack: the first attack.
+        attack_name: its name.
+        others: further attacks by name.
+        allowed: largest AUC that the claim allows, 1 without one.
+        excess: of each attack, how much more it finds than the claim allows; None if it allows
+            everything.
+        proven: epsilon that the attack refutes, see `proven_epsilon`; 0 for none.
+        per_class: number of records and attack AUC by class.
+        nearest: means of the releases and the records next to them; None without means.
+        standing_out: the records that stand out most.
+        standing_out_count: number of records that stand out.
+        seconds: that the audit took.
     """
 
     method: str
@@ -96,13 +120,23 @@ def audit_release(
     progress: Progress | None = None,
     seed: int | None = None,
 ) -> ReleaseAudit:
-    """Attack the release of a one-shot method, or a generator that this site trains alone by the run's rounds.
+    """Attack the release of a one-shot method, or a generator that this site trains alone by the
+    run's rounds.
 
-    Raises ConfigError for other methods, DataError for too few records.
+    Each release is made by the site's own code from about half of the units, drawn at random, so it
+    shows more of a record than the real release would.
 
-    Each release is made by the site's own code from about half of the units, drawn at random, so it shows more of a record
-    than the real release would. seconds: after these no further pair of releases is made, but there are at least eight.
-    seed: of the halves; by default they differ each time.
+    Args:
+        run: whose release is attacked.
+        node: the site's settings.
+        seconds: after these no further pair of releases is made, but there are at least eight.
+        most: number of releases.
+        progress: is called with the number of releases so far, and `most`.
+        seed: of the halves; by default they differ each time.
+
+    Raises:
+        ConfigError: for other methods.
+        DataError: for too few records.
     """
     if not (run.plan.releases_once or run.plan.training.section == "dpcvae"):
         raise ConfigError(
@@ -110,28 +144,32 @@ def audit_release(
             "replies to received models"
         )
     started, drawn = time.monotonic(), np.random.default_rng(seed)
-    found = load_site(run, node, policy_of(node).cache_mib)
-    sample = _sample(found.train, drawn)
-    groups = _groups(found.train, sample)
+    site_features = load_site(run, node, policy_of(node).cache_mib)
+    sample = _sample(site_features.train, drawn)
+    groups = _groups(site_features.train, sample)
     if len(np.unique(groups)) < 4:
         raise DataError(f"{len(np.unique(groups))} units of training records; an audit needs four")
     kinds: dict[str, list[Matrix]] = {}
     members: list[Mask] = []
     near: list[Near] = []
-    usual, generative, sent = usual_distance(found.train.features[sample]), run.plan.training.section == "dpcvae", object()
+    usual, generative, sent = (
+        usual_distance(site_features.train.features[sample]),
+        run.plan.training.section == "dpcvae",
+        object(),
+    )
     while len(members) < most and (len(members) < FEWEST or time.monotonic() - started < seconds):
         half = _half(groups, drawn)
         if half.all() or not half.any():
             continue
         for inside in (half, ~half):
-            own = _part(found, sample[torch.from_numpy(inside)])
-            attacked = found.train.features[sample], found.train.labels[sample]
+            own = _part(site_features, sample[torch.from_numpy(inside)])
+            attacked = site_features.train.features[sample], site_features.train.labels[sample]
             if generative:
                 scores = generator_scores(generator_of(run, node, own), *attacked)
             else:
                 sent = _unpacked(run.plan.combination.makes_surrogates, _release(run, node, own))
-                scores = {LIRA: scores_of(sent, found.classes, *attacked)}
-                near += nearest(sent, found.classes, *attacked, torch.from_numpy(inside))
+                scores = {LIRA: scores_of(sent, site_features.classes, *attacked)}
+                near += nearest(sent, site_features.classes, *attacked, torch.from_numpy(inside))
             for name, each in scores.items():
                 kinds.setdefault(name, []).append(each.numpy())
             members.append(inside)
@@ -151,7 +189,7 @@ def audit_release(
         mechanism=run.plan.mechanism_name if run.settings.epsilon else "none",
         epsilon=epsilon,
         records=len(sample),
-        of=len(found.train.labels),
+        of=len(site_features.train.labels),
         releases=len(inside),
         attack=attacks.pop(first),
         attack_name=first,
@@ -160,9 +198,9 @@ def audit_release(
         excess=excess,
         # For patients with several records the answers are not counted here.
         proven=proven_epsilon(trials[first], delta) if len(np.unique(groups)) == len(groups) else 0.0,
-        per_class=_by_class(ratios[first], inside, found, sample),
+        per_class=_by_class(ratios[first], inside, site_features, sample),
         nearest=summary(near, usual),
-        standing_out=_named(run, node, found, sample, apart),
+        standing_out=_named(run, node, site_features, sample, apart),
         standing_out_count=int((apart > STANDS_OUT).sum()),
         seconds=time.monotonic() - started,
     )
@@ -185,36 +223,38 @@ def _half(groups: NDArray[np.int64], drawn: np.random.Generator) -> Mask:
     return np.asarray((drawn.random(groups.max() + 1) < 0.5)[groups])
 
 
-def _part(found: SiteFeatures, rows: Tensor) -> SiteFeatures:
+def _part(site_features: SiteFeatures, rows: Tensor) -> SiteFeatures:
     """This site with these training records only."""
-    train, units = found.train, found.train.units
+    train, units = site_features.train, site_features.train.units
     own = replace(
         train,
         features=train.features[rows],
         labels=train.labels[rows],
         units=None if units is None else tuple(units[row] for row in rows.tolist()),
     )
-    return replace(found, train=own)
+    return replace(site_features, train=own)
 
 
-def _release(run: Run, node: NodeConfig, found: SiteFeatures) -> bytes:
+def _release(run: Run, node: NodeConfig, site_features: SiteFeatures) -> bytes:
     """What the site's own code would send if it had only these training records."""
     policy = policy_of(node)
     # Half of the records: a class that the real release has must not vanish here.
     smallest = max(1, policy.smallest_class // 2) if not run.settings.epsilon else 1
     limits = SiteLimits(node.max_components, node.max_rank, smallest, MOST_CLASSES)
-    return site_function(run.plan.combination)(Task(run, node, "audit", found, limits, None, {"lineage": "audit"})).payload
+    return site_function(run.plan.combination)(
+        Task(run, node, "audit", site_features, limits, None, {"lineage": "audit"})
+    ).payload
 
 
 def _unpacked(is_surrogate: bool, payload: bytes) -> object:
     return unpack_surrogate(payload) if is_surrogate else unpack_parameters(payload)
 
 
-def _by_class(ratios: Matrix, members: Mask, found: SiteFeatures, sample: Tensor) -> dict[str, tuple[int, float]]:
+def _by_class(ratios: Matrix, members: Mask, site_features: SiteFeatures, sample: Tensor) -> dict[str, tuple[int, float]]:
     from sklearn.metrics import roc_auc_score
 
-    labels, result = found.train.labels[sample].numpy(), {}
-    for index, name in enumerate(found.classes):
+    labels, result = site_features.train.labels[sample].numpy(), {}
+    for index, name in enumerate(site_features.classes):
         own = labels == index
         if own.any():
             auc = float(roc_auc_score(members[:, own].ravel(), ratios[:, own].ravel()))
@@ -222,12 +262,12 @@ def _by_class(ratios: Matrix, members: Mask, found: SiteFeatures, sample: Tensor
     return result
 
 
-def _named(run: Run, node: NodeConfig, found: SiteFeatures, sample: Tensor, apart: Any) -> tuple[StandingOut, ...]:
+def _named(run: Run, node: NodeConfig, site_features: SiteFeatures, sample: Tensor, apart: Any) -> tuple[StandingOut, ...]:
     """The records that stand out most, with their places on this site's disk."""
     order = [int(place) for place in np.argsort(-apart) if apart[place] > STANDS_OUT][:MOST_NAMED]
     rows = [int(sample[place]) for place in order]
-    inside = rows if found.train.rows is None else found.train.rows[rows].tolist()
-    names = [found.classes[int(found.train.labels[row])] for row in rows]
+    inside = rows if site_features.train.rows is None else site_features.train.rows[rows].tolist()
+    names = [site_features.classes[int(site_features.train.labels[row])] for row in rows]
     distances = [float(apart[place]) for place in order]
     return tuple(map(StandingOut, inside, names, _places(run, node, inside), distances))
 

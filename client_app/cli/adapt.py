@@ -48,25 +48,34 @@ def adapt(
     kind: Any = "" if data is None else data.value
     source = Source(data_dir, kind, label_column, patient_column, known_only=True)
     held = held_out(signed, node, source, "train")
-    found = compare(signed.classifier, held, signed.manifest.run_config().settings.head)
+    adaptation = compare(signed.classifier, held, signed.manifest.run_config().settings.head)
     stored = None
-    if store and found.own is not None:
-        stored = store_adapted(node, signed, found.own, found.share, found.chosen)
+    if store and adaptation.own is not None:
+        stored = store_adapted(node, signed, adaptation.own, adaptation.share, adaptation.chosen)
     if as_json:
-        facts = {"chosen": found.chosen, "reason": found.reason, "share": found.share, "stored": stored and str(stored)}
-        print(json.dumps(facts | {"judged": [asdict(each) for each in found.judged], "records": len(held.labels)}, indent=2))
+        facts = {
+            "chosen": adaptation.chosen,
+            "reason": adaptation.reason,
+            "share": adaptation.share,
+            "stored": stored and str(stored),
+        }
+        print(
+            json.dumps(
+                facts | {"judged": [asdict(each) for each in adaptation.judged], "records": len(held.labels)}, indent=2
+            )
+        )
         return
     from rich.table import Table
 
     table = Table(
         "candidate", "accuracy", "gain in likelihood", "95 % interval", "own share", title=f"{len(held.labels)} records"
     )
-    for each in found.judged:
+    for each in adaptation.judged:
         limits = "" if each.name == "shared" else f"{each.low:+.3f} to {each.high:+.3f}"
         table.add_row(each.name, f"{each.accuracy:.1%}", f"{each.gain:+.3f}", limits, f"{each.share:.0%}")
     console.print(table)
-    console.print(f"chosen: {found.chosen}; {found.reason}", soft_wrap=True)
+    console.print(f"chosen: {adaptation.chosen}; {adaptation.reason}", soft_wrap=True)
     if stored is not None:
         console.print(f"in use at this site: {stored}; `site adapt --remove` goes back", soft_wrap=True)
-    elif found.own is not None:
+    elif adaptation.own is not None:
         console.print("give --store to use it at this site", soft_wrap=True)

@@ -36,29 +36,29 @@ def audit(
     run, node = run_config_of(run_config), node_of(node_config)
     with Progress(console=console, transient=True, disable=as_json) as bar:
         task = bar.add_task("releases", total=None)
-        found = audit_release(run, node, seconds, progress=lambda done, most: bar.update(task, completed=done, total=most))
-    pictures = pictures_of(run, node, [each.row for each in found.standing_out])
-    facts, page = write_audit(found, out, pictures)
-    broken = limit_broken(found, policy_of(node))
+        result = audit_release(run, node, seconds, progress=lambda done, most: bar.update(task, completed=done, total=most))
+    pictures = pictures_of(run, node, [each.row for each in result.standing_out])
+    facts, page = write_audit(result, out, pictures)
+    broken = limit_broken(result, policy_of(node))
     if as_json:
         print(json.dumps({"page": str(page), "refusal": broken or None} | json.loads(facts.read_text()), indent=2))
     else:
-        table = Table("attack", "value", "95 % interval", title=f"{found.releases} releases, {found.records} records")
-        attack = found.attack
+        table = Table("attack", "value", "95 % interval", title=f"{result.releases} releases, {result.records} records")
+        attack = result.attack
         table.add_row("AUC (0.5 is a guess)", f"{attack.auc:.3f}", f"{attack.low:.3f} to {attack.high:.3f}")
         table.add_row("found at 1 % false alarms", f"{100 * attack.rate_at_one_percent:.1f} %", "")
         table.add_row("found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %", "")
-        for name, other in found.others.items():
+        for name, other in result.others.items():
             table.add_row(f"AUC, {name}", f"{other.auc:.3f}", f"{other.low:.3f} to {other.high:.3f}")
-        if found.epsilon:
-            table.add_row(f"largest AUC at epsilon {found.epsilon:g}", f"{found.allowed:.3f}", "")
-        if found.nearest is not None:
-            table.add_row("means that are nearly a record", f"{100 * found.nearest.copies:.1f} %", "")
+        if result.epsilon:
+            table.add_row(f"largest AUC at epsilon {result.epsilon:g}", f"{result.allowed:.3f}", "")
+        if result.nearest is not None:
+            table.add_row("means that are nearly a record", f"{100 * result.nearest.copies:.1f} %", "")
         console.print(table)
-        if found.nearest is not None and found.nearest.classes:
-            console.print(f"a mean is nearly a record: class {', '.join(found.nearest.classes)}", style="yellow")
-        if found.standing_out_count:
-            console.print(f"{found.standing_out_count} records stand out; the page names them", style="yellow")
+        if result.nearest is not None and result.nearest.classes:
+            console.print(f"a mean is nearly a record: class {', '.join(result.nearest.classes)}", style="yellow")
+        if result.standing_out_count:
+            console.print(f"{result.standing_out_count} records stand out; the page names them", style="yellow")
         console.print(str(page), soft_wrap=True)
     if broken:
         print_error(broken)

@@ -67,19 +67,19 @@ def doctor(
             raise typer.Exit(USAGE)
     run, node = run_config_of(run_config), node_of(node_config or [])
     link = Link.parse(superlink, root_certificates, auth_supernode_private_key) if superlink else None
-    found = []
+    findings = []
     for each in chain(
         check_link(link) if link else (), () if link_only else _check_site(run, node, fingerprint, bool(run_config))
     ):
-        found.append(each)
+        findings.append(each)
         if not as_json:
             line = Text.assemble((each.state, STYLES[each.state]), f"  {each.what:<12}{each.found}")
             console.print(line, soft_wrap=True)
             if each.remedy:
                 console.print(f"{'':<18}{each.remedy}", style="italic", soft_wrap=True)
     if as_json:
-        print(json.dumps([asdict(each) for each in found], indent=2))
-    if any(each.state == "FAIL" for each in found):
+        print(json.dumps([asdict(each) for each in findings], indent=2))
+    if any(each.state == "FAIL" for each in findings):
         raise typer.Exit(1)
 
 
@@ -101,7 +101,18 @@ def _ask() -> tuple[list[str], str]:
 
 
 def settings_in(text: str) -> list[str]:
-    """The settings in a text, or in the file that it names: TOML, or lines of key=value. Raises OSError."""
+    """The settings in a text, or in the file that it names.
+
+    Args:
+        text: key=value ..., or the name of a file: TOML, or lines of key=value.
+
+    Raises:
+        OSError: for a file that cannot be read.
+
+    Example:
+        >>> settings_in('site="north" data="digits"')
+        ['site="north" data="digits"']
+    """
     import tomllib
 
     if not text or "=" in text:

@@ -77,15 +77,15 @@ def evaluate(
     held = held_out(signed, node, Source(data_dir, kind, label_column, patient_column, columns, known_only))
     classifier = adapted_classifier(node, signed) or signed.classifier
     own = own_gaussians(node, signed)
-    found = judge(signed, classifier, held, calibration, Wish(temperature, sensitivity, abstain, by_score), own)
-    facts, page = write_evaluation(found, out)
-    stored = store_calibration(node, signed, found.calibration, found.gaussians) if store else None
+    evaluation = judge(signed, classifier, held, calibration, Wish(temperature, sensitivity, abstain, by_score), own)
+    facts, page = write_evaluation(evaluation, out)
+    stored = store_calibration(node, signed, evaluation.calibration, evaluation.gaussians) if store else None
     if as_json:
         print(json.dumps({"page": str(page), "stored": stored and str(stored)} | json.loads(facts.read_text()), indent=2))
         return
     from rich.table import Table
 
-    report = found.report
+    report = evaluation.report
     table = Table("", "value", "95 % interval", "records", title=f"{report.records} records, {held.where}")
     for name, each in report.averages.items():
         if name in ("accuracy", "balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"):
@@ -96,10 +96,10 @@ def evaluate(
     if report.left_out:
         text = f"fewer than ten records: {', '.join(report.left_out)}; no average includes them"
         console.print(text, style="yellow", soft_wrap=True)
-    if found.promise is not None:
-        verdict = "as good here as promised" if found.promise.kept else "worse here than promised"
-        text = f"{verdict}: error {found.promise.error:.1%}, on the shared surrogate {found.promise.promised:.1%}"
-        console.print(text, style=None if found.promise.kept else "yellow", soft_wrap=True)
-    if found.calibration.note:
-        console.print(f"decision: {found.calibration.note}" + ("" if store else "; --store keeps it"), soft_wrap=True)
+    if evaluation.promise is not None:
+        verdict = "as good here as promised" if evaluation.promise.kept else "worse here than promised"
+        text = f"{verdict}: error {evaluation.promise.error:.1%}, on the shared surrogate {evaluation.promise.promised:.1%}"
+        console.print(text, style=None if evaluation.promise.kept else "yellow", soft_wrap=True)
+    if evaluation.calibration.note:
+        console.print(f"decision: {evaluation.calibration.note}" + ("" if store else "; --store keeps it"), soft_wrap=True)
     console.print(str(page), soft_wrap=True)

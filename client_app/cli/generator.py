@@ -86,9 +86,9 @@ def classify(
 
     _check_writable(out)
     run = run_config_of(run_config)
-    synthetic, found = _opened(file, run, node_config)
+    synthetic, site_features = _opened(file, run, node_config)
     names, group = grouped(groups, synthetic.classes) if groups else (synthetic.classes, None)
-    own, test, made = _records(synthetic, found)
+    own, test, made = _records(synthetic, site_features)
     if group is not None:
         own, test, made = (LabelledEmbeddings(each.features, group[each.labels]) for each in (own, test, made))
     header = Header(synthetic.manifest["method"], synthetic.manifest["run"], "site", synthetic.fingerprint, names)
@@ -133,10 +133,13 @@ def ood(
 
     _check_writable(out)
     run = run_config_of(run_config)
-    synthetic, found = _opened(file, run, node_config)
-    own, made = site_records(found, synthetic.classes, "train"), LabelledEmbeddings(synthetic.features, synthetic.labels)
+    synthetic, site_features = _opened(file, run, node_config)
+    own, made = (
+        site_records(site_features, synthetic.classes, "train"),
+        LabelledEmbeddings(synthetic.features, synthetic.labels),
+    )
     hidden = [name.strip() for name in unknown.split(",") if name.strip()]
-    every = dict.fromkeys((*synthetic.classes, *found.classes))
+    every = dict.fromkeys((*synthetic.classes, *site_features.classes))
     if wrong := [name for name in hidden if name not in every]:
         raise ConfigError(f"--unknown {wrong[0]!r}: the classes are {', '.join(every)}")
     marks = torch.tensor([name in hidden for name in synthetic.classes])
@@ -146,10 +149,10 @@ def ood(
     columns = [[getattr(known[name], part) for name in ("local", "synthetic")] for part in ("features", "labels")]
     known["both"] = LabelledEmbeddings(*map(torch.cat, columns))
     # Test records keep classes that the run does not have: the scores are meant to detect them.
-    features, labels = clip(found.test.features.double(), 0.0)[0].float(), found.test.labels
+    features, labels = clip(site_features.test.features.double(), 0.0)[0].float(), site_features.test.labels
     if not len(labels):
         raise DataError("no test record at this site")
-    foreign = torch.tensor([name in hidden or name not in synthetic.classes for name in found.classes])
+    foreign = torch.tensor([name in hidden or name not in synthetic.classes for name in site_features.classes])
     scores = {name: out_of_distribution(each, features) for name, each in known.items() if len(each.labels) > 1}
     outside = foreign[labels]
     areas = {n: ranks_above(s[~outside], s[outside]) for n, s in scores.items() if outside.any() and not outside.all()}
@@ -158,7 +161,7 @@ def ood(
         with out.open("w", newline="") as stream:
             writer = csv.writer(stream)
             writer.writerow(["class", *scores])
-            writer.writerows([found.classes[label], *row] for label, *row in rows)
+            writer.writerows([site_features.classes[label], *row] for label, *row in rows)
     medians = {name: float(score.median()) for name, score in scores.items()}
     if as_json:
         print(json.dumps({"tested": len(labels), "unknown": hidden, "median": medians, "area": areas}, indent=2))
@@ -216,21 +219,21 @@ def _opened(file: Path, run: Run, node_config: list[str]) -> tuple[SyntheticSet,
     from common.wire.generator_files import read_synthetic_set
 
     synthetic, node = read_synthetic_set(file), node_of(node_config)
-    found = load_site(run, node, policy_of(node).cache_mib)
-    if found.fingerprint != synthetic.fingerprint:
+    site_features = load_site(run, node, policy_of(node).cache_mib)
+    if site_features.fingerprint != synthetic.fingerprint:
         raise DataError(
-            f"{file} is for backbone {synthetic.fingerprint[:16]}, this site has {found.fingerprint[:16]}; give the run's "
-            "backbone, weights-path, image-size and features.power with -c"
+            f"{file} is for backbone {synthetic.fingerprint[:16]}, this site has {site_features.fingerprint[:16]}; give the "
+            "run's backbone, weights-path, image-size and features.power with -c"
         )
-    return synthetic, found
+    return synthetic, site_features
 
 
 def _records(
-    synthetic: SyntheticSet, found: SiteFeatures
+    synthetic: SyntheticSet, site_features: SiteFeatures
 ) -> tuple[LabelledEmbeddings, LabelledEmbeddings, LabelledEmbeddings]:
     """The site's own training and test records, and the synthetic ones."""
     from client_app.methods.dpcvae.downstream import LabelledEmbeddings
     from client_app.methods.dpcvae.received_generator import site_records
 
-    own, test = (site_records(found, synthetic.classes, part) for part in ("train", "test"))
+    own, test = (site_records(site_features, synthetic.classes, part) for part in ("train", "test"))
     return own, test, LabelledEmbeddings(synthetic.features, synthetic.labels)

@@ -57,7 +57,8 @@ def join(
 def check_settings(node: NodeConfig) -> None:
     """Refuse a node-config under which this site cannot work, before it connects.
 
-    Raises ConfigError, PolicyError, LedgerError, BackboneError.
+    Raises:
+        ConfigError, PolicyError, LedgerError, BackboneError: that names the setting.
     """
     from client_app.governance.gate import own_ledger
     from client_app.governance.policy import load_policy

@@ -235,18 +235,18 @@ def dry_run_command(node_config: Node, run_config: RunSettings = None, as_json: 
     """
     from client_app.offline.dry_run import dry_run
 
-    found = dry_run(run_config_of(run_config), node_of(node_config))
+    result = dry_run(run_config_of(run_config), node_of(node_config))
     if as_json:
-        print(json.dumps(found.facts, indent=2))
+        print(json.dumps(result.facts, indent=2))
     else:
         from rich.table import Column, Table
 
         table = Table("what would leave", Column("nothing has left", overflow="fold"))
-        for key, value in found.facts.items():
+        for key, value in result.facts.items():
             table.add_row(key.replace("_", " "), _text(value))
         console.print(table)
-    if found.refusal:
-        print_error(found.refusal)
+    if result.refusal:
+        print_error(result.refusal)
         raise typer.Exit(1)
 
 
@@ -269,15 +269,15 @@ def features(
     from client_app.governance.policy import policy_of
 
     run, node = run_config_of(run_config), node_of(node_config)
-    found_records = share(run, node)
-    dataset = found_records.dataset
-    found = dataset_features(dataset, run, node, policy_of(node).cache_mib)
-    rows = {Split.train: found_records.train, Split.test: found_records.test}.get(part)
-    rows = torch.cat([found_records.train, found_records.test]).sort().values if rows is None else rows
-    records = usable(dataset, found, rows)
-    metadata = {"fingerprint": found.fingerprint, "classes": ",".join(dataset.classes)}
+    site_share = share(run, node)
+    dataset = site_share.dataset
+    computed = dataset_features(dataset, run, node, policy_of(node).cache_mib)
+    rows = {Split.train: site_share.train, Split.test: site_share.test}.get(part)
+    rows = torch.cat([site_share.train, site_share.test]).sort().values if rows is None else rows
+    records = usable(dataset, computed, rows)
+    metadata = {"fingerprint": computed.fingerprint, "classes": ",".join(dataset.classes)}
     save_file({"x": records.features.half().contiguous(), "y": records.labels.contiguous()}, out, metadata)
-    for row in rows[~torch.as_tensor(found.ok)[rows]].tolist():
+    for row in rows[~torch.as_tensor(computed.ok)[rows]].tolist():
         print_error(f"cannot be read, and is left out: {dataset.where(row)}")
     left = f"; {len(rows) - len(records.labels)} images left out" if len(rows) > len(records.labels) else ""
     console.print(f"{len(records.labels)} features of dimension {records.features.shape[1]}: {out}{left}", soft_wrap=True)

@@ -28,10 +28,20 @@ LOG = logging.getLogger("fedsurrogate.site")
 
 @dataclass(frozen=True)
 class DataSource:
-    """Location and format of data. Empty `names`: the one data set in the folder.
+    """Location and format of data.
 
-    one_by_one: leave out single unusable records, and accept data without any record. patients_protected: whether the unit
-    of privacy is the patient.
+    Attributes:
+        kind: of the files.
+        folder: of the data.
+        names: of data sets; empty: the one data set in the folder.
+        label_column: column of labels.
+        site_column: column of sites; empty for none.
+        patient_column: column of patients; empty for none.
+        test_fraction: share of the records that is held out if the files have no split.
+        classes: names of the run's classes; empty: those of the data.
+        frames: which frame of a DICOM file with several.
+        one_by_one: leave out single unusable records, and accept data without any record.
+        patients_protected: whether the unit of privacy is the patient.
     """
 
     kind: DataKind
@@ -93,15 +103,26 @@ class DataSource:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records of one source, with `features` (n, d) or with images that `open_image` opens one by one.
+    """Records of one source, with features, or with images that `open_image` opens one by one.
 
-    labels: (n,) int64, indices into `classes`. is_train: (n,) bool. origin: value of the site column per record.
-    key: identifies the content and order of the records; equal keys may share cached features.
-    fingerprint: of the backbone that made `features`, if their file names it. patients: of each record, if known.
-    drawn: whether the split was drawn here, because the files have none. burned_in: number of images with text burned into
-    their pixels, as their headers state. left_out: reasons for missing records, one text each. whole, rows: if a run uses
-    only some classes, the records of all classes and the indices (n,) of these records among them. Features are computed
-    once for all classes, so `key` does not depend on classes. place: where a record is, for the site's own log.
+    Attributes:
+        name: of the data set.
+        labels: (n,) int64, indices into `classes`.
+        classes: names of the classes.
+        is_train: (n,) bool.
+        key: identifies the content and order of the records; equal keys may share cached features.
+        origin: value of the site column per record.
+        features: precomputed, (n, d); None for images.
+        fingerprint: of the backbone that made `features`, if their file names it.
+        opener: opens an image; None for features.
+        patients: of each record, if known.
+        drawn: whether the split was drawn here, because the files have none.
+        burned_in: number of images with text burned into their pixels, as their headers state.
+        left_out: reasons for missing records, one text each.
+        whole: if a run uses only some classes, the records of all classes. Features are computed
+            once for all classes, so `key` does not depend on classes.
+        rows: indices (n,) of these records among those of `whole`.
+        place: where a record is, for the site's own log.
     """
 
     name: str
@@ -125,10 +146,16 @@ class Dataset:
         return len(self.labels)
 
     def open_image(self, index: int, shortest: int = 0) -> Image.Image:
-        """Return record `index` as an RGB image; safe in threads.
+        """A record as an RGB image; safe in threads.
 
-        `shortest` > 0: a large JPEG may be decoded smaller, but its shorter side keeps at least twice that many pixels.
-        Raises Pillow's errors for a broken image, or DataError for a broken DICOM file.
+        Args:
+            index: of the record.
+            shortest: above 0: a large JPEG may be decoded smaller, but its shorter side keeps at
+                least twice that many pixels.
+
+        Raises:
+            OSError: and other errors of Pillow, for a broken image.
+            DataError: for a broken DICOM file, or a data set without images.
         """
         if self.opener is None:
             raise DataError(
@@ -142,29 +169,50 @@ class Dataset:
 
 
 def load(source: DataSource, seed: int) -> Dataset:
-    """Load a source of one data set. Raises DataError for several names (see `load_all`) and for unusable data."""
+    """Load a source of one data set.
+
+    Args:
+        source: of the data.
+        seed: of the split.
+
+    Raises:
+        DataError: for several names (see `load_all`) and for unusable data.
+    """
     if len(source.names) > 1:
         raise DataError(f"dataset = {', '.join(source.names)!r} names {len(source.names)} data sets where one is needed")
     return load_all(source, seed)[0]
 
 
 def load_all(source: DataSource, seed: int) -> list[Dataset]:
-    """Load every data set that `source` names, over one common tuple of classes.
+    """Load every data set of a source, over one common tuple of classes.
 
-    A split in the files is kept; otherwise it is drawn per class from `seed`. Raises DataError.
+    A split in the files is kept; otherwise it is drawn per class.
+
+    Args:
+        source: names the data sets.
+        seed: of the split.
+
+    Raises:
+        DataError: for unusable data.
     """
     names = source.names or ("",)
-    found = [_read(source, name) for name in names]
+    all_records = [_read(source, name) for name in names]
     if source.one_by_one:
-        found = [once(each, source.patients_protected) for each in found]
-    classes = source.classes or _common_classes(found)
+        all_records = [once(each, source.patients_protected) for each in all_records]
+    classes = source.classes or _common_classes(all_records)
     return [
-        _assemble(source, name or source.kind, records, classes, seed) for name, records in zip(names, found, strict=True)
+        _assemble(source, name or source.kind, records, classes, seed)
+        for name, records in zip(names, all_records, strict=True)
     ]
 
 
 def class_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return distinct class names, sorted as numbers if all are integers, otherwise as texts."""
+    """Distinct class names, sorted as numbers if all are integers, otherwise as texts.
+
+    Example:
+        >>> class_order(["10", "9", "9"]), class_order(["b", "10", "9"])
+        (('9', '10'), ('10', '9', 'b'))
+    """
     distinct = set(names)
     try:
         return tuple(sorted(distinct, key=lambda name: (int(name), name)))
@@ -173,9 +221,21 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def stratified_split(labels: Tensor, test_fraction: float, seed: int, patients: Sequence[str] | None = None) -> Tensor:
-    """Return (n,) bool, True for training: the same share of every class is held out, but never its last record.
+    """Hold out the same share of every class, but never its last record.
 
-    With `patients` (n,), whole patients are held out; a patient has the class of its first record.
+    Args:
+        labels: indices of classes, (n,).
+        test_fraction: share that is held out.
+        seed: of the choice.
+        patients: of each record, (n,); then whole patients are held out, and a patient has the
+            class of its first record.
+
+    Returns:
+        (n,) bool, True for training.
+
+    Example:
+        >>> stratified_split(torch.tensor([0, 0, 1]), test_fraction=0.5, seed=0).sum().item()
+        2
     """
     if patients is not None:
         first, of = group(patients)
@@ -190,7 +250,20 @@ def stratified_split(labels: Tensor, test_fraction: float, seed: int, patients: 
 
 
 def group(names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """The first record of each distinct name, and for every record the index of its name among these."""
+    """Group records by a name.
+
+    Args:
+        names: of each record, (n,).
+
+    Returns:
+        The first record of each distinct name, and for every record the index of its name among
+        these, (n,).
+
+    Example:
+        >>> first, of = group(["a", "b", "a"])
+        >>> first.tolist(), of.tolist()
+        ([0, 1], [0, 1, 0])
+    """
     seen: dict[str, int] = {}
     of = torch.tensor([seen.setdefault(name, len(seen)) for name in names], dtype=torch.int64)
     first = torch.full((len(seen),), len(names)).scatter_reduce_(0, of, torch.arange(len(names)), "amin")
@@ -220,7 +293,15 @@ def _read(source: DataSource, name: str) -> Records:
 
 
 def folder_of(source: DataSource, name: str) -> Path:
-    """The folder that holds the data. Raises DataError when there is none, or when `name` lies outside."""
+    """The folder that holds the data.
+
+    Args:
+        source: of the data.
+        name: of a data set.
+
+    Raises:
+        DataError: when there is none, or when `name` lies outside.
+    """
     folder = Path(source.folder).expanduser()
     if not source.folder or not folder.is_dir():
         raise DataError(f"data-dir = {source.folder!r}: no such folder; give the folder that holds the {source.kind} data")
@@ -229,13 +310,13 @@ def folder_of(source: DataSource, name: str) -> Path:
     return folder
 
 
-def _common_classes(found: list[Records]) -> tuple[str, ...]:
+def _common_classes(all_records: list[Records]) -> tuple[str, ...]:
     """The order of classes that the files declare; sorted classes if they declare none, or different ones."""
-    declared = {records.classes for records in found}
-    first = found[0].classes
+    declared = {records.classes for records in all_records}
+    first = all_records[0].classes
     if first is not None and len(declared) == 1:
         return first
-    return class_order(name for records in found for name in (records.classes or records.labels))
+    return class_order(name for records in all_records for name in (records.classes or records.labels))
 
 
 def _assemble(source: DataSource, name: str, records: Records, classes: tuple[str, ...], seed: int) -> Dataset:

@@ -40,7 +40,17 @@ MOST_PIXELS = 178_956_970
 
 @dataclass(frozen=True, repr=False)
 class DicomImage:
-    """An image file and values of its header. Without repr, because the header contains the patient's ID."""
+    """An image file and values of its header. Without repr, because the header contains the
+    patient's ID.
+
+    Attributes:
+        path: of the file.
+        keys: values by which a table may name the image, see KEYS.
+        issuer: of the patient's ID; empty if the header has none.
+        frames: number of images in the file.
+        syntax: UID of the transfer syntax.
+        burned_in: whether text is burned into the pixels, as the header states.
+    """
 
     path: Path
     keys: dict[str, str]
@@ -59,11 +69,23 @@ def read_dicom(
     frames: Frames = "refuse",
     left: LeftOut | None = None,
 ) -> Records:
-    """Read a folder of DICOM files, at any depth and of any name, with a table of labels or one folder per class.
+    """Read a folder of DICOM files, at any depth and of any name.
 
-    The table has one or several of the columns KEYS; the most specific counts. Files without a row and rows without a file
-    are left out and counted in the log. The privacy unit is the patient in the headers, or in `patient_column`. Raises
-    DataError.
+    It has a table of labels or one folder per class. The table has one or several of the columns
+    KEYS; the most specific counts. Files without a row and rows without a file are left out and
+    counted in the log. The privacy unit is the patient in the headers, or in `patient_column`.
+
+    Args:
+        folder: of the data.
+        name: of a sub-folder or table; empty for none.
+        label_column: of the table.
+        site_column: of the table; empty for none.
+        patient_column: of the table; empty for none.
+        frames: which frame of a file with several.
+        left: collects unusable records; None refuses them.
+
+    Raises:
+        DataError: for unusable data.
     """
     left = left or LeftOut()
     root, table = find_table(folder, name)
@@ -84,24 +106,24 @@ def read_dicom(
     # The key includes decoders: a new decoder may read an image that was broken before.
     files = content_key(root, [path for path, _ in places])
     key = hashlib.sha256(repr(("dicom", files, frames, decoders)).encode()).hexdigest()
-    found = replace(records, key=key, opener=partial(open_place, places), patients=patients, burned_in=burned_in)
+    readable = replace(records, key=key, opener=partial(open_place, places), patients=patients, burned_in=burned_in)
     paths = [path for path, _ in places]
     same = partial(remembered, key, partial(same_files, paths))
-    return without(replace(found, same=same, place=lambda i: str(paths[i])), left)
+    return without(replace(readable, same=same, place=lambda i: str(paths[i])), left)
 
 
 def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[DicomImage], Records]:
-    found, is_train = in_class_folders(root, Path.is_file)
-    if not found and not left.one_by_one:
+    files, is_train = in_class_folders(root, Path.is_file)
+    if not files and not left.one_by_one:
         raise DataError(
             f"'{root}' has no files in class folders; it has {listing(root)}; put a table with the column {label_column!r} "
             f"and one of {', '.join(KEYS)} next to them, or make one folder per class"
         )
-    note_depth(root, found, left, None)
-    images = scan_images(root, [path for path, _ in found], left)
-    position = {path: index for index, (path, _) in enumerate(found)}
+    note_depth(root, files, left, None)
+    images = scan_images(root, [path for path, _ in files], left)
+    position = {path: index for index, (path, _) in enumerate(files)}
     kept = [position[image.path] for image in images]
-    return images, Records([found[i][1] for i in kept], "", None if is_train is None else is_train[kept])
+    return images, Records([files[i][1] for i in kept], "", None if is_train is None else is_train[kept])
 
 
 def _by_table(
@@ -118,13 +140,13 @@ def _by_table(
         raise DataError(
             f"none of the {len(scanned)} DICOM images in '{root}' is named by the column {key!r} of '{table}'; correct it"
         )
-    found = [rows[image.keys[key]] for image in images]
+    matched = [rows[image.keys[key]] for image in images]
     if missing := len(scanned) - len(images):
         LOG.warning("%d of %d DICOM images are left out, '%s' has no label for them", missing, len(scanned), table)
-    if unmatched := sorted(set(rows.values()) - set(found)):
+    if unmatched := sorted(set(rows.values()) - set(matched)):
         LOG.warning("%d rows of '%s' name no DICOM image, such as row %d", len(unmatched), table, unmatched[0] + 1)
     # From here on, each row belongs to an image.
-    columns = {name: [values[row] for row in found] for name, values in columns.items()}
+    columns = {name: [values[row] for row in matched] for name, values in columns.items()}
     return images, Records(
         [str(label) for label in columns[label_column]],
         "",
@@ -135,7 +157,15 @@ def _by_table(
 
 
 def key_of(table: Path, columns: Sequence[str]) -> str:
-    """The column by which a table identifies images. Raises DataError if there is none."""
+    """The column by which a table identifies images.
+
+    Args:
+        table: its file.
+        columns: names of its columns.
+
+    Raises:
+        DataError: if there is none.
+    """
     key = next((key for key in KEYS if key in columns), None)
     if key is None:
         raise DataError(f"'{table}' names no images; it has {some(columns)}; add one of the columns {', '.join(KEYS)}")
@@ -164,7 +194,16 @@ def _rows(table: Path, columns: dict[str, list[Any]], key: str, given: Sequence[
 
 
 def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomImage]:
-    """Read the headers of all files that are DICOM images; log once the number of others."""
+    """Read the headers of all files that are DICOM images; log once the number of others.
+
+    Args:
+        root: folder of the files.
+        files: to read.
+        left: whether records are left out one by one; otherwise no image at all is an error.
+
+    Raises:
+        DataError: without any image.
+    """
     with needed_for(DICOM):
         from pydicom.errors import InvalidDicomError
 
@@ -229,16 +268,16 @@ def _patients(images: Sequence[DicomImage], left: LeftOut) -> tuple[str, ...]:
     for image in images:
         issuers[image.keys["PatientID"]] |= {image.issuer} - {""}
     numbers: dict[tuple[str, str], int] = {}
-    found: list[str] = []
+    names: list[str] = []
     nameless: list[int] = []
     for row, image in enumerate(images):
         patient = image.keys["PatientID"]
         possible = {""} if left.one_by_one else {image.issuer} if image.issuer else issuers[patient] or {""}
         if not patient or len(possible) > 1:
             nameless.append(row)
-            found.append("")
+            names.append("")
         else:
-            found.append(str(numbers.setdefault((patient, next(iter(possible))), len(numbers))))
+            names.append(str(numbers.setdefault((patient, next(iter(possible))), len(numbers))))
     first = images[nameless[0]].path if nameless else ""
     left.note(
         nameless,
@@ -246,7 +285,7 @@ def _patients(images: Sequence[DicomImage], left: LeftOut) -> tuple[str, ...]:
         "or has several issuers; fill in PatientID and IssuerOfPatientID, leave these images out, or set patient-column to "
         "a column of the table",
     )
-    return tuple(found)
+    return tuple(names)
 
 
 def _refuse_folders_of_patients(root: Path, labels: Sequence[str], patients: Sequence[str]) -> None:
@@ -280,14 +319,14 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
     by_syntax: dict[str, list[int]] = defaultdict(list)
     for row, image in enumerate(images):
         by_syntax[image.syntax].append(row)
-    found: list[tuple[str, tuple[str, ...]]] = []
+    decoders: list[tuple[str, tuple[str, ...]]] = []
     for syntax, those in sorted(by_syntax.items()):
         remedy = "leave them out"
         # A deflated file cannot be read frame by frame, and may inflate to anything.
         with suppress(NotImplementedError):
             decoder = get_decoder(UID(syntax))
             if decoder.is_available and syntax != DeflatedExplicitVRLittleEndian:
-                found.append((syntax, decoder.available_plugins))
+                decoders.append((syntax, decoder.available_plugins))
                 continue
             remedy = remedy if decoder.is_available else f"run {install_command(DECODERS)}"
         left.note(
@@ -295,4 +334,4 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
             f"{len(those)} DICOM images, such as '{images[those[0]].path}', have the transfer syntax {UID(syntax).name} "
             f"({syntax}), for which there is no decoder; {remedy}, or export them uncompressed (Explicit VR Little Endian)",
         )
-    return found
+    return decoders

@@ -29,7 +29,15 @@ DISPLAY = (
 
 
 def open_place(places: Sequence[tuple[Path, int]], index: int, _: int = 0) -> Image.Image:
-    """The image at one of several places, each a file and a frame; an `Opener`. Raises DataError for a broken file."""
+    """The image at one of several places; an `Opener`.
+
+    Args:
+        places: each a file and a frame.
+        index: of the place.
+
+    Raises:
+        DataError: for a broken file.
+    """
     without_warnings()
     return open_dicom(*places[index])
 
@@ -43,13 +51,23 @@ def without_warnings() -> None:
 
 
 def open_dicom(file: Path, frame: int = 0) -> Image.Image:
-    """Return one frame as an 8-bit RGB image. Raises DataError, naming the file, for a broken file.
+    """One frame of a DICOM file as an 8-bit RGB image.
 
-    Grey values follow pydicom: modality LUT or rescale, then VOI LUT or (first) window. The range mapped to 0..255 is
+    Grey values follow pydicom: modality LUT or rescale, then VOI LUT or (first) window. The range
+    mapped to 0..255 is
     - with a VOI LUT or a window: the range of its output, so the window's ends are black and white;
     - otherwise, with up to 8 stored bits: the range of these bits, so values do not change;
     - otherwise: the smallest to the largest value in this image, as in most viewers.
-    MONOCHROME1 is then inverted. Colours of any encoding are converted to RGB and scaled by the stored bits.
+
+    MONOCHROME1 is then inverted. Colours of any encoding are converted to RGB and scaled by the
+    stored bits.
+
+    Args:
+        file: to read.
+        frame: its number, from zero.
+
+    Raises:
+        DataError: for a broken file; it names the file.
     """
     with needed_for(DICOM):
         from pydicom import dcmread

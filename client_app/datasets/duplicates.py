@@ -48,7 +48,12 @@ _known: dict[str, Tensor] = {}
 
 
 def remembered(key: str, compute: Callable[[], Tensor]) -> Tensor:
-    """The result of `compute` for the data of this key, computed once in this process."""
+    """The result of a function for the data of a key, computed once in this process.
+
+    Args:
+        key: of the data.
+        compute: the function.
+    """
     if key not in _known:
         while len(_known) >= MOST_KNOWN:
             _known.pop(next(iter(_known)))
@@ -62,7 +67,15 @@ def same_files(paths: Sequence[Path]) -> Tensor:
 
 
 def same_bytes(contents: Callable[[int], bytes], count: int) -> Tensor:
-    """Group (n,) of each record whose bytes `contents` returns; it raises OSError for a record without content."""
+    """Group of each record by its bytes.
+
+    Args:
+        contents: the bytes of a record; raises OSError for a record without content.
+        count: number of records.
+
+    Returns:
+        Group (n,) of each record.
+    """
 
     def key(record: int) -> bytes | None:
         try:
@@ -74,7 +87,18 @@ def same_bytes(contents: Callable[[int], bytes], count: int) -> Tensor:
 
 
 def same_rows(x: Tensor) -> Tensor:
-    """Group (n,) of each row of features (n, d)."""
+    """Group of each row of features.
+
+    Args:
+        x: features (n, d).
+
+    Returns:
+        Groups (n,), equal numbers for rows that are equal byte for byte.
+
+    Example:
+        >>> same_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])).tolist()
+        [0, 1, 0]
+    """
     if not x.numel():
         return torch.arange(len(x))
     rows = x.contiguous().view(torch.uint8).reshape(len(x), -1).numpy()
@@ -87,17 +111,20 @@ def same_rows(x: Tensor) -> Tensor:
     group = torch.arange(len(rows))
     if suspects:
         own = torch.tensor(suspects)
-        found = _groups(
+        numbers = _groups(
             len(suspects), (lambda i: sums[suspects[i]], lambda i: hashlib.sha256(rows[suspects[i]].data).digest())
         )
-        group[own] = own[found]
+        group[own] = own[numbers]
     return group
 
 
 def once(records: Records, patients_protected: bool) -> Records:
     """Under privacy: the records with each content once, see the text of this module.
 
-    patients_protected: whether the unit of privacy is the patient; then only copies within a patient are compared.
+    Args:
+        records: of a reader.
+        patients_protected: whether the unit of privacy is the patient; then only copies within a
+            patient are compared.
     """
     if records.same is None:
         return records
@@ -130,9 +157,16 @@ def _kept_once(
 
 
 def without_leaks(records: Records, is_train: Tensor) -> tuple[list[int] | None, tuple[str, ...]]:
-    """Without privacy: the records (ascending indices) without test records that are copies of training records, and why.
+    """Without privacy: leave out test records that are copies of training records.
 
-    is_train: (n,) bool. None if there are no such records. The site's log names the first.
+    The site's log names the first.
+
+    Args:
+        records: of a reader.
+        is_train: (n,) bool.
+
+    Returns:
+        The remaining records (ascending indices), and why; None if there are no such copies.
     """
     if records.same is None or is_train.all():
         return None, ()
@@ -140,9 +174,9 @@ def without_leaks(records: Records, is_train: Tensor) -> tuple[list[int] | None,
     gone = ~is_train & torch.isin(group, group[is_train])
     if not gone.any():
         return None, ()
-    found = gone.nonzero().flatten().tolist()
-    first = f", such as {records.place(found[0])}" if records.place else ""
-    why = f"{len(found)} test records are copies of training records{first}; they are not tested"
+    copies = gone.nonzero().flatten().tolist()
+    first = f", such as {records.place(copies[0])}" if records.place else ""
+    why = f"{len(copies)} test records are copies of training records{first}; they are not tested"
     log.warning("%s", why)
     return (~gone).nonzero().flatten().tolist(), (why,)
 
@@ -155,14 +189,14 @@ def _groups(count: int, steps: Sequence[Callable[[int], Hashable]]) -> Tensor:
     group = torch.arange(count)
     open_: list[list[int]] = [list(range(count))]
     for key in steps:
-        found: list[list[int]] = []
+        alike: list[list[int]] = []
         for rows in open_:
             by_key: dict[Hashable, list[int]] = defaultdict(list)
             for i in rows:
                 if (value := key(i)) is not None:
                     by_key[value].append(i)
-            found += [same for same in by_key.values() if len(same) > 1]
-        open_ = found
+            alike += [same for same in by_key.values() if len(same) > 1]
+        open_ = alike
     for rows in open_:
         group[rows] = rows[0]
     return group

@@ -41,29 +41,45 @@ def read_imagefolder(
     left: LeftOut | None = None,
     classes: Sequence[str] = (),
 ) -> Records:
-    """Read a folder with one sub-folder per class, or with a CSV or parquet table of paths and labels in it.
+    """Read a folder with one sub-folder per class, or with a CSV or parquet table of paths and
+    labels in it.
 
-    classes: of the run, if it names them; a folder with such a name is a class.
+    Args:
+        folder: of the data.
+        name: of a sub-folder or table; empty for none.
+        label_column: of the table.
+        site_column: of the table; empty for none.
+        patient_column: of the table; empty for none.
+        left: collects unusable records; None refuses them.
+        classes: of the run, if it names them; a folder with such a name is a class.
+
+    Raises:
+        DataError: for unusable data.
     """
     left = left or LeftOut()
     root, table = find_table(folder, name)
     if table:
         return _read_path_table(root, table, label_column, site_column, patient_column, left)
     refuse_columns(f"'{root}' has no table with columns; put one next to the images", site_column, patient_column)
-    found, is_train = in_class_folders(root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES)
-    if not found and not left.one_by_one:
+    files, is_train = in_class_folders(root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES)
+    if not files and not left.one_by_one:
         raise DataError(
             f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per class "
             f"with images in it, or put a table with the columns 'path' and {label_column!r} next to them"
         )
-    note_depth(root, found, left, classes)
-    return _files([path for path, _ in found], [label for _, label in found], root, is_train, None)
+    note_depth(root, files, left, classes)
+    return _files([path for path, _ in files], [label for _, label in files], root, is_train, None)
 
 
 def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
-    """Return the folder of the files, and its table if there is one; `name` is a sub-folder or a table.
+    """The folder of the files, and its table if there is one.
 
-    Raises DataError if `name` is neither, or if it is empty and there are several tables.
+    Args:
+        folder: of the data.
+        name: a sub-folder or a table; may be empty.
+
+    Raises:
+        DataError: if `name` is neither, or if it is empty and there are several tables.
     """
     if name and (folder / name).is_dir():
         return find_table(folder / name, "")
@@ -79,27 +95,41 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
 
 
 def in_class_folders(root: Path, wanted: Callable[[Path], bool]) -> tuple[list[tuple[Path, str]], Tensor | None]:
-    """Return the wanted files below each class folder, with its name; and a mask of training files if folders `train` and
-    `test` exist.
+    """Files below class folders.
+
+    Args:
+        root: folder of the class folders, or of folders `train` and `test` with these.
+        wanted: which files.
+
+    Returns:
+        The wanted files below each class folder, with its name; and a mask of training files if
+        folders `train` and `test` exist.
     """
     splits = [root / "train", root / "test"]
-    found: list[tuple[Path, str]] = []
+    files: list[tuple[Path, str]] = []
     sizes: list[int] = []
     for top in splits if all(s.is_dir() for s in splits) else [root]:
-        before = len(found)
+        before = len(files)
         for class_folder in sorted(p for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")):
-            found += [(path, class_folder.name) for path in sorted(p for p in class_folder.rglob("*") if wanted(p))]
-        sizes.append(len(found) - before)
-    return found, split_by_size(sizes)
+            files += [(path, class_folder.name) for path in sorted(p for p in class_folder.rglob("*") if wanted(p))]
+        sizes.append(len(files) - before)
+    return files, split_by_size(sizes)
 
 
-def note_depth(root: Path, found: Sequence[tuple[Path, str]], left: LeftOut, classes: Sequence[str] | None) -> None:
-    """Refuse folders that are not classes: parts of a split, or one folder around the folders of classes.
+def note_depth(root: Path, files: Sequence[tuple[Path, str]], left: LeftOut, classes: Sequence[str] | None) -> None:
+    """Refuse folders that are not classes: parts of a split, or one folder around the folders of
+    classes.
 
-    found: files with their class folder. classes: as for `read_imagefolder`; None: a class folder may have any folders
-    inside, such as those of patients. In a private run only the site's log states it, because one more record may change it.
+    In a private run only the site's log states it, because one more record may change it.
+
+    Args:
+        root: of the class folders.
+        files: with their class folder.
+        left: collects unusable records.
+        classes: as for `read_imagefolder`; None: a class folder may have any folders inside, such
+            as those of patients.
     """
-    names = sorted({label for _, label in found})
+    names = sorted({label for _, label in files})
     if not names or set(names) & set(classes or ()):
         return
     if all(name.lower() in SPLITS for name in names):
@@ -114,7 +144,7 @@ def note_depth(root: Path, found: Sequence[tuple[Path, str]], left: LeftOut, cla
             "folder per class",
         )
     elif len(names) == 1 and classes is not None:
-        inside = [path.relative_to(root).parts for path, _ in found]
+        inside = [path.relative_to(root).parts for path, _ in files]
         below = {parts[parts.index(names[0]) + 1 : -1][:1] for parts in inside}
         if len(below) > 1 and () not in below:
             folders = sorted(parts[0] for parts in below)
@@ -126,7 +156,19 @@ def note_depth(root: Path, found: Sequence[tuple[Path, str]], left: LeftOut, cla
 
 
 def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Tensor | None:
-    """Return (n,) bool, True for training, from the column 'split' if there is one. Raises DataError."""
+    """The split of a table's rows, from the column 'split' if there is one.
+
+    Args:
+        columns: of the table, by name.
+        file: the table.
+        left: collects unusable records.
+
+    Returns:
+        (n,) bool, True for training; None without the column.
+
+    Raises:
+        DataError: for other values than 'train' and 'test'.
+    """
     if "split" not in columns:
         return None
     unknown = [row for row, value in enumerate(columns["split"]) if value not in ("train", "test")]

@@ -13,9 +13,20 @@ log = logging.getLogger("fedsurrogate.site")
 class LeftOut:
     """Unusable records that a reader found.
 
-    one_by_one: leave such records out. Otherwise the first one raises DataError, so that a person corrects it. In a private
-    run the reply must not show that a record is broken, and the other records still count.
-    rows: the reader's own indices of records that are left out. reasons: for the site's log and `site doctor`.
+    Args:
+        one_by_one: leave such records out. Otherwise the first one raises DataError, so that a
+            person corrects it. In a private run the reply must not show that a record is broken,
+            and the other records still count.
+
+    Attributes:
+        rows: the reader's own indices of records that are left out.
+        reasons: for the site's log and `site doctor`.
+
+    Example:
+        >>> left = LeftOut(one_by_one=True)
+        >>> left.note([1], "record 1 is broken")
+        >>> left.kept(3)
+        [0, 2]
     """
 
     def __init__(self, one_by_one: bool = False) -> None:
@@ -24,14 +35,30 @@ class LeftOut:
         self.reasons: list[str] = []
 
     def note(self, rows: Iterable[int], why: str) -> None:
-        """Leave these rows out for this reason; no effect without a row. Raises DataError unless `one_by_one`."""
-        found = set(rows)
-        if found:
-            self.note_unread(len(found), why)
-            self.rows |= found
+        """Leave rows out; no effect without a row.
+
+        Args:
+            rows: the reader's own indices.
+            why: they are left out.
+
+        Raises:
+            DataError: unless `one_by_one`.
+        """
+        unusable = set(rows)
+        if unusable:
+            self.note_unread(len(unusable), why)
+            self.rows |= unusable
 
     def note_unread(self, count: int, why: str) -> None:
-        """The same for records without a row, because the reader could not read them at all."""
+        """The same for records without a row, because the reader could not read them at all.
+
+        Args:
+            count: of the records; no effect without one.
+            why: they are left out.
+
+        Raises:
+            DataError: unless `one_by_one`.
+        """
         if not count:
             return
         if not self.one_by_one:

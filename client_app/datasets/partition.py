@@ -27,7 +27,14 @@ MOST_KEPT = 8
 
 @dataclass(frozen=True, eq=False)
 class SiteShare:
-    """Records of one site: ascending indices into `dataset`, and whether the site is simulated."""
+    """Records of one site.
+
+    Attributes:
+        dataset: with the records of all sites, in simulation.
+        train: ascending indices into `dataset`.
+        test: ascending indices into `dataset`.
+        simulated: whether the site is simulated.
+    """
 
     dataset: Dataset
     train: Tensor
@@ -36,10 +43,20 @@ class SiteShare:
 
 
 def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
-    """Return the records of the site that `node` describes.
+    """The records of a site.
 
-    A site whose node-config sets `data` uses its own data; no setting of the run can change that. Otherwise it simulates
-    site `partition_id` of `num_partitions` on the bundled digits, or in simulation any data. Raises DataError, ConfigError.
+    A site whose node-config sets `data` uses its own data; no setting of the run can change that.
+    Otherwise it simulates site `partition_id` of `num_partitions` on the bundled digits, or in
+    simulation any data.
+
+    Args:
+        run: that asks for them.
+        node: the site's settings.
+        in_simulation: whether this process simulates sites.
+
+    Raises:
+        DataError: for unusable data, or a site without any.
+        ConfigError: if the run does not fit the site's settings.
     """
     if not node.data and run.settings.data != "digits" and not in_simulation:
         raise DataError(
@@ -92,7 +109,15 @@ def _held_out(dataset: Dataset, node: NodeConfig) -> Tensor:
 
 
 def check_settings(run: Run, node: NodeConfig) -> None:
-    """Raise ConfigError or DataError if a run does not fit a site's settings; reads no file."""
+    """Refuse a run that does not fit a site's settings; reads no file.
+
+    Args:
+        run: that asks for records.
+        node: the site's settings.
+
+    Raises:
+        ConfigError, DataError: if they do not fit.
+    """
     check_held_out(run.settings.counting, node)
     if run.settings.epsilon and node.data and not run.settings.classes:
         raise ConfigError(
@@ -111,7 +136,15 @@ def check_settings(run: Run, node: NodeConfig) -> None:
 
 
 def whole(run: Run, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
-    """Return all data of the run, each data set with the training records of its sites, for baselines in simulation."""
+    """All data of the run, for baselines in simulation.
+
+    Args:
+        run: whose data are loaded.
+        num_sites: number of sites.
+
+    Returns:
+        Each data set with the training records of its sites.
+    """
     datasets = load_all(DataSource.of_run(run), run.settings.seed)
     if len(datasets) > 1:
         _one_dataset_a_site(run.settings.dataset, num_sites)
@@ -120,12 +153,23 @@ def whole(run: Run, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
 
 
 def partition(labels: Tensor, origin: Sequence[str] | None, settings: Settings, num_sites: int) -> list[Tensor]:
-    """Distribute records to `num_sites` sites by the run's partition settings: ascending indices into `labels`, disjoint.
+    """Distribute records to sites by the run's partition settings.
 
-    labels: (n,) int64. origin: value of the site column per record. The same seed gives the same parts in any process.
-    If sites x classes-per-site is below the number of classes, records of classes without a site are left out.
-    Raises DataError or ConfigError if the settings do not fit the data. Every request of a simulation asks for the same
-    parts, so those of the last few settings are kept.
+    The same seed gives the same parts in any process. If sites x classes-per-site is below the
+    number of classes, records of classes without a site are left out. Every request of a simulation
+    asks for the same parts, so those of the last few settings are kept.
+
+    Args:
+        labels: (n,) int64.
+        origin: value of the site column per record; None without one.
+        settings: of the run.
+        num_sites: number of sites.
+
+    Returns:
+        For each site ascending indices into `labels`, disjoint.
+
+    Raises:
+        DataError, ConfigError: if the settings do not fit the data.
     """
     kept = (
         settings.partition,
@@ -161,10 +205,27 @@ def _partition(labels: Tensor, origin: Sequence[str] | None, settings: Settings,
 def split_test(
     train_parts: Sequence[Tensor], labels: Tensor, test: Tensor, origin: Sequence[str] | None = None
 ) -> list[Tensor]:
-    """Distribute test records to sites: each class in proportion to its training records at the sites.
+    """Distribute test records to sites: each class in proportion to its training records at the
+    sites.
 
-    train_parts, test: indices into `labels` (n,). Numbers are rounded by largest remainders. The parts are disjoint and
-    contain all test records of classes with training records. With `origin` a record goes to the site with its value.
+    Numbers are rounded by largest remainders. The parts are disjoint and contain all test records
+    of classes with training records.
+
+    Args:
+        train_parts: of each site, indices into `labels`.
+        labels: (n,).
+        test: indices into `labels`.
+        origin: value of the site column per record; a record then goes to the site with its value.
+
+    Returns:
+        For each site ascending indices into `labels`.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 0, 0, 0])
+        >>> train = [torch.tensor([0, 1]), torch.tensor([2])]
+        >>> parts = split_test(train, labels, torch.tensor([3, 4]))
+        >>> [part.tolist() for part in parts]
+        [[3], [4]]
     """
     if origin is not None:
         values = [{origin[i] for i in part.tolist()} for part in train_parts]

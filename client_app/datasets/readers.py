@@ -44,18 +44,29 @@ def _open_digit(index: int, _: int) -> Image.Image:
 @cache
 def _digits() -> tuple[np.ndarray, tuple[str, ...]]:
     """Grey levels (1797, 8, 8) and labels; read once, because every request of a simulation needs them."""
-    found = find_spec("sklearn")
-    assert found
-    assert found.origin
+    package = find_spec("sklearn")
+    assert package
+    assert package.origin
     # The file that `sklearn.datasets.load_digits` reads; the import of scikit-learn takes longer than a small run.
-    table = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.uint8)
+    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.uint8)
     grey = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     return grey, tuple(map(str, table[:, -1].tolist()))
 
 
 def read_safetensors(folder: Path, name: str, patient_column: str = "", left: LeftOut | None = None) -> Records:
-    """Read features: `x` (n, d) floating point, `y` (n,) integer; optional: metadata `fingerprint` and `classes`, and a
-    tensor (n,) of integers named `patient_column`.
+    """Read features.
+
+    A file has `x` (n, d) floating point, `y` (n,) integer; optional: metadata `fingerprint` and
+    `classes`, and a tensor (n,) of integers named `patient_column`.
+
+    Args:
+        folder: of the data.
+        name: of the data set; may be empty.
+        patient_column: name of the tensor of patients; empty for none.
+        left: collects unusable records; None refuses them.
+
+    Raises:
+        DataError: for unusable data.
     """
     left = left or LeftOut()
     from safetensors import SafetensorError, safe_open
@@ -109,7 +120,20 @@ def read_safetensors(folder: Path, name: str, patient_column: str = "", left: Le
 def read_parquet(
     folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "", left: LeftOut | None = None
 ) -> Records:
-    """Read images stored as bytes in parquet files, in Hugging Face's layout. Nothing is decoded here."""
+    """Read images stored as bytes in parquet files, in Hugging Face's layout. Nothing is decoded
+    here.
+
+    Args:
+        folder: of the data.
+        name: of the data set; may be empty.
+        label_column: column of labels.
+        site_column: column of sites; empty for none.
+        patient_column: column of patients; empty for none.
+        left: collects unusable records; None refuses them.
+
+    Raises:
+        DataError: for unusable data.
+    """
     left = left or LeftOut()
     with needed_for(PARQUET):
         import pyarrow as pa
@@ -155,7 +179,15 @@ def read_parquet(
 
 
 def patient_names(values: Sequence[object], column: str, left: LeftOut) -> tuple[str, ...]:
-    """Patient IDs as texts. Gaps are left out or refused: a record without a patient ID may belong to any patient."""
+    """Patient IDs as texts.
+
+    Gaps are left out or refused: a record without a patient ID may belong to any patient.
+
+    Args:
+        values: of the column.
+        column: its name.
+        left: collects unusable records.
+    """
     # pandas turns integers with gaps into floating point with NaN, the only value that differs from itself.
     gaps = [row for row, value in enumerate(values) if value is None or value != value or not str(value).strip()]
     left.note(gaps, f"patient-column = {column!r}: {len(gaps)} of {len(values)} records have no patient ID; fill it in")
@@ -163,9 +195,16 @@ def patient_names(values: Sequence[object], column: str, left: LeftOut) -> tuple
 
 
 def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
-    """Open an image as RGB. A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below twice `shortest`.
+    """Open an image as RGB.
 
-    Raises OSError and other errors of Pillow for a file that is broken or not an image.
+    A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below twice `shortest`.
+
+    Args:
+        file: or its content.
+        shortest: pixels that the shorter side needs; 0 for all.
+
+    Raises:
+        OSError: and other errors of Pillow, for a file that is broken or not an image.
     """
     with Image.open(file) as image:
         if shortest:
@@ -182,7 +221,16 @@ def _open_bytes(images: ParquetImages, index: int, shortest: int) -> Image.Image
 
 
 def split_files(folder: Path, name: str, suffix: str) -> list[Path]:
-    """Return the files [train, test], or [all] if there is no split."""
+    """The files [train, test] of a data set, or [all] if there is no split.
+
+    Args:
+        folder: of the data.
+        name: of the data set; may be empty.
+        suffix: of the files.
+
+    Raises:
+        DataError: if there are no such files.
+    """
     stem = name.removesuffix(suffix)
     train, test = (folder / f"{stem}-{part}{suffix}" if stem else folder / f"{part}{suffix}" for part in ("train", "test"))
     if train.is_file() and test.is_file():
@@ -234,7 +282,16 @@ def image_column(schema: Any) -> str:
 
 
 def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -> None:
-    """Raise DataError unless all wanted columns are present."""
+    """Refuse a table that lacks a column.
+
+    Args:
+        file: the table.
+        wanted: names of columns.
+        present: names of its columns.
+
+    Raises:
+        DataError: unless all wanted columns are present.
+    """
     if missing := [column for column in wanted if column not in present]:
         raise DataError(
             f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename them, or correct label-column, "
@@ -243,7 +300,16 @@ def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -
 
 
 def refuse_columns(why: str, site_column: str, patient_column: str) -> None:
-    """Raise DataError if a column is set for data without columns."""
+    """Refuse settings of columns for data without columns.
+
+    Args:
+        why: the data have none, and what to do.
+        site_column: empty for none.
+        patient_column: empty for none.
+
+    Raises:
+        DataError: if a column is set.
+    """
     for key, column in (("site-column", site_column), ("patient-column", patient_column)):
         if column:
             raise DataError(f"{key} = {column!r}: {why}")
@@ -255,7 +321,13 @@ def split_by_size(sizes: Sequence[int]) -> Tensor | None:
 
 
 def content_key(root: Path, files: Iterable[Path]) -> str:
-    """Hash of paths, sizes and modification times of files: equal keys mean equal content and order."""
+    """Hash of paths, sizes and modification times of files: equal keys mean equal content and
+    order.
+
+    Args:
+        root: folder of the files.
+        files: in order.
+    """
     digest = hashlib.sha256(os.fsencode(root.resolve()))
     for file in files:
         try:

@@ -19,11 +19,23 @@ Opener = Callable[[int, int], Image.Image]
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Records of a reader: a class name for each, features or an image opener, and the patient of each if known.
+    """Records of a reader.
 
-    burned_in: number of images with text burned into their pixels, as headers state. left_out: reasons for missing records.
-    same: finds copies, as a group (n,) of each record with equal numbers for equal content; None for public data that are
-    known. place: where a record is, for the site's own log.
+    Attributes:
+        labels: a class name for each.
+        key: identifies content and order.
+        is_train: (n,) bool; None if the files have no split.
+        origin: value of the site column per record.
+        classes: that the files declare, in their order.
+        features: (n, d); None for images.
+        fingerprint: of the backbone that made `features`, if their file names it.
+        opener: opens an image; None for features.
+        patients: of each record, if known.
+        burned_in: number of images with text burned into their pixels, as headers state.
+        left_out: reasons for missing records.
+        same: finds copies, as a group (n,) of each record with equal numbers for equal content;
+            None for public data that are known.
+        place: where a record is, for the site's own log.
     """
 
     labels: Sequence[str]
@@ -66,8 +78,8 @@ def _open_row(opener: Opener, rows: Sequence[int], index: int, shortest: int) ->
 
 def without(records: Records, left: LeftOut) -> Records:
     """The records that are not left out. Their key then changes, because cached features belong to rows."""
-    found = replace(records, left_out=tuple(left.reasons))
-    return only(found, left.kept(len(records.labels))) if left.rows else found
+    noted = replace(records, left_out=tuple(left.reasons))
+    return only(noted, left.kept(len(records.labels))) if left.rows else noted
 
 
 def only(records: Records, positions: Sequence[int]) -> Records:

@@ -16,15 +16,26 @@ from common.extras.packages import needed_for
 
 @dataclass(frozen=True)
 class Schema:
-    """dimension, fingerprint: of stored features; zero and empty for images, where the backbone decides them."""
+    """What the headers of a site's data show.
+
+    Attributes:
+        dimension: of stored features; zero for images, where the backbone decides it.
+        fingerprint: of stored features; empty for images.
+    """
 
     dimension: int = 0
     fingerprint: str = ""
 
 
 def read_schema(source: DataSource) -> Schema:
-    """The schema of a source of one data set. Raises DataError for a wrong folder, file, column or type; one record more or
-    less changes none of these.
+    """The schema of a source of one data set.
+
+    Args:
+        source: of the data.
+
+    Raises:
+        DataError: for a wrong folder, file, column or type; one record more or less changes none of
+            these.
     """
     name = source.names[0] if source.names else ""
     folder = folder_of(source, name)
@@ -53,7 +64,7 @@ def read_schema(source: DataSource) -> Schema:
 def _features(files: list[Path], patient_column: str) -> Schema:
     from safetensors import SafetensorError, safe_open
 
-    found: set[Schema] = set()
+    schemas: set[Schema] = set()
     for file in files:
         try:
             with safe_open(file, "pt") as content:
@@ -68,12 +79,12 @@ def _features(files: list[Path], patient_column: str) -> Schema:
                     if len(each.get_shape()) != 1 or each.get_dtype() not in ("I64", "I32", "I16", "I8", "U8"):
                         raise DataError(f"{name} in '{file}' is {each.get_dtype()}; it must be integers of shape (n,)")
                 fingerprint = (content.metadata() or {}).get("fingerprint", "")
-                found.add(Schema(shape[1], fingerprint or f"features-{shape[1]}"))
+                schemas.add(Schema(shape[1], fingerprint or f"features-{shape[1]}"))
         except SafetensorError as error:
             raise DataError(f"'{file}' is not a readable safetensors file ({error}); write it again") from error
-    if len(found) > 1:
+    if len(schemas) > 1:
         raise DataError(f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both with one")
-    return found.pop()
+    return schemas.pop()
 
 
 def _parquet_columns(file: Path) -> tuple[list[str], str]:

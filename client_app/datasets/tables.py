@@ -69,10 +69,18 @@ class ParquetImages:
 
 
 def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
-    """Return the columns of a CSV or parquet table; those named in `texts` stay as written: 07 is not 7.
+    """The columns of a CSV or parquet table.
 
-    Raises DataError for a file that is not a table, and for a line with too many or too few columns unless records are left
-    out one by one. The error does not contain the content of a row, because that may identify a patient.
+    An error does not contain the content of a row, because that may identify a patient.
+
+    Args:
+        file: the table.
+        texts: columns that stay as written: 07 is not 7.
+        left: collects unusable records.
+
+    Raises:
+        DataError: for a file that is not a table, and for a line with too many or too few columns
+            unless records are left out one by one.
     """
     if left.one_by_one and file.suffix != ".parquet":
         return _line_by_line(file, left)

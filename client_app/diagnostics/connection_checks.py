@@ -81,9 +81,9 @@ def _shake_hands(link: Link, authority: Path, proxy: Proxy | None) -> Finding:
                 certificate = secured.getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
         if device := _inspector(link, authority, proxy):
-            found = f"a device on the way inspects TLS: it presents a certificate of {device!r} for {link.host}"
+            facts = f"a device on the way inspects TLS: it presents a certificate of {device!r} for {link.host}"
             remedy = f"ask the administrators of this network to exempt {link.host} port {link.port} from TLS inspection"
-            return Finding("TLS", "FAIL", found, remedy)
+            return Finding("TLS", "FAIL", facts, remedy)
         return Finding("TLS", "FAIL", f"the certificate is refused: {error.verify_message}", _remedy(error.verify_message))
     except ssl.SSLError as error:
         remedy = "check that the coordinator runs with its certificate, and that no proxy on the path intercepts TLS"
@@ -92,10 +92,10 @@ def _shake_hands(link: Link, authority: Path, proxy: Proxy | None) -> Finding:
         remedy = "check that no proxy on the path intercepts TLS"
         return Finding("TLS", "FAIL", f"{link.host} port {link.port} closed the connection ({error})", remedy)
     until = datetime.datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), datetime.UTC)
-    found = f"the certificate is for {link.host}, trusted, and valid until {until:%Y-%m-%d}"
+    facts = f"the certificate is for {link.host}, trusted, and valid until {until:%Y-%m-%d}"
     if until - datetime.datetime.now(datetime.UTC) < SOON:
-        return Finding("TLS", "WARN", found, "ask the coordinator to renew it: `coordinator certs FOLDER --renew`")
-    return Finding("TLS", "PASS", found)
+        return Finding("TLS", "WARN", facts, "ask the coordinator to renew it: `coordinator certs FOLDER --renew`")
+    return Finding("TLS", "PASS", facts)
 
 
 def _inspector(link: Link, authority: Path, proxy: Proxy | None) -> str:

@@ -15,11 +15,20 @@ from common.extras.packages import check_installed
 
 
 def check_files(node: NodeConfig) -> list[str]:
-    """Check the data that a node-config names. Raises DataError for a wrong file, column or type; PackageError for a kind of
-    data whose optional package is not installed.
+    """Check the data that a node-config names.
 
-    Returns warnings about folders without images, or not of classes. They do not stop the site: whether it joins must not
-    depend on its records, because the coordinator sees it.
+    Whether the site joins must not depend on its records, because the coordinator sees it. So
+    warnings do not stop the site.
+
+    Args:
+        node: the site's settings.
+
+    Returns:
+        Warnings about folders without images, or not of classes.
+
+    Raises:
+        DataError: for a wrong file, column or type.
+        PackageError: for a kind of data whose optional package is not installed.
     """
     if not node.data or node.data == "digits":
         return []
@@ -41,12 +50,12 @@ def _of_folders(source: DataSource, name: str) -> list[str]:
     images = source.kind == "imagefolder"
     wanted = (lambda path: path.suffix.lower() in IMAGE_SUFFIXES) if images else Path.is_file
     try:
-        found, _ = in_class_folders(root, wanted)
-        if not found:
+        files, _ = in_class_folders(root, wanted)
+        if not files:
             return [
                 f"'{root}' has no {'images' if images else 'files'} in class folders; make one folder per class, or a table"
             ]
-        note_depth(root, found, LeftOut(), () if images else None)
+        note_depth(root, files, LeftOut(), () if images else None)
     except DataError as error:
         return [str(error)]
     return []

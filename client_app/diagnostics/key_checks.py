@@ -32,8 +32,8 @@ def check_keys(data: DataKind, node: NodeConfig) -> Iterator[Finding]:
         except (ConfigError, RuntimeError) as error:
             yield Finding("peers", "FAIL", str(error), PEERS_REMEDY)
     elif demanded:
-        found = f"{demanded} = true, but the keys of other sites are not set: this site refuses every run"
-        yield Finding("peers", "FAIL", found, PEERS_REMEDY)
+        facts = f"{demanded} = true, but the keys of other sites are not set: this site refuses every run"
+        yield Finding("peers", "FAIL", facts, PEERS_REMEDY)
     if node.coordinator_key:
         try:
             yield Finding("requests", "PASS", f"answered when signed under {coordinator_key(node).hex()[:16]}...")

@@ -15,9 +15,17 @@ MARK = b"fedprobe"
 
 
 def large_packets_arrive(stream: socket.socket | ssl.SSLSocket, seconds: float) -> bool | None:
-    """Send a frame of a kind that HTTP/2 servers ignore, then a ping, and wait for the answer to the ping.
+    """Whether large packets arrive.
 
-    None if the server does not speak HTTP/2. Raises no OSError.
+    Send a frame of a kind that HTTP/2 servers ignore, then a ping, and wait for the answer to the
+    ping. Raises no OSError.
+
+    Args:
+        stream: to the coordinator.
+        seconds: to wait for an answer.
+
+    Returns:
+        Whether the answer came; None if the server does not speak HTTP/2.
     """
     stream.settimeout(seconds)
     with suppress(OSError):
@@ -49,9 +57,9 @@ def _await(stream: socket.socket, kind: int, flags: int) -> bytes | None:
 
 
 def _exactly(stream: socket.socket, count: int) -> bytes | None:
-    found = b""
-    while len(found) < count:
-        if not (part := stream.recv(count - len(found))):
+    content = b""
+    while len(content) < count:
+        if not (part := stream.recv(count - len(content))):
             return None
-        found += part
-    return found
+        content += part
+    return content

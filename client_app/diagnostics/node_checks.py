@@ -32,15 +32,15 @@ def check_isolation() -> Finding:
             "make sure that no flower-supernode runs without --isolation process; `site join` starts none",
         )
     if bare:
-        found = f"{PROGRAM} runs without --isolation process (process {_listed(bare)}): it starts code that a run brings"
-        return Finding("isolation", "FAIL", found, REMEDY)
+        facts = f"{PROGRAM} runs without --isolation process (process {_listed(bare)}): it starts code that a run brings"
+        return Finding("isolation", "FAIL", facts, REMEDY)
     if starters:
-        found = f"{STARTER} --plugin-type clientapp runs (process {_listed(starters)}): it starts code that a run brings"
-        return Finding("isolation", "FAIL", found, REMEDY)
+        facts = f"{STARTER} --plugin-type clientapp runs (process {_listed(starters)}): it starts code that a run brings"
+        return Finding("isolation", "FAIL", facts, REMEDY)
     if hidden:
-        found = f"the command line of {PROGRAM} or {STARTER} (process {_listed(hidden)}) cannot be read"
+        facts = f"the command line of {PROGRAM} or {STARTER} (process {_listed(hidden)}) cannot be read"
         return Finding(
-            "isolation", "WARN", found, "ask its user whether it runs with --isolation process, and starts no apps itself"
+            "isolation", "WARN", facts, "ask its user whether it runs with --isolation process, and starts no apps itself"
         )
     if isolated:
         return Finding("isolation", "PASS", f"every {PROGRAM} here runs with --isolation process")

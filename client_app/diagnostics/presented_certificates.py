@@ -8,7 +8,18 @@ from pathlib import Path
 
 
 def presented(plain: socket.socket, host: str) -> bytes:
-    """The certificate (DER) that is presented on a connection, without any check. Raises OSError."""
+    """The certificate that is presented on a connection, without any check.
+
+    Args:
+        plain: the connection, without TLS so far.
+        host: whose certificate is asked for.
+
+    Returns:
+        The certificate (DER).
+
+    Raises:
+        OSError: if the connection fails.
+    """
     context = ssl.create_default_context()
     # Nothing is sent over this connection; it only shows the certificate.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -18,9 +29,16 @@ def presented(plain: socket.socket, host: str) -> bytes:
 
 
 def inspector(der: bytes, authority: Path) -> str:
-    """The issuer of a certificate, if that is not an authority of a federation; empty if it is one, or unreadable.
+    """The issuer of a certificate, if that is not an authority of a federation.
 
     Authorities of `coordinator certs` have the common name fedsurrogate and a number.
+
+    Args:
+        der: the certificate.
+        authority: file of the federation's authority.
+
+    Returns:
+        The issuer; empty if it is such an authority, or unreadable.
     """
     from cryptography import x509
     from cryptography.x509.oid import NameOID

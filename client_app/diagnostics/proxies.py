@@ -21,7 +21,14 @@ MOST_BYTES = 65536
 
 @dataclass(frozen=True)
 class Proxy:
-    """A proxy. variable: that names it. credentials: "user:password", "" without any."""
+    """A proxy.
+
+    Attributes:
+        variable: of the environment, that names it.
+        host: of the proxy.
+        port: of the proxy.
+        credentials: "user:password", "" without any.
+    """
 
     variable: str
     host: str
@@ -34,7 +41,12 @@ class Proxy:
 
 
 class ProxyError(OSError):
-    """The proxy gives no tunnel. status: of its reply, 0 if that is not HTTP."""
+    """The proxy gives no tunnel.
+
+    Args:
+        status: of its reply, 0 if that is not HTTP.
+        reply: its first line.
+    """
 
     def __init__(self, status: int, reply: str) -> None:
         super().__init__(f"the proxy answered {reply!r}")
@@ -42,20 +54,35 @@ class ProxyError(OSError):
 
 
 def proxy_for(host: str, environment: Mapping[str, str]) -> Proxy | None:
-    """The proxy by which gRPC reaches a host; None without one. Raises ConfigError for one that gRPC cannot use."""
+    """The proxy by which gRPC reaches a host.
+
+    Args:
+        host: of the coordinator.
+        environment: variables of the process.
+
+    Returns:
+        The proxy; None without one.
+
+    Raises:
+        ConfigError: for one that gRPC cannot use.
+
+    Example:
+        >>> str(proxy_for("fl.example.org", {"https_proxy": "http://proxy.example.org:3128"}))
+        'proxy.example.org:3128 (https_proxy)'
+    """
     name = next((name for name in PROXIES if name in environment), "")
     if not (name and environment[name]) or _is_exempt(host, environment):
         return None
     try:
-        found = urlsplit(environment[name])
-        port = found.port or 80
+        url = urlsplit(environment[name])
+        port = url.port or 80
     except ValueError:
-        found, port = urlsplit(""), 0
-    if found.scheme != "http" or not found.hostname:
+        url, port = urlsplit(""), 0
+    if url.scheme != "http" or not url.hostname:
         shown = environment[name].rpartition("@")[2]
         raise ConfigError(f"{name} = '{shown}': gRPC takes http://HOST:PORT or http://USER:PASSWORD@HOST:PORT only")
-    credentials = f"{unquote(found.username)}:{unquote(found.password or '')}" if found.username else ""
-    return Proxy(name, found.hostname, port, credentials)
+    credentials = f"{unquote(url.username)}:{unquote(url.password or '')}" if url.username else ""
+    return Proxy(name, url.hostname, port, credentials)
 
 
 def capitals_only(environment: Mapping[str, str]) -> str:
@@ -66,7 +93,18 @@ def capitals_only(environment: Mapping[str, str]) -> str:
 
 
 def open_tunnel(proxy: Proxy | None, host: str, port: int, seconds: float) -> socket.socket:
-    """A connection to host and port, through the proxy if there is one. Raises ProxyError, OSError."""
+    """A connection to the coordinator.
+
+    Args:
+        proxy: through which it goes; None for a direct one.
+        host: of the coordinator.
+        port: of the coordinator.
+        seconds: to wait for each step.
+
+    Raises:
+        ProxyError: if the proxy gives no tunnel.
+        OSError: if the connection fails.
+    """
     if proxy is None:
         return socket.create_connection((host, port), seconds)
     tunnel = socket.create_connection((proxy.host, proxy.port), seconds)

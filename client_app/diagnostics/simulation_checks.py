@@ -15,20 +15,31 @@ from common.run import Run
 
 
 def check_records(run: Run, sites: int) -> Sequence[str]:
-    """Read the labels and distribute the records as the sites will. Returns remarks about sites of a single class.
+    """Read the labels and distribute the records as the sites will.
 
-    Weights that have to be fetched are fetched, once for all sites. Raises DataError or ConfigError if the data are
-    unusable, have only one class, or leave a site without records; BackboneError for weights that cannot be had.
+    Weights that have to be fetched are fetched, once for all sites.
+
+    Args:
+        run: whose data are read.
+        sites: number of sites.
+
+    Returns:
+        Remarks about sites of a single class.
+
+    Raises:
+        DataError, ConfigError: if the data are unusable, have only one class, or leave a site
+            without records.
+        BackboneError: for weights that cannot be had.
     """
-    found = whole(run, sites)
-    there = {dataset.classes[i] for dataset, _ in found for i in set(dataset.labels[dataset.is_train].tolist())}
+    shares = whole(run, sites)
+    there = {dataset.classes[i] for dataset, _ in shares for i in set(dataset.labels[dataset.is_train].tolist())}
     if len(there) < 2:
         names = ", ".join(map(repr, sorted(there))) or "none"
         raise DataError(
             f"the training records have one class only ({names}), and a classifier needs two; check data-dir = "
             f"{run.settings.data_dir!r}, label-column and classes"
         )
-    remarks, parts = [], [(dataset, part) for dataset, each in found for part in each]
+    remarks, parts = [], [(dataset, part) for dataset, each in shares for part in each]
     for site, (dataset, part) in enumerate(parts):
         classes = [dataset.classes[i] for i in set(dataset.labels[part].tolist())]
         if not classes:
@@ -39,7 +50,7 @@ def check_records(run: Run, sites: int) -> Sequence[str]:
         if len(classes) == 1 and run.settings.partition != "classes":
             remarks.append(f"site {site} has training records of one class only ({classes[0]}); a larger alpha is more even")
     if (
-        any(dataset.features is None for dataset, _ in found)
+        any(dataset.features is None for dataset, _ in shares)
         and not run.settings.weights_path
         and ":" in run.settings.backbone
     ):
@@ -48,14 +59,24 @@ def check_records(run: Run, sites: int) -> Sequence[str]:
 
 
 def test_features(run: Run) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """Features (n, d), labels (n,) and class names of all test records of a simulation. Raises FedSurrogateError."""
+    """Features of all test records of a simulation.
+
+    Args:
+        run: whose data are read.
+
+    Returns:
+        Features (n, d), labels (n,) and class names.
+
+    Raises:
+        FedSurrogateError: for unusable data, or no test record.
+    """
     from client_app.features.site_features import dataset_features, usable
     from client_app.governance.policy import policy_of
     from client_app.node_config import NodeConfig
 
     features, labels = [], []
-    found = load_all(DataSource.of_run(run), run.settings.seed)
-    for dataset in found:
+    datasets = load_all(DataSource.of_run(run), run.settings.seed)
+    for dataset in datasets:
         rows = (~dataset.is_train).nonzero().flatten()
         node = NodeConfig()
         each = usable(dataset, dataset_features(dataset, run, node, policy_of(node).cache_mib), rows, run.power)
@@ -63,4 +84,4 @@ def test_features(run: Run) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         labels.append(each.labels)
     if not any(map(len, labels)):
         raise DataError(f"data-dir = {run.settings.data_dir!r} has no test records")
-    return torch.cat(features), torch.cat(labels), found[0].classes
+    return torch.cat(features), torch.cat(labels), datasets[0].classes

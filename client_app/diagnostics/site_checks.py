@@ -38,9 +38,13 @@ MOST_CLASSES_SHOWN = 12
 
 
 def check_site(run: Run, node: NodeConfig, fingerprint: str = "", run_named: bool = True) -> Iterator[Finding]:
-    """Check all that a run needs, and change nothing. fingerprint: of the coordinator's backbone, if known.
+    """Check all that a run needs, and change nothing.
 
-    run_named: whether `run` is a planned run; only then are its policy and budget checked.
+    Args:
+        run: a planned run, or defaults.
+        node: the site's settings.
+        fingerprint: of the coordinator's backbone; empty if unknown.
+        run_named: whether `run` is a planned run; only then are its policy and budget checked.
     """
     yield from _folders(node)
     yield from _machine(run.settings.device, node)
@@ -60,13 +64,13 @@ def check_site(run: Run, node: NodeConfig, fingerprint: str = "", run_named: boo
         lambda: _data(run, node, part),
     )
     if part and part[0].dataset.features is None:
-        found: list[Backbone] = []
+        backbones: list[Backbone] = []
         yield _guarded(
-            "backbone", "see weights-path in the node-config", lambda: _backbone(run, node, part[0], fingerprint, found)
+            "backbone", "see weights-path in the node-config", lambda: _backbone(run, node, part[0], fingerprint, backbones)
         )
-        if found:
-            dimension = found[0].dim
-            yield _guarded("time", "check the images", lambda: _time(part[0], found[0]))
+        if backbones:
+            dimension = backbones[0].dim
+            yield _guarded("time", "check the images", lambda: _time(part[0], backbones[0]))
     elif part and fingerprint:
         own, wanted = (with_power(each, run.power) for each in (part[0].dataset.fingerprint, fingerprint))
         yield _same(own, wanted, "backbone")
@@ -98,22 +102,22 @@ def _folders(node: NodeConfig) -> Iterator[Finding]:
             remedy = f"give a folder for {holds} that user {os.getuid()} may write, as {what} in the node-config"
             yield Finding(what, "FAIL", f"{folder} cannot be written ({error.strerror})", remedy)
             continue
-        found = f"{folder} can be written, {free / GIB:.1f} GiB free"
+        facts = f"{folder} can be written, {free / GIB:.1f} GiB free"
         if free < LITTLE_DISK:
-            yield Finding(what, "FAIL" if free < LEAST_DISK else "WARN", found, f"free disk space; it is for {holds}")
+            yield Finding(what, "FAIL" if free < LEAST_DISK else "WARN", facts, f"free disk space; it is for {holds}")
         else:
-            yield Finding(what, "PASS", found)
+            yield Finding(what, "PASS", facts)
 
 
 def _machine(wanted: str, node: NodeConfig) -> Iterator[Finding]:
     import psutil
 
     free = psutil.virtual_memory().available
-    found = f"{free / GIB:.1f} GiB free, {os.cpu_count()} cores"
+    facts = f"{free / GIB:.1f} GiB free, {os.cpu_count()} cores"
     if free < LITTLE_MEMORY:
-        yield Finding("memory", "WARN", found, "4 GiB are enough for most backbones")
+        yield Finding("memory", "WARN", facts, "4 GiB are enough for most backbones")
     else:
-        yield Finding("memory", "PASS", found)
+        yield Finding("memory", "PASS", facts)
     try:
         device = site_device(wanted, node)
     except FedSurrogateError as error:
@@ -133,12 +137,12 @@ def _policy(data: DataKind, node: NodeConfig) -> Finding:
     policy = open_gate(node, data, "doctor").policy
     if node.data in ("", "digits") and not node.policy:
         return Finding("policy", "PASS", "public data: everything may leave")
-    found = f"epsilon {policy.epsilon_per_run:g} a run, {policy.epsilon_total:g} in all; " + (
+    facts = f"epsilon {policy.epsilon_per_run:g} a run, {policy.epsilon_total:g} in all; " + (
         "also without privacy" if policy.without_dp else "nothing leaves without privacy"
     )
     if not node.policy:
-        return Finding("policy", "WARN", f"the default: {found}", "set policy in the node-config to a file of your own")
-    return Finding("policy", "PASS", f"{node.policy}: {found}")
+        return Finding("policy", "WARN", f"the default: {facts}", "set policy in the node-config to a file of your own")
+    return Finding("policy", "PASS", f"{node.policy}: {facts}")
 
 
 def _ledger(data: DataKind, node: NodeConfig) -> Finding:
@@ -146,14 +150,14 @@ def _ledger(data: DataKind, node: NodeConfig) -> Finding:
     entries, spent = gate.ledger.entries(), gate.spent()
     total = gate.policy.epsilon_total
     allowed = f" of {total:g}" if total < NO_LIMIT else ""
-    found = f"{len(entries)} releases so far, epsilon {spent:.4g}{allowed} spent"
+    facts = f"{len(entries)} releases so far, epsilon {spent:.4g}{allowed} spent"
     if noise := sum(FALLBACK in entry.get("facts", {}) for entry in entries):
-        found += f"; {noise} of them WITHOUT ANY RECORD, pure noise, because the records could not be used"
+        facts += f"; {noise} of them WITHOUT ANY RECORD, pure noise, because the records could not be used"
     if spent >= total:
-        return Finding("ledger", "FAIL", found, "nothing more may leave; only a person may raise epsilon-total")
+        return Finding("ledger", "FAIL", facts, "nothing more may leave; only a person may raise epsilon-total")
     if noise:
-        return Finding("ledger", "WARN", found, "site.log in state-dir has the error; correct it before the next run")
-    return Finding("ledger", "PASS", found)
+        return Finding("ledger", "WARN", facts, "site.log in state-dir has the error; correct it before the next run")
+    return Finding("ledger", "PASS", facts)
 
 
 def _packages(run: Run, node: NodeConfig) -> Finding:
@@ -163,22 +167,24 @@ def _packages(run: Run, node: NodeConfig) -> Finding:
 
 
 def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
-    found = share(run, node)
-    part.append(found)
-    dataset = found.dataset
-    counts = torch.bincount(dataset.labels[found.train], minlength=len(dataset.classes)).tolist()
+    records = share(run, node)
+    part.append(records)
+    dataset = records.dataset
+    counts = torch.bincount(dataset.labels[records.train], minlength=len(dataset.classes)).tolist()
     named = [f"{name} {count}" for name, count in zip(dataset.classes, counts, strict=True)]
     more = f" and {len(named) - MOST_CLASSES_SHOWN} more" if len(named) > MOST_CLASSES_SHOWN else ""
-    facts = f"{len(found.train)} training and {len(found.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
+    facts = (
+        f"{len(records.train)} training and {len(records.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
+    )
     if dataset.patients is not None:
-        facts += f"; {len({dataset.patients[row] for row in found.train.tolist()})} patients"
-    if not len(found.train):
+        facts += f"; {len({dataset.patients[row] for row in records.train.tolist()})} patients"
+    if not len(records.train):
         left = f"; left out: {'; '.join(dataset.left_out)}" if dataset.left_out else ""
         return Finding("data", "FAIL", facts + left, "without training records only noise leaves, or nothing")
     if dataset.left_out:
         private = " in this private run" if is_protected(run.private, node) else ""
-        found_wrong = f"{facts}; LEFT OUT{private}: {'; '.join(dataset.left_out)}"
-        return Finding("data", "WARN", found_wrong, "correct these records; they are not reported to the coordinator")
+        facts_and_losses = f"{facts}; LEFT OUT{private}: {'; '.join(dataset.left_out)}"
+        return Finding("data", "WARN", facts_and_losses, "correct these records; they are not reported to the coordinator")
     if dataset.burned_in:
         return Finding(
             "data",
@@ -193,9 +199,9 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
     return Finding("data", "PASS", facts)
 
 
-def _backbone(run: Run, node: NodeConfig, part: SiteShare, fingerprint: str, found: list[Backbone]) -> Finding:
+def _backbone(run: Run, node: NodeConfig, part: SiteShare, fingerprint: str, backbones: list[Backbone]) -> Finding:
     loaded = site_backbone(run, node)
-    found.append(loaded)
+    backbones.append(loaded)
     if is_protected(run.private, node):
         check_dimension(loaded)
     own = with_power(loaded.fingerprint_at(loaded.dim or _first_dimension(part, loaded)), run.power)

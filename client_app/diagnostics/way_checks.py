@@ -17,7 +17,12 @@ DNS = (
 
 
 def check_way(link: Link, proxy: Proxy | None) -> Iterator[Finding]:
-    """The steps to a connection with the coordinator, up to the first that fails."""
+    """The steps to a connection with the coordinator, up to the first that fails.
+
+    Args:
+        link: to the coordinator.
+        proxy: that gRPC takes; None without one.
+    """
     if proxy is None:
         yield from _to(
             link.host, link.port, "check that the coordinator is running and that this is its Fleet port (usually 9092)"
@@ -50,12 +55,12 @@ def _port(host: str, port: int, addresses: Sequence[str], if_refused: str) -> Fi
     if not failed:
         return Finding("port", "PASS", f"{host} answers on port {port}")
     if len(failed) < len(addresses):
-        found = f"{host} answers on port {port}, but not at {', '.join(sorted(failed))}"
-        return Finding("port", "WARN", found, "connections may begin slowly; remove the address from DNS, or mend its route")
+        facts = f"{host} answers on port {port}, but not at {', '.join(sorted(failed))}"
+        return Finding("port", "WARN", facts, "connections may begin slowly; remove the address from DNS, or mend its route")
     if all(":" in address for address in failed) and any(error.errno in NO_ROUTE for error in failed.values()):
-        found = f"{host} has IPv6 addresses only, and there is no IPv6 route from here"
+        facts = f"{host} has IPv6 addresses only, and there is no IPv6 route from here"
         remedy = "give this machine and its containers IPv6 (Docker: enable_ipv6), or ask for a name with an IPv4 address"
-        return Finding("port", "FAIL", found, remedy)
+        return Finding("port", "FAIL", facts, remedy)
     first = next(iter(failed.values()))
     if all(isinstance(each, ConnectionRefusedError) for each in failed.values()):
         return Finding("port", "FAIL", f"{host} refuses connections to port {port}", if_refused)

@@ -20,7 +20,15 @@ LOG = logging.getLogger("fedsurrogate.site")
 
 
 def read_entry(entry: Path, count: int) -> tuple[Tensor, Tensor] | None:
-    """Return a complete and undamaged entry, else None."""
+    """A complete and undamaged entry of the cache.
+
+    Args:
+        entry: its folder.
+        count: n, the number of records that it must have.
+
+    Returns:
+        Features (n, d), and which rows are valid, (n,) bool; None without such an entry.
+    """
     try:
         digests = json.loads((entry / "digests.json").read_text())
         if any(digest_of(entry / name) != digests[name] for name in ("x.npy", "ok.npy")):
@@ -44,11 +52,15 @@ def digest_of(path: Path) -> str:
 
 
 def make_room(entry: Path, most_mib: float) -> None:
-    """Mark `entry`, a folder that this process has locked, as used; remove others until all take at most `most_mib`.
+    """Mark an entry as used, and remove others until all take at most `most_mib`.
 
-    `entry` itself stays even if it alone is larger: otherwise every request would compute it again, and a refusal would
-    depend on the number of records. Entries that another process has locked are in use and stay. Memory-mapped files stay
-    readable after they are removed.
+    `entry` itself stays even if it alone is larger: otherwise every request would compute it again,
+    and a refusal would depend on the number of records. Entries that another process has locked are
+    in use and stay. Memory-mapped files stay readable after they are removed.
+
+    Args:
+        entry: a folder that this process has locked.
+        most_mib: of all entries, MiB; infinity for no limit.
     """
     from filelock import FileLock, Timeout
 

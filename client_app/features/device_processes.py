@@ -35,9 +35,12 @@ START = (
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices that get a process each, such as cuda:0 and cuda:1. load: loads the backbone on one of them; it is pickled.
+    """Devices that get a process each.
 
-    fingerprint: of the backbone.
+    Attributes:
+        names: such as cuda:0 and cuda:1.
+        load: loads the backbone on one of them; it is pickled.
+        fingerprint: of the backbone.
     """
 
     names: tuple[str, ...]
@@ -46,10 +49,20 @@ class Devices:
 
 
 def in_processes(opener: Opener, shards: Iterable[range], devices: Devices, batch_size: int) -> Generator[Part]:
-    """Yield the records of these shards, with features: those of a shard in order, but several shards at a time.
+    """Yield the records of shards, with features, computed by a process for each device.
 
-    The features are those of `in_parts`, bit for bit. The processes end with this generator, or with this process. Raises
-    BackboneError for images of two sizes, FedSurrogateError for a process that fails or ends.
+    The records of a shard are in order, but several shards are computed at a time. The features are
+    those of `in_parts`, bit for bit. The processes end with this generator, or with this process.
+
+    Args:
+        opener: opens an image.
+        shards: rows of each shard.
+        devices: of the processes.
+        batch_size: images in a batch.
+
+    Raises:
+        BackboneError: for images of two sizes.
+        FedSurrogateError: for a process that fails or ends.
     """
     left = iter(shards)
     processes: list[_Process] = []
@@ -138,7 +151,12 @@ class _Process:
 
 
 def work(descriptor: int, device: str) -> None:
-    """What a process for a device does. descriptor: the file descriptor of its connection."""
+    """What a process for a device does.
+
+    Args:
+        descriptor: the file descriptor of its connection.
+        device: its name.
+    """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)

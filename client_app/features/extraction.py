@@ -43,9 +43,14 @@ Load = Callable[[str], Backbone]
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Features `x` (n, d) of every record, float16 from images; rows where `ok` (n,) is False are broken and zero.
+    """Features of every record of a data set.
 
-    seconds: time to compute or load them. cached: whether they were on disk already.
+    Attributes:
+        x: features (n, d), float16 from images; rows of broken records are zero.
+        ok: whether each record is usable, (n,) bool; False for a broken one.
+        fingerprint: of the backbone.
+        seconds: time to compute or load them.
+        cached: whether they were on disk already.
     """
 
     x: Tensor
@@ -63,14 +68,23 @@ def extract(
     most_mib: float = math.inf,
     load: Load | None = None,
 ) -> Features:
-    """Return the features of every record, from `cache` if they were computed before.
+    """The features of every record, from the cache if they were computed before.
 
-    `backbone` may be a function that loads it; precomputed features never call it. Processes that share `cache` compute
-    an entry once. All entries take at most `most_mib` on disk; this one always stays. load: loads the same backbone on a
-    device. With it, many images are shared out to one process a GPU if the backbone's device is "cuda" without a number.
+    Processes that share `cache` compute an entry once.
 
-    Raises DataError when no image can be read or `cache` cannot be written, BackboneError when no features are finite or
-    images differ in size, FedSurrogateError when a process of a GPU fails.
+    Args:
+        dataset: the records.
+        backbone: may be a function that loads it; precomputed features never call it.
+        cache: folder of computed features.
+        batch_size: images in a batch.
+        most_mib: of all entries on disk, MiB; this one always stays.
+        load: loads the same backbone on a device. With it, many images are shared out to one
+            process a GPU if the backbone's device is "cuda" without a number.
+
+    Raises:
+        DataError: when no image can be read or `cache` cannot be written.
+        BackboneError: when no features are finite or images differ in size.
+        FedSurrogateError: when a process of a GPU fails.
     """
     start = time.perf_counter()
     if dataset.whole is not None and dataset.rows is not None and dataset.features is None:
@@ -87,22 +101,22 @@ def extract(
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{entry}.lock"):
-            found = read_entry(entry, len(dataset))
-            cached = found is not None
-            if found is None:
+            stored = read_entry(entry, len(dataset))
+            cached = stored is not None
+            if stored is None:
                 _write(entry, dataset, model, batch_size, load)
-                found = read_entry(entry, len(dataset))
+                stored = read_entry(entry, len(dataset))
             make_room(entry, most_mib)
     except OSError as error:
         raise DataError(
             f"cache '{cache}' cannot be used ({error}); set cache-dir in the node-config, or the variable XDG_CACHE_HOME "
             "of the environment, to another folder"
         ) from error
-    if found is None:
+    if stored is None:
         raise DataError(
             f"features written to '{entry}' cannot be read again; check the disk, or set cache-dir to another folder"
         )
-    x, ok = found
+    x, ok = stored
     return Features(x, ok, model.fingerprint_at(x.shape[1]), time.perf_counter() - start, cached)
 
 

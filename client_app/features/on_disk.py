@@ -22,13 +22,35 @@ CHUNK = 2**22
 
 
 def chunks(count: int, dimension: int) -> Iterator[slice]:
-    """Slices that divide `count` rows of this dimension into chunks of a fixed size in bytes."""
+    """Slices that divide rows into chunks of a fixed size in bytes.
+
+    Args:
+        count: number of rows.
+        dimension: numbers in a row.
+
+    Example:
+        >>> list(chunks(5, CHUNK // 2))
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
     rows = max(1, CHUNK // max(1, dimension))
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
 
 
 def written(parts: Iterator[Tensor], dimension: int, folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The rows (n, dimension) of all parts, written to a file in `folder` and mapped. Raises OSError."""
+    """Rows of all parts, written to a file and mapped.
+
+    Args:
+        parts: rows, each part (m, d).
+        dimension: d.
+        folder: of the file, which has no name.
+        dtype: of the file, float32 or float64.
+
+    Returns:
+        The rows (n, d).
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kind = np.float64 if dtype == torch.float64 else np.float32
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -43,10 +65,13 @@ def written(parts: Iterator[Tensor], dimension: int, folder: Path, dtype: torch.
 
 
 def forget(features: Tensor) -> None:
-    """Let the system take the pages of these features, or of rows that follow one another, out of this process's memory at
-    once. They must be of a tensor that `written` returned.
+    """Let the system take the pages of these features out of this process's memory at once.
 
-    They are read from the file again when they are needed. Rows that were changed in memory would be lost.
+    They are read from the file again when they are needed. Rows that were changed in memory would
+    be lost.
+
+    Args:
+        features: (n, d), a tensor that `written` returned, or rows of it that follow one another.
     """
     start, end = features.data_ptr(), features.data_ptr() + features.nbytes
     start += -start % mmap.PAGESIZE
@@ -58,9 +83,16 @@ def forget(features: Tensor) -> None:
 def clipped_features(
     features: Tensor, norm: float, folder: Path | None, change: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, float]:
-    """Features (n, d) in double precision after `change`, clipped at `norm`, and the share of them that it shortened.
+    """Features in double precision after a change, clipped.
 
-    With a `folder`, chunk by chunk into a file there.
+    Args:
+        features: (n, d).
+        norm: to clip at.
+        folder: for a file to which they are written chunk by chunk; None: they stay in memory.
+        change: of the features before the clip.
+
+    Returns:
+        The clipped features, and the share of them that was shortened.
     """
     if folder is None:
         return clip(change(features.double().cpu()), norm)
@@ -75,5 +107,5 @@ def clipped_features(
             yield clipped
 
     dimension = change(features[:0].double()).shape[1]
-    found = written(parts(), dimension, folder, torch.float64)
-    return found, shortened / max(1, len(features))
+    mapped = written(parts(), dimension, folder, torch.float64)
+    return mapped, shortened / max(1, len(features))

@@ -26,7 +26,15 @@ CPU_TOGETHER, CPU_FORWARD_TOGETHER = 8, 2
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some records of one shard: rows with images and features, and broken rows with reasons. size: height and width."""
+    """Some records of one shard.
+
+    Attributes:
+        rows: of the records with images and features.
+        images: of `rows`, (n, channels, height, width); None if none can be read.
+        broken: rows of broken records, with reasons.
+        features: of `rows`, (n, d) float16, once they are computed.
+        size: height and width of the images, pixels.
+    """
 
     rows: list[int]
     images: Tensor | None
@@ -41,10 +49,18 @@ class Part:
 def in_parts(
     opener: Opener, shards: Iterable[range], backbone: Backbone, batch_size: int, processes: int = 1
 ) -> Generator[Part]:
-    """Yield the records of these shards in order, with features; on a CPU each core decodes and forwards its own images.
+    """Yield the records of shards in order, with features.
 
-    Every shard begins a batch, so its bits do not depend on the other shards. A shard is asked for when the last images
-    before it begin to be decoded. processes: number of processes that share the cores.
+    On a CPU each core decodes and forwards its own images. Every shard begins a batch, so its bits
+    do not depend on the other shards. A shard is asked for when the last images before it begin to
+    be decoded.
+
+    Args:
+        opener: opens an image.
+        shards: rows of each shard.
+        backbone: computes the features.
+        batch_size: images in a batch; it has no effect on a CPU.
+        processes: number of processes that share the cores.
     """
     cores = max(1, usable_cores() // processes)
     if backbone.device.type != "cpu":

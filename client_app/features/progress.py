@@ -14,9 +14,15 @@ LOG_EVERY_SECONDS = 10.0
 
 @contextmanager
 def progress(name: str, total: int, done: int = 0, what: str = "images") -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts finished items: a progress bar on a terminal, otherwise a log line at intervals.
+    """Yield a function that counts finished items.
 
-    done: items that were finished before; they do not count for the rate. what: the items' name.
+    It shows a progress bar on a terminal, otherwise a log line at intervals.
+
+    Args:
+        name: of the work.
+        total: number of items.
+        done: items that were finished before; they do not count for the rate.
+        what: the items' name.
     """
     start = reported = time.perf_counter()
     before = done

@@ -29,9 +29,13 @@ LOG = logging.getLogger("fedsurrogate.site")
 
 @dataclass
 class ShardWriter:
-    """Writes features (count, dimension) float16 and ok (count,) bool to `folder`, shard by shard; it holds open shards.
+    """Writes features of records, shard by shard; it holds open shards.
 
-    size: of the images, (height, width), once one is known.
+    Attributes:
+        folder: for features (count, dimension) float16 and ok (count,) bool.
+        count: number of records.
+        dimension: of the features; 0 until it is known.
+        size: of the images, (height, width), once one is known.
     """
 
     folder: Path
@@ -47,7 +51,15 @@ class ShardWriter:
 
     @classmethod
     def resumed(cls, folder: Path, count: int) -> ShardWriter:
-        """A writer that continues with the shards that are not complete in `folder`. Raises OSError if it cannot write."""
+        """A writer that continues with the shards that are not complete.
+
+        Args:
+            folder: of an earlier writer, perhaps.
+            count: number of records.
+
+        Raises:
+            OSError: if it cannot write.
+        """
         writer = cls(folder, count)
         try:
             text = (folder / SHARDS).read_text(errors="replace")
@@ -82,9 +94,13 @@ class ShardWriter:
         return [self._shard(first) for first in range(0, self.count, SHARD) if first not in self._complete]
 
     def add(self, part: Part, good: Tensor | None) -> None:
-        """Add records of one shard, with features (n, dimension) float16 of its rows; those not `good` (n,) stay zero.
+        """Add records of one shard. Once all of them were added and the dimension is known, it is
+        written.
 
-        A shard whose records were all added is written to disk, once the dimension is known.
+        Args:
+            part: the records, with features (n, dimension) float16 of its rows.
+            good: rows of features that are valid, (n,); the others stay zero. None without
+                features.
         """
         first = min([*part.rows[:1], *(row for row, _ in part.broken[:1])]) // SHARD * SHARD
         self._added[first] += len(part)
@@ -98,8 +114,8 @@ class ShardWriter:
 
     def ok(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which rows are valid, (count,) bool, after the last shard."""
-        found: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.fromfile(self.folder / "ok", np.bool_, self.count)
-        return found
+        valid: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.fromfile(self.folder / "ok", np.bool_, self.count)
+        return valid
 
     def _shard(self, first: int) -> range:
         return range(first, min(first + SHARD, self.count))

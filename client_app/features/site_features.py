@@ -40,10 +40,15 @@ BYTES = 4
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Features (n, d), labels (n,), indices into the site's classes, and patients (n,) (`units`) if the data have IDs.
+    """Features of records, with labels.
 
-    rows: indices (n,) of the records in their data set, for the site's own use. folder: where features are, mapped from a
-    file, if memory is not to hold all of them; None if it holds them.
+    Attributes:
+        features: (n, d).
+        labels: (n,), indices into the site's classes.
+        units: patient of each record, (n,), if the data have IDs.
+        rows: indices of the records in their data set, (n,), for the site's own use.
+        folder: where features are, mapped from a file, if memory is not to hold all of them; None
+            if it holds them.
     """
 
     features: Tensor
@@ -57,9 +62,17 @@ class LabelledFeatures:
 class SiteFeatures:
     """A site's input to a method.
 
-    simulated: whether the data are a share of the run's own, not a hospital's. left_out: reasons for missing records.
-    key: identifies the content of the data set, as its files show it. selected: digest of which of its records train,
-    or are held out, if the run evaluates a model on these.
+    Attributes:
+        train: training records.
+        test: held-out records.
+        classes: names of the site's classes.
+        fingerprint: of the backbone.
+        seconds: time to compute or load the features.
+        simulated: whether the data are a share of the run's own, not a hospital's.
+        left_out: reasons for missing records.
+        key: identifies the content of the data set, as its files show it.
+        selected: digest of which of its records train, or are held out, if the run evaluates a
+            model on these.
     """
 
     train: LabelledFeatures
@@ -74,17 +87,34 @@ class SiteFeatures:
 
 
 def site_name(node: NodeConfig, node_id: int) -> str:
-    """The site's name in the run: its own setting, its partition, or Flower's number for it."""
+    """The site's name in the run: its own setting, its partition, or Flower's number for it.
+
+    Args:
+        node: the site's settings.
+        node_id: Flower's number for the site.
+
+    Example:
+        >>> site_name(NodeConfig(site="north"), 7), site_name(NodeConfig(), 7)
+        ('north', 'node-7')
+    """
     if node.site:
         return node.site
     return str(node.partition_id) if node.num_partitions > 1 else f"node-{node_id}"
 
 
 def check_addressee(request: Record, site: str) -> None:
-    """Raise ConfigError if the coordinator registered this site's key under another name: it would refuse the reply.
+    """Refuse a request if the coordinator registered this site's key under another name.
 
-    So nothing is charged for a refused reply. The check depends on the request and the site's settings only. A coordinator
-    without a table of registered sites sends no names.
+    It would refuse the reply. So nothing is charged for a refused reply. The check depends on the
+    request and the site's settings only. A coordinator without a table of registered sites sends no
+    names.
+
+    Args:
+        request: perhaps with the name.
+        site: this site's own name.
+
+    Raises:
+        ConfigError: if the names differ.
     """
     info = request.config_records.get(INFO)
     registered = site if info is None else info.get("site", site)
@@ -104,18 +134,27 @@ def in_simulation() -> bool:
 
 
 def load_site(run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone | None = None) -> SiteFeatures:
-    """Features of this site's train and test records. Raises DataError, BackboneError or ConfigError.
+    """Features of this site's train and test records.
 
-    cache_mib: the most that the site keeps of computed features. backbone: the run's backbone if it is already loaded.
+    Args:
+        run: that asks for them.
+        node: the site's settings.
+        cache_mib: the most that the site keeps of computed features, MiB.
+        backbone: the run's backbone if it is already loaded.
+
+    Raises:
+        DataError: for records that cannot be used.
+        BackboneError: for a backbone that cannot be used.
+        ConfigError: for settings that do not fit each other.
     """
     part, protected = share(run, node, in_simulation()), is_protected(run.private, node)
     if not len(part.dataset):
         raise DataError(f"no record of the classes {', '.join(run.settings.classes)[:200]} in {part.dataset.name!r}")
     if run.settings.counting.kind == "survey":
-        found = no_features(len(part.dataset))
+        features = no_features(len(part.dataset))
     else:
-        found = dataset_features(part.dataset, run, node, cache_mib, backbone)
-    read = partial(usable, part.dataset, found, power=run.power, folder=node.cache, most_mib=node.features_in_memory_mib)
+        features = dataset_features(part.dataset, run, node, cache_mib, backbone)
+    read = partial(usable, part.dataset, features, power=run.power, folder=node.cache, most_mib=node.features_in_memory_mib)
     train, test = read(part.train), read(part.test)
     if node.unit == "record" or (protected and node.protects == "record"):
         train = replace(train, units=None)
@@ -125,10 +164,10 @@ def load_site(run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone |
         raise DataError(f"no usable training record among {len(part.train)} in {part.dataset.name!r}")
     left_out = part.dataset.left_out
     if broken := len(part.train) - len(train.labels):
-        first = [i for i in part.train.tolist() if not found.ok[i]][:1]
+        first = [i for i in part.train.tolist() if not features.ok[i]][:1]
         what = f"{broken} of {len(part.train)} training images cannot be read, or have no finite features"
         left_out = (*left_out, what + "".join(f", such as {part.dataset.where(i)}" for i in first))
-    fingerprint = with_power(found.fingerprint, run.power)
+    fingerprint = with_power(features.fingerprint, run.power)
     dataset = part.dataset
     # Places among the records of all classes: places among those of the run's classes name other records with other classes.
     rows = (test if run.settings.counting.kind in JUDGING else train).rows
@@ -136,7 +175,7 @@ def load_site(run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone |
     places = rows if dataset.rows is None else dataset.rows[rows]
     selected = hashlib.sha256(places.numpy().tobytes()).hexdigest()
     return SiteFeatures(
-        train, test, dataset.classes, fingerprint, found.seconds, part.simulated, left_out, dataset.key, selected
+        train, test, dataset.classes, fingerprint, features.seconds, part.simulated, left_out, dataset.key, selected
     )
 
 
@@ -148,18 +187,29 @@ def no_features(count: int) -> Features:
 def dataset_features(
     dataset: Dataset, run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone | None = None
 ) -> Features:
-    """Features of every record of a dataset, from the cache if possible.
+    """Features of every record of a data set, from the cache if possible.
 
-    cache_mib: the most that the site keeps of computed features. backbone: the run's if it is already loaded.
+    Args:
+        dataset: the records.
+        run: names the backbone.
+        node: the site's settings.
+        cache_mib: the most that the site keeps of computed features, MiB.
+        backbone: the run's if it is already loaded.
     """
     load = partial(site_backbone, run, node)
     return extract(dataset, backbone or load, node.cache, most_mib=cache_mib, load=load)
 
 
 def site_backbone(run: Run, node: NodeConfig, device: str = "") -> Backbone:
-    """The run's backbone with this site's weights. Raises BackboneError or ConfigError.
+    """The run's backbone with this site's weights.
 
-    device: empty for the site's.
+    Args:
+        run: names the backbone.
+        node: the site's settings.
+        device: empty for the site's.
+
+    Raises:
+        BackboneError, ConfigError: for a backbone that cannot be loaded.
     """
     device = device or site_device(run.settings.device, node)
     if run.settings.backbone == OWN_BACKBONE:
@@ -182,23 +232,34 @@ def site_device(device: str, node: NodeConfig) -> str:
 
 def usable(
     dataset: Dataset,
-    found: Features,
+    features: Features,
     rows: Tensor,
     power: float = 1.0,
     folder: Path | None = None,
     most_mib: float = math.inf,
 ) -> LabelledFeatures:
-    """The features of some rows, raised to a power, without records whose image is broken or whose power overflows.
+    """The features of some rows, raised to a power.
 
-    Features of more than `most_mib` are not in memory, but in a file in `folder`. Raises DataError if it cannot be written.
+    Records whose image is broken, or whose power overflows, are left out.
+
+    Args:
+        dataset: all records.
+        features: of all records.
+        rows: indices of the chosen records.
+        power: of the features.
+        folder: for a file; None: they stay in memory.
+        most_mib: larger features are not in memory, but in a file in `folder`.
+
+    Raises:
+        DataError: if the file cannot be written.
     """
-    rows = rows[torch.as_tensor(found.ok)[rows]]
-    dimension = found.x.shape[1]
+    rows = rows[torch.as_tensor(features.ok)[rows]]
+    dimension = features.x.shape[1]
     large = folder is not None and len(rows) * dimension * BYTES > most_mib * MIB
     good: list[Tensor] = []
 
     def read(some: Tensor) -> Tensor:
-        x = raised(torch.as_tensor(found.x[some]).float(), power)
+        x = raised(torch.as_tensor(features.x[some]).float(), power)
         good.append(x.isfinite().all(1))
         return x if good[-1].all() else x[good[-1]]
 

@@ -58,9 +58,15 @@ class CudaTransfers:
 def overlapped(
     batches: Iterable[tuple[T, Tensor | None]], forward: Callable[[Tensor], Tensor], transfers: Transfers
 ) -> Iterator[tuple[T, Tensor | None]]:
-    """Features of each batch of images, in order; None for None. Each entry keeps its first part.
+    """Features of each batch of images, in order; None for None.
 
-    Two batches are under way: while the device works on one, the next is decoded, copied and queued behind it.
+    Two batches are under way: while the device works on one, the next is decoded, copied and queued
+    behind it.
+
+    Args:
+        batches: the first part of each entry is kept, the second are images or None.
+        forward: computes features of images on the device.
+        transfers: copies of images and features.
     """
     before: tuple[T, Callable[[], Tensor] | None] | None = None
     for name, images in batches:

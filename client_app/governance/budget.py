@@ -29,9 +29,21 @@ EPSILON_TOLERANCE = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on epsilon. epsilon_total, delta_total: of all releases; `delta` of it is for exact accounting, and
-    delta_total = 0 means 2 delta. epsilon_per_run: of one run, at the run's own delta. after_open: whether private releases
-    may follow releases without privacy, for which no epsilon holds.
+    """Limits on epsilon.
+
+    Attributes:
+        epsilon_total: of all releases.
+        delta: for exact accounting; a part of delta_total.
+        epsilon_per_run: of one run, at the run's own delta.
+        after_open: whether private releases may follow releases without privacy, for which no
+            epsilon holds.
+        delta_total: of all releases; 0 means 2 delta.
+
+    Example:
+        >>> Budget(4.0, 1e-5, 1.0).filter.epsilon
+        4.0
+        >>> spent([], Budget(4.0, 1e-5, 1.0))
+        0.0
     """
 
     epsilon_total: float
@@ -47,12 +59,26 @@ class Budget:
 
 
 def spent(entries: Sequence[Entry], budget: Budget) -> float:
-    """The part of epsilon_total that is spent, as `PrivacyFilter.spent` counts it; at epsilon_total nothing is left."""
+    """The part of epsilon_total that is spent; at epsilon_total nothing is left.
+
+    Args:
+        entries: of the ledger, without its header.
+        budget: the limits.
+
+    Returns:
+        Epsilon, as `PrivacyFilter.spent` counts it.
+    """
     return budget.filter.spent(events_of(entries), _exact(entries))
 
 
 def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: Budget) -> int:
-    """Number of further runs, each with exactly these releases, that the total allows."""
+    """Number of further runs that the total allows.
+
+    Args:
+        entries: of the ledger, without its header.
+        plan: each of these runs has exactly these releases.
+        budget: the limits.
+    """
     rule, earlier = budget.filter, events_of(entries)
     if not plan:
         return 0
@@ -66,10 +92,22 @@ def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: B
 
 
 def check_budget(entries: list[Entry], release: Release, budget: Budget) -> float:
-    """Epsilon spent with this release included, see `spent`. Depends on settings and earlier releases, never on the data.
+    """Epsilon spent with a release included.
 
-    Raises BudgetError when the total or the run's budget would be exceeded, or the release is not in the plan of its run.
-    Also when an earlier release had no privacy, or, for a guarantee to patients, protected single records only.
+    It depends on settings and earlier releases, never on the data.
+
+    Args:
+        entries: of the ledger, without its header.
+        release: the next one.
+        budget: the limits.
+
+    Returns:
+        Epsilon, see `spent`; of the earlier releases alone if this one has no privacy.
+
+    Raises:
+        BudgetError: when the total or the run's budget would be exceeded, or the release is not in
+            the plan of its run. Also when an earlier release had no privacy, or, for a guarantee to
+            patients, protected single records only.
     """
     if not release.events:
         return spent(entries, budget)

@@ -17,10 +17,28 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Release:
-    """A release's entry in the ledger. events: cost, empty without privacy. facts stay here. sealed: for other sites only.
+    """A release's entry in the ledger.
 
-    sample_rate: the lowest of all rounds of the run, or one if no round samples; it shows the plan of a run from its first
-    release. disclosure: address of the sheet that a person has read before, in the state folder; empty for none.
+    Attributes:
+        run: digest of the run's settings.
+        flower_run: id of the run.
+        method: its name.
+        round: number of the round, from one.
+        mechanism: name of the privacy mechanism; "none" without privacy.
+        events: cost, empty without privacy.
+        unit: what is protected, a record or a patient.
+        epsilon: of the claim; 0 without privacy.
+        delta: of the claim; 0 without privacy.
+        sigmas: noise of each statistic.
+        sensitivities: of each statistic.
+        facts: stay here.
+        bytes: size of the payload.
+        sha256: of the payload.
+        sealed: for other sites only.
+        sample_rate: the lowest of all rounds of the run, or one if no round samples; it shows the
+            plan of a run from its first release.
+        disclosure: address of the sheet that a person has read before, in the state folder; empty
+            for none.
     """
 
     run: str
@@ -43,7 +61,15 @@ class Release:
 
 
 def chained(previous: Entry | None, fields: Entry) -> Entry:
-    """The entry that follows `previous`: `fields` with time, sequence number and both hashes."""
+    """The entry that follows another one.
+
+    Args:
+        previous: the entry before; None for the first.
+        fields: of the new entry.
+
+    Returns:
+        The fields with time, sequence number and both hashes.
+    """
     entry = fields | {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "sequence": previous["sequence"] + 1 if previous else 0,
@@ -63,7 +89,12 @@ def digest(entry: Entry) -> str:
 
 
 def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEvent]:
-    """The noise of all releases, or of those of one run."""
+    """The noise of all releases, or of those of one run.
+
+    Args:
+        entries: of the ledger, without its header.
+        flower_run: id of the run; empty for all.
+    """
     chosen = (entry for entry in entries if not flower_run or entry["flower_run"] == flower_run)
     return [GaussianEvent(**event) for entry in chosen for event in entry["events"]]
 

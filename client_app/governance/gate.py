@@ -28,7 +28,13 @@ SHARE_TOLERANCE = 1e-3
 
 
 class Gate:
-    """One site's policy for one folder of data. The texts of its errors go to the site's own log only."""
+    """One site's policy for one folder of data. The texts of its errors go to the site's own log
+    only.
+
+    Attributes:
+        policy: what the site allows.
+        ledger: of the folder of data.
+    """
 
     def __init__(self, policy: Policy, ledger: Ledger, peers: str = "") -> None:
         self.policy = policy
@@ -46,17 +52,27 @@ class Gate:
     def check_planned(self, release: Release) -> None:
         """Raise BudgetError if the budget cannot pay for a private release; called before its work.
 
-        release: its entry as far as settings fix it, see `release.planned`. The check depends on settings and ledger, never
-        on the data. The charge checks the budget once more.
+        The check depends on settings and ledger, never on the data. The charge checks the budget
+        once more.
+
+        Args:
+            release: its entry as far as settings fix it, see `release.planned`.
         """
         if release.events:
             check_budget(self.ledger.entries(), release, self._budget())
 
     def check_sums(self, mechanism: Mechanism | None, flower_run: str) -> None:
-        """Raise PolicyError for more secure sums with joint noise than the run's settings plan, if local-epsilon is limited.
+        """Refuse more secure sums with joint noise than the run plans, if local-epsilon is limited.
 
-        Called before the work of each sum. The limit was compared with all planned rounds before the first one, so a
-        coordinator that runs more of them would exceed it.
+        Called before the work of each sum. The limit was compared with all planned rounds before
+        the first one, so a coordinator that runs more of them would exceed it.
+
+        Args:
+            mechanism: of the run; None without a budget.
+            flower_run: whose releases in the ledger are counted.
+
+        Raises:
+            PolicyError: for one sum more than the run's settings plan.
         """
         if not self.policy.local_epsilon or mechanism is None or mechanism.name != JOINT_SUMS:
             return
@@ -98,9 +114,15 @@ class Gate:
             raise PolicyError(f"delta = {policy.delta:g}: the run requests delta = {run.settings.delta:g}")
 
     def check_size(self, work: Callable[[int, int], Work], dimension: int, classes: int) -> None:
-        """Raise PolicyError where features of this dimension take more memory than the policy allows.
+        """Refuse features of a dimension that takes more memory than the policy allows.
 
-        work: of a run, for numbers of classes and dimensions.
+        Args:
+            work: of a run, for numbers of classes and dimensions.
+            dimension: of the features.
+            classes: number of classes.
+
+        Raises:
+            PolicyError: if a limit is exceeded.
         """
         check_size(work(classes, dimension), self.policy, dimension, classes)
 
@@ -135,9 +157,13 @@ class Gate:
         return check_budget(self.ledger.entries(), release, self._budget())
 
     def let_out(self, release: Release) -> float:
-        """Record a release in the ledger, flushed; it may leave only after this returns. Returns epsilon spent so far.
+        """Record a release in the ledger, flushed; it may leave only after this returns.
 
-        Raises PolicyError, BudgetError or LedgerError, and then nothing may leave.
+        Returns:
+            Epsilon spent so far.
+
+        Raises:
+            PolicyError, BudgetError, LedgerError: and then nothing may leave.
         """
         if release.mechanism not in VARY_IN_SIZE:
             self.check(release)
@@ -172,10 +198,18 @@ def one_run(policy: Policy) -> tuple[GaussianEvent, ...]:
 
 
 def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
-    """The gate of this site: its policy file, or the default; and the ledger of its data. data: of the run.
+    """The gate of this site: its policy file, or the default; and the ledger of its data.
 
-    The bundled digits and shares of the run's own data are public. Without a policy file everything may leave, and every run
-    begins a new ledger. Raises PolicyError or ConfigError for a bad policy file.
+    The bundled digits and shares of the run's own data are public. Without a policy file everything
+    may leave, and every run begins a new ledger.
+
+    Args:
+        node: the site's settings.
+        data: kind of data of the run.
+        flower_run: names the ledger of public data.
+
+    Raises:
+        PolicyError, ConfigError: for a bad policy file.
     """
     own, policy = own_ledger(node), policy_of(node)
     if own is None:
@@ -201,22 +235,40 @@ def open_ledger(node: NodeConfig) -> Ledger:
 
 
 def check_receipts(node: NodeConfig, shown: object) -> int:
-    """Compare the receipts in a request with the ledger; return the ledger's length.
+    """Compare the receipts in a request with the ledger.
 
-    Called before any other step. The result depends on ledger and request, never on records. Raises SurrogateError for
-    receipts that cannot be read, and LedgerError for a ledger that is older than one of them.
+    Called before any other step. The result depends on ledger and request, never on records.
+
+    Args:
+        node: the site's settings.
+        shown: the receipts, as they came.
+
+    Returns:
+        The ledger's length; 0 for public data.
+
+    Raises:
+        SurrogateError: for receipts that cannot be read.
+        LedgerError: for a ledger that is older than one of them.
     """
     own, receipts = own_ledger(node), parse_receipts(shown)
     if own is None or own.witness is None:
         return 0
     if receipts:
         own.check(receipts)
-    found = own.witness.read()
-    return found.length if found else 0
+    seen = own.witness.read()
+    return seen.length if seen else 0
 
 
 def new_receipt(node: NodeConfig, before: int) -> Info:
-    """The receipt for the reply, if the ledger now has more than `before` entries; otherwise empty."""
+    """The receipt for a reply.
+
+    Args:
+        node: the site's settings.
+        before: number of the ledger's entries at the request.
+
+    Returns:
+        The receipt, if the ledger now has more entries; otherwise empty.
+    """
     own = own_ledger(node)
-    found = own.witness.read() if own is not None and own.witness is not None else None
-    return {"receipt": str(found.receipt(found.length, found.last))} if found and found.length > before else {}
+    seen = own.witness.read() if own is not None and own.witness is not None else None
+    return {"receipt": str(seen.receipt(seen.length, seen.last))} if seen and seen.length > before else {}

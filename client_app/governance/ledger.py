@@ -37,14 +37,33 @@ REMEDY = "nothing leaves until a person has looked at it; `site reopen-ledger` s
 def dataset_id(kind: str, folder: str) -> str:
     """Name of the ledger of a folder of data: a hash of its kind and path.
 
-    The content does not enter it: one more image must not give a new budget. All data sets in one folder share a ledger.
+    The content does not enter it: one more image must not give a new budget. All data sets in one
+    folder share a ledger.
+
+    Args:
+        kind: of the data.
+        folder: its path.
     """
     return hashlib.sha256(f"{kind}\0{Path(folder).expanduser().resolve()}".encode(errors="replace")).hexdigest()[:16]
 
 
 class Ledger:
-    """Ledger of one data set. A hospital's own data have a witness, and a person opens their ledger; without a witness the
-    first charge opens it. All methods raise LedgerError when the files cannot be trusted, read or written.
+    """Ledger of one data set.
+
+    A hospital's own data have a witness, and a person opens their ledger; without a witness the
+    first charge opens it.
+
+    Args:
+        folder: of the ledger's files.
+        dataset: name of the data set, see `dataset_id`.
+        witness: outside the folder; None for public data.
+
+    Attributes:
+        path: file of the entries.
+        head: file of their number and the last hash.
+
+    Raises:
+        LedgerError: by all methods, when the files cannot be trusted, read or written.
     """
 
     def __init__(self, folder: Path, dataset: str, witness: Witness | None = None) -> None:
@@ -68,14 +87,19 @@ class Ledger:
     def open(self) -> None:
         """Begin the ledger of new data. Raises LedgerError if these data have, or had, a ledger."""
         with self._locked():
-            if found := [file for file in self._files() if file.exists()]:
-                raise LedgerError(f"{str(found[0])!r} exists, so a ledger was open before; {DECIDE}")
+            if existing := [file for file in self._files() if file.exists()]:
+                raise LedgerError(f"{str(existing[0])!r} exists, so a ledger was open before; {DECIDE}")
             self._begin(chained(None, self._header()))
 
     def spent(self, delta: float, flower_run: str = "") -> float:
-        """Epsilon at `delta` of all private releases so far (of one run), as if all had been chosen in advance.
+        """Epsilon of all private releases so far (of one run), as if all were chosen in advance.
 
-        Only `budget.spent` counts against the total: it also holds for a coordinator that chooses adaptively.
+        Only `budget.spent` counts against the total: it also holds for a coordinator that chooses
+        adaptively.
+
+        Args:
+            delta: at which epsilon is computed.
+            flower_run: one run; empty for all.
         """
         return epsilon_spent(events_of(self.entries(), flower_run), delta)
 
@@ -84,9 +108,18 @@ class Ledger:
         return non_private_releases(self.entries())
 
     def charge(self, release: Release, budget: Budget) -> float:
-        """Record a release, flushed to disk, and return the epsilon spent with it. Only then may the release leave.
+        """Record a release, flushed to disk. Only then may the release leave.
 
-        Raises BudgetError and records nothing if the release would exceed the budget, see `check_budget`.
+        Args:
+            release: its entry.
+            budget: limits of this data set.
+
+        Returns:
+            Epsilon spent with it.
+
+        Raises:
+            BudgetError: and nothing is recorded, if the release would exceed the budget, see
+                `check_budget`.
         """
         with self._locked():
             entries = self._read()
@@ -101,17 +134,25 @@ class Ledger:
     def answered(self) -> set[str]:
         """Names of the runs of answered requests by file, including answers before this ledger was reopened."""
         entries = self.entries()
-        found = {entry["flower_run"] for entry in entries} | {name for e in entries for name in e.get("answered", ())}
-        return found | (self.witness.answered() if self.witness is not None else set())
+        names = {entry["flower_run"] for entry in entries} | {name for e in entries for name in e.get("answered", ())}
+        return names | (self.witness.answered() if self.witness is not None else set())
 
     def reopen(self, reason: str, epsilon: float, delta: float, keep: bool = False) -> None:
-        """Execute a person's decision: keep copies of the files and begin again, with `epsilon` at `delta` as spent.
+        """Execute a person's decision: keep copies of the files and begin again.
 
-        keep: continue with the entries of an intact ledger, even if its witness disagrees; `epsilon` is added to theirs.
+        The new ledger, with the decision in it, replaces the old one as a whole. After a kill or a
+        full disk half-way there is still a ledger, which is refused; there is never an empty one,
+        which would be a new budget.
 
-        The new ledger, with the decision in it, replaces the old one as a whole. After a kill or a full disk half-way there
-        is still a ledger, which is refused; there is never an empty one, which would be a new budget. Raises ConfigError,
-        and changes nothing, for an epsilon that is negative or not a number.
+        Args:
+            reason: of the decision, for its entry.
+            epsilon: that counts as spent.
+            delta: at which it is spent.
+            keep: continue with the entries of an intact ledger, even if its witness disagrees;
+                `epsilon` is added to theirs.
+
+        Raises:
+            ConfigError: and nothing changes, for an epsilon that is negative or not a number.
         """
         events = [asdict(GaussianEvent(gaussian_noise_multiplier(epsilon, delta)))] if epsilon else []
         with self._locked():

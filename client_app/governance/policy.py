@@ -139,9 +139,14 @@ def policy_of(node: NodeConfig) -> Policy:
 
 
 def load_policy(file: str) -> Policy:
-    """Read a policy. Raises PolicyError when the file cannot be read, ConfigError that names the wrong setting.
+    """Read a policy.
 
-    A list is a TOML list of strings, or one string with names separated by commas.
+    Args:
+        file: TOML. A list is a TOML list of strings, or one string with names separated by commas.
+
+    Raises:
+        PolicyError: when the file cannot be read.
+        ConfigError: that names the wrong setting.
     """
     try:
         content: dict[str, Any] = tomllib.loads(Path(file).expanduser().read_text("utf-8-sig"))

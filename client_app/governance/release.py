@@ -28,7 +28,16 @@ DISCLOSURES = "disclosures"
 
 @dataclass(frozen=True)
 class SurrogateRequest:
-    """A request for a release, over the network or by file. question: its payload. info: the numbers sent with it."""
+    """A request for a release, over the network or by file.
+
+    Attributes:
+        run: whose settings and method are asked for.
+        node: the site's settings.
+        site: name of the site.
+        flower_run: id of the run; the ledger counts by it.
+        payload: of the request.
+        info: the numbers sent with it.
+    """
 
     run: Run
     node: NodeConfig
@@ -40,10 +49,20 @@ class SurrogateRequest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A payload before its release, its entry for the ledger, numbers sent with it (`answer`), and the time it took.
+    """A payload before its release.
 
-    failure: why it was made without records in a private run; empty if it was made from records. It stays at the site.
-    guard: see `MethodOutput`.
+    Attributes:
+        payload: what may leave.
+        release: its entry for the ledger.
+        claim: its privacy mechanism; None without privacy.
+        found: the site's features that it was made from.
+        fit_seconds: the time that it took.
+        answer: numbers sent with it.
+        keep: see `MethodOutput`.
+        must_keep: see `MethodOutput`.
+        failure: why it was made without records in a private run; empty if it was made from
+            records. It stays at the site.
+        guard: see `MethodOutput`.
     """
 
     payload: bytes
@@ -59,9 +78,15 @@ class Prepared:
 
 
 def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> Prepared:
-    """Make the requested payload; nothing leaves and nothing is charged. Raises FedSurrogateError.
+    """Make the requested payload; nothing leaves and nothing is charged.
 
-    affordable: whether to refuse, before any work, a release that the budget cannot pay for.
+    Args:
+        request: what is asked for.
+        gate: of the site.
+        affordable: whether to refuse, before any work, a release that the budget cannot pay for.
+
+    Raises:
+        FedSurrogateError: for a request that the site refuses or cannot serve.
     """
     run, node = request.run, request.node
     gate.check_request(run)
@@ -70,29 +95,36 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
         gate.check_planned(planned(request))
     limits = gate.limits(run.plan.mechanism_name, node)
 
-    def make(found: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
-        named = max(len(found.classes), len(run.settings.classes))
-        gate.check_size(run.plan.work, found.train.features.shape[1], named)
+    def make(site_features: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
+        named = max(len(site_features.classes), len(run.settings.classes))
+        gate.check_size(run.plan.work, site_features.train.features.shape[1], named)
         started = time.perf_counter()
-        task = Task(run, node, request.site, found, limits, request.payload, request.info)
+        task = Task(run, node, request.site, site_features, limits, request.payload, request.info)
         return site_function(run.plan.combination)(task), task.round, time.perf_counter() - started
 
     if is_protected(run.private, node):
-        (made, number, seconds), found, failure = with_records(run, node, make)
+        (made, number, seconds), site_features, failure = with_records(run, node, make)
     else:
-        found, failure = load_site(run, node, gate.policy.cache_mib), ""
-        made, number, seconds = make(found, node)
+        site_features, failure = load_site(run, node, gate.policy.cache_mib), ""
+        made, number, seconds = make(site_features, node)
     if failure:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
     release = replace(entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run.digest))
     if gate.exact_counts(run):
         release = replace(release, mechanism=EXACT_COUNTS)
     kept = (made.keep, made.must_keep)
-    return Prepared(made.payload, release, made.claim, found, seconds, made.answer, *kept, failure, made.guard)
+    return Prepared(made.payload, release, made.claim, site_features, seconds, made.answer, *kept, failure, made.guard)
 
 
 def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Release:
-    """The ledger's entry for the output of this round; without a claim it is a release without privacy."""
+    """The ledger's entry for the output of a round.
+
+    Args:
+        run: whose settings made it.
+        flower_run: id of the run.
+        made: the output; without a claim it is a release without privacy.
+        number: of the round, from one.
+    """
     claim = made.claim
     noise = claim.noise if claim else {}
     return Release(
@@ -117,8 +149,8 @@ def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Rel
 
 def disclosure_of(node: NodeConfig, run: str) -> str:
     """The address of the newest disclosure sheet for a run, relative to the state folder; empty if there is none."""
-    found = sorted((node.state / DISCLOSURES).glob(f"{run}-*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
-    return f"{DISCLOSURES}/{found[-1].stem}" if found else ""
+    sheets = sorted((node.state / DISCLOSURES).glob(f"{run}-*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+    return f"{DISCLOSURES}/{sheets[-1].stem}" if sheets else ""
 
 
 def planned(request: SurrogateRequest) -> Release:
@@ -141,9 +173,18 @@ def charge_and_release(
     staged: Mapping[Path, Path],
     guard: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> None:
-    """Charge a release, then give its staged files their final names; delete these if the release may not leave.
+    """Charge a release, then give its staged files their final names.
 
-    staged: the temporary file of each file. guard: see `MethodOutput`. Raises LedgerError if a file cannot get its name.
+    Staged files are deleted if the release may not leave.
+
+    Args:
+        gate: that charges it.
+        release: its entry.
+        staged: the temporary file of each file.
+        guard: see `MethodOutput`.
+
+    Raises:
+        LedgerError: if a file cannot get its name.
     """
     try:
         with guard():

@@ -23,9 +23,15 @@ COUNTING_REQUESTS, SUMMED_COUNTING_REQUESTS = ("name", "surrogate"), ("introduct
 
 
 def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:
-    """Raise PolicyError for a run that `require-seal` excludes.
+    """Refuse a run that `require-seal` excludes.
 
-    sealed: whether the run encrypts replies for other sites. peers: the site's own file of public keys.
+    Args:
+        policy: of the site.
+        sealed: whether the run encrypts replies for other sites.
+        peers: the site's own file of public keys; empty for none.
+
+    Raises:
+        PolicyError: for such a run.
     """
     if not policy.require_seal:
         return
@@ -39,7 +45,17 @@ def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:
 
 
 def check_work(policy: Policy, sealed: bool, peers: str, work: str) -> None:
-    """Raise PolicyError for a request whose reply is not encrypted. Called before the message's payload is read."""
+    """Refuse a request whose reply is not encrypted. Called before the message's payload is read.
+
+    Args:
+        policy: of the site.
+        sealed: whether the run encrypts replies for other sites.
+        peers: the site's own file of public keys; empty for none.
+        work: kind of request.
+
+    Raises:
+        PolicyError: for such a request.
+    """
     check_sealed_run(policy, sealed, peers)
     if policy.require_seal and work not in IN_CLEAR:
         raise PolicyError(f"require-seal = true: the reply to a request for {work!r} would not be encrypted")
@@ -52,7 +68,13 @@ def check_counting(run: Run, work: str) -> None:
 
 
 def in_clear(policy: Policy, work: str, info: Info) -> Info:
-    """The numbers in a reply that may leave unencrypted."""
+    """The numbers in a reply that may leave unencrypted.
+
+    Args:
+        policy: of the site.
+        work: kind of request.
+        info: the numbers in the reply.
+    """
     if not policy.require_seal:
         return info
     return {key: value for key, value in info.items() if key in IN_CLEAR[work]}

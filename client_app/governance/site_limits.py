@@ -9,11 +9,15 @@ from common.limits import MOST_CLASSES
 
 @dataclass(frozen=True)
 class SiteLimits:
-    """Limits that the site sets itself; zero components or rank: the run's settings hold.
+    """Limits that the site sets itself.
 
-    smallest_class: records that a class needs to be released. most_classes: largest number of classes in a received model.
-    smallest_cell: records that a class needs in exact counts. show_evaluation: whether this site's own share of an
-    evaluation may be shown.
+    Attributes:
+        components: most components of a mixture; 0: the run's settings hold.
+        rank: largest rank of a covariance; 0: the run's settings hold.
+        smallest_class: records that a class needs to be released.
+        most_classes: largest number of classes in a received model.
+        smallest_cell: records that a class needs in exact counts.
+        show_evaluation: whether this site's own share of an evaluation may be shown.
     """
 
     components: int = 0

@@ -53,9 +53,15 @@ log = logging.getLogger("fedsurrogate.site")
 
 
 def without_records(run: Run, node: NodeConfig) -> SiteFeatures:
-    """This site without any record: backbone, dimension and classes, from settings and schema alone.
+    """This site without any record: backbone, dimension and classes, from settings and schema
+    alone.
 
-    Raises ConfigError, PackageError, DataError or BackboneError, each a function of public facts.
+    Args:
+        run: that asks for it.
+        node: the site's settings.
+
+    Raises:
+        ConfigError, PackageError, DataError, BackboneError: each a function of public facts.
     """
     return _empty(run, node)[0]
 
@@ -92,17 +98,24 @@ def check_dimension(backbone: Backbone) -> None:
 def with_records(run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeConfig], T]) -> tuple[T, SiteFeatures, str]:
     """Do `work` on this site's records; if that fails, do it without records.
 
-    Returns the result, the site features it was made from, and the failure, empty if there was none. Raises only the errors
-    of the work without records. work: it may be called twice, so it must not leave state that breaks a second call.
+    Raises only the errors of the work without records.
+
+    Args:
+        run: that asks for it.
+        node: the site's settings.
+        work: it may be called twice, so it must not leave state that breaks a second call.
+
+    Returns:
+        The result, the site features it was made from, and the failure, empty if there was none.
     """
     empty, backbone = _empty(run, node)
     try:
-        found = load_site(run, node, policy_of(node).cache_mib, backbone)
-        if _outline(found) != _outline(empty):
-            raise DataError(f"the records give {_outline(found)}, the site's schema and backbone {_outline(empty)}")
-        if not len(found.test.labels if run.settings.counting.kind in JUDGING else found.train.labels):
+        site_features = load_site(run, node, policy_of(node).cache_mib, backbone)
+        if _outline(site_features) != _outline(empty):
+            raise DataError(f"the records give {_outline(site_features)}, the site's schema and backbone {_outline(empty)}")
+        if not len(site_features.test.labels if run.settings.counting.kind in JUDGING else site_features.train.labels):
             log.error("this site has no usable record of the run's classes; its release is pure noise")
-        return work(found, node), found, ""
+        return work(site_features, node), site_features, ""
     except BaseException as error:
         # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a BaseException.
         if isinstance(error, KeyboardInterrupt) or _is_termination(error):
@@ -114,8 +127,8 @@ def with_records(run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeC
         return made, empty, failure
 
 
-def _outline(found: SiteFeatures) -> tuple[str, int, tuple[str, ...]]:
-    return found.fingerprint, found.train.features.shape[1], found.classes
+def _outline(site_features: SiteFeatures) -> tuple[str, int, tuple[str, ...]]:
+    return site_features.fingerprint, site_features.train.features.shape[1], site_features.classes
 
 
 def _is_termination(error: BaseException) -> bool:

@@ -52,7 +52,14 @@ FORM = re.compile(r"witness 1 (\S+) ([0-9]{1,11}) ([0-9]{1,9}) ([0-9a-f]{64}) ([
 
 @dataclass(frozen=True)
 class Witnessed:
-    """Content of the witness file. opened: start of the ledger, seconds since 1970. length: entries, header included."""
+    """Content of the witness file.
+
+    Attributes:
+        opened: start of the ledger, seconds since 1970.
+        length: entries, header included.
+        last: hash of the last entry.
+        secret: of this ledger, hexadecimal; makes the tags of receipts.
+    """
 
     opened: int
     length: int
@@ -73,7 +80,16 @@ class Witnessed:
 
 
 class Witness:
-    """The second witness of one data set's ledger. The ledger's lock guards it. All methods raise LedgerError."""
+    """The second witness of one data set's ledger. The ledger's lock guards it.
+
+    Args:
+        folder: of the witness files; outside `state`.
+        dataset: name of the data set.
+        state: the state folder, with the ledger.
+
+    Raises:
+        LedgerError: by all methods.
+    """
 
     def __init__(self, folder: Path, dataset: str, state: Path) -> None:
         self.file = folder / f"{dataset}.witness"
@@ -88,10 +104,10 @@ class Witness:
             return None
         except (OSError, ValueError) as error:
             raise LedgerError(f"the ledger's witness {str(self.file)!r} cannot be read ({error}); {DECIDE}") from None
-        found = FORM.fullmatch(text)
-        if found is None or found[1] != self.dataset:
+        match = FORM.fullmatch(text)
+        if match is None or match[1] != self.dataset:
             raise LedgerError(f"the ledger's witness {str(self.file)!r} is damaged, or of other data; {DECIDE}")
-        return Witnessed(int(found[2]), int(found[3]), found[4], found[5])
+        return Witnessed(int(match[2]), int(match[3]), match[4], match[5])
 
     def begin(self, length: int, last: str) -> None:
         """Write the witness of a ledger that a person has just begun, with a new secret."""
@@ -105,11 +121,11 @@ class Witness:
 
     def record(self, length: int, last: str) -> None:
         """Write the ledger's new length and last hash. Only then may the release leave."""
-        found = self.read()
-        if found is None:
+        before = self.read()
+        if before is None:
             raise LedgerError(f"the ledger's witness {str(self.file)!r} is gone; {DECIDE}")
-        if (found.length, found.last) != (length, last):
-            self._write(replace(found, length=length, last=last))
+        if (before.length, before.last) != (length, last):
+            self._write(replace(before, length=length, last=last))
 
     def answered(self) -> set[str]:
         """Requests by file that this site has answered, under any ledger."""
@@ -136,24 +152,32 @@ class Witness:
     def compare(self, hashes: Sequence[str]) -> bool:
         """Whether the witness is one entry behind a ledger with these hashes, as after a kill."""
         self._check_place()
-        found = self.read()
-        if found is None:
+        seen = self.read()
+        if seen is None:
             if not hashes:
                 raise LedgerError(f"no ledger is open for data set {self.dataset}; {OPEN}")
             raise LedgerError(f"the ledger's witness {str(self.file)!r} is missing, the ledger is not; {DECIDE}")
-        if len(hashes) < found.length:
-            raise LedgerError(f"the ledger has {len(hashes)} entries, but {self.file} has seen {found.length}; {DECIDE}")
-        if len(hashes) > found.length + 1 or hashes[found.length - 1] != found.last:
+        if len(hashes) < seen.length:
+            raise LedgerError(f"the ledger has {len(hashes)} entries, but {self.file} has seen {seen.length}; {DECIDE}")
+        if len(hashes) > seen.length + 1 or hashes[seen.length - 1] != seen.last:
             raise LedgerError(f"the ledger is not the one that {self.file} has seen; {DECIDE}")
         if not os.access(self.file.parent, os.W_OK):
             raise LedgerError(f"the witness folder {str(self.file.parent)!r} cannot be written; {PLACE}")
-        return len(hashes) > found.length
+        return len(hashes) > seen.length
 
     def hold_against(self, entries: Sequence[Mapping[str, Any]], receipts: Sequence[Receipt]) -> None:
-        """Raise LedgerError if the ledger is older than a receipt that a coordinator returns."""
+        """Refuse a ledger that is older than a receipt that a coordinator returns.
+
+        Args:
+            entries: of the ledger, header first.
+            receipts: that came with a request.
+
+        Raises:
+            LedgerError: for the first receipt that the ledger does not agree with.
+        """
         own = self.read()
         assert own is not None  # the ledger has been compared with it
-        others = {found.ledger for found in self._others()}
+        others = {other.ledger for other in self._others()}
         decisions = [entry for entry in entries if entry["kind"] == "decision"]
         for receipt in receipts:
             seen = f"the coordinator has seen {receipt.length} entries of"
@@ -172,14 +196,14 @@ class Witness:
 
     def _others(self) -> list[Witnessed]:
         """Witnesses of other data sets of this site."""
-        found = []
+        witnesses = []
         for file in self.file.parent.glob("*.witness"):
             if file != self.file:
                 try:
-                    found.append(Witness(file.parent, file.stem, self._state).read())
+                    witnesses.append(Witness(file.parent, file.stem, self._state).read())
                 except LedgerError:
                     continue
-        return [each for each in found if each is not None]
+        return [each for each in witnesses if each is not None]
 
     def _write(self, content: Witnessed) -> None:
         line = f"witness 1 {self.dataset} {content.opened} {content.length} {content.last} {content.secret}\n"

@@ -76,18 +76,36 @@ def check_work(run: Run, limits: WorkLimits) -> None:
 
 
 def check_size(work: Work, limits: WorkLimits, dimension: int, classes: int) -> None:
-    """Raise PolicyError if features of this dimension and number of classes need more memory than the limits allow.
+    """Refuse features that need more memory than the limits allow.
 
     Called as soon as the dimension is known; the backbone decides it, not the data.
+
+    Args:
+        work: of the run at this size.
+        limits: of the site.
+        dimension: of the features.
+        classes: number of classes.
+
+    Raises:
+        PolicyError: for the first limit that is exceeded.
     """
     _check_limits(limits, largest_dimension=dimension, most_classes=classes)
     _check_limits(limits, most_synthetic=work.synthetic, most_numbers=work.numbers)
 
 
 def admit(run: Run, node: NodeConfig, limits: WorkLimits, flower_run: str) -> None:
-    """Count a request, on disk, before its work; raise PolicyError if its settings or the counts exceed the limits.
+    """Count a request, on disk, before its work.
 
     Counts are in the state folder, because an app may start anew for every message.
+
+    Args:
+        run: that makes the request.
+        node: the site's settings.
+        limits: of the site.
+        flower_run: id of the run; requests are counted by it.
+
+    Raises:
+        PolicyError: if the run's settings or the counts exceed the limits.
     """
     check_work(run, limits)
     if limits.requests_per_run >= UNLIMITED:
@@ -120,9 +138,9 @@ def _read_counts(file: Any) -> dict[str, Any]:
     """The stored counts. A file that cannot be read counts as empty, because it protects computing time, not data."""
     empty: dict[str, Any] = {"runs": {}, "requests": [], "extractions": {}}
     try:
-        found = json.loads(file.read_text())
-        whole = all(isinstance(found[key], type(value)) for key, value in empty.items())
-        return {key: found[key] for key in empty} if whole else empty
+        counts = json.loads(file.read_text())
+        whole = all(isinstance(counts[key], type(value)) for key, value in empty.items())
+        return {key: counts[key] for key in empty} if whole else empty
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return empty
 

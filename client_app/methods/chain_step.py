@@ -21,7 +21,12 @@ Step = Callable[[Task], tuple[MethodOutput, Head]]
 def pass_on(task: Task, step: Step) -> MethodOutput:
     """The relay that this site passes on: `step` makes it from the received one.
 
-    Raises SealError for a relay that was changed, or was not sealed for this site; and as `step`.
+    Args:
+        task: the request, with the received relay; the first site of a chain has none.
+        step: makes the output and the site's own head.
+
+    Raises:
+        SealError: for a relay that was changed, or was not sealed for this site; and as `step`.
     """
     sealed = task.run.settings.fedpft.seal
     payload = _opened(task) if sealed and task.payload is not None else task.payload

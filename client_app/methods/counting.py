@@ -38,9 +38,15 @@ def counts(task: Task) -> MethodOutput:
 
 
 def summed_counts(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """The tables without noise (float64), for a secure sum; and the claim.
+    """The tables for a secure sum.
 
     A site whose classes are all too small adds zeros: a refusal would show that.
+
+    Args:
+        task: the request.
+
+    Returns:
+        The tables without noise (float64), and the claim.
     """
     exact, claim = _tables(task), _claim(task)
     if claim is None:
@@ -106,7 +112,16 @@ def _in_large_classes(task: Task, labels: Tensor, kept: Tensor) -> Tensor:
 
 
 def scores_alone(model: Classifier, features: Tensor) -> Tensor:
-    """Logits (n, C), each record alone: in a product of matrices, other records may change the last digit of a row."""
+    """Logits, each record alone: in a product of matrices, other records may change the last digit
+    of a row.
+
+    Args:
+        model: the classifier.
+        features: of the records, (n, d).
+
+    Returns:
+        Logits (n, C), float64.
+    """
     if not len(features):
         return torch.zeros(0, len(model.header.classes), dtype=torch.float64)
     with torch.no_grad():
@@ -114,20 +129,44 @@ def scores_alone(model: Classifier, features: Tensor) -> Tensor:
 
 
 def count_decisions(scores: Tensor, labels: Tensor, weights: Tensor, classes: int, bins: int) -> dict[str, Tensor]:
-    """Exact tables of logits (n, C), labels (n,) and weights (n,): decisions (C, C) and scores (S, 2, B), float64."""
+    """Exact tables of decisions and scores.
+
+    Args:
+        scores: logits (n, C).
+        labels: indices of classes, (n,).
+        weights: of each record, (n,).
+        classes: C, number of classes.
+        bins: B, number of bins of a histogram.
+
+    Returns:
+        Decisions (C, C), by true and by predicted class, and scores (S, 2, B), float64.
+    """
     decisions = ExactSum((classes * classes,), 1.0)
     decisions.add_at(labels * classes + scores.argmax(1), weights)
     place, scored = histogram_bins(scores, bins), scored_classes(classes)
-    found = torch.zeros(scored, 2, bins, dtype=torch.float64)
+    histograms = torch.zeros(scored, 2, bins, dtype=torch.float64)
     for index, column in enumerate(range(classes - scored, classes)):
         histogram = ExactSum((2 * bins,), 1.0)
         histogram.add_at((labels == column).long() * bins + place[:, column], weights)
-        found[index] = histogram.value.reshape(2, bins)
-    return {"decisions": decisions.value.reshape(classes, classes), "scores": found}
+        histograms[index] = histogram.value.reshape(2, bins)
+    return {"decisions": decisions.value.reshape(classes, classes), "scores": histograms}
 
 
 def histogram_bins(scores: Tensor, bins: int) -> Tensor:
-    """The bin (n, C) of each class's log-odds; logits (n, C)."""
+    """The bin of each class's log-odds.
+
+    Args:
+        scores: logits (n, C).
+        bins: number of bins, of equal width from -EDGE to EDGE; the outer ones hold everything
+            beyond.
+
+    Returns:
+        Bins (n, C), from 0 to bins - 1.
+
+    Example:
+        >>> histogram_bins(torch.tensor([[-20.0, 20.0], [0.0, 0.0]]), 4).tolist()
+        [[0, 3], [2, 2]]
+    """
     log_odds = torch.stack([_log_odds(scores, index) for index in range(scores.shape[1])], 1)
     return ((log_odds + EDGE) * (bins / (2 * EDGE))).floor().long().clamp(0, bins - 1)
 

@@ -12,32 +12,62 @@ from common.wire.records import Info
 
 
 def evaluate(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Measures of the received model, with `correct` and `tested` among them. Raises SurrogateError, DataError."""
-    found: Info = load(task.run.plan.combination.evaluate)(task, gate, flower_run)
-    return found
+    """Measures of the received model, with `correct` and `tested` among them.
+
+    Args:
+        task: the request, with the model.
+        gate: of the site.
+        flower_run: id of the run.
+
+    Raises:
+        SurrogateError, DataError: as the method's evaluation.
+    """
+    measures: Info = load(task.run.plan.combination.evaluate)(task, gate, flower_run)
+    return measures
 
 
 def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Evaluate the model that was received."""
+    """Evaluate the model that was received.
+
+    Args:
+        task: the request, with the model.
+        gate: of the site.
+        flower_run: id of the run.
+
+    Raises:
+        SurrogateError: for a model that is not this run's, or not for this site's backbone.
+    """
     return counted(checked_classifier(task).accuracy(task.found.test.features, task.found.classes, task.found.test.labels))
 
 
 def own_model(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Evaluate the classifier of its own that this site makes for the method (`personal` in the registry)."""
+    """Evaluate the classifier of its own that this site makes for the method (`personal` in the
+    registry).
+
+    Args:
+        task: the request.
+        gate: of the site.
+        flower_run: id of the run.
+    """
     test = task.found.test
     return counted(own_classifier(task).accuracy(test.features, task.found.classes, test.labels))
 
 
 def own_classifier(task: Task) -> Classifier:
     """The classifier of its own that this site makes for the method."""
-    found: Classifier = load(task.run.plan.combination.personal)(task)
-    return found
+    classifier: Classifier = load(task.run.plan.combination.personal)(task)
+    return classifier
 
 
 def received_classifier(payload: bytes | None, run: str) -> Classifier:
-    """The model in a message. Raises SurrogateError when there is none, or when it is of another run.
+    """The model in a message.
 
-    run: digest of the run; empty where a model of any run may come.
+    Args:
+        payload: of the message.
+        run: digest of the run; empty where a model of any run may come.
+
+    Raises:
+        SurrogateError: when there is none, or when it is of another run.
     """
     if payload is None:
         raise SurrogateError("a message without a model")

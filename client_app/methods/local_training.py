@@ -18,8 +18,12 @@ from common.settings import FedAvgSettings, Model
 class Variant:
     """Changes to plain local SGD in variants of FedAvg; the defaults change nothing.
 
-    mu: weight of FedProx's term (mu / 2) |w - w_0|^2 around the start w_0 (Li et al. 2020). correction: SCAFFOLD's c - c_i,
-    added to every gradient (Karimireddy et al. 2020). single_step: one batch only (FedSGD).
+    Attributes:
+        mu: weight of FedProx's term (mu / 2) |w - w_0|^2 around the start w_0.
+        correction: SCAFFOLD's c - c_i, added to every gradient.
+        single_step: one batch only (FedSGD).
+
+    Source: FedProx (Li et al. 2020); SCAFFOLD (Karimireddy et al. 2020).
     """
 
     mu: float = 0.0
@@ -31,14 +35,28 @@ PLAIN = Variant()
 
 
 def network(kind: Model, inputs: int, classes: int, tensors: Tensors) -> nn.Module:
-    """A network with a copy of these parameters."""
+    """A network with a copy of these parameters.
+
+    Args:
+        kind: of the network.
+        inputs: d, numbers in the features of a record.
+        classes: number of classes.
+        tensors: the parameters, by name.
+    """
     module = build(kind, inputs, classes, tensors)
     module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()})
     return module
 
 
 def step_length(kind: Model, settings: FedAvgSettings, features: Tensor) -> float:
-    """The learning rate; for a linear model over the mean squared norm of its inputs, the scale of its curvature."""
+    """The learning rate; for a linear model over the mean squared norm of its inputs, the scale of
+    its curvature.
+
+    Args:
+        kind: of the network.
+        settings: the rate before that.
+        features: inputs of the network, (n, d).
+    """
     rate = settings.rate(private=False)
     if kind != "linear":
         return rate
@@ -54,9 +72,21 @@ def train(
     generator: torch.Generator,
     variant: Variant = PLAIN,
 ) -> int:
-    """Train in place by SGD on features (n, d), labels (n,), `settings.local_epochs` times; return the number of steps.
+    """Train a network in place by SGD, `settings.local_epochs` times over the records.
 
     Parameters that need no gradient stay as they are.
+
+    Args:
+        module: the network.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+        settings: epochs, size of a batch, momentum and augmentation.
+        rate: learning rate.
+        generator: of the order of the records, and of the augmentation.
+        variant: changes to plain SGD.
+
+    Returns:
+        The number of steps.
     """
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     start = [parameter.detach().clone() for _, parameter in trained] if variant.mu else []

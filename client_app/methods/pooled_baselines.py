@@ -30,7 +30,15 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     - oracle: a head trained on the real features of all sites together,
     - ensemble: mean of the class probabilities of the sites' own heads,
     - average: mean of the sites' own heads.
-    Raises DataError at a site that has data of its own.
+
+    Args:
+        model: to compare.
+        run: whose data and settings are used.
+        node: the settings of a simulated site.
+        baselines: False: only the model's own accuracy.
+
+    Raises:
+        DataError: at a site that has data of its own.
     """
     check_comparable(node)
     share(run, node, in_simulation())
@@ -38,12 +46,12 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     parts: list[tuple[Tensor, Tensor]] = []
     tests: list[tuple[Tensor, Tensor]] = []
     for dataset, rows in whole(run, node.num_partitions):
-        found = dataset_features(dataset, run, node, policy_of(node).cache_mib)
+        all_features = dataset_features(dataset, run, node, policy_of(node).cache_mib)
         index = class_indices(names, dataset.classes)
         for part in rows if run.settings.compare and baselines else ():
-            train = usable(dataset, found, part, run.power)
+            train = usable(dataset, all_features, part, run.power)
             parts.append((train.features, index[train.labels]))
-        test = usable(dataset, found, (~dataset.is_train).nonzero().squeeze(1), run.power)
+        test = usable(dataset, all_features, (~dataset.is_train).nonzero().squeeze(1), run.power)
         tests.append((test.features, index[test.labels]))
     features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
     info: Info = {"accuracy.model": _accuracy(model.scores(features), labels)}

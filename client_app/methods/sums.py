@@ -32,14 +32,18 @@ ROWS = 8192
 def released_sums(task: Task) -> MethodOutput:
     """This site's sums, those that its plan names, at 16 bits: exact ones, or with noise.
 
-    Exact are counts (C,), sums (C, d), squares around the class means, folded, and variances of each
-    dimension within each class (C, d), for the site's own classes. With a budget: noisy counts, sums
-    and squares around zero of features of norm at most one, for all classes that the data can have.
+    Exact are counts (C,), sums (C, d), squares around the class means, folded, and variances of
+    each dimension within each class (C, d), for the site's own classes. With a budget: noisy
+    counts, sums and squares around zero of features of norm at most one, for all classes that the
+    data can have.
 
-    Source: AFL (He et al. 2025, equations 7 to 9); Fed3R (Fanì et al. 2024, equation 3). FedCGS (Guan
-    et al. 2025) takes the same sums, GH-OFL (Turazza et al. 2026) also sums of squares of each class.
-    Differs from AFL, whose sites send their own solution as well: the coordinator finds it from the
-    sums.
+    Args:
+        task: the request.
+
+    Source: AFL (He et al. 2025, equations 7 to 9); Fed3R (Fanì et al. 2024, equation 3). FedCGS
+    (Guan et al. 2025) takes the same sums, GH-OFL (Turazza et al. 2026) also sums of squares of
+    each class. Differs from AFL, whose sites send their own solution as well: the coordinator finds
+    it from the sums.
     """
     names = {field.name for field in task.run.plan.messages.sends}
     if task.run.mechanism is None:
@@ -53,11 +57,17 @@ def released_sums(task: Task) -> MethodOutput:
 
 
 def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """The sums for a secure sum, of all classes of the run, float64: of counts (C,), sums (C, d) and
-    squares (d (d + 1) / 2,) around zero, folded, those that the run adds up; and the claim.
+    """The sums for a secure sum, of all classes of the run.
 
     The request has a public map, applied to the features first; it may change their dimension d.
     Under privacy a unit adds a vector of norm at most one to each.
+
+    Args:
+        task: the request.
+
+    Returns:
+        Counts (C,), sums (C, d) and squares (d (d + 1) / 2,) around zero, folded, float64, those
+        that the run adds up; and the claim.
     """
     public, classes = unpack_map(task.payload or b""), task.run.settings.classes
     names = {each.name for each in task.run.plan.combination.sums}
@@ -71,7 +81,22 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
 
 
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Records of each class (C,) and the sums of their features (C, d), float64."""
+    """Records of each class and the sums of their features.
+
+    Args:
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+        classes: C, number of classes.
+
+    Returns:
+        Counts (C,) and sums (C, d), float64.
+
+    Example:
+        >>> features = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> counts, sums = class_sums(features, torch.tensor([1, 1]), 2)
+        >>> counts.tolist(), sums.tolist()
+        ([0.0, 2.0], [[0.0, 0.0], [4.0, 6.0]])
+    """
     sums = torch.zeros(classes, features.shape[1], dtype=torch.float64)
     for rows, own in zip(torch.split(features, ROWS), torch.split(labels, ROWS), strict=True):
         sums.index_add_(0, own, rows.double())
@@ -79,8 +104,19 @@ def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, 
 
 
 def second_moment(features: Tensor, means: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-    """Sum (d, d) of the outer products of features (n, d); around the `means` (C, d) of their
-    classes if given.
+    """Sum of the outer products of features.
+
+    Args:
+        features: of the records, (n, d).
+        means: of classes, (C, d); the products are then around the mean of a record's class.
+        labels: indices of classes, (n,); only with `means`.
+
+    Returns:
+        The sum (d, d), float64.
+
+    Example:
+        >>> second_moment(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        [[10.0, 14.0], [14.0, 20.0]]
     """
     squares = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
     for start in range(0, len(features), ROWS):

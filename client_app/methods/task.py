@@ -28,7 +28,17 @@ from common.wire.records import Info
 
 @dataclass(frozen=True)
 class Task:
-    """One request: the run, this site, its features, the received payload (`question`) and numbers (`info`)."""
+    """One request to a site.
+
+    Attributes:
+        run: its settings and method.
+        node: the site's settings.
+        site: name of the site.
+        found: the site's features.
+        limits: that the site sets itself.
+        payload: received; None if the request has none.
+        info: numbers received.
+    """
 
     run: Run
     node: NodeConfig
@@ -52,7 +62,10 @@ class Task:
 
     @property
     def lineage(self) -> str:
-        """The name that a run shares with the runs that resume it. Raises SurrogateError for one that is malformed."""
+        """The name that a run shares with the runs that resume it.
+
+        Raises SurrogateError for one that is malformed.
+        """
         value = str(self.info.get("lineage", ""))
         if not (value.isalnum() and value.isascii() and len(value) <= 32):
             raise SurrogateError(f"a request without the name of its run ({value[:40]!r})")
@@ -66,11 +79,11 @@ class Task:
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes whose names the site releases: those with enough training records."""
-        found = self.found
+        site_features = self.found
         if self.limits.smallest_class <= 1:
-            return found.classes
-        sizes = torch.bincount(found.train.labels, minlength=len(found.classes)).tolist()
-        return tuple(n for n, size in zip(found.classes, sizes, strict=True) if size >= self.limits.smallest_class)
+            return site_features.classes
+        sizes = torch.bincount(site_features.train.labels, minlength=len(site_features.classes)).tolist()
+        return tuple(n for n, size in zip(site_features.classes, sizes, strict=True) if size >= self.limits.smallest_class)
 
     def records_alone(self, what: str) -> None:
         """Raise ConfigError if this site protects patients: `what` can protect single records only."""
@@ -81,8 +94,12 @@ class Task:
             )
 
     def received_model(self) -> Parameters:
-        """The model received for this round. Raises SurrogateError when there is none or it is of another run, and
-        PolicyError for too many classes.
+        """The model received for this round.
+
+        Raises:
+            SurrogateError: when there is none, when it is of another run, backbone or other
+                classes, or for a number that is too large or not finite.
+            PolicyError: for too many classes.
         """
         if self.payload is None:
             raise SurrogateError("a round without a model")
@@ -108,9 +125,18 @@ class Task:
         return Header(self.run.settings.method, self.run.digest, self.site, self.found.fingerprint, classes)
 
     def training_data(self, classes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """Training features (n, d) and labels (n,), indices into `classes`. Raises DataError when no record is left.
+        """Training records of the given classes.
 
         Records of other classes are left out, and those of classes too small to be released.
+
+        Args:
+            classes: names of C classes.
+
+        Returns:
+            Features (n, d), and labels (n,), indices into `classes`.
+
+        Raises:
+            DataError: when no record is left; not in a private run.
         """
         features, labels = self.found.train.features, class_indices(classes, self.found.classes)[self.found.train.labels]
         sizes = torch.bincount(labels.clamp_min(0), minlength=len(classes))
@@ -131,7 +157,13 @@ class Task:
 
 
 class SiteSums(NamedTuple):
-    """A site's part of a secure sum: tensors by statistic (float64), their claim, and files to keep as in `MethodOutput`."""
+    """A site's part of a secure sum.
+
+    Attributes:
+        values: tensors by statistic (float64).
+        claim: their privacy mechanism; None without privacy.
+        keep: files to keep as in `MethodOutput`.
+    """
 
     values: dict[str, Tensor]
     claim: Mechanism | None
@@ -142,10 +174,17 @@ class SiteSums(NamedTuple):
 class MethodOutput:
     """A method's output before it is released.
 
-    claim: what protects it. facts: measures of its noise, which stay at the site. answer: numbers sent with it. keep:
-    files and their content, written only once the release is charged, so later rounds may use them freely. must_keep:
-    whether the next round needs these files. sealed: whether only other sites can read the payload. guard: the
-    release is charged in this context. It may refuse it on entry, and what it keeps of it is written on exit without error.
+    Attributes:
+        payload: what is sent.
+        claim: what protects it; None for a release without privacy.
+        facts: measures of its noise, which stay at the site.
+        answer: numbers sent with it.
+        keep: files and their content, written only once the release is charged, so later rounds may
+            use them freely.
+        must_keep: whether the next round needs these files.
+        sealed: whether only other sites can read the payload.
+        guard: the release is charged in this context. It may refuse it on entry, and what it keeps
+            of it is written on exit without error.
     """
 
     payload: bytes

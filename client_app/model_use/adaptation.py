@@ -38,8 +38,14 @@ Losses = NDArray[np.float64]
 class Judgement:
     """A candidate on records that its training did not see.
 
-    loss: mean negative log-likelihood. gain: by how much that is below the shared model's at its best temperature, with the
-    limits of its 95 % interval. share: weight of the own part.
+    Attributes:
+        name: of the candidate.
+        accuracy: share of right decisions.
+        loss: mean negative log-likelihood.
+        gain: by how much that is below the shared model's at its best temperature.
+        low: lower limit of the gain's 95 % interval.
+        high: upper limit of the gain's 95 % interval.
+        share: weight of the own part.
     """
 
     name: str
@@ -53,9 +59,14 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Adaptation:
-    """All candidates, and the chosen one: `own` with weight `share`; None if the shared model stays.
+    """All candidates, and the chosen one.
 
-    reason: of the choice, in words.
+    Attributes:
+        judged: the candidates.
+        chosen: name of the chosen one.
+        own: its own part; None if the shared model stays.
+        share: weight of the own part.
+        reason: of the choice, in words.
     """
 
     judged: tuple[Judgement, ...]
@@ -68,13 +79,25 @@ class Adaptation:
 def adapt(shared: Classifier, held: HeldOut, settings: HeadSettings, seed: int = 0) -> Adaptation:
     """Judge the candidates by cross-validation over whole patients, and choose one.
 
-    FedLambda mixes the probabilities of a head on own records with the shared model's. kNN-Per (Marfoq et al. 2022) mixes in
-    the nearest own records. The closed form adds to a linear head the ridge solution for what it leaves unexplained. A
-    weight is chosen from all folds but the one that is judged, so no record judges its own choice. Differs from the papers,
-    which hold out one part: with fifty records one fifth is noise.
+    FedLambda mixes the probabilities of a head on own records with the shared model's. kNN-Per
+    mixes in the nearest own records. The closed form adds to a linear head the ridge solution for
+    what it leaves unexplained. A weight is chosen from all folds but the one that is judged, so no
+    record judges its own choice.
 
-    A candidate replaces the shared model only if its likelihood is higher beyond chance, and its own accuracy is not lower
-    beyond chance than that of the shared model or of the own head alone. Raises DataError for too few records.
+    A candidate replaces the shared model only if its likelihood is higher beyond chance, and its
+    own accuracy is not lower beyond chance than that of the shared model or of the own head alone.
+
+    Args:
+        shared: the shared model.
+        held: the site's labelled records.
+        settings: of the training of heads.
+        seed: of folds, training and bootstrap.
+
+    Raises:
+        DataError: for too few records.
+
+    Source: kNN-Per, Marfoq et al. 2022. Differs from the papers, which hold out one part: with
+    fifty records one fifth is noise.
     """
     labels, folds = held.labels, _folds(held, seed)
     classes = len(shared.header.classes)
@@ -92,7 +115,7 @@ def adapt(shared: Classifier, held: HeldOut, settings: HeadSettings, seed: int =
     if isinstance(shared, Head):
         probabilities, final = _closed(shared, held, folds)
         table[CLOSED] = probabilities, 1.0
-    losses = {name: _loss(found, labels) for name, (found, _) in table.items()}
+    losses = {name: _loss(chances, labels) for name, (chances, _) in table.items()}
     # The shared model at its best temperature: a likelihood that only temperature raises is no reason for another model.
     losses[SHARED] = _loss(_tempered(base.clamp_min(1e-30).log(), labels, folds), labels)
     weights = bootstrap_weights(len(labels), held.patients, DRAWS, seed)
@@ -108,9 +131,9 @@ def adapt(shared: Classifier, held: HeldOut, settings: HeadSettings, seed: int =
     return Adaptation(judged, chosen, own, table[chosen][1], reason)
 
 
-def adapted(shared: Classifier, found: Adaptation) -> Classifier:
+def adapted(shared: Classifier, adaptation: Adaptation) -> Classifier:
     """The chosen model."""
-    return shared if found.own is None else Adapted(shared, found.own, found.share)
+    return shared if adaptation.own is None else Adapted(shared, adaptation.own, adaptation.share)
 
 
 def _choice(
@@ -121,7 +144,7 @@ def _choice(
     weights: Losses,
 ) -> tuple[str, str]:
     """The name of the chosen candidate, and why."""
-    right = {name: (found.argmax(1) == labels).numpy().astype(float) for name, (found, _) in table.items()}
+    right = {name: (chances.argmax(1) == labels).numpy().astype(float) for name, (chances, _) in table.items()}
     for each in sorted(judged, key=lambda each: each.loss):
         if each.name == SHARED:
             return SHARED, "no candidate is better than the shared model beyond chance"
@@ -139,11 +162,11 @@ def _choice(
 
 
 def _judgement(
-    name: str, found: Tensor, share: float, labels: Tensor, losses: dict[str, Losses], weights: Losses
+    name: str, probabilities: Tensor, share: float, labels: Tensor, losses: dict[str, Losses], weights: Losses
 ) -> Judgement:
     apart = losses[SHARED] - losses[name]
     low, high = np.quantile(_resampled(apart, weights), [0.025, 0.975])
-    accuracy = float((found.argmax(1) == labels).float().mean())
+    accuracy = float((probabilities.argmax(1) == labels).float().mean())
     return Judgement(name, accuracy, float(losses[name].mean()), float(apart.mean()), float(low), float(high), share)
 
 
@@ -153,8 +176,8 @@ def _resampled(values: Losses, weights: Losses) -> Losses:
 
 
 def _loss(probabilities: Tensor, labels: Tensor) -> Losses:
-    found: Losses = -probabilities.gather(1, labels[:, None])[:, 0].clamp_min(1e-6).log().numpy()
-    return found
+    losses: Losses = -probabilities.gather(1, labels[:, None])[:, 0].clamp_min(1e-6).log().numpy()
+    return losses
 
 
 def _folds(held: HeldOut, seed: int) -> NDArray[np.int64]:
@@ -182,22 +205,22 @@ def _folds(held: HeldOut, seed: int) -> NDArray[np.int64]:
 
 def _unseen(fit: Fit, held: HeldOut, folds: NDArray[np.int64], classes: int) -> Tensor:
     """Probabilities (n, C) of each record by a part trained without its fold."""
-    found = torch.zeros(len(folds), classes, dtype=torch.float64)
+    probabilities = torch.zeros(len(folds), classes, dtype=torch.float64)
     for number in range(FOLDS):
         rest, rows = torch.from_numpy(folds != number), torch.from_numpy(folds == number)
         part = fit(held.features[rest], held.labels[rest])
         with torch.no_grad():
-            found[rows] = part.scores(held.features[rows]).double().softmax(1)
-    return found
+            probabilities[rows] = part.scores(held.features[rows]).double().softmax(1)
+    return probabilities
 
 
 def _tempered(logits: Tensor, labels: Tensor, folds: NDArray[np.int64]) -> Tensor:
     """Probabilities (n, C) at a temperature that is fitted for each fold on the others."""
-    found = torch.zeros_like(logits)
+    probabilities = torch.zeros_like(logits)
     for number in range(FOLDS):
         rest, rows = torch.from_numpy(folds != number), torch.from_numpy(folds == number)
-        found[rows] = (logits[rows] / fit_temperature(logits[rest], labels[rest])).softmax(1)
-    return found
+        probabilities[rows] = (logits[rows] / fit_temperature(logits[rest], labels[rest])).softmax(1)
+    return probabilities
 
 
 def _mixed(own: Tensor, base: Tensor, labels: Tensor, folds: NDArray[np.int64]) -> tuple[Tensor, float]:
@@ -205,12 +228,12 @@ def _mixed(own: Tensor, base: Tensor, labels: Tensor, folds: NDArray[np.int64]) 
     shares = torch.from_numpy(SHARES)[:, None, None]
     every = shares * own + (1 - shares) * base
     losses = np.stack([_loss(each, labels) for each in every])
-    found = torch.zeros_like(base)
+    mixed = torch.zeros_like(base)
     for number in range(FOLDS):
         best = int(losses[:, folds != number].mean(1).argmin())
         rows = torch.from_numpy(folds == number)
-        found[rows] = every[best][rows]
-    return found, float(SHARES[int(losses.mean(1).argmin())])
+        mixed[rows] = every[best][rows]
+    return mixed, float(SHARES[int(losses.mean(1).argmin())])
 
 
 def _head(shared: Classifier, features: Tensor, labels: Tensor, settings: HeadSettings, seed: int) -> Head:
@@ -239,11 +262,11 @@ def _closed(shared: Head, held: HeldOut, folds: NDArray[np.int64]) -> tuple[Tens
                 scores = _stepped(shared, change, step).scores(held.features[rows])
                 every[start * len(STEPS) + offset, rows] = scores.double().softmax(1)
     losses = np.stack([_loss(each, held.labels) for each in every])
-    found = torch.zeros_like(every[0])
+    probabilities = torch.zeros_like(every[0])
     for number in range(FOLDS):
         rows = torch.from_numpy(folds == number)
-        found[rows] = every[int(losses[:, folds != number].mean(1).argmin())][rows]
-    return found, grid[int(losses.mean(1).argmin())]
+        probabilities[rows] = every[int(losses[:, folds != number].mean(1).argmin())][rows]
+    return probabilities, grid[int(losses.mean(1).argmin())]
 
 
 def _correction(shared: Head, features: Tensor, labels: Tensor, penalty: float) -> tuple[Tensor, Tensor]:

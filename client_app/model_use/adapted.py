@@ -23,9 +23,15 @@ HEAD, NEIGHBOURS = "head", "neighbours"
 
 @dataclass(frozen=True)
 class Neighbours(Classifier):
-    """Class probabilities from the nearest own records, weighted by distance (kNN-Per, Marfoq et al. 2022).
+    """Class probabilities from the nearest own records, weighted by distance.
 
-    memory (m, d): the site's own features, of norm one. labels (m,). count: number of neighbours.
+    Attributes:
+        header: of the shared model.
+        memory: the site's own features, (m, d), of norm one.
+        labels: indices of classes, (m,).
+        count: number of neighbours.
+
+    Source: kNN-Per, Marfoq et al. 2022.
     """
 
     header: Header
@@ -56,7 +62,13 @@ class Neighbours(Classifier):
 
 @dataclass(frozen=True)
 class Adapted(Classifier):
-    """A mixture of class probabilities: `share` of the site's own part, the rest of the shared model."""
+    """A mixture of class probabilities of a shared model and the site's own part.
+
+    Attributes:
+        shared: the shared model.
+        own: the site's own part.
+        share: weight of the own part, in [0, 1].
+    """
 
     shared: Classifier
     own: Classifier
@@ -94,7 +106,20 @@ def adapted_file(node: NodeConfig, model: SignedModel) -> Path:
 
 
 def store_adapted(node: NodeConfig, model: SignedModel, own: Classifier, share: float, how: str) -> Path:
-    """Store the site's own part of a model. It holds what was learned from the site's records, and must stay there."""
+    """Store the site's own part of a model.
+
+    It holds what was learned from the site's records, and must stay there.
+
+    Args:
+        node: the site's settings.
+        model: the shared one.
+        own: the site's part.
+        share: its weight.
+        how: it was chosen, in words.
+
+    Returns:
+        The file.
+    """
     from safetensors.torch import save
 
     tensors = {name: tensor.contiguous() for name, tensor in own.arrays().items()}
@@ -110,7 +135,18 @@ def store_adapted(node: NodeConfig, model: SignedModel, own: Classifier, share: 
 
 
 def adapted_classifier(node: NodeConfig | None, model: SignedModel) -> Classifier | None:
-    """The site's own version of a model; None if it has none. Raises SealError for a changed file."""
+    """The site's own version of a model.
+
+    Args:
+        node: the site's settings; None without any.
+        model: the shared one.
+
+    Returns:
+        The version; None if the site has none.
+
+    Raises:
+        SealError: for a changed file.
+    """
     from safetensors import SafetensorError, safe_open
 
     if node is None or not (file := adapted_file(node, model)).is_file():

@@ -31,10 +31,22 @@ ABSTAIN = "abstain"
 class Calibration:
     """A site's own settings of a model.
 
-    temperature: logits are divided by it. positive, threshold: a record is of class `positive` if its probability is at
-    least `threshold`, otherwise of the most probable other class; without a threshold the most probable class decides.
-    score, abstain_above: the model abstains where this out-of-distribution score exceeds the number. note: how the values
-    were found.
+    Attributes:
+        temperature: logits are divided by it.
+        positive: class that the threshold is for; empty for none.
+        threshold: a record is of class `positive` if its probability is at least this, otherwise of
+            the most probable other class; without a threshold the most probable class decides.
+        score: out-of-distribution score by which the model abstains.
+        abstain_above: the model abstains where the score exceeds this number; None: never.
+        note: how the values were chosen.
+
+    Example:
+        >>> calibration = Calibration(positive="ill", threshold=0.2).checked(("well", "ill"))
+        >>> chances = calibration.probabilities(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
+        >>> chances.round(2).tolist()
+        [[0.73, 0.27], [0.95, 0.05]]
+        >>> calibration.decisions(chances, ("well", "ill")).tolist()
+        [1, 0]
     """
 
     temperature: float = 1.0
@@ -60,7 +72,14 @@ class Calibration:
         return replace(self, positive=positive)
 
     def chosen(self, **choices: Any) -> Self:
-        """This calibration with what a person chose; None is no choice. Raises ConfigError for a score without its limit."""
+        """This calibration with what a person chose.
+
+        Args:
+            choices: values of attributes; None is no choice.
+
+        Raises:
+            ConfigError: for a score without its limit.
+        """
         given = {key: value for key, value in choices.items() if value is not None}
         score = given.get("score", self.score)
         if score != self.score and self.abstain_above is not None and "abstain_above" not in given:
@@ -71,11 +90,19 @@ class Calibration:
 
     def probabilities(self, scores: Tensor) -> Probabilities:
         """Class probabilities (n, C) of logits (n, C)."""
-        found: Probabilities = torch.softmax(scores.double() / self.temperature, 1).cpu().numpy()
-        return found
+        chances: Probabilities = torch.softmax(scores.double() / self.temperature, 1).cpu().numpy()
+        return chances
 
     def decisions(self, probabilities: Probabilities, classes: tuple[str, ...]) -> NDArray[np.int64]:
-        """The index of the decided class of each record (n,)."""
+        """The decided class of each record.
+
+        Args:
+            probabilities: of the classes, (n, C).
+            classes: names of C classes.
+
+        Returns:
+            Indices of classes, (n,).
+        """
         if self.threshold is None or len(classes) < 2:
             return np.asarray(probabilities.argmax(1), dtype=np.int64)
         index = classes.index(self.positive)
@@ -86,7 +113,14 @@ class Calibration:
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
-    """The temperature that maximises the likelihood of labels (n,) under logits (n, C) (Guo et al. 2017, section 4.2)."""
+    """The temperature that maximises the likelihood of labels.
+
+    Args:
+        scores: logits (n, C).
+        labels: indices of classes, (n,).
+
+    Source: Guo et al. 2017, section 4.2.
+    """
     from scipy.optimize import minimize_scalar
 
     logits = scores.double()
@@ -94,15 +128,25 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     def loss(log_temperature: float) -> float:
         return float(torch.nn.functional.cross_entropy(logits / float(np.exp(log_temperature)), labels))
 
-    found = minimize_scalar(loss, bounds=(-4.0, 4.0), method="bounded")
-    return float(np.exp(found.x))
+    optimum = minimize_scalar(loss, bounds=(-4.0, 4.0), method="bounded")
+    return float(np.exp(optimum.x))
 
 
 def threshold_for(probability: NDArray[np.float64], positive: NDArray[np.bool_], sensitivity: float) -> float:
     """The largest threshold whose sensitivity on these records is at least the wished one.
 
-    probability (n,): of the positive class. positive (n,). Raises ConfigError for a sensitivity outside (0, 1], or without
-    a positive record.
+    Args:
+        probability: of the positive class, (n,).
+        positive: whether a record is of this class, (n,).
+        sensitivity: the wished one, in (0, 1].
+
+    Raises:
+        ConfigError: for a sensitivity outside (0, 1], or without a positive record.
+
+    Example:
+        >>> chances, truth = np.array([0.9, 0.6, 0.4, 0.1]), np.array([True, False, True, False])
+        >>> threshold_for(chances, truth, 0.5), threshold_for(chances, truth, 1.0)
+        (0.9, 0.4)
     """
     from sklearn.metrics import roc_curve
 
@@ -116,10 +160,22 @@ def threshold_for(probability: NDArray[np.float64], positive: NDArray[np.bool_],
 
 
 def abstain_limit(scores: Tensor, share: float) -> float:
-    """The out-of-distribution score that one more record like these exceeds with a probability of at most `share`.
+    """The out-of-distribution score that one more record like these rarely exceeds.
 
-    scores (n,): of records that neither the model nor its Gaussians have seen. The limit is the ceil((n + 1) (1 - share))-th
-    smallest (split conformal prediction, Papadopoulos et al. 2002). Raises ConfigError, also for too few records.
+    The limit is the ceil((n + 1) (1 - share))-th smallest score.
+
+    Args:
+        scores: of records that neither the model nor its Gaussians have seen, (n,).
+        share: largest probability with which one more record exceeds the limit, in (0, 1).
+
+    Raises:
+        ConfigError: for another share, or too few records.
+
+    Source: split conformal prediction, Papadopoulos et al. 2002.
+
+    Example:
+        >>> abstain_limit(torch.arange(19.0), 0.1)
+        17.0
     """
     if not 0 < share < 1:
         raise ConfigError(f"abstain = {share:g}: must be above 0 and below 1")
@@ -138,7 +194,15 @@ def calibration_file(node: NodeConfig, name: str) -> Path:
 
 
 def read_calibration(node: NodeConfig | None, model: SignedModel) -> Calibration:
-    """The stored calibration of a model; the default without one. Raises StateError for a damaged file."""
+    """The stored calibration of a model; the default without one.
+
+    Args:
+        node: the site's settings; None without any.
+        model: the shared one.
+
+    Raises:
+        StateError: for a damaged file.
+    """
     if node is None:
         return Calibration()
     file = calibration_file(node, model.manifest.name)
@@ -157,7 +221,17 @@ def read_calibration(node: NodeConfig | None, model: SignedModel) -> Calibration
 def store_calibration(
     node: NodeConfig, model: SignedModel, calibration: Calibration, gaussians: Gaussians | None = None
 ) -> Path:
-    """Store a calibration, and Gaussians of the site's own records for a model that has none."""
+    """Store a calibration.
+
+    Args:
+        node: the site's settings.
+        model: the shared one.
+        calibration: of this model.
+        gaussians: of the site's own records, for a model that has none.
+
+    Returns:
+        The file.
+    """
     from safetensors.torch import save
 
     file = calibration_file(node, model.manifest.name)
@@ -172,9 +246,17 @@ def store_calibration(
 
 
 def own_gaussians(node: NodeConfig | None, model: SignedModel) -> Gaussians | None:
-    """The model's Gaussians, or those that this site has fitted for it on its own records; None without any.
+    """The model's Gaussians, or those that this site has fitted for it on its own records.
 
-    Raises SealError if the site's own file was changed.
+    Args:
+        node: the site's settings; None without any.
+        model: the shared one.
+
+    Returns:
+        The Gaussians; None without any.
+
+    Raises:
+        SealError: if the site's own file was changed.
     """
     if model.gaussians is not None or node is None:
         return model.gaussians

@@ -29,8 +29,18 @@ RATES = ("roc", "precision_recall", "reliability")
 
 @dataclass(frozen=True)
 class Wish:
-    """What a person wishes. temperature: fit one. sensitivity: of the positive class, 0: none. abstain: share of such
-    records without a decision, 0: none; score: by which. draws: of the bootstrap.
+    """What a person wishes.
+
+    Attributes:
+        temperature: fit one.
+        sensitivity: of the positive class; 0 for none.
+        abstain: share of such records without a decision; 0 for none.
+        score: by which the model abstains; None: as the calibration says.
+        draws: of the bootstrap.
+        seed: of the split and the bootstrap.
+
+    Raises:
+        ConfigError: for a score without `abstain`.
     """
 
     temperature: bool = False
@@ -52,11 +62,21 @@ class Wish:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The result: measures, measures by group, curves of each class, and scores' quantiles.
+    """The result of an evaluation.
 
-    calibrated_on: number of records that calibrated and were not judged. ood: quantiles of the out-of-distribution scores,
-    by score, whose Gaussians they are against, and the share of judged records beyond the limit. gaussians: to store, for a
-    model that has none. promise: of the shared surrogate, if the model has its Gaussians.
+    Attributes:
+        model: the shared one.
+        calibration: by which it decided.
+        held: the records.
+        report: measures.
+        groups: measures by group; of a small group only its number of records.
+        curves: of each class.
+        calibrated_on: number of records that calibrated and were not judged.
+        ood: quantiles of the out-of-distribution scores, by score, whose Gaussians they are
+            against, and the share of judged records beyond the limit.
+        gaussians: to store, for a model that has none.
+        adapted: whether the model is the site's own version.
+        promise: of the shared surrogate, if the model has its Gaussians.
     """
 
     model: SignedModel
@@ -80,10 +100,22 @@ def evaluate(
     wish: Wish = Wish(),
     own: Gaussians | None = None,
 ) -> Evaluation:
-    """Judge a model on held-out records. own: Gaussians that this site has stored for a model without any.
+    """Judge a model on held-out records.
 
-    With a wish, half of the records (whole patients) calibrate, and only the other half is judged: measures on the records
-    that chose a threshold would be too good. Raises ConfigError, DataError.
+    With a wish, half of the records (whole patients) calibrate, and only the other half is judged:
+    measures on the records that chose a threshold would be too good.
+
+    Args:
+        model: the shared one.
+        classifier: the shared one, or the site's own version.
+        held: the records.
+        calibration: by which it decides.
+        wish: what to choose anew.
+        own: Gaussians that this site has stored for a model without any.
+
+    Raises:
+        ConfigError: for a wish or a calibration that does not fit.
+        DataError: for too few records.
     """
     classes = tuple(model.manifest.classes)
     calibration = calibration.checked(classes)
@@ -145,21 +177,29 @@ def _by_group(
     judged: Judged, rows: np.ndarray[Any, Any], held: HeldOut, classes: tuple[str, ...], wish: Wish
 ) -> dict[str, dict[str, Report | int]]:
     """A report for each value of each column; of values with fewer than ten records only their number."""
-    found: dict[str, dict[str, Report | int]] = {}
+    reports: dict[str, dict[str, Report | int]] = {}
     for column, values in held.groups.items():
         kinds = sorted(set(values))
         if len(kinds) > MOST_GROUPS:
             raise ConfigError(f"--by {column!r} has {len(kinds)} different values; at most {MOST_GROUPS} can be compared")
-        found[column] = {}
+        reports[column] = {}
         for kind in kinds:
             part = judged.take(rows & (np.array(values) == kind))
             count = len(part.labels)
-            found[column][kind] = report(part, classes, wish.draws, wish.seed) if count >= FEWEST else count
-    return found
+            reports[column][kind] = report(part, classes, wish.draws, wish.seed) if count >= FEWEST else count
+    return reports
 
 
 def curves_of(judged: Judged, index: int) -> dict[str, Any]:
-    """Points of the ROC, precision-recall and reliability curves of a class; empty where undefined."""
+    """Points of the ROC, precision-recall and reliability curves of a class.
+
+    Args:
+        judged: the records.
+        index: of the class.
+
+    Returns:
+        Pairs of coordinates by name of the curve; None where undefined.
+    """
     from sklearn.calibration import calibration_curve
     from sklearn.metrics import precision_recall_curve, roc_curve
 
@@ -192,8 +232,8 @@ def _abstaining(calibration: Calibration, wish: Wish, gaussians: Gaussians | Non
     score = wish.score or calibration.score
     scores = gaussians.scores(features)[SCORES.index(score)]
     limit = abstain_limit(scores, wish.abstain)
-    found = f"{score} score above {limit:.4g} abstains, for a share of {wish.abstain:g} from {len(scores)} records"
-    return replace(calibration, score=score, abstain_above=limit, note=f"{calibration.note}; {found}".removeprefix("; "))
+    note = f"{score} score above {limit:.4g} abstains, for a share of {wish.abstain:g} from {len(scores)} records"
+    return replace(calibration, score=score, abstain_above=limit, note=f"{calibration.note}; {note}".removeprefix("; "))
 
 
 def _ood(
@@ -207,17 +247,17 @@ def _ood(
     if gaussians is None:
         return {}
     columns = dict(zip(SCORES, gaussians.scores(classifier.prepare(held.features)), strict=True))
-    found: dict[str, Any] = {
+    quantiles: dict[str, Any] = {
         name: {f"{level:g}": float(np.quantile(column.numpy(), level)) for level in QUANTILES}
         for name, column in columns.items()
     }
     limit = calibration.abstain_above
     beyond = None if limit is None else float((columns[calibration.score][judged] > limit).double().mean())
     against = "the sites' surrogates" if model.gaussians is not None else "records of this site"
-    return found | {"against": against, "abstained": beyond}
+    return quantiles | {"against": against, "abstained": beyond}
 
 
-def facts_of(found: Evaluation) -> dict[str, Any]:
+def facts_of(evaluation: Evaluation) -> dict[str, Any]:
     """Everything in the evaluation as JSON values."""
 
     def of_report(each: Report) -> dict[str, Any]:
@@ -226,30 +266,41 @@ def facts_of(found: Evaluation) -> dict[str, Any]:
     return {
         "schema": 1,
         "made": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "model": found.model.manifest.model_dump(),
-        "adapted": found.adapted,
-        "records": found.held.where,
-        "left_out": found.held.left_out,
-        "calibration": asdict(found.calibration),
-        "calibrated_on": found.calibrated_on,
-        "report": of_report(found.report),
+        "model": evaluation.model.manifest.model_dump(),
+        "adapted": evaluation.adapted,
+        "records": evaluation.held.where,
+        "left_out": evaluation.held.left_out,
+        "calibration": asdict(evaluation.calibration),
+        "calibrated_on": evaluation.calibrated_on,
+        "report": of_report(evaluation.report),
         "groups": {
             column: {kind: each if isinstance(each, int) else of_report(each) for kind, each in kinds.items()}
-            for column, kinds in found.groups.items()
+            for column, kinds in evaluation.groups.items()
         },
-        "curves": found.curves,
-        "out_of_distribution": found.ood,
-        "promise": found.promise and asdict(found.promise),
+        "curves": evaluation.curves,
+        "out_of_distribution": evaluation.ood,
+        "promise": evaluation.promise and asdict(evaluation.promise),
     }
 
 
-def write_evaluation(found: Evaluation, folder: Path) -> tuple[Path, Path]:
-    """Write evaluation.json and evaluation.html into a folder. Raises OSError."""
+def write_evaluation(evaluation: Evaluation, folder: Path) -> tuple[Path, Path]:
+    """Write evaluation.json and evaluation.html.
+
+    Args:
+        evaluation: to write.
+        folder: of the files.
+
+    Returns:
+        Both files.
+
+    Raises:
+        OSError: if they cannot be written.
+    """
     from client_app.model_use.page import page_of
 
     folder.mkdir(parents=True, exist_ok=True)
     facts, page = folder / "evaluation.json", folder / "evaluation.html"
-    content = facts_of(found)
+    content = facts_of(evaluation)
     facts.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
     page.write_text(page_of(content), encoding="utf-8", newline="\n")
     return facts, page

@@ -29,9 +29,15 @@ Part = Literal["train", "test"]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Features (n, d), labels (n,) as indices of the model's classes, patients if known, and the values of columns.
+    """Labelled records that a model has not been trained on.
 
-    where: what the records are, in words. left_out: number of records that cannot be used.
+    Attributes:
+        features: (n, d).
+        labels: indices of the model's classes, (n,).
+        patients: of each record, if known.
+        groups: the values of columns, by name.
+        where: what the records are, in words.
+        left_out: number of records that cannot be used.
     """
 
     features: Tensor
@@ -44,10 +50,15 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Source:
-    """Where labelled records are. folder: a new labelled folder, all of whose records count; empty for the site's own.
+    """Where labelled records are.
 
-    kind, label_column, patient_column: of the new folder; columns: for groups. known_only: leave out records of classes that
-    the model does not know.
+    Attributes:
+        folder: a new labelled folder, all of whose records count; empty for the site's own.
+        kind: of the new folder; empty: that of the site's own data, or image files.
+        label_column: of the new folder.
+        patient_column: of the new folder; empty for none.
+        columns: for groups.
+        known_only: leave out records of classes that the model does not know.
     """
 
     folder: str = ""
@@ -59,9 +70,16 @@ class Source:
 
 
 def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = "test") -> HeldOut:
-    """Records to judge a model with. Raises DataError when there is none, or one of a class that the model does not know.
+    """Records to judge a model with.
 
-    part: of the site's own records.
+    Args:
+        model: the shared one.
+        node: the site's settings.
+        source: of the records.
+        part: of the site's own records.
+
+    Raises:
+        DataError: when there is none, or one of a class that the model does not know.
     """
     run = model.manifest.run_config()
     if source.folder:
@@ -78,8 +96,8 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
     else:
         where = "this site's test records" if part == "test" else "this site's training records"
         wanted = DataSource.of_node(node, run)
-        found = share(run, node)
-        dataset, rows = found.dataset, found.test if part == "test" else found.train
+        site_share = share(run, node)
+        dataset, rows = site_share.dataset, site_share.test if part == "test" else site_share.train
         if dataset.drawn and model.manifest.privacy is not None:
             if part == "test":
                 raise DataError(
@@ -95,8 +113,8 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
 
 def _column(source: DataSource, name: str, node: NodeConfig, seed: int, dataset: Dataset) -> Sequence[str]:
     """The value of a column for every record."""
-    found = load_all(replace(source, site_column=name), seed)
-    origin = found[node.partition_id if len(found) > 1 else 0].origin
+    datasets = load_all(replace(source, site_column=name), seed)
+    origin = datasets[node.partition_id if len(datasets) > 1 else 0].origin
     if origin is None or len(origin) != len(dataset):
         raise DataError(f"the column {name!r} cannot be read for each of the {len(dataset)} records")
     return origin
@@ -124,16 +142,16 @@ def _of_rows(
     if dataset.features is None:
         backbone = site_backbone(run, node)
         check_backbone(model, backbone)
-        found = dataset_features(dataset, run, node, policy_of(node).cache_mib, backbone)
+        features = dataset_features(dataset, run, node, policy_of(node).cache_mib, backbone)
     else:
-        found = dataset_features(dataset, run, node, policy_of(node).cache_mib)
-        if with_power(found.fingerprint, power) != model.manifest.fingerprint:
+        features = dataset_features(dataset, run, node, policy_of(node).cache_mib)
+        if with_power(features.fingerprint, power) != model.manifest.fingerprint:
             raise BackboneError(
                 f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, but the features are of "
-                f"{found.fingerprint[:16]}"
+                f"{features.fingerprint[:16]}"
             )
-    x = raised(torch.as_tensor(found.x[rows]).float(), power)
-    good = torch.as_tensor(found.ok)[rows] & x.isfinite().all(1)
+    x = raised(torch.as_tensor(features.x[rows]).float(), power)
+    good = torch.as_tensor(features.ok)[rows] & x.isfinite().all(1)
     x, labels, kept = x[good], labels[good], rows[good].tolist()
     if not len(labels):
         raise DataError(f"no usable held-out record in {dataset.name!r}")

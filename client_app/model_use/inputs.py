@@ -24,9 +24,15 @@ PATIENT = "patient"
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Images to classify. names: the path of each below `root`. columns: other facts of each, such as its patient.
+    """Images to classify.
 
-    frames: of each DICOM file, the image that is taken; -1 for a file of several images that the site refuses.
+    Attributes:
+        root: folder of the images.
+        dicom: whether they are DICOM files.
+        names: the path of each below `root`.
+        columns: other facts of each, such as its patient.
+        frames: of each DICOM file, the image that is taken; -1 for a file of several images that
+            the site refuses.
     """
 
     root: Path
@@ -59,17 +65,24 @@ class Inputs:
 
 
 def find_inputs(folder: str, kind: Kind = "auto", patient_column: str = "", frames: Frames = "refuse") -> Inputs:
-    """The images below a folder. Raises DataError when there is none.
+    """The images below a folder.
 
-    kind: "auto" takes a table or image files if there are any, otherwise DICOM files. patient_column: of a table.
+    Args:
+        folder: with the images.
+        kind: "auto" takes a table or image files if there are any, otherwise DICOM files.
+        patient_column: of a table; empty for none.
+        frames: which frame of a DICOM file with several.
+
+    Raises:
+        DataError: when there is none.
     """
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise DataError(f"--data-dir {folder!r}: no such folder; give the folder of the new images")
     if kind != "dicom":
-        found = _from_table(root, patient_column) or _from_folder(root)
-        if len(found) or kind == "imagefolder":
-            return _some(found, "images")
+        inputs = _from_table(root, patient_column) or _from_folder(root)
+        if len(inputs) or kind == "imagefolder":
+            return _some(inputs, "images")
     return _some(_from_dicom(root, frames), "DICOM images")
 
 

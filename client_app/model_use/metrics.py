@@ -21,7 +21,14 @@ ROOM = 4_000_000
 
 @dataclass(frozen=True)
 class Measure:
-    """A value with the limits of its 95 % interval, and the number of records that it is about. None: undefined."""
+    """A value with its interval.
+
+    Attributes:
+        value: None if it is undefined.
+        low: lower limit of the 95 % interval.
+        high: upper limit of the 95 % interval.
+        support: number of records that it is about.
+    """
 
     value: float | None
     low: float | None
@@ -31,7 +38,14 @@ class Measure:
 
 @dataclass(frozen=True)
 class ClassReport:
-    """Measures of one class against all others. few: whether it has fewer than ten records."""
+    """Measures of one class against all others.
+
+    Attributes:
+        name: of the class.
+        support: number of its records.
+        few: whether it has fewer than ten records.
+        measures: by name.
+    """
 
     name: str
     support: int
@@ -43,8 +57,14 @@ class ClassReport:
 class Report:
     """Measures of all classes, and averages over the classes that have ten records or more.
 
-    confusion (C, C): records by true class (rows) and decision (columns). left_out: classes that averages leave out.
-    units: number of patients that the intervals resample; 0 if single records.
+    Attributes:
+        classes: names of C classes.
+        records: number of records.
+        units: number of patients that the intervals resample; 0 if single records.
+        per_class: measures of each class.
+        averages: by name.
+        confusion: (C, C), records by true class (rows) and decision (columns).
+        left_out: classes that averages leave out.
     """
 
     classes: tuple[str, ...]
@@ -58,7 +78,14 @@ class Report:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Records with labels (n,), class probabilities (n, C), decisions (n,), and the patient of each, if known."""
+    """Labelled records with what a model decides.
+
+    Attributes:
+        labels: indices of classes, (n,).
+        probabilities: of the classes, (n, C).
+        decisions: indices of classes, (n,).
+        patients: of each record, if known.
+    """
 
     labels: NDArray[np.int64]
     probabilities: Array
@@ -73,7 +100,16 @@ class Judged:
 
 
 def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: int = 0) -> Report:
-    """Every measure with its interval. Intervals are percentiles over `draws` samples of whole patients, or of records."""
+    """Every measure with its interval.
+
+    Intervals are percentiles over samples of whole patients, or of records.
+
+    Args:
+        judged: the records.
+        classes: names of C classes.
+        draws: number of samples.
+        seed: of the samples.
+    """
     from sklearn.metrics import confusion_matrix
 
     labels, count = judged.labels, len(classes)
@@ -107,11 +143,20 @@ def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: i
 
 
 def points_of(truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array) -> dict[str, float | None]:
-    """Measures of one class by scikit-learn: truth, decisions and probabilities (n,) of that class. None where undefined."""
+    """Measures of one class by scikit-learn.
+
+    Args:
+        truth: whether a record is of the class, (n,).
+        decided: whether the model decides for the class, (n,).
+        chance: probability of the class, (n,).
+
+    Returns:
+        Values by name; None where undefined.
+    """
     from sklearn import metrics
 
     both = bool(truth.any() and not truth.all())
-    found: dict[str, float | None] = {
+    points: dict[str, float | None] = {
         "sensitivity": float(metrics.recall_score(truth, decided)) if truth.any() else None,
         "specificity": float(metrics.recall_score(~truth, ~decided)) if not truth.all() else None,
         "ppv": float(metrics.precision_score(truth, decided)) if decided.any() else None,
@@ -122,11 +167,25 @@ def points_of(truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Arra
         "brier": float(metrics.brier_score_loss(truth, chance, pos_label=True)) if len(truth) else None,
         "calibration_error": calibration_error(truth, chance),
     }
-    return found
+    return points
 
 
 def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
-    """Expected calibration error over ten equal bins of the probability (Naeini et al. 2015), from calibration_curve."""
+    """Expected calibration error over ten equal bins of the probability, from calibration_curve.
+
+    Args:
+        truth: whether a record is of the class, (n,).
+        chance: probability of the class, (n,).
+
+    Returns:
+        The error; None without records.
+
+    Source: Naeini et al. 2015.
+
+    Example:
+        >>> round(calibration_error(np.array([True, False]), np.array([0.85, 0.25])), 3)
+        0.2
+    """
     from sklearn.calibration import calibration_curve
 
     if not len(truth):
@@ -137,7 +196,17 @@ def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
 
 
 def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, seed: int) -> Array:
-    """How often each record is drawn (draws, n): whole patients are drawn with replacement, or records without patients."""
+    """How often each record is drawn: whole patients with replacement, or records without patients.
+
+    Args:
+        count: n, number of records.
+        patients: of each record, (n,); None if unknown.
+        draws: number of samples.
+        seed: of the samples.
+
+    Returns:
+        Numbers (draws, n).
+    """
     generator = np.random.default_rng(seed)
     if patients is None:
         return generator.multinomial(count, np.full(count, 1 / max(1, count)), draws).astype(np.float64)
@@ -148,10 +217,20 @@ def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, se
 
 
 def samples_of(truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array, weights: Array) -> dict[str, Array]:
-    """The same measures for each bootstrap sample (draws,), NaN where undefined."""
+    """The measures of `points_of` for each bootstrap sample.
+
+    Args:
+        truth: whether a record is of the class, (n,).
+        decided: whether the model decides for the class, (n,).
+        chance: probability of the class, (n,).
+        weights: how often each record is drawn, (draws, n).
+
+    Returns:
+        Values (draws,) by name, NaN where undefined.
+    """
     masks = (truth & decided, truth & ~decided, ~truth & decided, ~truth & ~decided)
     tp, fn, fp, tn = (weights @ mask for mask in masks)
-    found = {
+    samples = {
         "sensitivity": _ratio(tp, tp + fn),
         "specificity": _ratio(tn, tn + fp),
         "ppv": _ratio(tp, tp + fp),
@@ -159,15 +238,24 @@ def samples_of(truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Arr
         "f1": _ratio(2 * tp, 2 * tp + fp + fn),
         "brier": _ratio(weights @ np.square(chance - truth), weights.sum(1)),
     }
-    found["auroc"], found["auprc"] = ranking_samples(truth, chance, weights)
+    samples["auroc"], samples["auprc"] = ranking_samples(truth, chance, weights)
     apart = np.zeros((BINS, len(truth)))
     apart[_bins(chance), np.arange(len(truth))] = truth - chance
-    found["calibration_error"] = _ratio(np.abs(weights @ apart.T).sum(1), weights.sum(1))
-    return found
+    samples["calibration_error"] = _ratio(np.abs(weights @ apart.T).sum(1), weights.sum(1))
+    return samples
 
 
 def ranking_samples(truth: NDArray[np.bool_], chance: Array, weights: Array) -> tuple[Array, Array]:
-    """Weighted area under the ROC curve and average precision for each row of weights (draws, n)."""
+    """Weighted area under the ROC curve and average precision of bootstrap samples.
+
+    Args:
+        truth: whether a record is of the class, (n,).
+        chance: probability of the class, (n,).
+        weights: how often each record is drawn, (draws, n).
+
+    Returns:
+        Both for each row of weights, (draws,).
+    """
     order = np.argsort(-chance, kind="stable")
     ordered = chance[order]
     ends = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)
@@ -195,10 +283,10 @@ def _overall(
         return {}
     right, units = judged.labels == judged.decisions, _units(judged.labels >= 0, judged.patients)
     accuracy = float(accuracy_score(judged.labels, judged.decisions))
-    found = {"accuracy": _measure(accuracy, _ratio(weights @ right, weights.sum(1)), len(right), units)}
+    averages = {"accuracy": _measure(accuracy, _ratio(weights @ right, weights.sum(1)), len(right), units)}
     if kept:
-        found["balanced_accuracy"] = _average(kept, "sensitivity", drawn["sensitivity"], smallest)
-    return found
+        averages["balanced_accuracy"] = _average(kept, "sensitivity", drawn["sensitivity"], smallest)
+    return averages
 
 
 def _average(rows: Sequence[ClassReport], key: str, samples: Sequence[Array], units: int) -> Measure:
@@ -209,22 +297,31 @@ def _average(rows: Sequence[ClassReport], key: str, samples: Sequence[Array], un
 
 
 def _measure(value: float | None, samples: Array, support: int, units: int) -> Measure:
-    found = None if value is None or not math.isfinite(value) else interval(samples, units)
-    if found is not None and found[0] == found[1] and value in (0.0, 1.0):
+    bounds = None if value is None or not math.isfinite(value) else interval(samples, units)
+    if bounds is not None and bounds[0] == bounds[1] and value in (0.0, 1.0):
         # Without an error among the records, samples of them have none either, and an interval of width zero is too good.
         from scipy.stats import binomtest
 
         limits = binomtest(round(value * units), units).proportion_ci(method="wilson")
-        found = float(limits.low), float(limits.high)
-    low, high = found or (None, None)
+        bounds = float(limits.low), float(limits.high)
+    low, high = bounds or (None, None)
     return Measure(value, low, high, support)
 
 
 def interval(samples: Array, units: int) -> tuple[float, float] | None:
-    """The 95 % interval from bootstrap samples (draws,); None if most of them are undefined.
+    """The 95 % interval from bootstrap samples.
 
-    The expanded percentile interval (Hesterberg 2015, section 4.1): plain percentiles are too narrow for few records.
-    units: number of independent records or patients in the smaller of the groups that the measure compares.
+    The expanded percentile interval: plain percentiles are too narrow for few records.
+
+    Args:
+        samples: (draws,).
+        units: number of independent records or patients in the smaller of the groups that the
+            measure compares.
+
+    Returns:
+        Both limits; None if most of the samples are undefined.
+
+    Source: Hesterberg 2015, section 4.1.
     """
     from scipy.stats import norm, t
 
@@ -248,5 +345,5 @@ def _bins(chance: Array) -> NDArray[np.int64]:
 
 
 def _ratio(above: Array, below: Array) -> Array:
-    found: Array = np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)
-    return found
+    ratios: Array = np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)
+    return ratios

@@ -151,12 +151,12 @@ def _pictures(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The curves of the positive class if there is one, otherwise of all classes, as far as there are colours."""
     positive = facts["calibration"]["positive"]
     names = [positive] if positive else list(facts["report"]["classes"])[:MOST_DRAWN]
-    found = []
+    pictures = []
     for key, (title, across, up) in TITLES.items():
         lines = {name: facts["curves"][name][key] for name in names if facts["curves"][name].get(key)}
         if lines and not undrawn():
-            found.append((key, title, render(f"evaluation-{key}", 3.6, _drawing(lines, key, across, up))))
-    return found
+            pictures.append((key, title, render(f"evaluation-{key}", 3.6, _drawing(lines, key, across, up))))
+    return pictures
 
 
 def _drawing(lines: Mapping[str, Any], key: str, across: str, up: str) -> Any:

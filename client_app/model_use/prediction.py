@@ -37,9 +37,15 @@ UNREADABLE = "cannot be read"
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A model with a site's calibration, and the Gaussians of its out-of-distribution scores, if any.
+    """A model with a site's calibration.
 
-    classifier: the shared one, or the one that the site has adapted.
+    Attributes:
+        classifier: the shared one, or the one that the site has adapted.
+        calibration: of the site.
+        gaussians: of the model's out-of-distribution scores, if any.
+
+    Raises:
+        ConfigError: for a limit of scores without Gaussians, or a calibration of other classes.
     """
 
     classifier: Classifier
@@ -65,16 +71,23 @@ class Predictor:
         return [*(f"p_{name}" for name in self.classes), DECISION, *scores]
 
     def results(self, features: Tensor) -> list[list[str]]:
-        """Cells of the columns for features (n, d) that are raised to the model's power already."""
+        """Cells of the columns with results.
+
+        Args:
+            features: (n, d), raised to the model's power already.
+
+        Returns:
+            The cells of n rows.
+        """
         with torch.no_grad():
-            found = self.calibration.probabilities(self.classifier.scores(features))
+            probabilities = self.calibration.probabilities(self.classifier.scores(features))
             scores = () if self.gaussians is None else self.gaussians.scores(self.classifier.prepare(features))
-        decided = [self.classes[index] for index in self.calibration.decisions(found, self.classes)]
+        decided = [self.classes[index] for index in self.calibration.decisions(probabilities, self.classes)]
         limit = self.calibration.abstain_above
         if limit is not None:
             values = scores[SCORES.index(self.calibration.score)].tolist()
             decided = [ABSTAIN if value > limit else name for value, name in zip(values, decided, strict=True)]
-        lists, chances = [column.tolist() for column in scores], found.tolist()
+        lists, chances = [column.tolist() for column in scores], probabilities.tolist()
         return [
             [*(f"{value:.6f}" for value in chances[row]), decided[row], *(f"{column[row]:.6g}" for column in lists)]
             for row in range(len(decided))
@@ -83,7 +96,14 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a command has done: rows written now and earlier, unreadable images, and images a second."""
+    """What a command has done.
+
+    Attributes:
+        written: rows written now.
+        earlier: rows written earlier.
+        unreadable: images that cannot be read.
+        rate: images a second.
+    """
 
     written: int
     earlier: int
@@ -92,12 +112,20 @@ class Predicted:
 
 
 def check_backbone(model: SignedModel, backbone: Backbone) -> None:
-    """Raise BackboneError unless the backbone is the model's, by its fingerprint."""
+    """Refuse a backbone that is not the model's, by its fingerprint.
+
+    Args:
+        model: the shared one.
+        backbone: of this site.
+
+    Raises:
+        BackboneError: for another backbone.
+    """
     wanted = model.manifest.fingerprint
-    found = with_power(backbone.fingerprint_at(model.manifest.dimension), power_in(wanted))
-    if found != wanted:
+    own = with_power(backbone.fingerprint_at(model.manifest.dimension), power_in(wanted))
+    if own != wanted:
         raise BackboneError(
-            f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} here has {found[:16]}; the "
+            f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} here has {own[:16]}; the "
             f"model's settings are {', '.join(f'{k} = {v}' for k, v in model.manifest.settings.items())}; check "
             "weights-path in the node-config"
         )
@@ -106,10 +134,25 @@ def check_backbone(model: SignedModel, backbone: Backbone) -> None:
 def predict(
     model: SignedModel, predictor: Predictor, inputs: Inputs, backbone: Backbone, out: Path, overwrite: bool = False
 ) -> Predicted:
-    """Write a row for every image to `out`; rows that are there already are kept and not computed again.
+    """Write a row for every image to a CSV file; rows that are there already are kept and not
+    computed again.
 
-    Next to `out` a small JSON file records model and settings: an interrupted command continues only with the same ones.
-    Raises BackboneError, ConfigError, DataError, OSError.
+    Next to the file a small JSON file records model and settings: an interrupted command continues
+    only with the same ones.
+
+    Args:
+        model: the shared one.
+        predictor: the model with the site's calibration.
+        inputs: the images.
+        backbone: of the model.
+        out: the CSV file.
+        overwrite: begin the file anew.
+
+    Raises:
+        BackboneError: for another backbone than the model's.
+        ConfigError: for a file that was begun with other settings.
+        DataError: for images that give features of another dimension.
+        OSError: if the file cannot be written.
     """
     check_backbone(model, backbone)
     header = [FILE, *inputs.columns, *predictor.columns(), PROBLEM]
@@ -236,7 +279,7 @@ def _joined(parts: Sequence[Part]) -> _Batch:
 
 def _lines(inputs: Inputs, rows: Sequence[int], batch: _Batch, predictor: Predictor, power: float) -> Iterator[list[str]]:
     columns, empty = list(inputs.columns.values()), [""] * len(predictor.columns())
-    found: dict[int, list[str]] = {position: [*empty, why] for position, why in batch.broken}
+    lines: dict[int, list[str]] = {position: [*empty, why] for position, why in batch.broken}
     if batch.features is not None and len(batch.rows):
         if batch.features.shape[1] != predictor.classifier.dimension:
             raise DataError(
@@ -244,17 +287,29 @@ def _lines(inputs: Inputs, rows: Sequence[int], batch: _Batch, predictor: Predic
                 "they have another size than those it was learned from"
             )
         for position, cells in zip(batch.rows, predictor.results(raised(batch.features, power)), strict=True):
-            found[position] = [*cells, ""]
-    for position in sorted(found):
+            lines[position] = [*cells, ""]
+    for position in sorted(lines):
         row = rows[position]
-        yield [inputs.names[row], *(column[row] for column in columns), *found[position]]
+        yield [inputs.names[row], *(column[row] for column in columns), *lines[position]]
 
 
 def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple[str, ...]) -> int:
-    """Write one row for each patient of a file of predictions: the mean of the probabilities of its images.
+    """Write one row for each patient of a file of predictions: the mean of the probabilities of its
+    images.
 
-    Images that cannot be read, and those on which the model abstains, do not count. Returns the number of patients. Raises
-    ConfigError for a file without patients.
+    Images that cannot be read, and those on which the model abstains, do not count.
+
+    Args:
+        out: the file of predictions.
+        target: the file to write.
+        calibration: by which it decides.
+        classes: of the model.
+
+    Returns:
+        The number of patients.
+
+    Raises:
+        ConfigError: for a file without patients.
     """
     sums: dict[str, Probabilities] = {}
     counts: dict[str, list[int]] = {}

@@ -31,12 +31,19 @@ RECORDS_A_NUMBER = 3
 
 @dataclass(frozen=True)
 class Promise:
-    """The error (share of wrong decisions) of a model on the surrogate, with this site's shares of classes, and here.
+    """The error (share of wrong decisions) of a model on the surrogate, with this site's shares of
+    classes, and here.
 
-    promised: on the surrogate. error, low, high: here, with Clopper and Pearson's 95 % limits. distance: TV of the
-    decisions; bound: promised + distance, at least `error`. theorem: the bound of theorem 6.1 over the logits, None with too
-    few records. kept: whether the error may be as low as promised, by its limits. classes: (name, promised, error) of each
-    class with records.
+    Attributes:
+        promised: on the surrogate.
+        error: here.
+        low: lower limit of `error`, Clopper and Pearson's at 95 %.
+        high: upper limit of `error`.
+        distance: TV of the decisions.
+        bound: promised + distance, at least `error`.
+        theorem: the bound of theorem 6.1 over the logits; None with too few records.
+        kept: whether the error may be as low as promised, by its limits.
+        classes: (name, promised, error) of each class with records.
     """
 
     promised: float
@@ -51,9 +58,19 @@ class Promise:
 
 
 def check_promise(classifier: Classifier, gaussians: Gaussians | None, features: Tensor, labels: Tensor) -> Promise | None:
-    """Compare the error of a linear head on the surrogate's Gaussians with its error on features (n, d), labels (n,).
+    """Compare the error of a linear head on the surrogate's Gaussians with its error on own
+    records.
 
-    None without Gaussians of every class, for other models, or without records.
+    Args:
+        classifier: the shared model.
+        gaussians: of the surrogate; None for a model without.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+
+    Returns:
+        The comparison; None without Gaussians of every class, for other models, or without records.
+
+    Source: FedPFT, theorem 6.1 (Beitollahi et al. 2024), see the text of this module.
     """
     names = classifier.header.classes
     if not isinstance(classifier, Head) or gaussians is None or len(gaussians.means) != len(names) or not len(labels):
@@ -63,10 +80,10 @@ def check_promise(classifier: Classifier, gaussians: Gaussians | None, features:
     means, covariance = _logits(classifier, gaussians)
     promised = torch.stack([_decisions(mean, covariance) for mean in means])
     sizes = torch.bincount(labels, minlength=len(names)).double()
-    found = torch.zeros_like(promised)
-    found.index_put_((labels, own.argmax(1)), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
+    decisions = torch.zeros_like(promised)
+    decisions.index_put_((labels, own.argmax(1)), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
     kept = (sizes > 0).nonzero().flatten()
-    shares, here = sizes[kept] / sizes.sum(), found[kept] / sizes[kept, None]
+    shares, here = sizes[kept] / sizes.sum(), decisions[kept] / sizes[kept, None]
     expected, error = 1 - promised[kept, kept], 1 - here[torch.arange(len(kept)), kept]
     distances = (here - promised[kept]).abs().sum(1) / 2
     low, high = clopper_pearson(round(float((shares * error).sum() * len(labels))), len(labels))
@@ -84,7 +101,17 @@ def check_promise(classifier: Classifier, gaussians: Gaussians | None, features:
 
 
 def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
-    """Exact 95 % limits of a probability."""
+    """Exact 95 % limits of a probability.
+
+    Args:
+        successes: number of them.
+        trials: number of them.
+
+    Example:
+        >>> low, high = clopper_pearson(0, 10)
+        >>> low, round(high, 3)
+        (0.0, 0.308)
+    """
     from scipy.stats import beta
 
     low = 0.0 if successes == 0 else float(beta.ppf(0.025, successes, trials - successes + 1))

@@ -28,7 +28,14 @@ log = logging.getLogger("fedsurrogate.site")
 
 @dataclass(frozen=True)
 class Kept:
-    """A kept model: SHA-256 of its file, the key that signed it, when it came, and whether a run or a person brought it."""
+    """A kept model.
+
+    Attributes:
+        sha256: of its file.
+        key: that signed it, hexadecimal.
+        arrived: when it came.
+        source: whether a run or a person brought it.
+    """
 
     sha256: str
     key: str
@@ -38,7 +45,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Index:
-    """All kept models by name; the one in use, empty for none; those in use before it, the latest last."""
+    """All kept models.
+
+    Attributes:
+        models: by name.
+        in_use: name of the one in use; empty for none.
+        before: those in use before it, the latest last.
+    """
 
     models: dict[str, Kept] = field(default_factory=dict)
     in_use: str = ""
@@ -68,8 +81,13 @@ def read_index(node: NodeConfig) -> Index:
 
 
 def trusted_keys(node: NodeConfig) -> frozenset[bytes]:
-    """Keys of coordinators whose models this site accepts from a file: the one in its node-config, or, without one, those
-    that signed the models of its own runs. Raises ConfigError for a key that cannot be read.
+    """Keys of coordinators whose models this site accepts from a file.
+
+    They are the one in its node-config, or, without one, those that signed the models of its own
+    runs.
+
+    Raises:
+        ConfigError: for a key that cannot be read.
     """
     if node.coordinator_key:
         return frozenset({coordinator_key(node)})
@@ -77,10 +95,19 @@ def trusted_keys(node: NodeConfig) -> frozenset[bytes]:
 
 
 def keep_model(node: NodeConfig, model: SignedModel, source: str) -> str:
-    """Keep a verified model as a file of its own, atomically; return its name. The first model is in use at once.
+    """Keep a verified model as a file of its own, atomically. The first model is in use at once.
 
-    source: "run" or "file". Raises SealError for a key other than the one in the node-config, StateError for another model
-    of the same name.
+    Args:
+        node: the site's settings.
+        model: to keep.
+        source: "run" or "file".
+
+    Returns:
+        Its name.
+
+    Raises:
+        SealError: for a key other than the one in the node-config.
+        StateError: for another model of the same name.
     """
     if node.coordinator_key and model.key != coordinator_key(node):
         raise SealError(
@@ -101,7 +128,18 @@ def keep_model(node: NodeConfig, model: SignedModel, source: str) -> str:
 
 
 def use_model(node: NodeConfig, name: str) -> str:
-    """Put a kept model in use; return the name of the one before. Raises StateError for a model that is not kept."""
+    """Put a kept model in use.
+
+    Args:
+        node: the site's settings.
+        name: of the model.
+
+    Returns:
+        The name of the one before.
+
+    Raises:
+        StateError: for a model that is not kept.
+    """
     read_kept(node, name)
     with _changing(node) as index:
         before = index.before if index.in_use in ("", name) else (*index.before, index.in_use)[-MOST_BACK:]
@@ -121,7 +159,16 @@ def go_back(node: NodeConfig) -> str:
 
 
 def read_kept(node: NodeConfig, name: str) -> SignedModel:
-    """Read and verify a kept model. Raises StateError for an unknown name, SealError for a changed file."""
+    """Read and verify a kept model.
+
+    Args:
+        node: the site's settings.
+        name: of the model.
+
+    Raises:
+        StateError: for an unknown name.
+        SealError: for a changed file.
+    """
     index = read_index(node)
     if (kept := index.models.get(name)) is None:
         raise StateError(f"this site keeps no model {name!r}; it keeps: {', '.join(index.models) or 'none'}")
@@ -138,7 +185,16 @@ def read_kept(node: NodeConfig, name: str) -> SignedModel:
 def open_model(name: str, node: NodeConfig | None) -> SignedModel:
     """A model by its file's path, by the name under which it is kept, or the one in use ("in-use").
 
-    A file must be signed by a key that this site trusts, if it trusts any. Raises ConfigError, StateError, SealError.
+    A file must be signed by a key that this site trusts, if it trusts any.
+
+    Args:
+        name: of the model, or path of its file.
+        node: the site's settings; None without any.
+
+    Raises:
+        ConfigError: for a name without a node-config.
+        StateError: for a model that is not kept.
+        SealError: for a changed file, or another key.
     """
     file = Path(name).expanduser()
     if name.endswith(SUFFIX) or file.is_file():
@@ -152,7 +208,15 @@ def open_model(name: str, node: NodeConfig | None) -> SignedModel:
 
 
 def keep_received(node: NodeConfig, model: SignedModel, took_part: bool) -> None:
-    """Keep the model at the end of a run. A failure is only logged: the reply must not depend on this site's state."""
+    """Keep the model at the end of a run.
+
+    A failure is only logged: the reply must not depend on this site's state.
+
+    Args:
+        node: the site's settings.
+        model: received.
+        took_part: whether this site has taken part in the run; otherwise the model is not kept.
+    """
     if not took_part:
         log.error("a model of run %s, in which this site has taken no part, is not kept", model.manifest.flower_run)
         return

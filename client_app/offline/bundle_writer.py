@@ -24,9 +24,20 @@ from common.wire.bundles import pack_bundle
 def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     """Make the requested surrogate, charge it to the ledger, and write it as a signed bundle.
 
-    Checked before any work: the request is signed with the coordinator's key in the node-config, has not expired, and was
-    not answered yet. The surrogate is the same as over the network. It is written in full before the charge and renamed to
-    `file` after it, so no charged surrogate is lost. Raises FedSurrogateError; then nothing has left.
+    Checked before any work: the request is signed with the coordinator's key in the node-config,
+    has not expired, and was not answered yet. The surrogate is the same as over the network. It is
+    written in full before the charge and renamed after it, so no charged surrogate is lost.
+
+    Args:
+        file: the bundle to write.
+        request_file: of the coordinator.
+        node: the site's settings.
+
+    Returns:
+        The entry in the ledger.
+
+    Raises:
+        FedSurrogateError: and then nothing has left.
     """
     if not (node.site or node.num_partitions > 1):
         raise ConfigError("the node-config names no site, and the coordinator knows keys by name; set site")

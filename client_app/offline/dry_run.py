@@ -18,16 +18,28 @@ DRY = "dry-run"
 
 @dataclass(frozen=True)
 class DryRun:
-    """Result of a dry run. `refusal` is empty if the release may leave."""
+    """Result of a dry run.
+
+    Attributes:
+        facts: about the release, by name.
+        refusal: why the release may not leave; empty if it may.
+    """
 
     facts: dict[str, Any]
     refusal: str
 
 
 def dry_run(run: Run, node: NodeConfig) -> DryRun:
-    """Make the surrogate that this site would send and check it at the gate. Raises FedSurrogateError if none can be made.
+    """Make the surrogate that this site would send, and check it at the gate.
 
     A real release draws new noise, so the surrogate of a dry run never leaves.
+
+    Args:
+        run: whose release is made.
+        node: the site's settings.
+
+    Raises:
+        FedSurrogateError: if none can be made.
     """
     if not run.plan.releases_once:
         raise ConfigError(

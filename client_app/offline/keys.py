@@ -18,7 +18,15 @@ log = logging.getLogger("fedsurrogate.site")
 
 
 def private_key(node: NodeConfig, site: str) -> bytes:
-    """This site's private key, created when first needed; only the file's owner may read it."""
+    """This site's private key, created when first needed; only the file's owner may read it.
+
+    Args:
+        node: the site's settings.
+        site: name of the site.
+
+    Raises:
+        SealError: for a key file that cannot be used or is damaged.
+    """
     file = node.state / "keys" / f"{site}.key"
     try:
         key = kept_secret(file, SEED_BYTES)
@@ -30,10 +38,19 @@ def private_key(node: NodeConfig, site: str) -> bytes:
 
 
 def received_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
-    """Public keys by site, as received from the coordinator (JSON of hex); keys that `peers` does not confirm are left out.
+    """Public keys by site, as received from the coordinator.
 
-    A site whose key is left out cannot read relays sealed here, and its own relays are refused. Without `peers` in the
-    node-config, this site must trust the coordinator to send the right keys. Raises SealError, ConfigError.
+    Keys that `peers` does not confirm are left out. A site whose key is left out cannot read relays
+    sealed here, and its own relays are refused. Without `peers` in the node-config, this site must
+    trust the coordinator to send the right keys.
+
+    Args:
+        node: the site's settings.
+        text: JSON of hexadecimal keys by site.
+
+    Raises:
+        SealError: for a text that cannot be read.
+        ConfigError: for a file of peers that cannot be read.
     """
     try:
         listed = dict(json.loads(str(text)))

@@ -44,10 +44,21 @@ def is_message(file: Path) -> bool:
 
 
 def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
-    """Write the reply to a request file; return a line that says what was written. Raises FedSurrogateError.
+    """Write the reply to a request file.
 
-    Checked before any work: the request is signed with the coordinator's key in the node-config, is for this site, and has
-    not expired.
+    Checked before any work: the request is signed with the coordinator's key in the node-config, is
+    for this site, and has not expired.
+
+    Args:
+        file: the reply to write.
+        request_file: of the coordinator.
+        node: the site's settings.
+
+    Returns:
+        A line that says what was written.
+
+    Raises:
+        FedSurrogateError: for a request that the site refuses or cannot answer.
     """
     if not (node.site or node.num_partitions > 1):
         raise ConfigError("the node-config names no site, and the coordinator knows keys by name; set site")

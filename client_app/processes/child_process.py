@@ -27,10 +27,16 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Child:
-    """Runs a process again and again, with a growing pause between ends and starts. Not for use by several threads.
+    """Runs a process again and again, with a growing pause between ends and starts.
 
-    `name` is printed before its lines; `last` has the last few lines. `soon_ended`: number of the last processes in a row
-    that ended within `STEADY` seconds.
+    Not for use by several threads.
+
+    Args:
+        name: is printed before its lines.
+
+    Attributes:
+        last: the last few lines.
+        soon_ended: number of the last processes in a row that ended within `STEADY` seconds.
     """
 
     def __init__(self, name: str) -> None:
@@ -59,7 +65,15 @@ class Child:
         return self._process is None and time.monotonic() >= self._next_start
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process. Raises OSError if the program does not exist."""
+        """Start a process.
+
+        Args:
+            command: program and arguments.
+            environment: its variables.
+
+        Raises:
+            OSError: if the program does not exist.
+        """
         self._started = time.monotonic()
         self.last.clear()
         self._process = subprocess.Popen(
@@ -102,9 +116,9 @@ class Child:
         if len(self._unfinished) >= LONGEST_LINE:
             whole, self._unfinished = [*whole, self._unfinished], b""
         printable = (_UNPRINTABLE.sub("", line.decode(errors="replace")).rstrip() for line in whole)
-        found = [line for line in printable if line]
-        self.last.extend(found)
-        return found
+        complete = [line for line in printable if line]
+        self.last.extend(complete)
+        return complete
 
     def family(self) -> list[psutil.Process]:
         """All processes that still run: this one, its children, and orphans of earlier ones."""
@@ -126,12 +140,12 @@ def _end_with_this_process() -> None:
 
 def _group(leader: int) -> list[psutil.Process]:
     """Running processes of the group whose leader is `leader`."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if os.getpgid(process.pid) == leader and _alive(process):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -37,7 +37,13 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 @dataclass(frozen=True)
 class Commands:
-    """Commands of a site's processes. node, app: the command for a port of the Runtime API. look: checks the connection."""
+    """Commands of a site's processes.
+
+    Attributes:
+        node: the SuperNode's, for a port of the Runtime API.
+        app: the app's, for a port of the Runtime API.
+        look: checks the connection.
+    """
 
     node: Callable[[int], Sequence[str]]
     app: Callable[[int], Sequence[str]]
@@ -45,7 +51,17 @@ class Commands:
 
 
 def site_commands(superlink: str, node_config: str, authority: Path | None, key: Path | None) -> Commands:
-    """The commands of a site. superlink: host:port. authority: ca.crt, None without TLS. Raises ConfigError."""
+    """The commands of a site.
+
+    Args:
+        superlink: host:port.
+        node_config: the site's settings, as one text.
+        authority: ca.crt; None without TLS.
+        key: file of the site's private key; None without one.
+
+    Raises:
+        ConfigError: for a program that is not installed.
+    """
     trust = [] if authority is None else ["--root-certificates", str(authority.expanduser())]
     if key is not None:
         trust += ["--auth-supernode-private-key", str(key.expanduser())]
@@ -74,7 +90,13 @@ def _installed(name: str) -> str:
 
 
 class Supervisor:
-    """Starts the processes of a site, restarts them, and ends them in order. show: prints a line of a named process."""
+    """Starts the processes of a site, restarts them, and ends them in order.
+
+    Args:
+        commands: of the processes.
+        show: prints a line of a named process.
+        port: of the Runtime API; 0 takes a free one.
+    """
 
     def __init__(self, commands: Commands, show: Callable[[str, str], None], port: int = 0) -> None:
         self._commands, self._show = commands, show

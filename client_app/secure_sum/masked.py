@@ -25,12 +25,17 @@ from common.wire.sum_proto import map_digest, pack_masked, pack_state, unpack_de
 
 
 def masked_sum(task: Task) -> MethodOutput:
-    """This site's part of the sum. Nothing that leaves depends on its records, except through the sum of all sites.
+    """This site's part of the sum.
 
-    With the noise of DP-SGD already in it, no joint noise is added, and what is beyond the range is cut off.
+    Nothing that leaves depends on its records, except through the sum of all sites. With the noise
+    of DP-SGD already in it, no joint noise is added, and what is beyond the range is cut off.
 
-    Raises StateError or SealError for a step out of order, or shares from another key list; without privacy, DataError for
-    records beyond the settings' bounds.
+    Args:
+        task: the request, with the delivered shares.
+
+    Raises:
+        StateError, SealError: for a step out of order, or shares from another key list.
+        DataError: without privacy, for records beyond the settings' bounds.
     """
     run, name = task.run, store.name_of(task.info)
     combination = run.plan.combination

@@ -41,10 +41,14 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Fixed:
-    """The only sites with which this site sums, by digests of their lasting keys.
+    """The only sites with which this site sums.
 
-    sum: name of the sum that fixed them, while the sites of that sum are not proven; otherwise empty. records: digests of
-    the "training" and of the "held-out" records that were in a sum without any noise.
+    Attributes:
+        sites: digests of their lasting keys.
+        sum: name of the sum that fixed them, while the sites of that sum are not proven; otherwise
+            empty.
+        records: digests of the "training" and of the "held-out" records that were in a sum without
+            any noise.
     """
 
     sites: tuple[str, ...]
@@ -53,29 +57,57 @@ class Fixed:
 
 
 def applies(mechanism: str, node: NodeConfig) -> bool:
-    """Whether the rule holds for a run: joint noise hides every difference, and each such sum is charged."""
+    """Whether the rule holds for a run: joint noise hides every difference, and each such sum is
+    charged.
+
+    Args:
+        mechanism: name of the run's.
+        node: the site's settings.
+    """
     return mechanism != JOINT_SUMS and node.data not in PUBLIC_KINDS
 
 
-def records_in(found: SiteFeatures, node: NodeConfig, run: Run, limits: SiteLimits) -> dict[str, str]:
-    """Digest of the records that a site adds to a sum, by their kind: its files, which of their records these are, and the
-    records that a class needs. With another such limit, the difference of two sums would be the small classes of one site.
+def records_in(site_features: SiteFeatures, node: NodeConfig, run: Run, limits: SiteLimits) -> dict[str, str]:
+    """Digest of the records that a site adds to a sum, by their kind.
 
-    Empty where the sum has noise.
+    It covers its files, which of their records these are, and the records that a class needs. With
+    another such limit, the difference of two sums would be the small classes of one site.
+
+    Args:
+        site_features: records of the site.
+        node: the site's settings.
+        run: whose sum it is.
+        limits: records that a class needs.
+
+    Returns:
+        One digest; empty where the sum has noise.
     """
     if run.settings.epsilon:
         return {}
     kind = "held-out" if run.settings.counting.kind in JUDGING else "training"
     least = limits.smallest_cell if run.plan.counts else limits.smallest_class
-    return {kind: hashlib.sha256(f"{found.key} {node.label_column} {found.selected} {least}".encode()).hexdigest()}
+    return {
+        kind: hashlib.sha256(
+            f"{site_features.key} {node.label_column} {site_features.selected} {least}".encode()
+        ).hexdigest()
+    }
 
 
 @contextmanager
 def fixing(node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[str, str]) -> Iterator[None]:
-    """Charge a masked vector in this context, which stores the sites (lasting keys) that may be in the sum `name`.
+    """Charge a masked vector in this context, which stores the sites that may be in a sum.
 
-    It stores them on exit, so a release that failed fixes nothing; the vector leaves after that. records: see `records_in`.
-    Raises PolicyError on entry if an earlier sum was over other sites, or other records of this kind.
+    It stores them on exit, so a release that failed fixes nothing; the vector leaves after that.
+
+    Args:
+        node: the site's settings.
+        name: of the sum.
+        sites: their lasting keys.
+        records: see `records_in`.
+
+    Raises:
+        PolicyError: on entry, if an earlier sum was over other sites, or other records of this
+            kind.
     """
     now = _digests(sites)
     with _locked(node) as file:
@@ -88,13 +120,33 @@ def fixing(node: NodeConfig, name: str, sites: Collection[bytes], records: Mappi
 
 
 def check_summed(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
-    """Raise PolicyError unless the sum `name` may be over these sites."""
+    """Refuse a sum over other sites than may be in it.
+
+    Args:
+        node: the site's settings.
+        name: of the sum.
+        sites: their lasting keys.
+
+    Raises:
+        PolicyError: for other sites.
+        StateError: if the sums of this site were forgotten after this one began.
+    """
     with _locked(node) as file:
         _check_list(_read(file), name, _digests(sites))
 
 
 def settle(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
-    """Store the sites of the sum `name`, proven by signatures, before it is opened. Raises PolicyError for other sites."""
+    """Store the sites of a sum, proven by signatures, before it is opened.
+
+    Args:
+        node: the site's settings.
+        name: of the sum.
+        sites: their lasting keys.
+
+    Raises:
+        PolicyError: for other sites.
+        StateError: if the sums of this site were forgotten after this one began.
+    """
     now = _digests(sites)
     with _locked(node) as file:
         before = _read(file)
@@ -150,12 +202,12 @@ def _read(file: Path) -> Fixed | None:
     if not file.exists():
         return None
     try:
-        found = json.loads(file.read_text())
-        records = found["records"]
+        content = json.loads(file.read_text())
+        records = content["records"]
         if isinstance(records, str):
             # Of a version that knew no sums over held-out records.
             records = {"training": records} if records else {}
-        return Fixed(tuple(map(str, found["sites"])), str(found["sum"]), {kind: str(records[kind]) for kind in records})
+        return Fixed(tuple(map(str, content["sites"])), str(content["sum"]), {kind: str(records[kind]) for kind in records})
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(
             f"{file}, which names the sites of earlier sums, is damaged ({type(error).__name__}); {REMEDY}"

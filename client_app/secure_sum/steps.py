@@ -23,7 +23,16 @@ from common.wire.sum_proto import pack_dealt, pack_member, pack_revealed, unpack
 
 @dataclass(frozen=True)
 class Step:
-    """A request for one step: its payload and numbers, and the site that received it."""
+    """A request for one step of a secure sum.
+
+    Attributes:
+        run: whose sum it is.
+        node: the site's settings.
+        site: name of the site that received it.
+        flower_run: id of the run.
+        payload: of the request.
+        info: its numbers.
+    """
 
     run: Run
     node: NodeConfig
@@ -38,7 +47,12 @@ class Step:
         return store.name_of(self.info)
 
     def checked(self) -> Policy:
-        """The policy, after it has allowed the run. Raises PolicyError, and SurrogateError for other settings."""
+        """The policy, after it has allowed the run.
+
+        Raises:
+            PolicyError: for a run that it does not allow.
+            SurrogateError: for other settings.
+        """
         if not self.run.settings.secure_sum or self.info.get("run") != self.run.digest:
             raise SurrogateError(f"a step of a secure sum for run {self.info.get('run')!r}, not {self.run.digest!r}")
         gate = open_gate(self.node, self.run.settings.data, self.flower_run)
@@ -89,11 +103,11 @@ def sum_open(step: Step) -> tuple[bytes | None, Info]:
     step.checked()
     state = store.read(step.run, step.node, step.name, step.site)
     _, signatures = unpack_list(step.payload)
-    after, found = reveal(state, signatures, rules_of(step.run.settings, len(state.members)))
+    after, revealed = reveal(state, signatures, rules_of(step.run.settings, len(state.members)))
     if same_sites.applies(step.run.plan.mechanism_name, step.node):
         same_sites.settle(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
-    return pack_revealed(found, spare_seed(state)), {}
+    return pack_revealed(revealed, spare_seed(state)), {}
 
 
 def _check_colluding(policy: Policy, rules: SumRules) -> None:

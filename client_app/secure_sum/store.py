@@ -34,7 +34,18 @@ def file_of(node: NodeConfig, name: str, site: str) -> Path:
 
 
 def create(node: NodeConfig, policy: Policy, name: str, state: SumState) -> None:
-    """Write the first state of a sum. Raises StateError if there was one of this name: then its keys are not made again."""
+    """Write the first state of a sum.
+
+    Args:
+        node: the site's settings.
+        policy: says when old states are removed.
+        name: of the sum.
+        state: to write.
+
+    Raises:
+        StateError: if there was one of this name: then its keys are not made again; or if it cannot
+            be written.
+    """
     file = file_of(node, name, state.site)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +63,17 @@ def create(node: NodeConfig, policy: Policy, name: str, state: SumState) -> None
 
 
 def read(run: Run, node: NodeConfig, name: str, site: str) -> SumState:
-    """A sum's state. Raises StateError if this site did not begin it, or began it with other settings."""
+    """A sum's state.
+
+    Args:
+        run: whose sum it is.
+        node: the site's settings.
+        name: of the sum.
+        site: name of the site.
+
+    Raises:
+        StateError: if this site did not begin it, or began it with other settings.
+    """
     file = file_of(node, name, site)
     try:
         state = unpack_state(file.read_bytes())
@@ -64,7 +85,16 @@ def read(run: Run, node: NodeConfig, name: str, site: str) -> SumState:
 
 
 def write(node: NodeConfig, name: str, state: SumState) -> None:
-    """Replace a sum's state, flushed, before the step that it records leaves this site. Raises StateError."""
+    """Replace a sum's state, flushed, before the step that it records leaves this site.
+
+    Args:
+        node: the site's settings.
+        name: of the sum.
+        state: to write.
+
+    Raises:
+        StateError: if it cannot be written.
+    """
     try:
         replace_file(file_of(node, name, state.site), pack_state(state))
     except OSError as error:

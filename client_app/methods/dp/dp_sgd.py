@@ -30,12 +30,27 @@ def train_privately(
     rate: float,
     mu: float = 0.0,
 ) -> dict[str, float]:
-    """Train in place by DP-SGD on features (n, d), labels (n,); return facts that stay at the site.
+    """Train a network in place by DP-SGD.
 
-    A step takes each record independently with probability `settings.sample_rate` and divides the noisy sum by
-    `settings.batch_size`. Both are public; the number of records, or of those drawn, is private. So a site with more records
-    takes longer steps, which agrees with FedAvg's weights. FedProx's term is added after the noise: it depends on public
-    numbers only, and Opacus' hooks would overwrite it.
+    A step takes each record independently with probability `settings.sample_rate` and divides the
+    noisy sum by `settings.batch_size`. Both are public; the number of records, or of those drawn,
+    is private. So a site with more records takes longer steps, which agrees with FedAvg's weights.
+    FedProx's term is added after the noise: it depends on public numbers only, and Opacus' hooks
+    would overwrite it.
+
+    Args:
+        module: the network.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+        settings: steps, sample rate and divisor.
+        claim: its clip and noise multiplier are used.
+        rate: learning rate.
+        mu: weight of FedProx's term; 0 for none.
+
+    Returns:
+        Facts that stay at the site.
+
+    Source: Abadi et al. 2016.
     """
     with needed_for(USER):
         from opacus import GradSampleModule
@@ -61,7 +76,18 @@ def train_privately(
 
 
 def clipped_gradients(module: nn.Module, kind: Model, features: Tensor, labels: Tensor, clip: float) -> dict[str, Tensor]:
-    """The sum (float64), by parameter, of all records' gradients clipped at norm `clip`."""
+    """The sum of all records' gradients, each clipped.
+
+    Args:
+        module: the network.
+        kind: of the network.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+        clip: largest norm of one record's gradient, over all parameters.
+
+    Returns:
+        The sum (float64), by parameter.
+    """
     if kind == "convnet":
         with needed_for(USER):
             from opacus import GradSampleModule
@@ -74,8 +100,8 @@ def clipped_gradients(module: nn.Module, kind: Model, features: Tensor, labels: 
         return torch.nn.functional.cross_entropy(module(some), truth, reduction="none")
 
     # Linear layers only, so no gradient of a single record is stored.
-    found, _ = clipped_sums(nn.ModuleList([module]), losses, (features, labels), clip)
-    return {name.removeprefix("0."): sum_ for name, sum_ in found.items()}
+    sums, _ = clipped_sums(nn.ModuleList([module]), losses, (features, labels), clip)
+    return {name.removeprefix("0."): sum_ for name, sum_ in sums.items()}
 
 
 def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> tuple[list[Tensor], int]:

@@ -18,12 +18,25 @@ CHUNKS = 7
 def clipped_sums(
     modules: nn.ModuleList, losses: Callable[..., Tensor], inputs: Sequence[Tensor], clip: float
 ) -> tuple[dict[str, Tensor], int]:
-    """The sum (float64) of records' gradients, each clipped at norm `clip` over all parameters; and how many were clipped.
+    """The sum of records' gradients, each clipped over all parameters.
 
-    losses: computes the loss (n,) of every record from `inputs`, tensors (n, ...), with `modules`. All trained parameters of
-    these belong to linear layers, each used once. A record's gradient of a layer is the outer product of the layer's input a
-    and the gradient g of its output. So its squared norm is |a|^2 |g|^2, and the clipped sum is one matrix product ("ghost
-    clipping", Goodfellow 2015, Li et al. 2022). Raises ValueError for other parameters.
+    A record's gradient of a layer is the outer product of the layer's input a and the gradient g of
+    its output. So its squared norm is |a|^2 |g|^2, and the clipped sum is one matrix product
+    ("ghost clipping").
+
+    Args:
+        modules: all trained parameters of these belong to linear layers, each used once.
+        losses: computes the loss (n,) of every record from `inputs`, with `modules`.
+        inputs: tensors (n, ...) of the records.
+        clip: largest norm of one record's gradient.
+
+    Returns:
+        The sum (float64), by parameter; and the number of clipped gradients.
+
+    Raises:
+        ValueError: for other parameters.
+
+    Source: Goodfellow 2015; Li et al. 2022.
     """
     parameters = {name: parameter for name, parameter in modules.named_parameters() if parameter.requires_grad}
     sums = dict(zip(parameters, sums_like(parameters.values(), clip), strict=True))
@@ -47,11 +60,11 @@ def clipped_sums(
         return [squares.sqrt(), *lengths, *(came for _, _, came, _ in seen), *backward]
 
     cut = 0
-    for norms, *found in per_record(outer_products, inputs, modules, list(parameters.values()), CHUNKS):
+    for norms, *parts in per_record(outer_products, inputs, modules, list(parameters.values()), CHUNKS):
         factors, count = clip_factors(norms, clip)[:, None], len(layers)
         cut += int((norms > clip).sum())
         for (name, module), length, came, after in zip(
-            layers, found[:count], found[count : 2 * count], found[2 * count :], strict=True
+            layers, parts[:count], parts[count : 2 * count], parts[2 * count :], strict=True
         ):
             scaled = (after * factors).nan_to_num_(0.0, 0.0, 0.0)
             # The input enters as a direction, whose entries are at most one; its length goes into the other factor.

@@ -51,7 +51,12 @@ def _wide_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 @dataclass(frozen=True)
 class Way:
-    """How records go through a model: the number of records in a call, and whether layers are widened."""
+    """How records go through a model.
+
+    Attributes:
+        rows: number of records in a call.
+        wide: whether layers are widened.
+    """
 
     rows: int
     wide: bool = False
@@ -68,10 +73,18 @@ _known: dict[Hashable, Way] = {}
 def per_record(
     each: PerRecord, inputs: Sequence[Tensor], kind: object, parameters: Sequence[Tensor], chunks: int = 1
 ) -> Iterator[list[Tensor]]:
-    """Yield the results of `each` for all records, those of `chunks` chunks at a time.
+    """Compute results for all records, so that none depends on another record.
 
-    inputs: tensors (n, ...) of the records. kind: identifies the computation in `each`, for example by its module.
-    parameters: those that `each` uses; the test of a new kind fills them with random numbers and then restores them.
+    Args:
+        each: maps inputs (n, ...) to results (n, ...).
+        inputs: tensors (n, ...) of the records.
+        kind: identifies the computation in `each`, for example by its module.
+        parameters: those that `each` uses; the test of a new kind fills them with random numbers
+            and then restores them.
+        chunks: number of chunks of TOGETHER records.
+
+    Yields:
+        The results of `each`, those of `chunks` chunks at a time.
     """
     count, group = len(inputs[0]), chunks * TOGETHER
     way = way_of(each, inputs, kind, parameters) if count else Way(1)
@@ -85,11 +98,18 @@ def _chunk(each: PerRecord, inputs: Sequence[Tensor], way: Way) -> list[Tensor]:
     count = len(inputs[0])
     filled = [torch.cat([part, part.new_zeros(way.rows - count, *part.shape[1:])]) for part in inputs]
     with way.open():
-        return [found[:count] for found in each(*filled)]
+        return [result[:count] for result in each(*filled)]
 
 
 def way_of(each: PerRecord, inputs: Sequence[Tensor], kind: object, parameters: Sequence[Tensor]) -> Way:
-    """The fastest way in which the place of a record does not matter. Arguments as for `per_record`."""
+    """The fastest way in which the place of a record does not matter.
+
+    Args:
+        each: as for `per_record`.
+        inputs: as for `per_record`.
+        kind: as for `per_record`.
+        parameters: as for `per_record`.
+    """
     shapes = tuple((tensor.shape[1:], tensor.dtype, tensor.device) for tensor in inputs)
     place = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in parameters)
     key = (each.__qualname__, str(kind), shapes, place, torch.get_num_threads(), TOGETHER)
@@ -117,12 +137,12 @@ def _places_are_alike(each: PerRecord, inputs: Sequence[Tensor], parameters: Seq
                 parameter.copy_(drawn(parameter.shape, parameter) / size)
         probe = [drawn(torch.Size((TOGETHER, *tensor.shape[1:])), tensor) for tensor in inputs]
         with way.open():
-            found = [part.detach().clone() for part in each(*probe)]
+            results = [part.detach().clone() for part in each(*probe)]
         for _ in range(ORDERS):
             order = torch.randperm(TOGETHER, generator=generator)
             with way.open():
                 moved = each(*(tensor[order.to(tensor.device)] for tensor in probe))
-            if not all(torch.equal(part[order.to(part.device)], other) for part, other in zip(found, moved, strict=True)):
+            if not all(torch.equal(part[order.to(part.device)], other) for part, other in zip(results, moved, strict=True)):
                 return False
         return True
     finally:

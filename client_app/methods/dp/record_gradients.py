@@ -17,12 +17,28 @@ from common.privacy.gaussian_mechanism import BoundedSum, release, system_unifor
 
 
 class PrivateGradient:
-    """Private gradients of Poisson samples of a site's records; each costs one sampled Gaussian release.
+    """Private gradients of Poisson samples of a site's records; each costs one sampled Gaussian
+    release.
 
-    A call takes each record independently with probability `sample_rate`, and divides the noisy sum of clipped gradients by
-    `expected`, a public number. Source: FedLAP-DP, algorithm 3. Differs from the paper:
-    - Noise is added once to the sum. The paper adds it for every record, which is many times what the accountant counts.
-    - Sample and noise come from the operating system's generator. In the paper's code augmentation re-seeds it by the clock.
+    A call takes each record independently with probability `sample_rate`, and divides the noisy sum
+    of clipped gradients by `expected`, a public number.
+
+    Args:
+        body: the network.
+        records: of the site.
+        clip: largest norm of one record's gradient, over all parameters.
+        noise_multiplier: standard deviation of the noise over the clip.
+        sample_rate: probability that a record takes part in a call.
+        expected: public divisor of the sum.
+
+    Attributes:
+        noise: standard deviation in every entry of a private gradient.
+
+    Source: FedLAP-DP, algorithm 3. Differs from the paper:
+    - Noise is added once to the sum. The paper adds it for every record, which is many times what
+    the accountant counts.
+    - Sample and noise come from the operating system's generator. In the paper's code augmentation
+    re-seeds it by the clock.
     - The divisor is not the actual size of the batch, which is private.
     """
 
@@ -67,7 +83,18 @@ class PrivateGradient:
 def clipped_sum(
     body: nn.Module, parameters: Tensors, records: LandscapeRecords, clip: float, change: Change
 ) -> tuple[list[Tensor], int]:
-    """The sum (float64), by parameter, of all records' gradients clipped at norm `clip`; and the number of clipped ones."""
+    """The sum of all records' gradients, each clipped.
+
+    Args:
+        body: the network.
+        parameters: where the gradients are taken, by name.
+        records: of the site.
+        clip: largest norm of one record's gradient, over all parameters.
+        change: augmentation.
+
+    Returns:
+        The sum (float64), by parameter, and the number of clipped gradients.
+    """
 
     def one(at: dict[str, Tensor], value: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(body, at, (change(value[None]),))
@@ -87,15 +114,35 @@ def clipped_sum(
 
 
 def poisson_sample(count: int, rate: float) -> Tensor:
-    """Poisson sample of `count` rows: each is taken independently with probability `rate`, by numbers as secret as noise.
+    """Poisson sample of rows, by numbers as secret as noise.
 
     They have 53 bits: with 24 bits every smaller rate would become 6e-8.
+
+    Args:
+        count: number of rows.
+        rate: probability with which each is taken, independently.
+
+    Returns:
+        Indices of the sample's rows.
     """
     return (system_uniforms(count) < rate).nonzero().squeeze(1)
 
 
 def clip_factors(norms: Tensor, clip: float) -> Tensor:
-    """Factors (n,) that shorten gradients of these norms (n,), float64, to at most `clip`; zero for norms not finite."""
+    """Factors that shorten gradients to a norm.
+
+    Args:
+        norms: of the gradients, (n,), float64.
+        clip: largest norm.
+
+    Returns:
+        Factors (n,), float64; zero for norms not finite.
+
+    Example:
+        >>> norms = torch.tensor([0.5, 2.0, torch.inf], dtype=torch.float64)
+        >>> clip_factors(norms, 1.0).round(decimals=3).tolist()
+        [1.0, 0.5, 0.0]
+    """
     # The bound must hold in exact arithmetic, and for the computed sum. Relative errors are at most d 2^-53 in a norm over d
     # entries (1e-8 for 1e8), 2^-53 in factor and product, and 1e-8 in the sum of 1e8 records (ExactSum).
     shortest = torch.finfo(torch.float64).tiny
@@ -103,7 +150,12 @@ def clip_factors(norms: Tensor, clip: float) -> Tensor:
 
 
 def sums_like(tensors: Iterable[Tensor], clip: float) -> list[ExactSum]:
-    """Empty sums, one for each tensor, for gradients of norm at most `clip`."""
+    """Empty sums, one for each tensor.
+
+    Args:
+        tensors: whose shapes the sums have.
+        clip: largest norm of a gradient that is added.
+    """
     return [ExactSum(tensor.shape, clip, tensor.device) for tensor in tensors]
 
 
@@ -115,10 +167,19 @@ def norms_of(each: Sequence[Tensor]) -> Tensor:
 
 
 def add_clipped(total: Sequence[ExactSum], each: Sequence[Tensor], norms: Tensor, clip: float) -> int:
-    """Clip records' gradients (n, ...) with norms (n,) at `clip` and add them to sums; return how many were clipped.
+    """Clip records' gradients and add them to sums.
 
-    In double precision: a tiny factor rounded to single precision may lose all its digits and be up to twice as large.
-    Every step rounds each number by itself, independently of its neighbours.
+    In double precision: a tiny factor rounded to single precision may lose all its digits and be up
+    to twice as large. Every step rounds each number by itself, independently of its neighbours.
+
+    Args:
+        total: the sums, by parameter.
+        each: gradients (n, ...), by parameter.
+        norms: of the gradients over all parameters, (n,).
+        clip: largest norm.
+
+    Returns:
+        How many were clipped.
     """
     factors = clip_factors(norms, clip)
     for sum_, gradients in zip(total, each, strict=True):

@@ -26,7 +26,12 @@ PROJECTIONS = 200
 
 @dataclass(frozen=True)
 class LabelledEmbeddings:
-    """Embeddings (n, d) of norm one and labels (n,)."""
+    """Embeddings of records, with labels.
+
+    Attributes:
+        features: (n, d), of norm one.
+        labels: indices of classes, (n,).
+    """
 
     features: Tensor
     labels: Tensor
@@ -38,7 +43,12 @@ class LabelledEmbeddings:
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracies in [0, 1]. balanced: the mean of the accuracies within each class that occurs."""
+    """Accuracies in [0, 1].
+
+    Attributes:
+        accuracy: share of right predictions.
+        balanced: the mean of the accuracies within each class that occurs.
+    """
 
     accuracy: float
     balanced: float
@@ -46,7 +56,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The site's own head, the head that all sites share, and the weight (`share`) of the first in mixed probabilities."""
+    """A site's own head and the head that all sites share, whose probabilities are mixed.
+
+    Attributes:
+        local: the site's own head.
+        shared: the head that all sites share.
+        share: weight of the own head in mixed probabilities, in [0, 1].
+    """
 
     local: Head
     shared: Classifier
@@ -66,18 +82,37 @@ class Mixture:
 
 
 def head_on(records: LabelledEmbeddings, header: Header, settings: HeadSettings, seed: int) -> Head:
-    """Train a head on these records, with embeddings scaled to norm one."""
+    """Train a head on records, with embeddings scaled to norm one.
+
+    Args:
+        records: to train on.
+        header: of the head.
+        settings: of the training.
+        seed: of the training.
+    """
     features = clip(records.features.double(), 0.0)[0].float()
     weight, bias = train_on_features(features, records.labels, len(header.classes), settings, seed)
     return Head(header, weight, bias, clip=0.0)
 
 
 def mix(own: LabelledEmbeddings, shared: Classifier, settings: HeadSettings, seed: int, validation: float) -> Mixture:
-    """Train a head on the site's own records and choose its weight in a mixture with the shared head. Raises DataError.
+    """Train a head on the site's own records and choose its weight in a mixture with the shared
+    head.
 
-    The weight maximises validation accuracy; among equals it is the one nearest to 1/2 (the paper's code takes the
-    smallest). The own head is not trained on the validation records. Source: DP-CVAE, equations 4 and 5, with a weight for
-    every site, as in its text.
+    The weight maximises validation accuracy; among equals it is the one nearest to 1/2 (the paper's
+    code takes the smallest). The own head is not trained on the validation records.
+
+    Args:
+        own: the site's records.
+        shared: the shared head.
+        settings: of the training.
+        seed: of the split and the training.
+        validation: share of the records that is held out.
+
+    Raises:
+        DataError: if the records cannot be split.
+
+    Source: DP-CVAE, equations 4 and 5, with a weight for every site, as in its text.
     """
     order = torch.randperm(len(own.labels), generator=torch.Generator().manual_seed(seed))
     held = round(validation * len(order))
@@ -91,7 +126,20 @@ def mix(own: LabelledEmbeddings, shared: Classifier, settings: HeadSettings, see
 
 
 def score(probabilities: Tensor, labels: Tensor) -> Score:
-    """Accuracy and balanced accuracy of the likeliest class. Raises DataError without a record."""
+    """Accuracy and balanced accuracy of the likeliest class.
+
+    Args:
+        probabilities: of the classes, (n, C).
+        labels: indices of classes, (n,).
+
+    Raises:
+        DataError: without a record.
+
+    Example:
+        >>> probabilities = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+        >>> score(probabilities, torch.tensor([0, 0, 0, 1]))
+        Score(accuracy=0.75, balanced=0.5)
+    """
     if not len(labels):
         raise DataError("no test record has a class of the run")
     right = (probabilities.argmax(1) == labels).double()
@@ -100,9 +148,22 @@ def score(probabilities: Tensor, labels: Tensor) -> Score:
 
 
 def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tensor]:
-    """Parse groups of classes, as "animal=cat,dog; vehicle=car,ship": group names, and the group of each class (C,).
+    """Parse groups of classes.
 
-    Raises ConfigError unless every class is in exactly one group.
+    Args:
+        groups: as "animal=cat,dog; vehicle=car,ship".
+        classes: names of C classes.
+
+    Returns:
+        The names of the groups, and the group of each class (C,).
+
+    Raises:
+        ConfigError: unless every class is in exactly one group.
+
+    Example:
+        >>> names, group = grouped("animal=cat,dog; vehicle=car", ["car", "cat", "dog"])
+        >>> names, group.tolist()
+        (('animal', 'vehicle'), [1, 0, 0])
     """
     members: dict[str, str] = {}
     names: list[str] = []
@@ -123,9 +184,18 @@ def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tenso
 
 
 def out_of_distribution(known: LabelledEmbeddings, features: Tensor) -> Tensor:
-    """Squared Mahalanobis distances (n,) of features (n, d) from the nearest class mean of the known records.
+    """Squared Mahalanobis distances from the nearest class mean of known records.
 
-    One covariance for all classes, with Ledoit-Wolf shrinkage. Source: Lee et al. 2018, equation 2.
+    One covariance for all classes, with Ledoit-Wolf shrinkage.
+
+    Args:
+        known: the known records.
+        features: (n, d), to judge.
+
+    Returns:
+        Distances (n,), float64.
+
+    Source: Lee et al. 2018, equation 2.
     """
     from sklearn.covariance import LedoitWolf
 
@@ -138,7 +208,16 @@ def out_of_distribution(known: LabelledEmbeddings, features: Tensor) -> Tensor:
 
 
 def ranks_above(inside: Tensor, outside: Tensor) -> float:
-    """Area under the ROC curve: the share of pairs in which the score from `outside` is higher."""
+    """Area under the ROC curve: the share of pairs in which the score from `outside` is higher.
+
+    Args:
+        inside: scores (n,).
+        outside: scores (m,).
+
+    Example:
+        >>> ranks_above(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 2.0]))
+        0.75
+    """
     from sklearn.metrics import roc_auc_score
 
     truth = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
@@ -146,7 +225,16 @@ def ranks_above(inside: Tensor, outside: Tensor) -> float:
 
 
 def fidelity(real: Tensor, synthetic: Tensor, seed: int) -> dict[str, float]:
-    """Sliced and Sinkhorn Wasserstein distances, of order 2, between two sets of embeddings (n, d) of norm one."""
+    """Distances between real and synthetic embeddings.
+
+    Args:
+        real: (n, d), of norm one.
+        synthetic: (m, d), of norm one.
+        seed: of the choice of embeddings and of projections.
+
+    Returns:
+        Sliced and Sinkhorn Wasserstein distances, of order 2, by name.
+    """
     import numpy as np
 
     with needed_for("the distance between records and synthetic records"):

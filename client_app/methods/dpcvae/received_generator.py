@@ -28,10 +28,18 @@ def generators(node: NodeConfig) -> Path:
 
 
 def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Keep the received generator and evaluate it on this site's records; the caller decides which results may leave.
+    """Keep the received generator and evaluate it on this site's records.
 
-    Raises SurrogateError for a generator of another run, or of a run in which the site took no part; DataError where it
-    cannot be evaluated.
+    The caller decides which results may leave.
+
+    Args:
+        task: the request, with the generator.
+        gate: of the site; its ledger names the runs in which the site took part.
+        flower_run: id of the run.
+
+    Raises:
+        SurrogateError: for a generator of another run, or of a run in which the site took no part.
+        DataError: where it cannot be evaluated.
     """
     if not any(entry.get("flower_run") == flower_run for entry in gate.ledger.entries()):
         raise SurrogateError(f"a generator of run {flower_run}, in which this site has taken no part")
@@ -49,22 +57,31 @@ def _judged(task: Task, generator: Generator) -> Info:
     labels = labels_evenly(len(classes), task.run.settings.dpcvae.synthetic)
     synthetic = LabelledEmbeddings(generator.draw(labels, stream(task.run.settings.seed, "site", task.site)), labels)
     shared = head_on(synthetic, generator.header, task.run.settings.head, task.run.settings.seed)
-    found = mix(own, shared, task.run.settings.head, task.run.settings.seed, task.run.settings.baseline.validation).measures(
-        test
-    )
+    measures = mix(
+        own, shared, task.run.settings.head, task.run.settings.seed, task.run.settings.baseline.validation
+    ).measures(test)
     like = generator.draw(test.labels, stream(task.run.settings.seed, "fidelity", task.site))
     if len(test.labels) > 1:
-        found |= fidelity(test.features, like, task.run.settings.seed)
-    right = round(found["accuracy-mixed"] * len(test.labels))
-    log.info("the site's own, synthetic and mixed heads: %s", {name: round(value, 4) for name, value in found.items()})
+        measures |= fidelity(test.features, like, task.run.settings.seed)
+    right = round(measures["accuracy-mixed"] * len(test.labels))
+    log.info("the site's own, synthetic and mixed heads: %s", {name: round(value, 4) for name, value in measures.items()})
     answer: Info = {"correct": right, "tested": len(test.labels)}
-    return answer | {f"downstream.{key}": value for key, value in found.items()}
+    return answer | {f"downstream.{key}": value for key, value in measures.items()}
 
 
-def site_records(found: SiteFeatures, classes: tuple[str, ...], part: str) -> LabelledEmbeddings:
-    """The site's training or test records of these classes, scaled to norm one. Raises DataError when there is none."""
-    chosen = found.train if part == "train" else found.test
-    labels = class_indices(classes, found.classes)[chosen.labels]
+def site_records(site_features: SiteFeatures, classes: tuple[str, ...], part: str) -> LabelledEmbeddings:
+    """The site's training or test records of the given classes, scaled to norm one.
+
+    Args:
+        site_features: all records of the site.
+        classes: names of classes, whose indices are the labels.
+        part: "train" or "test".
+
+    Raises:
+        DataError: when there is none.
+    """
+    chosen = site_features.train if part == "train" else site_features.test
+    labels = class_indices(classes, site_features.classes)[chosen.labels]
     if not bool((labels >= 0).any()):
         raise DataError(f"no {part} record of the classes {', '.join(classes)[:200]}")
     return LabelledEmbeddings(clip(chosen.features.double(), 0.0)[0].float()[labels >= 0], labels[labels >= 0])

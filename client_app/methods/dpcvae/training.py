@@ -29,7 +29,14 @@ COMPANION = "companion."
 
 @dataclass(frozen=True)
 class Trained:
-    """A site's reply of one round, its released class sizes (C,), facts about the reply, and the files that it keeps."""
+    """A site's reply of one round.
+
+    Attributes:
+        reply: what the site sends.
+        sizes: its released class sizes, (C,).
+        facts: about the reply; they stay at the site.
+        keep: the files that it keeps, and their content.
+    """
 
     reply: Parameters
     sizes: Tensor
@@ -44,29 +51,48 @@ def train_generator(task: Task) -> MethodOutput:
 
 
 def generator_sums(task: Task) -> SiteSums:
-    """For a secure sum, float64: in the first round this site's class sizes (C,) and sums (C, d); in the others its records
-    (1,), which are its weight, and update (P,), the change of all parameters in the order of their names, times that weight.
+    """This site's part of a secure sum, float64.
 
-    Under privacy all of these have their noise already. Raises as `trained`, and SurrogateError for a request that does not
-    follow this site's last round, or a model of another round. The model is what all sites have agreed on, so they all send
-    the same statistics. A site that began anew would have hardly any weight, and the sum would show the others'.
+    In the first round it is the site's class sizes (C,) and sums (C, d); in the others its records
+    (1,), which are its weight, and update (P,), the change of all parameters in the order of their
+    names, times that weight.
+
+    Under privacy all of these have their noise already. The model is what all sites have agreed on,
+    so they all send the same statistics. A site that began anew would have hardly any weight, and
+    the sum would show the others'.
+
+    Args:
+        task: the request, with the model.
+
+    Raises:
+        SurrogateError: for a request that does not follow this site's last round, or a model of
+            another round; and all errors of `trained`.
     """
     if (number := task.received_model().round) != task.round or task.confirmed != task.round - 1:
         raise SurrogateError(f"a request for round {task.round} after {task.confirmed} rounds, with the model of {number}")
     made = trained(task)
-    found = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
+    tensors = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
     if task.round > 1:
         weight = max(1.0, float(made.sizes.sum().round())) if task.run.settings.dpcvae.weights == "records" else 1.0
-        found = {"records": torch.tensor([weight], dtype=torch.float64), "update": weight * flat(found)}
-    return SiteSums(found, made.reply.claim, made.keep)
+        tensors = {"records": torch.tensor([weight], dtype=torch.float64), "update": weight * flat(tensors)}
+    return SiteSums(tensors, made.reply.claim, made.keep)
 
 
 def trained(task: Task) -> Trained:
     """This site's part of one round, before anything is packed.
 
-    Encoder and decoder are both trained under privacy. A record's gradient of the decoder depends on the encoder: an encoder
-    that had learned from the record without noise would bring the record into the decoder, past any clip. Raises DataError,
-    SurrogateError, ConfigError, and StateError where the site's kept file is lost.
+    Encoder and decoder are both trained under privacy. A record's gradient of the decoder depends
+    on the encoder: an encoder that had learned from the record without noise would bring the record
+    into the decoder, past any clip.
+
+    Args:
+        task: the request, with the model.
+
+    Raises:
+        DataError: if no training record is left.
+        SurrogateError: for a model that is not this run's.
+        ConfigError: in a private run at a site that protects patients.
+        StateError: where the site's kept file is lost.
     """
     run, received = task.run, task.received_model()
     task.records_alone(f"method = {run.settings.method!r}")

@@ -22,7 +22,11 @@ Normals = Callable[[Sequence[int]], Tensor]
 
 
 class Trainer(Protocol):
-    """Trains a generator and its companion in place."""
+    """Trains a generator and its companion in place.
+
+    Attributes:
+        modules: whose gradients are computed from records.
+    """
 
     # The modules whose gradients are computed from records.
     modules: nn.ModuleList
@@ -31,17 +35,33 @@ class Trainer(Protocol):
         """Random numbers (count, ...) for the losses of `count` records."""
 
     def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """The loss (n,) of every record; its embeddings have mean square one."""
+        """The loss of every record.
+
+        Args:
+            embeddings: (n, d), of mean square one.
+            labels: indices of classes, (n,).
+            noise: (n, ...), see `noise`.
+
+        Returns:
+            Losses (n,).
+        """
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """Take a step along the mean gradient of the losses, by parameter names in `modules`."""
 
 
 class CVAETrainer:
-    """Trains encoder and decoder with one gradient. beta: weight of the divergence.
+    """Trains encoder and decoder with one gradient.
 
-    normals: draws the noise of the encodings, one row a record. Under privacy it must be secret: a record's gradient depends
-    on its row, and its row on which other records were drawn. With secret noise any record may have had any row.
+    Args:
+        decoder: the generator.
+        encoder: its companion.
+        settings: of the optimiser.
+        rate: learning rate.
+        beta: weight of the divergence.
+        normals: draws the noise of the encodings, one row a record. Under privacy it must be
+            secret: a record's gradient depends on its row, and its row on which other records were
+            drawn. With secret noise any record may have had any row.
     """
 
     def __init__(
@@ -56,7 +76,16 @@ class CVAETrainer:
         return self._normals((count, self._decoder.latent))
 
     def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """The loss (n,) of every record in nats per dimension."""
+        """The loss of every record in nats per dimension.
+
+        Args:
+            embeddings: (n, d), of mean square one.
+            labels: indices of classes, (n,).
+            noise: of the encodings, (n, latent).
+
+        Returns:
+            Losses (n,).
+        """
         kinds, noise = one_hot(labels, len(self._decoder.means)).to(embeddings), noise.to(embeddings)
         missed, apart = elbo(self._encoder, self._decoder, embeddings, kinds, noise)
         return (missed + self._beta * apart) / embeddings.shape[1]
@@ -69,11 +98,19 @@ class CVAETrainer:
 
 
 class GanTrainer:
-    """Trains a critic and a generator. shares (C,): released class sizes, by which labels of synthetic records are drawn.
+    """Trains a critic and a generator.
 
-    The critic learns from real and from synthetic records. The generator learns from the critic only, which costs no
-    privacy. Differs from the published code, which gives the generator the labels of the real batch without protection, and
-    begins with new networks in every round.
+    The critic learns from real and from synthetic records. The generator learns from the critic
+    only, which costs no privacy. Differs from the published code, which gives the generator the
+    labels of the real batch without protection, and begins with new networks in every round.
+
+    Args:
+        maker: the generator.
+        judge: the critic.
+        settings: `batch_size` is the number of synthetic records in a step.
+        rate: learning rate.
+        shares: released class sizes, (C,), by which labels of synthetic records are drawn.
+        generator: of random numbers.
     """
 
     def __init__(
@@ -96,7 +133,16 @@ class GanTrainer:
         return torch.zeros(count, 0)
 
     def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """The critic's loss (n,) on each real record."""
+        """The critic's loss on each real record.
+
+        Args:
+            embeddings: (n, d), of mean square one.
+            labels: indices of classes, (n,).
+            noise: not used.
+
+        Returns:
+            Losses (n,).
+        """
         kinds = one_hot(labels, len(self._maker.means)).to(embeddings)
         return _unreal(self._discriminator, embeddings, kinds, 1.0)
 
@@ -130,9 +176,22 @@ def _unreal(judge: nn.Module, embeddings: Tensor, kinds: Tensor, real: float) ->
 def private_gradient(
     trainer: Trainer, embeddings: Tensor, labels: Tensor, clip: float, noise_multiplier: float, expected: float
 ) -> tuple[dict[str, Tensor], int, float]:
-    """The noisy sum of clipped gradients over `expected`, by name; the number of clipped ones; the signal-to-noise ratio.
+    """The noisy mean of clipped gradients.
 
-    One release of the Gaussian mechanism: all parameters are one statistic, which one record changes by at most the clip.
+    One release of the Gaussian mechanism: all parameters are one statistic, which one record
+    changes by at most the clip.
+
+    Args:
+        trainer: computes the losses.
+        embeddings: (n, d), of mean square one.
+        labels: indices of classes, (n,).
+        clip: largest norm of one record's gradient, over all parameters.
+        noise_multiplier: standard deviation of the noise over the clip.
+        expected: divisor of the sum, a public number.
+
+    Returns:
+        The noisy sum of clipped gradients over `expected`, by name; the number of clipped ones; the
+        signal-to-noise ratio.
     """
     inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
     total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip)
@@ -145,10 +204,19 @@ def private_gradient(
 
 
 def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """The mean of the records' gradients, by name."""
+    """The mean of the records' gradients.
+
+    Args:
+        trainer: computes the losses.
+        embeddings: (n, d), of mean square one.
+        labels: indices of classes, (n,).
+
+    Returns:
+        The mean, by name of the parameter.
+    """
     names, parameters = zip(*trainer.modules.named_parameters(), strict=True)
-    found = torch.autograd.grad(trainer.losses(embeddings, labels, trainer.noise(len(labels))).mean(), parameters)
-    return dict(zip(names, found, strict=True))
+    gradients = torch.autograd.grad(trainer.losses(embeddings, labels, trainer.noise(len(labels))).mean(), parameters)
+    return dict(zip(names, gradients, strict=True))
 
 
 def _optimiser(modules: nn.Module, settings: DPCVAESettings, rate: float) -> torch.optim.Optimizer:
@@ -165,7 +233,17 @@ def trainer_of(
     private: bool,
     generator: torch.Generator,
 ) -> Trainer:
-    """The trainer of a generator and its companion for one round; its optimiser begins anew."""
+    """The trainer of a generator and its companion for one round; its optimiser begins anew.
+
+    Args:
+        shared: the generator.
+        companion: its encoder or critic.
+        settings: of the training.
+        round: its number, from one.
+        shares: released class sizes, (C,).
+        private: whether noise of encodings must be secret.
+        generator: of all other random numbers.
+    """
     if isinstance(shared, GanGenerator):
         return GanTrainer(shared, companion, settings, settings.rate(round, GAN_RATE), shares, generator)
     assert isinstance(companion, Encoder)

@@ -17,16 +17,34 @@ SHARES = torch.linspace(0, 1, 11)
 
 
 def personal(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Evaluate the received head mixed with the site's own part. Raises SurrogateError."""
+    """Evaluate the received head mixed with the site's own part.
+
+    Args:
+        task: the request, with the head.
+        gate: of the site.
+        flower_run: id of the run.
+
+    Raises:
+        SurrogateError: for a head that is not this run's.
+    """
     return counted(personal_accuracy(task, checked_classifier(task)))
 
 
 def personal_accuracy(task: Task, model: Classifier) -> tuple[int, int]:
-    """Numbers of correct predictions and of test records, for a mixture of the site's own and federated probabilities.
+    """Evaluate a mixture of the site's own and federated probabilities.
 
-    The weight of the own part, 0 to 1, maximises validation accuracy; among equals, the likelihood decides. The share
-    `baseline.validation` of the training records is held out for that. FedLambda: the own part is a head. kNN-Per (Marfoq et
-    al. 2022): it is the nearest records, weighted by distance.
+    The weight of the own part, 0 to 1, maximises validation accuracy; among equals, the likelihood
+    decides. The share `baseline.validation` of the training records is held out for that.
+    FedLambda: the own part is a head. kNN-Per: it is the nearest records, weighted by distance.
+
+    Args:
+        task: the request.
+        model: the federated head.
+
+    Returns:
+        Numbers of correct predictions and of test records.
+
+    Source: kNN-Per (Marfoq et al. 2022).
     """
     names = model.header.classes
     features, labels = task.training_data(names)

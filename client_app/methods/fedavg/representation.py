@@ -18,11 +18,21 @@ from common.wire.model_proto import pack_parameters
 
 
 def update_body(task: Task) -> MethodOutput:
-    """Fit this site's head to the received body, then train the body below this head; return the body's change.
+    """Fit this site's head to the received body, then train the body below this head.
 
-    Source: Collins et al. 2021, algorithm 1. Differs from the paper: the head is found anew for every body, as in the
-    paper's analysis; its experiments continue the last round's head for a few steps. So a site keeps no state, and a round
-    that it misses changes nothing. Raises DataError, SurrogateError.
+    Args:
+        task: the request, with the body.
+
+    Returns:
+        The body's change.
+
+    Raises:
+        DataError: if no training record is left.
+        SurrogateError: for a model that is not this run's, or a body of another network.
+
+    Source: Collins et al. 2021, algorithm 1. Differs from the paper: the head is fitted anew for
+    every body, as in the paper's analysis; its experiments continue the last round's head for a few
+    steps. So a site keeps no state, and a round that it misses changes nothing.
     """
     run, received = task.run, task.received_model()
     features, labels = task.training_data(received.header.classes)
@@ -51,9 +61,21 @@ def own_network(task: Task) -> Classifier:
 
 
 def own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Weight (classes, width) and bias (classes,) of a head trained on the body's outputs for features (n, d).
+    """A head trained on the body's outputs for features; an empty body gives the head on these
+    themselves.
 
-    An empty body gives the head on the features themselves. Raises SurrogateError for a body of another network.
+    Args:
+        task: the request; its settings name the network.
+        body: parameters of the body, by name.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+        classes: C, number of classes.
+
+    Returns:
+        Weight (C, width) and bias (C,).
+
+    Raises:
+        SurrogateError: for a body of another network.
     """
     settings = task.run.settings.fedavg
     module = fresh(settings.kind, features.shape[1], classes, settings.width)
@@ -61,8 +83,8 @@ def own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classe
     if {name: tensor.shape for name, tensor in body.items()} != wanted:
         raise SurrogateError(f"a body that is not that of a {settings.kind} of width {settings.width}")
     with torch.no_grad():
-        found = torch.cat([embed(module, body, part) for part in torch.split(features, 1000)])
-    return train_on_features(found, labels, classes, task.run.settings.head, task.run.settings.seed)
+        embedded = torch.cat([embed(module, body, part) for part in torch.split(features, 1000)])
+    return train_on_features(embedded, labels, classes, task.run.settings.head, task.run.settings.seed)
 
 
 def _with_own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int) -> dict[str, Tensor]:

@@ -17,11 +17,23 @@ from common.wire.model_proto import pack_parameters
 
 
 def update(task: Task) -> MethodOutput:
-    """Train the received model on this site's records; return the change of its parameters.
+    """Train the received model on this site's records.
 
-    Methods: FedAvg (McMahan et al. 2017), FedProx (Li et al. 2020), FedSGD, SCAFFOLD (Karimireddy et al. 2020); DSFL, which
-    sends only the largest entries; and DP-FedAvg and DP-FedProx, which protect records with one epsilon for all rounds
-    together. Raises DataError, SurrogateError.
+    Methods: FedAvg, FedProx, FedSGD, SCAFFOLD; DSFL, which sends only the largest entries; and
+    DP-FedAvg and DP-FedProx, which protect records with one epsilon for all rounds together.
+
+    Args:
+        task: the request, with the model.
+
+    Returns:
+        The change of its parameters.
+
+    Raises:
+        DataError: if no training record is left.
+        SurrogateError: for a model that is not this run's.
+
+    Source: FedAvg (McMahan et al. 2017), FedProx (Li et al. 2020), SCAFFOLD (Karimireddy et al.
+    2020).
     """
     received = task.received_model()
     if task.run.settings.epsilon:
@@ -30,12 +42,20 @@ def update(task: Task) -> MethodOutput:
 
 
 def weighted_update(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """For a secure sum: records (1,) of this site, and update (P,), its change of the parameters times them, float64.
+    """The weighted change of the parameters, for a secure sum.
 
-    Under privacy the update has its noise already, and every site counts as the same public number of records; with one
-    joint noise for all sites, see `gradient_sums`.
-    Parameters in the order of their names. All sites receive the same model: with another one for a single site, the mean
-    update would show that site's (Pasquini et al. 2022, "Eluding Secure Aggregation in Federated Learning").
+    Under privacy the update has its noise already, and every site counts as the same public number
+    of records; with one joint noise for all sites, see `gradient_sums`.
+
+    All sites receive the same model: with another one for a single site, the mean update would show
+    that site's (Pasquini et al. 2022, "Eluding Secure Aggregation in Federated Learning").
+
+    Args:
+        task: the request, with the model.
+
+    Returns:
+        Records (1,) of this site, and update (P,), its change of the parameters times them,
+        float64; and the claim. Parameters in the order of their names.
     """
     if task.run.plan.mechanism_name == JOINT_SUMS:
         return gradient_sums(task)
@@ -47,14 +67,22 @@ def weighted_update(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
 
 
 def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """For a secure sum with joint noise: records (1,) of this site, and gradients (P,), the sum of their gradients at the
-    received model, each divided by the clip after it was shortened to it; float64, without noise.
+    """The sum of clipped gradients, for a secure sum with joint noise.
 
-    All records take part, so that the noise needs no accounting of samples: rounds compose as Gaussian mechanisms.
+    All records take part, so that the noise needs no accounting of samples: rounds compose as
+    Gaussian mechanisms.
+
+    Args:
+        task: the request, with the model.
+
+    Returns:
+        Records (1,) of this site, and gradients (P,), the sum of their gradients at the received
+        model, each divided by the clip after it was shortened to it; float64, without noise. And
+        the claim.
     """
     claim, module, features, labels = _private_start(task, task.received_model())
-    found = clipped_gradients(module, task.run.settings.fedavg.kind, features, labels, claim.clip)
-    summed = flat(found) / claim.clip
+    gradients = clipped_gradients(module, task.run.settings.fedavg.kind, features, labels, claim.clip)
+    summed = flat(gradients) / claim.clip
     return {"records": torch.tensor([float(len(labels))], dtype=torch.float64), "gradients": summed}, claim
 
 

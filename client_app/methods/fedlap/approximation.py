@@ -31,8 +31,11 @@ from common.wire.model_proto import pack_synthetic
 class Recipe:
     """What a method of this family does. The default is FedLAP.
 
-    statistic: what synthetic records match. starts: makes `Matching.start` for a round. searches: whether the site looks
-    for the effective radius; otherwise it reports the run's trust radius.
+    Attributes:
+        statistic: what synthetic records match.
+        starts: makes `Matching.start` for a round.
+        searches: whether the site looks for the effective radius; otherwise it reports the run's
+            trust radius.
     """
 
     statistic: Statistic = GRADIENT
@@ -41,10 +44,20 @@ class Recipe:
 
 
 def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
-    """Make this round's synthetic records: FedLAP or, with a privacy budget, FedLAP-DP; other methods by their recipe.
+    """Make this round's synthetic records: FedLAP or, with a privacy budget, FedLAP-DP; other
+    methods by their recipe.
 
-    With a budget a round uses the records only through private gradients. The steps of the images use nothing else; the
-    labels are all classes of the run, and the radius is the run's setting. Raises DataError, SurrogateError or ConfigError.
+    With a budget a round uses the records only through private gradients. The steps of the images
+    use nothing else; the labels are all classes of the run, and the radius is the run's setting.
+
+    Args:
+        task: the request, with the model.
+        recipe: of the method.
+
+    Raises:
+        DataError: if no training record is left.
+        SurrogateError: for a model that is not this run's.
+        ConfigError: in a private run at a site that protects patients.
     """
     run, received = task.run, task.received_model()
     task.records_alone("method = 'fedlap'")

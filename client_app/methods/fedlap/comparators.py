@@ -18,18 +18,33 @@ from common.randomness import stream
 def dsc(task: Task) -> MethodOutput:
     """Dataset condensation by gradient matching in each class, at the received model.
 
-    Source: Zhao et al. 2021, algorithm 1. Differs from the paper, which begins at many random models: here all gradients are
-    those at one model, and later rounds go on at the model that was learned. Raises DataError, SurrogateError.
+    Args:
+        task: the request, with the model.
+
+    Raises:
+        DataError, SurrogateError: as `approximate`.
+
+    Source: Zhao et al. 2021, algorithm 1. Differs from the paper, which begins at many random
+    models: here all gradients are those at one model, and later rounds go on at the model that was
+    learned.
     """
     return approximate(task, Recipe(CLASS_GRADIENTS, searches=False))
 
 
 def feddm(task: Task) -> MethodOutput:
-    """Distribution matching: class means of the head's inputs and outputs, at models drawn around the received one.
+    """Distribution matching: class means of the head's inputs and outputs, at models drawn around
+    the received one.
 
-    Source: Xiong et al. 2023, algorithm 1; their rho, which bounds the drawn models and the coordinator's steps, is
-    `fedlap.trust-radius`. Differs from the paper: a drawn model's distance is uniform from zero to rho; there it is that of
-    a truncated Gaussian, which in many dimensions is nearly always rho. Raises DataError, SurrogateError.
+    Args:
+        task: the request, with the model.
+
+    Raises:
+        DataError, SurrogateError: as `approximate`.
+
+    Source: Xiong et al. 2023, algorithm 1; their rho, which bounds the drawn models and the
+    coordinator's steps, is `fedlap.trust-radius`. Differs from the paper: a drawn model's distance
+    is uniform from zero to rho; there it is that of a truncated Gaussian, which in many dimensions
+    is nearly always rho.
     """
 
     def starts(task: Task) -> Callable[[Tensors], Tensors]:
@@ -42,7 +57,13 @@ def feddm(task: Task) -> MethodOutput:
 def psg(task: Task) -> MethodOutput:
     """Private set generation: private gradients of all classes together, at models drawn at random.
 
-    Source: Chen et al. 2022, algorithm 1. Noise and accounting are those of FedLAP-DP. Raises DataError, SurrogateError.
+    Args:
+        task: the request, with the model.
+
+    Raises:
+        DataError, SurrogateError: as `approximate`.
+
+    Source: Chen et al. 2022, algorithm 1. Noise and accounting are those of FedLAP-DP.
     """
 
     def starts(task: Task) -> Callable[[Tensors], Tensors]:
@@ -53,7 +74,13 @@ def psg(task: Task) -> MethodOutput:
 
 
 def perturbed(model: Tensors, radius: float, generator: torch.Generator) -> dict[str, Tensor]:
-    """A model in a random direction from `model`, at a distance drawn from zero to `radius`."""
+    """A model in a random direction from another one.
+
+    Args:
+        model: the other one, by parameter.
+        radius: its distance is drawn from zero to this.
+        generator: of direction and distance.
+    """
     noise = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in model.items()}
     length = torch.stack([part.double().square().sum() for part in noise.values()]).sum().sqrt()
     share = float(radius * torch.rand(1, generator=generator) / length)

@@ -22,30 +22,41 @@ Difference = Callable[[Sequence[Tensor]], Tensor]
 def matching_slope(
     body: nn.Module, parameters: Tensors, sets: Sequence[LandscapeRecords], change: Change, difference: Difference
 ) -> tuple[float, Tensor]:
-    """The difference between the gradients of `sets` and a target, and its derivative by all their values (n, ...).
+    """The difference between gradients of synthetic records and a target, and its derivative by
+    their values.
 
-    sets: records with one gradient each: all together, or those of one class. difference: takes the gradients of all sets,
-    parameter by parameter; differentiable.
+    Let v be the derivative of the difference by a gradient. The derivative by the values is that of
+    v · ∇L: the rate at which the derivative of L by the values changes as the model moves along v
+    (Pearlmutter 1994). So two plain backward passes serve in place of one through another, which
+    for GroupNorm and pooling costs more than twice as much. Each unit of ReLU stays as it is during
+    the move, as in the exact derivative. The error is below a hundredth of its length.
 
-    Let v be the derivative of the difference by a gradient. The derivative by the values is that of v · ∇L: the rate at
-    which the derivative of L by the values changes as the model moves along v (Pearlmutter 1994). So two plain backward
-    passes serve in place of one through another, which for GroupNorm and pooling costs more than twice as much. Each unit
-    of ReLU stays as it is during the move, as in the exact derivative. The error is below a hundredth of its length.
+    Args:
+        body: the network.
+        parameters: of the model, by name.
+        sets: records with one gradient each: all together, or those of one class.
+        change: augmentation of the values.
+        difference: takes the gradients of all sets, parameter by parameter; differentiable.
+
+    Returns:
+        The difference, and its derivative (n, ...) by the values of all sets.
+
+    Source: Pearlmutter 1994.
     """
     model = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     size = 1 + _norm(parameters.values())
-    found: list[Tensor] = []
+    gradients: list[Tensor] = []
     befores, holds = [], []
     for records in sets:
         with _held_units(body) as units:
             *mine, before = _slopes(body, model, records, change, list(model.values()))
-        found += mine
+        gradients += mine
         befores.append(before)
         holds.append(units)
-    for part in found:
+    for part in gradients:
         part.requires_grad_()
-    wrong = difference(found)
-    directions = torch.autograd.grad(wrong, found)
+    wrong = difference(gradients)
+    directions = torch.autograd.grad(wrong, gradients)
     slopes = []
     for index, (records, before, units) in enumerate(zip(sets, befores, holds, strict=True)):
         along = directions[index * len(model) : (index + 1) * len(model)]

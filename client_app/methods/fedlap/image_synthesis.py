@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class RealStatistic(Protocol):
-    """A statistic of a site's real records, such as their gradient: of all, of a batch, or private. noise: standard
-    deviation of it in every entry.
+    """A statistic of a site's real records, such as their gradient: of all, of a batch, or private.
+
+    Attributes:
+        noise: standard deviation of it in every entry.
     """
 
     noise: float
@@ -32,10 +34,16 @@ class RealStatistic(Protocol):
 
 @dataclass(frozen=True)
 class Matching:
-    """Settings of the synthesis in a round. rate: learning rate of the model along a trajectory.
+    """Settings of the synthesis in a round.
 
-    mse_weight: weight of the squared error in the mismatch (see `common.models.loss_landscape.mismatch`). statistic: what is
-    matched. start: where the next trajectory begins, given the received model; FedLAP begins there itself.
+    Attributes:
+        settings: of the run.
+        rate: learning rate of the model along a trajectory.
+        mse_weight: weight of the squared error in the mismatch (see
+            `common.models.loss_landscape.mismatch`).
+        statistic: what is matched.
+        start: where the next trajectory begins, given the received model; FedLAP begins there
+            itself.
     """
 
     settings: FedLAPSettings
@@ -47,7 +55,14 @@ class Matching:
 
 @dataclass
 class Synthesis:
-    """Record of a synthesis: first and last mismatch, evaluations of the real statistic (`looks`), seconds for each part."""
+    """Record of a synthesis.
+
+    Attributes:
+        first: first mismatch.
+        last: last mismatch.
+        looks: evaluations of the real statistic.
+        seconds: for each part.
+    """
 
     first: float = float("nan")
     last: float = float("nan")
@@ -63,11 +78,26 @@ def synthesise(
     matching: Matching,
     changes: Iterator[Change],
 ) -> tuple[LandscapeRecords, Synthesis]:
-    """Optimise the values of `begin` so that their statistic, such as the gradient, matches the real one, along trajectories
-    that start at `model`.
+    """Optimise synthetic records so that their statistic, such as the gradient, matches the real
+    one.
 
-    Labels do not change. Source: FedLAP-DP, algorithm 1 (algorithm 3 with a private `real`). Differs from the paper: the
-    number of batches in a loop is a setting; the paper's algorithm omits them, but its accounting counts them.
+    Values are optimised along trajectories that start at `model`. Labels do not change.
+
+    Args:
+        body: the network.
+        model: its parameters, by name.
+        begin: the first synthetic records.
+        real: statistic of the real records.
+        matching: settings of the round.
+        changes: augmentations, one for each evaluation of the real statistic and each step of the
+            model.
+
+    Returns:
+        The synthetic records, and the record of the synthesis.
+
+    Source: FedLAP-DP, algorithm 1 (algorithm 3 with a private `real`). Differs from the paper: the
+    number of batches in a loop is a setting; the paper's algorithm omits them, but its accounting
+    counts them.
     """
     synthesis, settings = Synthesis(), matching.settings
     values = begin.values.clone().requires_grad_()

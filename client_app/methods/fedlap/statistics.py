@@ -20,11 +20,16 @@ SCALE = 0.1
 
 @dataclass(frozen=True)
 class Statistic:
-    """What is matched. real: of a site's records, by name. slope: its mismatch with the same of synthetic records, and the
-    derivative of the mismatch by their values; takes the network, its parameters, the synthetic records and their change,
-    the real statistic, the weight of the squared error, and the noise in the real statistic.
+    """What is matched.
 
-    by_class: whether a batch has `batch-size` records of each class, not of all classes together.
+    Attributes:
+        real: of a site's records, by name.
+        slope: its mismatch with the same of synthetic records, and the derivative of the mismatch
+            by their values (n, ...); takes the network, its parameters, the synthetic records and
+            their change, the real statistic, the weight of the squared error, and the noise in the
+            real statistic.
+        by_class: whether a batch has `batch-size` records of each class, not of all classes
+            together.
     """
 
     real: Callable[[nn.Module, Tensors, LandscapeRecords, Change], dict[str, Tensor]]
@@ -54,15 +59,18 @@ def class_gradient_slope(
     mse_weight: float,
     noise: float,
 ) -> tuple[float, Tensor]:
-    """`Statistic.slope` of the gradients of each class. Source: Zhao et al. 2021, algorithm 1, which matches by class.
+    """`Statistic.slope` of the gradients of each class.
 
-    The mismatch is divided by the number of tensors. Without that, the steps of the images would grow with the classes.
+    The mismatch is divided by the number of tensors. Without that, the steps of the images would
+    grow with the classes.
+
+    Source: Zhao et al. 2021, algorithm 1, which matches by class.
     """
     sets = [own for _, own in classes_of(records)]
-    found, slope = matching_slope(
+    difference, slope = matching_slope(
         body, parameters, sets, change, lambda mine: mismatch(mine, real, mse_weight, noise) / len(mine)
     )
-    return found, slope[records.labels.argsort(stable=True).argsort()]
+    return difference, slope[records.labels.argsort(stable=True).argsort()]
 
 
 def class_mean_slope(
@@ -93,7 +101,17 @@ def classes_of(records: LandscapeRecords) -> Iterator[tuple[int, LandscapeRecord
 def real_class_gradients(
     body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change
 ) -> dict[str, Tensor]:
-    """Gradients of each class's loss, by class and parameter."""
+    """Gradients of each class's loss.
+
+    Args:
+        body: the network.
+        parameters: where the gradients are taken, by name.
+        records: of the site.
+        change: their augmentation.
+
+    Returns:
+        Gradients by class and parameter.
+    """
     return {
         f"{label} {name}": part
         for label, own in classes_of(records)
@@ -102,7 +120,18 @@ def real_class_gradients(
 
 
 def class_means(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> list[Tensor]:
-    """For each class, means of the inputs of the network's head and of its logits. Source: Xiong et al. 2023, equation 4."""
+    """For each class, means of the inputs of the network's head and of its logits.
+
+    Args:
+        body: the network.
+        parameters: by name.
+        records: at least one of each class.
+
+    Returns:
+        Means (width,) and (C,) in turn, by class in rising order.
+
+    Source: Xiong et al. 2023, equation 4.
+    """
     means = []
     for _, own in classes_of(records):
         inputs, logits = _outputs(body, parameters, own.values)
@@ -111,14 +140,24 @@ def class_means(body: nn.Module, parameters: Tensors, records: LandscapeRecords)
 
 
 def real_class_means(body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change) -> dict[str, Tensor]:
-    """The means of `class_means`, a thousand records at a time."""
-    found: dict[str, Tensor] = {}
+    """The means of `class_means`, a thousand records at a time.
+
+    Args:
+        body: the network.
+        parameters: by name.
+        records: of the site.
+        change: their augmentation.
+
+    Returns:
+        Means (width,) and (C,) by class and name.
+    """
+    means: dict[str, Tensor] = {}
     with torch.no_grad():
         for label, own in classes_of(records):
             parts = [_outputs(body, parameters, change(part)) for part in torch.split(own.values, TOGETHER)]
             for name, outputs in zip(("inputs", "logits"), zip(*parts, strict=True), strict=True):
-                found[f"{label} {name}"] = torch.cat(outputs).mean(0)
-    return found
+                means[f"{label} {name}"] = torch.cat(outputs).mean(0)
+    return means
 
 
 def _outputs(body: nn.Module, parameters: Tensors, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,7 +172,15 @@ CLASS_MEANS = Statistic(real_class_means, class_mean_slope, by_class=True)
 
 
 class Batches:
-    """A statistic, without noise, of random batches of a site's records, or of all records where `size` is zero."""
+    """A statistic, without noise, of random batches of a site's records.
+
+    Args:
+        body: the network.
+        records: of the site.
+        size: records in a batch, or of each class in it; zero: all records.
+        generator: of the batches.
+        statistic: which one.
+    """
 
     noise = 0.0
 

@@ -22,15 +22,27 @@ IMAGE_STEP, MODEL_STEP = 7, 3
 
 @dataclass(frozen=True)
 class Search:
-    """Length of a search: number of steps of the walk, and of steps between two evaluations."""
+    """Length of a search.
+
+    Attributes:
+        steps: number of steps of the walk.
+        every: number of steps between two evaluations.
+    """
 
     steps: int
     every: int = 1
 
     @classmethod
     def within(cls, work: float, synthetic: int, real: int, most: int) -> Search:
-        """The search that the allowed part of `work`, in forward passes of a record, pays for: half is spent on the walk,
-        half on evaluations.
+        """The search that the allowed part of the synthesis pays for.
+
+        Half is spent on the walk, half on evaluations.
+
+        Args:
+            work: of the synthesis, in forward passes of a record.
+            synthetic: number of synthetic records.
+            real: number of real records.
+            most: steps at most.
         """
         half = SHARE * work / 2
         steps = max(4, min(most, int(half / (MODEL_STEP * synthetic))))
@@ -40,9 +52,15 @@ class Search:
 
 @dataclass(frozen=True)
 class ServerWalk:
-    """The coordinator's gradient descent: `steps` steps at learning rate `rate` from `start`, inside `radius` around it.
+    """The coordinator's gradient descent.
 
-    body: the network without its fixed first step. changes: the augmentation of each step.
+    Attributes:
+        body: the network without its fixed first step.
+        start: its parameters at the start.
+        rate: learning rate.
+        steps: number of steps.
+        radius: around `start`, within which the walk stays.
+        changes: the augmentation of each step.
     """
 
     body: nn.Module
@@ -65,25 +83,38 @@ def effective_radius(
     search: Search,
     generator: torch.Generator,
 ) -> float:
-    """Distance that gradient descent on the synthetic records has covered where the loss of the real ones is smallest.
+    """Distance that gradient descent on synthetic records has covered where the loss of real ones
+    is smallest.
 
-    Source: FedLAP-DP, figure 2. The search takes the first `search.steps` steps of the coordinator's walk.
-    Differs from the paper: the loss is evaluated every few steps on at most 128 real records, and the search stops after
-    four evaluations without a smaller loss. The paper's code makes a hundred passes over all records, more than half of a
-    round. If the loss still falls at the last step, there is no turning point; the result is then the trust radius.
+    The search takes the first `search.steps` steps of the coordinator's walk. If the loss still
+    falls at the last step, there is no turning point; the result is then the trust radius.
+
+    Args:
+        server: the coordinator's walk.
+        synthetic: records that the walk descends on.
+        real: records of the site.
+        search: its length.
+        generator: draws the real records that are evaluated.
+
+    Returns:
+        The distance, at most the trust radius.
+
+    Source: FedLAP-DP, figure 2. Differs from the paper: the loss is evaluated every few steps on at
+    most 128 real records, and the search stops after four evaluations without a smaller loss. The
+    paper's code makes a hundred passes over all records, more than half of a round.
     """
     rows = torch.randperm(len(real.labels), generator=generator)[:SUBSET].to(real.labels.device)
     seen = real.take(rows)
-    best, best_step, found, last = float("inf"), 0, 0.0, 0
+    best, best_step, covered, last = float("inf"), 0, 0.0, 0
     for step, here in enumerate(server.along(synthetic), 1):
         if step % search.every == 0 or step == search.steps:
             last, now = step, total_loss(server.body, here, seen)
             if now < best:
-                best, best_step, found = now, step, distance(here, server.start)
+                best, best_step, covered = now, step, distance(here, server.start)
             elif step - best_step >= PATIENCE * search.every:
                 break
         if step >= search.steps:
             break
-    if best_step == last or not found > 0:
+    if best_step == last or not covered > 0:
         return server.radius
-    return min(found, server.radius)
+    return min(covered, server.radius)

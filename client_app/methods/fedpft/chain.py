@@ -33,12 +33,23 @@ def extend_chain(task: Task) -> MethodOutput:
 
 
 def extend(task: Task) -> tuple[MethodOutput, Head]:
-    """The relay that this site passes on, and its own head, trained on its features and on samples of received surrogates.
+    """The relay that this site passes on, and its own head.
 
-    Source: FedPFT, section 4.2. Without a privacy budget the site passes on one surrogate of the union; counts add up along
-    the chain. With a budget it appends its own noisy sums to those received. Nothing is fitted again: each site keeps its
-    own privacy guarantee, and refitting costs no accuracy. Differs from the paper: more than one sample a record, see
-    MOST_DRAWS. Raises SurrogateError, DataError, ConfigError.
+    The head is trained on the site's features and on samples of received surrogates. Without a
+    privacy budget the site passes on one surrogate of the union; counts add up along the chain.
+    With a budget it appends its own noisy sums to those received. Nothing is fitted again: each
+    site keeps its own privacy guarantee, and refitting costs no accuracy.
+
+    Args:
+        task: the request, with the received relay.
+
+    Raises:
+        SurrogateError: for a relay that fails the coordinator's checks.
+        DataError: if no training record is left.
+        ConfigError: as `make_surrogate`.
+
+    Source: FedPFT, section 4.2. Differs from the paper: more than one sample a record, see
+    MOST_DRAWS.
     """
     received = _received(task)
     names = _names(task, received)
@@ -74,13 +85,13 @@ def _received(task: Task) -> list[AnySurrogate]:
     if task.payload is None:
         return []
     payloads = unpack_relay(task.payload)
-    run, found = task.run, task.found
+    run, site_features = task.run, task.found
     if not 1 <= len(payloads) <= (LARGEST_CHAIN if run.settings.epsilon else 1):
         raise SurrogateError(f"a relay of {len(payloads)} surrogates")
     surrogates = [unpack_surrogate(payload) for payload in payloads]
     if (total := sum(sum(each.counts) for each in surrogates)) > run.settings.head.max_samples:
         raise SurrogateError(f"a relay for {total} records, more than head.max-samples = {run.settings.head.max_samples}")
-    place = Expectation.of(run, run.settings.classes, found.fingerprint, found.train.features.shape[1])
+    place = Expectation.of(run, run.settings.classes, site_features.fingerprint, site_features.train.features.shape[1])
     for surrogate in surrogates:
         check_surrogate(surrogate, place)
         check_stated(surrogate.claim, run.mechanism)

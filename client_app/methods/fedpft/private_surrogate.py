@@ -29,9 +29,14 @@ CHUNKS = 7
 
 @dataclass(frozen=True)
 class Clipped:
-    """Features (n, d) of norm at most one, labels (n,), and weights (n,) that sum to at most one over every unit.
+    """Clipped features of records, with weights.
 
-    mapped: whether the features are in a file and not in memory.
+    Attributes:
+        features: (n, d), of norm at most one.
+        labels: indices of classes, (n,).
+        weights: (n,), which sum to at most one over every unit.
+        clip_fraction: share of the records that were clipped.
+        mapped: whether the features are in a file and not in memory.
     """
 
     features: Tensor
@@ -50,16 +55,33 @@ class Clipped:
         centre: Tensor | None = None,
         folder: Path | None = None,
     ) -> Clipped:
-        """Subtract a public centre (d,) and clip at `norm`; with `units` (n,) a patient's weights sum to one.
+        """Subtract a public centre and clip.
 
-        folder: where clipped features are kept if memory is not to hold all of them.
+        Args:
+            features: of the records, (n, d).
+            labels: indices of classes, (n,).
+            units: patient of each record, (n,); a patient's weights sum to one. None: each record
+                is a unit.
+            norm: to clip at.
+            centre: a public point, (d,); None for none.
+            folder: where clipped features are kept if memory is not to hold all of them.
         """
         clipped, fraction = clipped_features(features, norm, folder, lambda x: x if centre is None else x - centre.double())
         return cls(clipped, labels.cpu(), unit_weights(units, len(labels)), fraction, folder is not None)
 
 
 def noisy_sums(data: Clipped, num_classes: int, family: str, claim: Mechanism) -> tuple[Sums, dict[str, float]]:
-    """The noisy sums that a site releases, for all classes of the run, and facts that stay at the site (see `_facts`)."""
+    """The noisy sums that a site releases, for all classes of the run.
+
+    Args:
+        data: clipped features.
+        num_classes: C.
+        family: of covariances.
+        claim: its noise multiplier is used.
+
+    Returns:
+        The sums, and facts that stay at the site.
+    """
     multiplier, done = claim.noise_multiplier, [forget] if data.mapped else []
     sums = statistics(data.features, data.labels, data.weights, num_classes, family, multiplier, *done)
     released = release(sums, multiplier)
@@ -69,12 +91,25 @@ def noisy_sums(data: Clipped, num_classes: int, family: str, claim: Mechanism) -
 def dp_em(
     data: Clipped, num_classes: int, components: int, claim: Mechanism, generator: torch.Generator
 ) -> tuple[Mixtures, dict[str, float]]:
-    """Spherical mixtures by EM in which every M-step uses only noisy sums. Source: DP-EM (Park et al. 2017), algorithm 1.
+    """Spherical mixtures by EM in which every M-step uses only noisy sums.
 
-    The responsibilities of a record are non-negative and sum to one. So one record changes sizes and sums of all components
-    by at most one, as it does class counts and sums. The claim's budget is split evenly over the `EM_STEPS` releases of
-    these statistics. Variances cost nothing, because features have unit norm. Components start around the noisy class mean
-    in random directions (`generator`, public).
+    The responsibilities of a record are non-negative and sum to one. So one record changes sizes
+    and sums of all components by at most one, as it does class counts and sums. The claim's budget
+    is split evenly over the `EM_STEPS` releases of these statistics. Variances cost nothing,
+    because features have unit norm. Components start around the noisy class mean in random
+    directions.
+
+    Args:
+        data: clipped features.
+        num_classes: C.
+        components: of each class.
+        claim: its noise multiplier is used.
+        generator: of the directions, public.
+
+    Returns:
+        The mixtures, and facts that stay at the site.
+
+    Source: DP-EM (Park et al. 2017), algorithm 1.
     """
     d = data.features.shape[1]
     multiplier = claim.noise_multiplier * math.sqrt(EM_STEPS)
@@ -83,21 +118,21 @@ def dp_em(
     variances = data.features.new_ones(num_classes)
     for step in range(EM_STEPS):
         k = means.shape[1]
-        sizes_found, sums_found = _expected(data, means, sizes, variances)
+        expected_sizes, expected_sums = _expected(data, means, sizes, variances)
         counts, sums = release(
             [
-                BoundedSum("counts", sizes_found, 1.0, shares["counts"]),
-                BoundedSum("sums", sums_found, 1.0, shares["sums"]),
+                BoundedSum("counts", expected_sizes, 1.0, shares["counts"]),
+                BoundedSum("sums", expected_sums, 1.0, shares["sums"]),
             ],
             multiplier,
         )
         raw_sizes = counts.value.reshape(num_classes, k)
         sizes = raw_sizes.clamp_min(1.0)
         trusted = raw_sizes > 2 * counts.sigma
-        found = sums.value.reshape(num_classes, k, d) / sizes[:, :, None]
+        noisy_means = sums.value.reshape(num_classes, k, d) / sizes[:, :, None]
         # The expected contribution of the noise to a mean's square is known, and subtracted.
-        energy = (found.square().sum(2) - d * (sums.sigma / sizes).square()).clamp(0, 1)
-        means = torch.where(trusted[:, :, None] | (step == 0), found, means)
+        energy = (noisy_means.square().sum(2) - d * (sums.sigma / sizes).square()).clamp(0, 1)
+        means = torch.where(trusted[:, :, None] | (step == 0), noisy_means, means)
         proportions = torch.where(trusted, sizes, torch.zeros_like(sizes))
         proportions = proportions / proportions.sum(1, keepdim=True).clamp_min(1e-12)
         variances = ((1 - (proportions * energy).sum(1)) / d).clamp_min(SMALLEST_VARIANCE)
@@ -120,11 +155,25 @@ def dp_em(
 
 
 def theorem_4_1(data: Clipped, num_classes: int, family: str, claim: Mechanism) -> tuple[Mixtures, dict[str, float]]:
-    """The paper's mechanism as published: noise of theorem 4.1 on each class's mean and covariance, without noise on n.
+    """The paper's mechanism as published: noise of theorem 4.1 on each class's mean and covariance.
 
-    Every entry of mean and covariance gets noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)); the covariance is made symmetric
-    and projected to positive semi-definite. Kept for comparison: it protects neither class sizes nor which classes a site
-    has. Raises ConfigError at a site that protects patients, which the theorem does not cover.
+    There is no noise on n. Every entry of mean and covariance gets noise (4 / (n epsilon)) sqrt(5
+    ln(4 / delta)); the covariance is made symmetric and projected to positive semi-definite. Kept
+    for comparison: it protects neither class sizes nor which classes a site has.
+
+    Args:
+        data: clipped features.
+        num_classes: C.
+        family: of covariances.
+        claim: its epsilon and delta are used.
+
+    Returns:
+        The mixtures, and facts that stay at the site.
+
+    Raises:
+        ConfigError: at a site that protects patients, which the theorem does not cover.
+
+    Source: FedPFT, theorem 4.1.
     """
     if bool((data.weights < 1).any()) or claim.unit == "patient":
         raise ConfigError(
@@ -190,11 +239,11 @@ def _expected(data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor) ->
             products = torch.nn.functional.linear(features, centres)
             return [(offsets + products / variance).softmax(1) * weights[:, None], features, products]
 
-        found_counts, found_sums = ExactSum((k,), 1.0), ExactSum((k, d), 1.0)
+        class_counts, class_sums = ExactSum((k,), 1.0), ExactSum((k, d), 1.0)
         for mine, features, _ in per_record(shares, (data.features[rows], data.weights[rows]), "shares", [centres], CHUNKS):
-            found_counts.add(mine)
-            found_sums.add_products(mine, features)
-        counts[label], sums[label] = found_counts.value, found_sums.value
+            class_counts.add(mine)
+            class_sums.add_products(mine, features)
+        counts[label], sums[label] = class_counts.value, class_sums.value
     return counts.flatten(), sums.flatten(0, 1)
 
 

@@ -29,7 +29,12 @@ from common.wire.surrogate_proto import centre_digest
 
 @dataclass(frozen=True)
 class FittedSurrogate:
-    """A surrogate, and facts about it; the facts stay at the site."""
+    """A surrogate, and facts about it.
+
+    Attributes:
+        surrogate: to be released.
+        facts: stay at the site.
+    """
 
     surrogate: AnySurrogate
     facts: dict[str, float] = field(default_factory=dict)
@@ -37,10 +42,16 @@ class FittedSurrogate:
 
 @dataclass(frozen=True)
 class SiteData:
-    """Input of a surrogate: features (n, d) and labels (n,), indices into `classes`.
+    """Input of a surrogate.
 
-    fingerprint: of the backbone. site: its name in the run. units (n,): the patient of each record, if the site protects
-    patients. folder: where features are, mapped from a file, if memory is not to hold all of them.
+    Attributes:
+        features: of the records, (n, d).
+        labels: indices into `classes`, (n,).
+        classes: names of C classes.
+        fingerprint: of the backbone.
+        site: its name in the run.
+        units: the patient of each record, (n,), if the site protects patients.
+        folder: where features are, mapped from a file, if memory is not to hold all of them.
     """
 
     features: Tensor
@@ -54,18 +65,39 @@ class SiteData:
     @classmethod
     def of(cls, task: Task) -> SiteData:
         """The training records of a site."""
-        found, train = task.found, task.found.train
-        return cls(train.features, train.labels, found.classes, found.fingerprint, task.site, train.units, train.folder)
+        site_features, train = task.found, task.found.train
+        return cls(
+            train.features,
+            train.labels,
+            site_features.classes,
+            site_features.fingerprint,
+            task.site,
+            train.units,
+            train.folder,
+        )
 
 
 def make_surrogate(
     data: SiteData, config: Run, limits: SiteLimits = NO_LIMITS, centre: Tensor | None = None
 ) -> FittedSurrogate:
-    """Make the surrogate that this site releases. centre (d,): a public point, subtracted before a privacy clip.
+    """Make the surrogate that this site releases.
 
-    Without a privacy budget: mixtures for the site's classes; the coordinator sees which classes these are and their counts.
-    With one: the mechanism `config.plan.mechanism_name`; the claim in the surrogate states what it protects.
-    Source: FedPFT, algorithm 1, lines 1 to 8. Raises DataError when no class is large enough.
+    Without a privacy budget: mixtures for the site's classes; the coordinator sees which classes
+    these are and their counts. With one: the mechanism `config.plan.mechanism_name`; the claim in
+    the surrogate states what it protects.
+
+    Args:
+        data: of the site.
+        config: the run.
+        limits: that the site sets itself.
+        centre: a public point, (d,), subtracted before a privacy clip.
+
+    Raises:
+        DataError: when no class is large enough.
+        SurrogateError: for a centre of another dimension.
+        ConfigError: for theorem-4.1 at a site that protects patients.
+
+    Source: FedPFT, algorithm 1, lines 1 to 8.
     """
     features, labels, units, count = data.features, data.labels, data.units, len(data.classes)
     generator = stream(config.settings.seed, data.site)
@@ -104,10 +136,17 @@ def release_mixtures(
     generator: torch.Generator,
     draws: int = 1,
 ) -> Surrogate:
-    """Mixtures of features (n, d) with labels (n,), indices into the header's classes; empty classes are left out.
+    """Mixtures of features; empty classes are left out.
 
-    draws: the number of rows in `features` for each record, copies or samples; counts and the number of components follow
-    from the number of records.
+    Args:
+        features: of the records, (n, d).
+        labels: indices into the header's classes, (n,).
+        header: of the surrogate.
+        own: settings of the run.
+        limits: that the site sets itself.
+        generator: of the fit.
+        draws: the number of rows in `features` for each record, copies or samples; counts and the
+            number of components follow from the number of records.
     """
     settings = _settings(own, limits, draws)
     mixtures = _fit(features, labels, len(header.classes), settings, generator).to("cpu")

@@ -11,11 +11,21 @@ from common.wire.model_proto import pack_parameters
 
 
 def class_means(task: Task) -> MethodOutput:
-    """Records and means of up to `fedcof.groups` random groups of each class; missing groups are zero.
+    """Records and means of up to `fedcof.groups` random groups of each class; missing groups are
+    zero.
 
-    A group has `fedcof.samples-per-group` records or more; a class with fewer is one group. The groups do not depend on the
-    run's seed, so that runs which differ in it do not reveal more and more about single records.
-    Source: FedCOF (Goswami et al. 2025, algorithm 1; several means a client are an option there as well).
+    A group has `fedcof.samples-per-group` records or more; a class with fewer is one group. The
+    groups do not depend on the run's seed, so that runs which differ in it do not reveal more and
+    more about single records.
+
+    Args:
+        task: the request.
+
+    Returns:
+        Counts (C, groups) and means (C, groups, d) of the site's own classes.
+
+    Source: FedCOF (Goswami et al. 2025, algorithm 1; several means a client are an option there as
+    well).
     """
     classes, settings = task.classes, task.run.settings.fedcof
     features, labels = task.training_data(classes)

@@ -22,10 +22,22 @@ def distil_chain(task: Task) -> MethodOutput:
 
 
 def distil(task: Task) -> tuple[MethodOutput, Head]:
-    """Train this site's head on its records and on the received head's outputs (Hinton et al. 2015).
+    """Train this site's head on its records and on the received head's outputs.
 
-    The loss is (1 - w) cross-entropy + w T^2 KL(teacher || own) at temperature T, both on the site's own features. The first
-    site has no teacher.
+    The loss is (1 - w) cross-entropy + w T^2 KL(teacher || own) at temperature T, both on the
+    site's own features. The first site has no teacher.
+
+    Args:
+        task: the request, with the received head.
+
+    Returns:
+        The relay for the next site, and the head.
+
+    Raises:
+        SurrogateError: for a head of another run, of other classes, or for another backbone; or a
+            request without the classes.
+
+    Source: Hinton et al. 2015.
     """
     classes = _classes(task)
     features, labels = task.training_data(classes)

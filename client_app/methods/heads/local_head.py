@@ -19,8 +19,15 @@ def own_head(task: Task) -> MethodOutput:
 
 
 def student_head(task: Task) -> MethodOutput:
-    """FedKT (Li et al. 2021): `baseline.teachers` heads, trained on disjoint parts of the records, vote on their labels; the
+    """A head that the site's teachers teach.
+
+    `baseline.teachers` heads, trained on disjoint parts of the records, vote on their labels; the
     released head is the teachers' student.
+
+    Args:
+        task: the request.
+
+    Source: FedKT (Li et al. 2021).
     """
     features, labels = task.training_data(task.classes)
     return _released(task, features, _votes(task, features, labels, len(task.classes)))
