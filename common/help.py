@@ -72,6 +72,7 @@ def without_effect(run: Run) -> list[str]:
     """Settings of sections that were given although the run does not use them, a sentence each.
 
     Example:
+        >>> from common.run import parse_run
         >>> without_effect(parse_run({"method": "afl", "fedcof.groups": 5}))
         ["fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"]
     """
