@@ -31,7 +31,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Link:
-    """The connection from a site to its coordinator.
+    """Address of the coordinator, and the files by which both authenticate each other; as for `site
+    join`.
 
     Attributes:
         host: of the coordinator.

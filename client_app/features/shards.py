@@ -94,8 +94,9 @@ class ShardWriter:
         return [self._shard(first) for first in range(0, self.count, SHARD) if first not in self._complete]
 
     def add(self, part: Part, good: Tensor | None) -> None:
-        """Add records of one shard. Once all of them were added and the dimension is known, it is
-        written.
+        """Add records of one shard.
+
+        A shard whose records were all added is written to disk, once the dimension is known.
 
         Args:
             part: the records, with features (n, dimension) float16 of its rows.

@@ -17,11 +17,10 @@ from common.privacy.gaussian_mechanism import BoundedSum, release, system_unifor
 
 
 class PrivateGradient:
-    """Private gradients of Poisson samples of a site's records; each costs one sampled Gaussian
-    release.
+    """Private gradients of Poisson samples of a site's records.
 
-    A call takes each record independently with probability `sample_rate`, and divides the noisy sum
-    of clipped gradients by `expected`, a public number.
+    Each costs one sampled Gaussian release. A call takes each record independently with probability
+    `sample_rate`, and divides the noisy sum of clipped gradients by `expected`, a public number.
 
     Args:
         body: the network.
