@@ -39,6 +39,7 @@ import sys
 from pathlib import Path
 logging.basicConfig(level=logging.INFO)
 from client_app.features.site_features import load_site
+from client_app.governance.policy import policy_of
 from client_app.methods.fedpft.surrogate import fedpft_surrogate
 from client_app.methods.task import Task
 from client_app.node_config import parse_node_config
