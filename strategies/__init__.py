@@ -30,7 +30,14 @@ def strategy_of(config: Run) -> type[Federation]:
 
 
 def stored_strategy(config: Run) -> type[OneShot[Any]]:
-    """The strategy class that learns again from stored replies. Raises RunError for a method that stores none."""
+    """The strategy class that learns again from stored replies.
+
+    Args:
+        config: of the run whose replies are stored.
+
+    Raises:
+        RunError: for a method that stores none.
+    """
     usual = method_named(config.settings.method).usual.combination
     if not usual.stored:
         raise RunError(f"method = {config.settings.method!r} stores no replies to learn from again; start a new run instead")
