@@ -49,8 +49,7 @@ def read_model(file: Path) -> Classifier:
         file: a signed file, model.safetensors of a run, or its bytes in a `.pb`.
 
     Raises:
-        RunError: when the model cannot be read.
-        ConfigError: as in `load_model`.
+        RunError, ConfigError: when the model cannot be read.
     """
     try:
         if file.suffix == ".pb":

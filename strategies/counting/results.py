@@ -37,7 +37,7 @@ class PooledCounts:
 
 
 def pooled(counts: Sequence[Counts]) -> PooledCounts:
-    """The sum over sites. The noise of different sites is independent.
+    """The sum over sites. The noise of different sites is independent, so its variances add up.
 
     Args:
         counts: of the sites, with the same tables.

@@ -20,7 +20,15 @@ class FedLAP(Rounds[Synthetic]):
     """Training in `fedlap.rounds` rounds."""
 
     def parse(self, payload: bytes, training: Training) -> Synthetic:
-        """Parse one site's synthetic records. Raises SurrogateError."""
+        """Parse one site's synthetic records.
+
+        Args:
+            payload: their bytes.
+            training: not used.
+
+        Raises:
+            SurrogateError: for bytes that are no synthetic records.
+        """
         return unpack_synthetic(payload)
 
     def check(self, reply: Synthetic, training: Training) -> None:

@@ -35,9 +35,10 @@ class Judge(Protocol):
 class FlowerStrategy(Strategy):
     """Base class with Flower's `start`, its arguments and its `Result`.
 
-    Differs from Flower's loop: replies are checked as they arrive, a site that fails or is late does not stop the run,
-    sites evaluate the model once, at the end, and a run can be resumed. The run itself calls the four methods
-    `configure_...` and `aggregate_...`, so Flower's own loop over them learns the same model.
+    Differs from Flower's loop: replies are checked as they arrive, a site that fails or is late
+    does not stop the run, sites evaluate the model once, at the end, and a run can be resumed. The
+    run itself calls the four methods `configure_...` and `aggregate_...`, so Flower's own loop over
+    them learns the same model.
 
     Attributes:
         config: of the run.
