@@ -31,7 +31,14 @@ def strategy_of(config: Run) -> type[Federation]:
 
 
 def stored_strategy(config: Run) -> type[OneShot[Any]]:
-    """The strategy class that learns again from stored replies. Raises RunError for a method that stores none."""
+    """The strategy class that learns again from stored replies.
+
+    Args:
+        config: of the run whose replies are stored.
+
+    Raises:
+        RunError: for a method that stores none.
+    """
     from common.methods import method_named
     from common.methods.method import load
 

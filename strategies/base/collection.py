@@ -27,10 +27,23 @@ class Recorder(Protocol):
         """Write one event."""
 
     def surrogate(self, site: str, payload: bytes) -> Callable[[], bytes]:
-        """Store a site's surrogate; return how to read it again."""
+        """Store a site's surrogate.
+
+        Args:
+            site: name of the site.
+            payload: bytes of the surrogate.
+
+        Returns:
+            How to read it again.
+        """
 
     def keep(self, name: str, content: bytes) -> None:
-        """Store another file that a head is learned from."""
+        """Store another file that a head is learned from.
+
+        Args:
+            name: of the file.
+            content: of the file.
+        """
 
     def discard(self, site: str) -> None:
         """Delete a site's surrogate that does not fit those of the other sites."""

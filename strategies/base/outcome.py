@@ -103,7 +103,7 @@ class Outcome:
         surrogates: that a head was learned from.
         model: None before it is learned.
         learned: source of synthetic features, for figures; None if there is none.
-        accuracy: on all test data in a simulation, by what was evaluated, such as "model".
+        accuracy: by what was evaluated, such as "model" or "last_site".
         compare_bytes: bytes of the baselines that a simulation compares with.
         seconds: by part of the run.
         rounds: training rounds, each with number, accuracy on all test data, bytes up so far and

@@ -65,7 +65,8 @@ def read_table(file: Path) -> dict[str, Registration]:
 
 
 def write_table(file: Path, table: Mapping[str, Registration]) -> None:
-    """Replace the table atomically: a run that reads it meanwhile gets the old table or the new one.
+    """Replace the table atomically: a run that reads it meanwhile gets the old table or the new
+    one.
 
     Args:
         file: of the table.

@@ -28,19 +28,42 @@ class RefusedError(SurrogateError):
 
 
 def whole_number(info: Info, key: str) -> int:
-    """A reported count; 0 if invalid or missing."""
+    """A reported count; 0 if invalid or missing.
+
+    Args:
+        info: what a site reports, not checked.
+        key: of the number in it.
+
+    Example:
+        >>> whole_number({"tested": 12}, "tested"), whole_number({"tested": -1}, "tested")
+        (12, 0)
+    """
     value = info.get(key)
     return value if isinstance(value, int) and 0 <= value < 2**40 else 0
 
 
 def share_in(info: Info, key: str) -> float | None:
-    """A reported accuracy; None if invalid or missing."""
+    """A reported accuracy; None if invalid or missing.
+
+    Args:
+        info: what a site reports, not checked.
+        key: of the number in it.
+
+    Example:
+        >>> share_in({"accuracy": 0.9}, "accuracy"), share_in({"accuracy": 1.5}, "accuracy")
+        (0.9, None)
+    """
     value = info.get(key)
     return value if isinstance(value, float) and 0 <= value <= 1 else None
 
 
 def numbers_in(info: Info, key: str) -> list[Any]:
-    """A reported list of finite numbers; empty if invalid or missing."""
+    """A reported list of finite numbers; empty if invalid or missing.
+
+    Args:
+        info: what a site reports, not checked.
+        key: of the list in it.
+    """
     value = info.get(key)
     numbers = isinstance(value, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in value)
     return cast(list[Any], value) if numbers else []
@@ -53,6 +76,11 @@ def downstream_in(info: Info) -> dict[str, float]:
 
 
 def seconds_in(info: Info, key: str) -> float | None:
-    """A reported duration in seconds; None if invalid or missing."""
+    """A reported duration in seconds; None if invalid or missing.
+
+    Args:
+        info: what a site reports, not checked.
+        key: of the duration in it, without "-seconds".
+    """
     value = info.get(f"{key}-seconds")
     return value if isinstance(value, float) and 0 <= value < math.inf else None

@@ -128,7 +128,11 @@ class CovarianceSum:
             add_square(self._matrix, factor.double(), weight)
 
     def add_variances(self, variances: Tensor) -> None:
-        """Add a diagonal matrix, given as (d,)."""
+        """Add a diagonal matrix.
+
+        Args:
+            variances: its diagonal, (d,), float64.
+        """
         self._variances += variances
 
     def add_matrix(self, matrix: Tensor, weight: float) -> None:
@@ -141,7 +145,14 @@ class CovarianceSum:
         self._to_matrix().add_(matrix, alpha=weight)
 
     def divided(self, by: float) -> Tensor | Factored:
-        """The sum over `by`, float64: in factors while they are few, otherwise a matrix (d, d)."""
+        """The sum, divided by a number.
+
+        Args:
+            by: the number, above zero.
+
+        Returns:
+            Float64: in factors while they are few, otherwise a matrix (d, d).
+        """
         if self._matrix is None:
             return Factored(self._joined(by), self._variances / by)
         self._matrix.diagonal().add_(self._variances)
@@ -169,7 +180,15 @@ def dense(covariance: Tensor | Factored) -> Tensor:
 
 
 def sum_of_squares(covariance: Tensor | Factored) -> float:
-    """The sum of the squared entries of a covariance, which is that of its squared eigenvalues."""
+    """The sum of the squared entries of a covariance, which is that of its squared eigenvalues.
+
+    Args:
+        covariance: (d, d), whole or in factors.
+
+    Example:
+        >>> sum_of_squares(Factored(torch.zeros(2, 0).double(), torch.tensor([1.0, 2.0]).double()))
+        5.0
+    """
     if isinstance(covariance, Tensor):
         return float(covariance.norm()) ** 2
     inner = torch.zeros(2 * (covariance.factor.shape[1],), dtype=torch.float64)

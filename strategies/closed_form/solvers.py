@@ -130,6 +130,10 @@ def naive_bayes(statistics: Statistics, shrinkage: float | None = None) -> Solut
 
     Differs from NB-diag of GH-OFL (Turazza et al. 2026), which has a diagonal for each class: its
     scores are quadratic.
+
+    Args:
+        statistics: of all records; the diagonal of their covariance is used.
+        shrinkage: as in `lda`; None takes RESTRICTED.
     """
     diagonal = statistics.covariance.diagonal().diag()
     return lda(replace(statistics, covariance=diagonal, sampled=False), shrinkage)
@@ -139,12 +143,19 @@ def ridge(statistics: Statistics, shrinkage: float | None = None) -> Solution:
     """Least squares on one-hot targets with an intercept: (T + s tr(T)/d I) w = cov(x, y), T the
     covariance of all records.
 
-    Source: AFL (He et al. 2025, equation 9), with the ridge kept; Fed3R (Fanì et al. 2024).
-
     Args:
         statistics: of all records.
         shrinkage: s, zero or more. None takes the one with the smallest generalised
             cross-validation error (Golub, Heath & Wahba 1979), which follows from the statistics.
+
+    Source: AFL (He et al. 2025, equation 9), with the ridge kept; Fed3R (Fanì et al. 2024).
+
+    Example:
+        >>> def table(*rows): return torch.tensor(rows, dtype=torch.float64)
+        >>> statistics = Statistics(table(5, 5), table([0, 0], [2, 0]), table([1, 0], [0, 1]))
+        >>> solution = ridge(statistics, 0.0)
+        >>> solution.weight.round(decimals=9).tolist(), solution.bias.round(decimals=9).tolist()
+        ([[-0.25, 0.0], [0.25, 0.0]], [0.75, 0.25])
     """
     priors, means, mean = statistics.priors, statistics.means, statistics.mean
     total, cross = statistics.total(), ((means - mean) * priors[:, None]).T
@@ -160,12 +171,12 @@ def gaussian(statistics: Statistics, shrinkage: float = 0.0) -> Solution:
     """w_c = S^-1 mu_c and b_c = log(N_c / N) - mu_c . w_c / 2, with S the covariance of ALL records
     around their mean.
 
-    Source: FedCGS (Guan et al. 2025), and its published code: S holds the scatter between classes
-    as well, which `lda` leaves out, and is divided by N - 1.
-
     Args:
         statistics: of all records.
         shrinkage: added to the diagonal of S, as a share of its mean; zero in the paper.
+
+    Source: FedCGS (Guan et al. 2025), and its published code: S holds the scatter between classes
+        as well, which `lda` leaves out, and is divided by N - 1.
     """
     records, means = statistics.records, statistics.means
     covariance = statistics.total().mul_(records / max(1.0, records - 1))

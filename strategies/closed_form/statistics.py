@@ -100,24 +100,31 @@ class Statistics:
         return replace(self, counts=self.counts * share)
 
     def within(self, kept: Tensor) -> Statistics:
-        """Of the classes `kept`: indices (K,), or a mask (C,).
+        """The statistics of some classes.
 
         The covariance, which all classes share, stays: how much each class adds to it is not known.
         It is exact where the other classes have no records.
+
+        Args:
+            kept: indices of the classes, (K,), or a mask, (C,).
         """
         variances = None if self.variances is None else self.variances[kept]
         return replace(self, counts=self.counts[kept], means=self.means[kept], variances=variances)
 
     def total(self) -> Tensor:
-        """The covariance of all records around their common mean (d, d): within classes, and
-        between them.
+        """The covariance of all records around their common mean: within classes, and between them.
+
+        Returns:
+            (d, d), float64.
         """
         between = self.between()
         return torch.addmm(self.matrix, between.T, between)
 
     def between(self) -> Tensor:
-        """Class means minus the mean of all records, times the root of the class's share (C, d): B
-        with B^T B between.
+        """Class means minus the mean of all records, times the root of the class's share.
+
+        Returns:
+            B, (C, d): B^T B is the covariance between classes.
         """
         return (self.means - self.mean) * self.priors.sqrt()[:, None]
 

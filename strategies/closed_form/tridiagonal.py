@@ -120,7 +120,14 @@ class Tridiagonal:
         return torch.from_numpy(np.ascontiguousarray(solution))
 
     def times(self, right: Tensor) -> Tensor:
-        """T times columns (n, C): (n, C)."""
+        """T times columns.
+
+        Args:
+            right: the columns, (n, C).
+
+        Returns:
+            (n, C).
+        """
         product = self.diagonal[:, None] * right
         product[:-1] += self.off[:, None] * right[1:]
         product[1:] += self.off[:, None] * right[:-1]

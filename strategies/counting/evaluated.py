@@ -21,9 +21,17 @@ MODEL_FILE = "evaluated.pb"
 
 
 def evaluated_payload(counting: CountingSettings, recorder: Recorder) -> bytes | None:
-    """The bytes of the model that a run evaluates, kept in its folder; None if it evaluates none.
+    """The bytes of the model that a run evaluates, kept in its folder.
 
-    Raises RunError unless the file holds the model that the settings name.
+    Args:
+        counting: settings, which name the file and the digest of the model.
+        recorder: of the run folder.
+
+    Returns:
+        The bytes; None if the run evaluates no model.
+
+    Raises:
+        RunError: unless the file holds the model that the settings name.
     """
     if counting.kind not in JUDGING:
         return None
@@ -35,7 +43,14 @@ def evaluated_payload(counting: CountingSettings, recorder: Recorder) -> bytes |
 
 
 def read_model(file: Path) -> Classifier:
-    """The model in a signed file, model.safetensors of a run, or its bytes in a `.pb`. Raises RunError, ConfigError."""
+    """The model in a file.
+
+    Args:
+        file: a signed file, model.safetensors of a run, or its bytes in a `.pb`.
+
+    Raises:
+        RunError, ConfigError: when the model cannot be read.
+    """
     try:
         if file.suffix == ".pb":
             return unpack_classifier(file.read_bytes())
@@ -45,16 +60,28 @@ def read_model(file: Path) -> Classifier:
 
 
 def payload_of(model: Classifier) -> tuple[bytes, str]:
-    """The bytes of a model at 16 bits, a head within the limit of private runs, and their SHA-256."""
+    """The bytes of a model at 16 bits.
+
+    Args:
+        model: a linear head is brought within the limit of private runs, as in `bounded`.
+
+    Returns:
+        The bytes, and their SHA-256 in hexadecimal.
+    """
     payload = pack_classifier(bounded(model) if isinstance(model, Head) else model)
     return payload, hashlib.sha256(payload).hexdigest()
 
 
 def bounded(head: Head) -> Head:
-    """A head that decides the same, divided by a power of two until sites accept its numbers in a private run.
+    """A head that decides the same, divided by a power of two until sites accept its numbers in a
+    private run.
 
-    Noise that was subtracted from a covariance can leave variances near zero, and so weights beyond `LARGEST_PRIVATE`. The
-    order of the scores of two classes stays the same; with more classes, probabilities become less extreme.
+    Noise that was subtracted from a covariance can leave variances near zero, and so weights beyond
+    `LARGEST_PRIVATE`. The order of the scores of two classes stays the same; with more classes,
+    probabilities become less extreme.
+
+    Args:
+        head: weight (C, d) and bias (C,).
     """
     largest = max(float(each.abs().max()) for each in (head.weight, head.bias))
     if not LARGEST_PRIVATE <= largest < math.inf:

@@ -16,7 +16,14 @@ VISIBLE = 3.0
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and the limits of its 95 % interval; all None where the noise is too large for the number of records."""
+    """A value and its 95 % interval; all None where the noise is too large for the number of
+    records.
+
+    Attributes:
+        value: estimated.
+        low: lower limit.
+        high: upper limit.
+    """
 
     value: float | None = None
     low: float | None = None
@@ -27,17 +34,38 @@ UNDEFINED = Interval()
 
 
 def total(cells: Tensor, variance: float) -> Interval:
-    """The sum of noisy cells; an interval for the noise alone. variance: of the noise in each cell."""
+    """The sum of noisy cells; its interval is for the noise alone.
+
+    Args:
+        cells: counts, of any shape.
+        variance: of the noise in each cell.
+
+    Example:
+        >>> total(torch.tensor([20.0, 30.0]), variance=0.0)
+        Interval(value=50.0, low=50.0, high=50.0)
+    """
     value, room = float(cells.sum()), Z * math.sqrt(variance * cells.numel())
     return Interval(value, value - room, value + room)
 
 
 def rate(inside: Tensor, outside: Tensor, variance: float) -> Interval:
-    """Share of the records in the cells `inside` among those in both; the interval is for the probability behind it.
+    """Share of the records in some cells; the interval is for the probability behind it.
 
     Given probability s, inside - s * (inside + outside) has mean zero and variance
-    n s (1 - s) + variance * (k (1 - s)^2 + m s^2), for k and m cells. The interval holds every s for which this difference
-    is within 95 %: a quadratic inequality (Fieller 1954; without noise, Wilson 1927).
+    n s (1 - s) + variance * (k (1 - s)^2 + m s^2), for k and m cells. The interval holds every s
+    for which this difference is within 95 %: a quadratic inequality.
+
+    Args:
+        inside: counts in the k cells whose share is asked for, of any shape.
+        outside: counts in the other m cells, of any shape.
+        variance: of the noise in each cell.
+
+    Source: Fieller 1954; without noise, Wilson 1927.
+
+    Example:
+        >>> share = rate(torch.tensor([90.0]), torch.tensor([10.0]), variance=0.0)
+        >>> share.value, round(share.low, 4), round(share.high, 4)
+        (0.9, 0.8256, 0.9448)
     """
     counted, everything = float(inside.sum()), float(inside.sum() + outside.sum())
     k, m = inside.numel(), outside.numel()
@@ -56,12 +84,20 @@ def rate(inside: Tensor, outside: Tensor, variance: float) -> Interval:
 
 
 def auroc(histograms: Tensor, variance: float) -> Interval:
-    """AUROC from histograms (2, B): records of other classes, and of the class, by rising probability.
+    """AUROC of a class from histograms.
 
-    The value counts half of the pairs in one bin. The interval adds three parts. Noise: the delta method for the ratio of
-    ordered pairs to all pairs, with the second-order term of two noisy histograms. Sampling of the records: Hanley & McNeil
-    1982. Bins: records in one bin may be in any order, so the AUROC of the scores themselves is within half of the share of
-    these pairs.
+    The value counts half of the pairs in one bin. The interval adds three parts. Noise: the delta
+    method for the ratio of ordered pairs to all pairs, with the second-order term of two noisy
+    histograms. Sampling of the records: Hanley & McNeil 1982. Bins: records in one bin may be in
+    any order, so the AUROC of the scores themselves is within half of the share of these pairs.
+
+    Args:
+        histograms: records of other classes, and of the class, by rising probability, (2, B).
+        variance: of the noise in each cell.
+
+    Example:
+        >>> auroc(torch.tensor([[30.0, 10.0], [10.0, 30.0]]), variance=0.0).value
+        0.75
     """
     others, own = histograms.double()
     negatives, positives, bins = float(others.sum()), float(own.sum()), len(own)

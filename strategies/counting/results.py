@@ -25,14 +25,23 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class PooledCounts:
-    """Tables of counts by name (float64), and the variance of the noise in each of their cells."""
+    """Counts of all sites together.
+
+    Attributes:
+        tables: of counts by name, float64.
+        variances: of the noise in each cell of a table, by name.
+    """
 
     tables: Mapping[str, Tensor]
     variances: Mapping[str, float]
 
 
 def pooled(counts: Sequence[Counts]) -> PooledCounts:
-    """The sum over sites. The noise of different sites is independent."""
+    """The sum over sites. The noise of different sites is independent, so its variances add up.
+
+    Args:
+        counts: of the sites, with the same tables.
+    """
     names = counts[0].tables
     return PooledCounts(
         {name: torch.stack([each.tables[name] for each in counts]).double().sum(0) for name in names},
@@ -41,7 +50,15 @@ def pooled(counts: Sequence[Counts]) -> PooledCounts:
 
 
 def summed_result(summed: Total, config: Run) -> Json:
-    """The result from the sum of a secure sum. Raises RunError when no records and honest noise can give it."""
+    """The result from a secure sum.
+
+    Args:
+        summed: tables of counts over all sites.
+        config: of the run.
+
+    Raises:
+        RunError: when no records and honest noise can give this sum.
+    """
     tables = PooledCounts(summed.tensors, {name: summed.sigmas.get(name, 0.0) ** 2 for name in summed.tensors})
     try:
         check_tables(tables.tables, tables.variances)
@@ -54,7 +71,14 @@ def summed_result(summed: Total, config: Run) -> Json:
 
 
 def keep_result(recorder: Recorder, config: Run, sites: int, result: Json) -> None:
-    """Write the result of this many sites into the run folder."""
+    """Write a result into the run folder.
+
+    Args:
+        recorder: of the run folder.
+        config: of the run.
+        sites: number of sites that were counted.
+        result: as from `result_of`.
+    """
     whole: Json = {"schema": 1, "kind": config.settings.counting.kind, "sites": sites} | result
     if config.settings.epsilon:
         whole["privacy"] = {"epsilon": config.settings.epsilon, "delta": config.settings.delta}
@@ -62,7 +86,13 @@ def keep_result(recorder: Recorder, config: Run, sites: int, result: Json) -> No
 
 
 def result_of(counts: PooledCounts, counting: CountingSettings, classes: Sequence[str]) -> Json:
-    """The result of a run that counts, as far as it follows from the counts of all sites together."""
+    """The result of a run that counts, as far as it follows from the counts of all sites together.
+
+    Args:
+        counts: of all sites together.
+        counting: settings, whose kind says what was counted.
+        classes: of the run.
+    """
     if counting.kind == "survey":
         return _survey_result(counts, classes)
     if counting.kind == "values":
@@ -71,7 +101,11 @@ def result_of(counts: PooledCounts, counting: CountingSettings, classes: Sequenc
 
 
 def survey_of_sites(counts: Sequence[Counts]) -> Json:
-    """Each site's counts of a survey, and the noise in them."""
+    """Each site's counts of a survey, and the standard deviation of the noise in them.
+
+    Args:
+        counts: of the sites.
+    """
     return {
         "per_site": {each.header.site: each.tables["records"].tolist() for each in counts},
         "noise": {each.header.site: each.variance("records") ** 0.5 for each in counts},
@@ -79,7 +113,16 @@ def survey_of_sites(counts: Sequence[Counts]) -> Json:
 
 
 def evaluation_result(counts: PooledCounts, classes: Sequence[str]) -> Json:
-    """Records, accuracy, and by class records, sensitivity, specificity and AUROC, each with its interval."""
+    """The result of an evaluation.
+
+    Args:
+        counts: with the tables "decisions" (C, C), true class by predicted class, and "scores".
+        classes: of the run, C.
+
+    Returns:
+        Records, accuracy, and by class records, sensitivity, specificity and AUROC, each with its
+        interval.
+    """
     decisions, noise = counts.tables["decisions"], counts.variances["decisions"]
     right = torch.eye(len(classes), dtype=torch.bool)
     return {

@@ -67,7 +67,18 @@ class Counting(OneShot[Counts]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the counts of every site, and add them up. Raises RunError when they are too few."""
+        """Check the counts of every site, and add them up.
+
+        Args:
+            server_round: not used.
+            replies: of the sites.
+
+        Returns:
+            None: there is no model, and the result is a file.
+
+        Raises:
+            RunError: when the sites that can be used are too few.
+        """
         for reply in replies:
             self._receive(reply)
         self._conclude()

@@ -13,9 +13,15 @@ from strategies.pooling.total import Total
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
-    """Update the generator with the sum over the sites `summed`, and finish the round.
+    """Update the generator with a sum over sites, and finish the round.
 
-    Raises RunError for sums that no records have.
+    Args:
+        total: the sum: class sizes and sums in the first round, weighted updates in the others.
+        training: before the round; changed.
+        summed: names of the sites in the sum.
+
+    Raises:
+        RunError: for sums that no records have.
     """
     if training.round == 0:
         tensors = {name: tensor.float() for name, tensor in total.tensors.items()}

@@ -40,10 +40,20 @@ def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
 
 
 def check_first_round(reply: Parameters, mechanism: Mechanism | None, own: DPCVAESettings, sites: int = 1) -> None:
-    """Raise SurrogateError for impossible class sizes, or sums longer than that number of embeddings of norm one.
+    """Check class sizes, and sums of embeddings of norm one.
 
-    Otherwise one site's invalid values would spoil the class means of all sites. Privacy noise may add to both.
-    sites: number of sites whose noise is in the reply.
+    Otherwise one site's invalid values would spoil the class means of all sites. Privacy noise may
+    add to both.
+
+    Args:
+        reply: class sizes (C,), and perhaps class sums (C, d).
+        mechanism: of the run; None without privacy.
+        own: settings of the generator.
+        sites: number of sites whose noise is in the reply.
+
+    Raises:
+        SurrogateError: for impossible class sizes, or sums longer than that number of embeddings of
+            norm one.
     """
     counts, sums = reply.tensors[COUNTS].double(), reply.tensors.get(SUMS)
     noise = mechanism.event(1).noise_multiplier if mechanism is not None else 0.0
@@ -63,7 +73,13 @@ def check_first_round(reply: Parameters, mechanism: Mechanism | None, own: DPCVA
 
 
 def take_in(training: Training, replies: Sequence[Parameters]) -> None:
-    """Finish a round: store class sizes and means, or add the mean update to the decoder, in single precision."""
+    """Finish a round: store class sizes and means, or add the mean update to the decoder, in single
+    precision.
+
+    Args:
+        training: before the round; changed.
+        replies: that the defence keeps.
+    """
     if training.round == 0:
         training.memory = {**training.memory, **{SIZES + reply.header.site: reply.tensors[COUNTS] for reply in replies}}
         training.model = with_classes(training, replies)
@@ -73,7 +89,13 @@ def take_in(training: Training, replies: Sequence[Parameters]) -> None:
 
 
 def with_classes(training: Training, replies: Sequence[Parameters], sites: int = 1) -> dict[str, Tensor]:
-    """The model with class sizes and means from the first round. sites: number of sites whose noise is in each reply."""
+    """The model with class sizes and means from the first round.
+
+    Args:
+        training: before the first round.
+        replies: class sizes (C,), and class sums (C, d) where the opening is "sums".
+        sites: number of sites whose noise is in each reply.
+    """
     sizes = torch.stack([reply.tensors[COUNTS] for reply in replies]).double().sum(0).clamp_min(0)
     model = {**training.model, COUNTS: sizes.float()}
     if training.config.settings.dpcvae.opening == "sums":
@@ -82,12 +104,23 @@ def with_classes(training: Training, replies: Sequence[Parameters], sites: int =
 
 
 def moved_by(training: Training, moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model with a change added to its parameters, in single precision."""
+    """The model with a change added to its parameters, in single precision.
+
+    Args:
+        training: whose model is meant; not changed.
+        moved: the change by parameter. Parameters that are not in it stay as they are.
+    """
     return {name: tensor + moved[name].float() if name in moved else tensor for name, tensor in training.model.items()}
 
 
 def head_of(generator: Generator, run: Run, device: str = "cpu") -> Head:
-    """A head trained on synthetic embeddings of the generator, the same number for every class."""
+    """A head trained on synthetic embeddings of a generator, the same number for every class.
+
+    Args:
+        generator: trained.
+        run: whose settings give the number of embeddings and the seed.
+        device: on which the head is trained.
+    """
     labels = labels_evenly(len(generator.header.classes), run.settings.dpcvae.synthetic)
     features = generator.draw(labels, stream(run.settings.seed, "judge")).to(device)
     weight, bias = train_on_features(
@@ -97,11 +130,22 @@ def head_of(generator: Generator, run: Run, device: str = "cpu") -> Head:
 
 
 def class_means(replies: Sequence[Parameters], mechanism: Mechanism | None, own: DPCVAESettings, sites: int = 1) -> Tensor:
-    """Class means (C, d) from all sites' class sums, scaled to a mean square of about one.
+    """Class means from all sites' class sums, scaled to a mean square of about one.
 
-    Under privacy every mean is shrunk towards the mean of all classes, by the share of noise in its distance from it
-    (James & Stein 1961). Otherwise a head would learn the noise of the means. A class lost in noise gets the overall mean.
-    sites: number of sites whose noise is in each reply.
+    Under privacy every mean is shrunk towards the mean of all classes, by the share of noise in its
+    distance from it. Otherwise a head would learn the noise of the means. A class lost in noise
+    gets the overall mean.
+
+    Args:
+        replies: class sizes (C,) and class sums (C, d), for the same classes.
+        mechanism: of the run; None without privacy.
+        own: settings of the generator.
+        sites: number of sites whose noise is in each reply.
+
+    Returns:
+        (C, d), float32.
+
+    Source: James & Stein 1961.
     """
     tensors, names = [reply.tensors for reply in replies], replies[0].header.classes
     scale = math.sqrt(tensors[0][SUMS].shape[1])

@@ -25,12 +25,24 @@ FILE = "generator.safetensors"
 
 @dataclass(frozen=True)
 class GeneratorSource:
-    """The generator whose embeddings a head was trained on."""
+    """Synthetic embeddings for figures.
+
+    Attributes:
+        generator: whose embeddings a head was trained on.
+    """
 
     generator: Generator
 
     def sample(self, seed: int, limit: int) -> Batch:
-        """About `limit` embeddings (n, d) and labels (n,), for figures."""
+        """Synthetic embeddings, for figures.
+
+        Args:
+            seed: of the random stream.
+            limit: about so many embeddings.
+
+        Returns:
+            Embeddings (n, d), and labels (n,).
+        """
         classes = len(self.generator.header.classes)
         labels = labels_evenly(classes, max(1, limit // classes))
         return self.generator.draw(labels, stream(seed, "picture")), labels

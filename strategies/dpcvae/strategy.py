@@ -32,11 +32,27 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
         return expected_shapes(training)
 
     def parse(self, payload: bytes, training: Training) -> Parameters:
-        """Parse one site's class sums, or its decoder update. Raises SurrogateError."""
+        """Parse one site's class sums, or its decoder update.
+
+        Args:
+            payload: its bytes.
+            training: before the round.
+
+        Raises:
+            SurrogateError: for bytes that are no reply, or one with too many numbers.
+        """
         return unpack_parameters(payload, most=sum(map(math.prod, self.shapes(training).values())))
 
     def check(self, reply: Parameters, training: Training) -> None:
-        """Check the classes, and that some embeddings can have these sums. Raises SurrogateError."""
+        """Check the classes, and that some embeddings can have these sums.
+
+        Args:
+            reply: of a site.
+            training: before the round.
+
+        Raises:
+            SurrogateError: for other classes, or sums that no embeddings have.
+        """
         if reply.header.classes != training.classes:
             raise SurrogateError(f"its {len(reply.header.classes)} classes are not the run's in the run's order")
         own = self.config.settings
@@ -54,7 +70,15 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
         return {"counts": dict(zip(reply.header.classes, reply.tensors[COUNTS].tolist(), strict=True))}
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
-        """Update the generator with one round's replies."""
+        """Update the generator with one round's replies.
+
+        Args:
+            training: before the round; changed.
+            replies: checked replies, sorted by site.
+
+        Returns:
+            No facts for the round's event.
+        """
         own = self.config.settings
         if training.round == 0:
             defended = cap_sums(replies, own.max_share, self.config.private)

@@ -24,11 +24,23 @@ Memory = dict[str, Tensor]
 def aggregate(
     config: Run, model: Tensors, updates: Sequence[Parameters], memory: Mapping[str, Tensor], sites: int
 ) -> tuple[dict[str, Tensor], Memory]:
-    """The model after these updates, and the aggregator's memory for the next round.
+    """The model after a round's updates.
 
-    An update's weight is its site's number of records; under privacy, which hides it, all weights are one. memory:
-    FedYogi's moments, or SCAFFOLD's control variate under "control.". The control variate changes by the mean change over
-    all `sites`; a site without a reply counts as zero (Karimireddy et al. 2020, algorithm 1).
+    An update's weight is its site's number of records; under privacy, which hides it, all weights
+    are one. SCAFFOLD's control variate changes by the mean change over all sites; a site without a
+    reply counts as zero.
+
+    Args:
+        config: of the run.
+        model: before the round, by parameter.
+        updates: of the sites, one or more.
+        memory: FedYogi's moments, or SCAFFOLD's control variate under "control.".
+        sites: number of sites in the run.
+
+    Returns:
+        The model, float32, and the aggregator's memory for the next round.
+
+    Source: SCAFFOLD (Karimireddy et al. 2020), algorithm 1.
     """
     split = [split_control(update.tensors) for update in updates]
     weights = [max(1, update.records) for update in updates]
@@ -45,7 +57,12 @@ def aggregate(
 
 
 def fresh_memory(sends: Sequence[Field], model: Tensors) -> Memory:
-    """The aggregator's memory before the first round, from the fields of a site's message."""
+    """The aggregator's memory before the first round.
+
+    Args:
+        sends: fields of a site's message; with control variates, the memory has them too.
+        model: before the first round, by parameter.
+    """
     if not any(field.prefix == CONTROL for field in sends):
         return {}
     return {CONTROL + name: torch.zeros_like(tensor) for name, tensor in model.items()}

@@ -24,9 +24,15 @@ VELOCITY, RECORDS = "velocity.", "records"
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
-    """Update the model with the sum over the sites `summed`, and finish the round.
+    """Update the model with a sum over sites, and finish the round.
 
-    Raises RunError for a sum that no records have.
+    Args:
+        total: the sum of weighted updates, or of gradients with joint noise.
+        training: before the round; changed.
+        summed: names of the sites in the sum.
+
+    Raises:
+        RunError: for a sum that no records have.
     """
     if total.claim is not None and total.claim.name == JOINT_SUMS:
         training.model, training.memory = _step(total, total.claim.clip, training)

@@ -23,17 +23,39 @@ class Updates(Rounds[Parameters]):
         return with_memory(training)
 
     def parse(self, payload: bytes, training: Training) -> Parameters:
-        """Parse one site's update. Raises SurrogateError."""
+        """Parse one site's update.
+
+        Args:
+            payload: its bytes.
+            training: before the round.
+
+        Raises:
+            SurrogateError: for bytes that are no update, or one with too many numbers.
+        """
         return unpack_parameters(payload, most=sum(map(math.prod, self.shapes(training).values())))
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
-        """Add the mean update to the model."""
+        """Add the mean update to the model.
+
+        Args:
+            training: before the round; changed.
+            replies: checked updates, sorted by site.
+
+        Returns:
+            No facts for the round's event.
+        """
         kept = self.defended(training, replies)
         absorb(training, kept, len([site for site in self.outcome.sites.values() if not site.barred]))
         return {}
 
     def defended(self, training: Training, replies: Sequence[Parameters]) -> list[Parameters]:
-        """The updates of a round that the defence keeps, with capped weights. The run's events name the others."""
+        """The updates of a round that the defence keeps, with capped weights. The run's events name
+        the others.
+
+        Args:
+            training: before the round.
+            replies: checked updates, sorted by site.
+        """
         defence = defend_updates(replies, self.config.defence, self.config.settings.max_share)
         self._apply_defence(defence, training.round + 1)
         return defence.kept
@@ -47,6 +69,12 @@ def with_memory(training: Training) -> Training:
 
 
 def absorb(training: Training, updates: Sequence[Parameters], sites: int) -> None:
-    """Update the model with one round's updates. sites: number of sites in the run."""
+    """Update the model with one round's updates, and finish the round.
+
+    Args:
+        training: before the round; changed.
+        updates: that the defence keeps.
+        sites: number of sites in the run.
+    """
     training.model, training.memory = aggregate(training.config, training.model, updates, training.memory, sites)
     training.finish_round(update.header.site for update in updates)

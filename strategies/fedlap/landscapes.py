@@ -26,8 +26,13 @@ REMEMBERED = 3
 
 @dataclass(frozen=True)
 class Walked:
-    """A descent: the distance `moved` from the start, the number of steps, and how many of them ended at the edge of the
-    ball of `radius`.
+    """A descent.
+
+    Attributes:
+        radius: of the ball around the start that it stays in.
+        moved: its distance from the start.
+        steps: their number.
+        at_edge: how many of them ended at the edge of the ball.
     """
 
     radius: float
@@ -37,14 +42,33 @@ class Walked:
 
 
 def limited_radii(radii: Mapping[str, float]) -> dict[str, float]:
-    """Radii by site. Radii far below the median are raised to a tenth of it."""
+    """Radii by site. Radii far below the median are raised to a tenth of it.
+
+    Args:
+        radii: as the sites report them.
+
+    Example:
+        >>> limited_radii({"north": 1.0, "south": 2.0, "west": 0.001})
+        {'north': 1.0, 'south': 2.0, 'west': 0.1}
+    """
     floor = statistics.median(radii.values()) / FAR_BELOW
     return {site: max(radius, floor) for site, radius in radii.items()}
 
 
 def common_radius(rule: str, radii: Sequence[float], trust_radius: float) -> float:
-    """The common trust radius: the smallest, median (mean of the middle two) or largest radius of the sites; for "fixed"
-    the announced one. Source: FedLAP-DP, table 3.
+    """The common trust radius.
+
+    Args:
+        rule: "min", "median" (mean of the middle two) or "max" of the sites' radii; "fixed" for the
+            announced one.
+        radii: of the sites.
+        trust_radius: the announced one.
+
+    Source: FedLAP-DP, table 3.
+
+    Example:
+        >>> common_radius("median", [1.0, 2.0, 4.0, 9.0], 10.0)
+        3.0
     """
     match rule:
         case "min":
@@ -57,11 +81,20 @@ def common_radius(rule: str, radii: Sequence[float], trust_radius: float) -> flo
 
 
 def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") -> Walked:
-    """Finish a round: gradient descent from the model on the weighted loss of all sets, inside the common radius.
+    """Finish a round: gradient descent from the model on the weighted loss of all sets, inside the
+    common radius.
 
-    A set's weight is its site's share of the records, N_k / N. Under privacy, which hides it, all weights are equal.
-    Records of earlier rounds are in the training's memory, and have the share `fedlap.memory` of the loss.
-    Source: FedLAP-DP, equation 14 (its code uses equal weights). Differs from the paper, which forgets earlier rounds.
+    A set's weight is its site's share of the records, N_k / N. Under privacy, which hides it, all
+    weights are equal. Records of earlier rounds are in the training's memory, and have the share
+    `fedlap.memory` of the loss.
+
+    Args:
+        training: before the round; changed.
+        sets: the sites' synthetic records, with their radii.
+        device: on which the descent runs.
+
+    Source: FedLAP-DP, equation 14 (its code uses equal weights). Differs from the paper, which
+        forgets earlier rounds.
     """
     classes, settings = training.classes, training.config.settings.fedlap
     body, shape = _body(training.model, training.inputs, len(classes), settings)
@@ -99,7 +132,16 @@ def _remembered(new: LandscapeRecords, memory: Tensors, share: float) -> tuple[L
 def has_finite_gradient(
     model: Tensors, inputs: int, classes: tuple[str, ...], synthetic: Synthetic, settings: FedLAPSettings
 ) -> bool:
-    """Whether a set's gradient at `model` is finite. One gradient that is not finite would spoil the sum over all sets."""
+    """Whether a set's gradient is finite. One gradient that is not finite would spoil the sum over
+    all sets.
+
+    Args:
+        model: at whose parameters the gradient is taken.
+        inputs: number of features.
+        classes: of the model, in order.
+        synthetic: the set of a site.
+        settings: of the method.
+    """
     body, shape = _body(model, inputs, len(classes), settings)
     gradients = gradient(body, model, _records(synthetic, classes, shape, "cpu"))
     return all(bool(part.isfinite().all()) for part in gradients.values())

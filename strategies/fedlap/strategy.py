@@ -20,11 +20,27 @@ class FedLAP(Rounds[Synthetic]):
     """Training in `fedlap.rounds` rounds."""
 
     def parse(self, payload: bytes, training: Training) -> Synthetic:
-        """Parse one site's synthetic records. Raises SurrogateError."""
+        """Parse one site's synthetic records.
+
+        Args:
+            payload: their bytes.
+            training: not used.
+
+        Raises:
+            SurrogateError: for bytes that are no synthetic records.
+        """
         return unpack_synthetic(payload)
 
     def check(self, reply: Synthetic, training: Training) -> None:
-        """Check values, radius and records, and that training on them stays finite. Raises SurrogateError."""
+        """Check values, radius and records, and that training on them stays finite.
+
+        Args:
+            reply: of a site.
+            training: before the round.
+
+        Raises:
+            SurrogateError: for synthetic records that cannot be used.
+        """
         config = self.config
         check_synthetic(
             reply,
@@ -38,7 +54,15 @@ class FedLAP(Rounds[Synthetic]):
             raise SurrogateError("synthetic records whose gradient is not finite")
 
     def absorb(self, training: Training, replies: Sequence[Synthetic]) -> dict[str, object]:
-        """Train the model on the sites' synthetic records, inside the common radius."""
+        """Train the model on the sites' synthetic records, inside the common radius.
+
+        Args:
+            training: before the round; changed.
+            replies: checked replies, sorted by site.
+
+        Returns:
+            Facts for the round's event: the descent, and the sites' radii.
+        """
         config, radii = self.config, {each.header.site: each.radius for each in replies}
         raised = [site for site, radius in limited_radii(radii).items() if radius > radii[site]]
         if raised:

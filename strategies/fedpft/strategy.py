@@ -123,7 +123,15 @@ class FedPFT(OneShot[AnySurrogate]):
         return defend_surrogates(sent, self.config.defence, self.config.settings.max_share, classes)
 
     def restricted(self, sent: AnySurrogate, classes: Sequence[str]) -> AnySurrogate | None:
-        """The components (mixtures) or rows (noisy sums) of these classes."""
+        """The components (mixtures) or rows (noisy sums) of some classes.
+
+        Args:
+            sent: a checked surrogate.
+            classes: to keep.
+
+        Returns:
+            The surrogate with these classes; None where it has none of them.
+        """
         return without_classes(sent, classes)
 
 

@@ -17,7 +17,11 @@ ROUND_KEY = "server-round"
 
 
 def arrays_of(tensors: Tensors) -> ArrayRecord:
-    """Tensors as 32-bit arrays with the same names."""
+    """Tensors as 32-bit arrays with the same names.
+
+    Args:
+        tensors: by name, of any shape.
+    """
     arrays = {name: tensor.detach().to("cpu", torch.float32).contiguous().numpy() for name, tensor in tensors.items()}
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
@@ -25,9 +29,13 @@ def arrays_of(tensors: Tensors) -> ArrayRecord:
 def classifier_arrays(model: Classifier) -> ArrayRecord:
     """The arrays of a classifier.
 
-    A linear head has `weight` (C, d) and `bias` (C,). If it needs clipped features, it also has `clip` (), and if these are
-    centred first, `centre` (d,). An ensemble of M heads has `weight` (M, C, d) and `bias` (M, C). A network has its own
-    parameters.
+    Args:
+        model: any kind of classifier.
+
+    Returns:
+        A linear head has `weight` (C, d) and `bias` (C,). If it needs clipped features, it also has
+        `clip` (), and if these are centred first, `centre` (d,). An ensemble of M heads has
+        `weight` (M, C, d) and `bias` (M, C). A network has its own parameters.
     """
     tensors = model.arrays()
     if isinstance(model, Head) and model.clip is not None:
@@ -36,7 +44,26 @@ def classifier_arrays(model: Classifier) -> ArrayRecord:
 
 
 def tensors_like(model: Tensors, arrays: ArrayRecord) -> dict[str, Tensor]:
-    """The arrays as 32-bit tensors, or `model` if there are none. Raises ConfigError for other names or shapes."""
+    """The arrays of a model as 32-bit tensors.
+
+    Args:
+        model: with the names and shapes that the arrays must have.
+        arrays: of the model; may be empty.
+
+    Returns:
+        The arrays as tensors; `model` if there are none.
+
+    Raises:
+        ConfigError: for other names or shapes, or values that are not finite.
+
+    Example:
+        >>> model = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+        >>> arrays = arrays_of({"weight": torch.ones(2, 3), "bias": torch.ones(2)})
+        >>> tensors_like(model, arrays)["bias"].tolist()
+        [1.0, 1.0]
+        >>> tensors_like(model, ArrayRecord())["bias"].tolist()
+        [0.0, 0.0]
+    """
     if not arrays:
         return dict(model)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.items()}
@@ -53,12 +80,24 @@ def tensors_like(model: Tensors, arrays: ArrayRecord) -> dict[str, Tensor]:
 
 
 def metrics_of(facts: Mapping[str, object]) -> MetricRecord:
-    """The numeric facts as a MetricRecord."""
+    """The numeric facts as a MetricRecord.
+
+    Args:
+        facts: by name; those that are no numbers are left out.
+    """
     return MetricRecord({name: value for name, value in facts.items() if type(value) in (int, float)})  # type: ignore[misc]
 
 
 def check_no_settings(config: ConfigRecord | None, name: str) -> None:
-    """Raise ConfigError for settings in a message: a site takes its settings only from the run-config."""
+    """Check that a message has no settings: a site takes its settings only from the run-config.
+
+    Args:
+        config: of the message.
+        name: of the argument that it was, for the error.
+
+    Raises:
+        ConfigError: for settings in the message.
+    """
     if extra := sorted(set(config or ()) - {ROUND_KEY}):
         raise ConfigError(
             f"{name} has {', '.join(extra)[:200]}: sites take no settings from a message; set them in the app's run-config"

@@ -14,10 +14,15 @@ Settings = Run | Mapping[str, Scalar] | None
 
 
 def settings_of(strategy: type, given: Settings) -> Run:
-    """The configuration of a run with this strategy.
+    """The configuration of a run with a strategy.
 
-    Without `method`, the settings are for the first method in the registry that the strategy runs. Raises ConfigError for
-    invalid settings, or a method that another strategy runs.
+    Args:
+        strategy: its class.
+        given: a parsed configuration, Flower's flat run-config, or None. Without `method`, the
+            settings are for the first method in the registry that the strategy runs.
+
+    Raises:
+        ConfigError: for invalid settings, or a method that another strategy runs.
     """
     if isinstance(given, Run):
         config = given

@@ -24,18 +24,29 @@ class Judge(Protocol):
     """A function that evaluates the model at the coordinator after a round."""
 
     def __call__(self, server_round: int, arrays: ArrayRecord, /) -> MetricRecord | None:
-        """Metrics of the arrays after a round; round 0 is before the first round."""
+        """Metrics of the arrays after a round.
+
+        Args:
+            server_round: number of the round; round 0 is before the first round.
+            arrays: of the model.
+        """
 
 
 class FlowerStrategy(Strategy):
     """Base class with Flower's `start`, its arguments and its `Result`.
 
-    Differs from Flower's loop: replies are checked as they arrive, a site that fails or is late does not stop the run,
-    sites evaluate the model once, at the end, and a run can be resumed. The run itself calls the four methods
-    `configure_...` and `aggregate_...`, so Flower's own loop over them learns the same model.
+    Differs from Flower's loop: replies are checked as they arrive, a site that fails or is late
+    does not stop the run, sites evaluate the model once, at the end, and a run can be resumed. The
+    run itself calls the four methods `configure_...` and `aggregate_...`, so Flower's own loop over
+    them learns the same model.
 
-    result: results so far. initial: initial arrays of training; empty for those of the seed. last_round: the round after
-    which training ends; 0 for that of the settings.
+    Attributes:
+        config: of the run.
+        recorder: stores the run's events.
+        outcome: all results that a run folder is written from.
+        result: results so far.
+        initial: initial arrays of training; empty for those of the seed.
+        last_round: the round after which training ends; 0 for that of the settings.
     """
 
     config: Run
@@ -50,7 +61,15 @@ class FlowerStrategy(Strategy):
 
     @abstractmethod
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run the federation; return the accuracy over all sites' own test splits, if sites reported it."""
+        """Run the federation.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait for replies; 0 for that of the settings.
+
+        Returns:
+            The accuracy over all sites' own test splits, if sites reported it.
+        """
 
     @abstractmethod
     def _broadcast(self) -> Iterable[Message]:
@@ -69,15 +88,30 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages with the model for every used site, which evaluates it on its own test split. Empty without a model.
+        """Messages with the model for every used site, which evaluates it on its own test split.
 
-        The strategy's own model is sent, at 16 bits. Raises ConfigError for settings in `config`.
+        Args:
+            server_round: not used.
+            arrays: not used: the strategy's own model is sent, at 16 bits.
+            config: of Flower, which must have no settings.
+            grid: not used.
+
+        Returns:
+            The messages; none without a model.
+
+        Raises:
+            ConfigError: for settings in `config`.
         """
         check_no_settings(config, "evaluate_config")
         return [] if self.outcome.model is None else list(self._broadcast())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The accuracy over all sites' own test splits. Invalid replies are left out."""
+        """The accuracy over all sites' own test splits.
+
+        Args:
+            server_round: not used.
+            replies: of the sites. Invalid ones are left out.
+        """
         self._judge(replies)
         return self.evaluated()
 
@@ -100,15 +134,25 @@ class FlowerStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the federation; return the model's arrays and the metrics of every round.
+        """Run the federation.
 
-        initial_arrays: an initial model with the same names and shapes; empty or None for the one of the seed. One-round
-        methods send no model and use none. num_rounds: at most the number in the settings, because the sites' noise
-        depends on it; None for all rounds. timeout: seconds to wait for replies; None for `deadline` of the settings.
-        train_config, evaluate_config: must be empty, because sites take their settings from the run-config. evaluate_fn:
-        called with the arrays before the first round and after each round.
+        Args:
+            grid: through which the sites are asked.
+            initial_arrays: an initial model with the same names and shapes; empty or None for the
+                one of the seed. One-round methods send no model and use none.
+            num_rounds: at most the number in the settings, because the sites' noise depends on it;
+                None for all rounds.
+            timeout: seconds to wait for replies; None for `deadline` of the settings.
+            train_config: must be empty, because sites take their settings from the run-config.
+            evaluate_config: must be empty, for the same reason.
+            evaluate_fn: called with the arrays before the first round and after each round.
 
-        Raises ConfigError for an argument that cannot be used, and RunError when too few sites can be used.
+        Returns:
+            The model's arrays, and the metrics of every round.
+
+        Raises:
+            ConfigError: for an argument that cannot be used.
+            RunError: when too few sites can be used.
         """
         check_no_settings(train_config, "train_config")
         check_no_settings(evaluate_config, "evaluate_config")

@@ -22,16 +22,28 @@ LONGEST = 500
 
 
 def no_reply(code: int, reason: str | None) -> str:
-    """The reason why a site did not reply. reason: the text of a simulated site's exception; None for a real site.
+    """The reason why a site did not reply.
 
-    A real site's text may contain a path, so that only the code is kept.
+    Args:
+        code: Flower's error code.
+        reason: the text of a simulated site's exception; None for a real site, whose text may
+            contain a path, so that only the code is kept.
+
+    Example:
+        >>> no_reply(2, None)
+        "the site's app failed (Flower error code 2)"
     """
     why = f"{MEANINGS.get(code, 'the site did not answer')} (Flower error code {code})"
     return why if reason is None else worker_failure(why, reason)
 
 
 def worker_failure(why: str, reason: str | None) -> str:
-    """The reason why a simulated site did not reply. why: Flower's meaning of it. reason: the text of its exception."""
+    """The reason why a simulated site did not reply.
+
+    Args:
+        why: Flower's meaning of it.
+        reason: the text of its exception.
+    """
     reason = reason or ""
     if any(words in reason for words in SERVER_ENDED):
         return (

@@ -22,8 +22,8 @@ class GlobalStatistics(FromStatistics):
 def afl_model(statistics: Statistics, header: Header, settings: Settings) -> Made:
     """Least squares on the records of all sites.
 
-    `afl.ridge` zero asks for the exact solution, so a covariance without an inverse is refused. With
-    a ridge that is too small for it, a larger one is added and stated.
+    `afl.ridge` zero asks for the exact solution, so a covariance without an inverse is refused.
+    With a ridge that is too small for it, a larger one is added and stated.
 
     Args:
         statistics: of all sites.

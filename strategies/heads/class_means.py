@@ -77,7 +77,15 @@ class ClassMeans(Heads):
         return Defended(list(sent), shares)
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
-        """The means of these classes."""
+        """The means of some classes.
+
+        Args:
+            sent: checked group means of a site.
+            classes: to keep.
+
+        Returns:
+            The message with these classes; None without records of them.
+        """
         return of_classes(sent, classes, tuple(sent.tensors))
 
 

@@ -27,7 +27,13 @@ TEXTS: tuple[tuple[What, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Dispute:
-    """`by` says that it cannot use the keys or the shares of `about`."""
+    """A site says that it cannot use what another one has sent.
+
+    Attributes:
+        by: the site that complains.
+        about: the site that it complains about.
+        what: of that site cannot be used: "keys" or "shares".
+    """
 
     by: str
     about: str
@@ -35,7 +41,17 @@ class Dispute:
 
 
 def disputes_in(info: Mapping[str, object], by: str, members: Collection[str], what: What) -> set[Dispute]:
-    """The disputes that a site's refusal names; none if it names no other site of the sum. members: of the key list."""
+    """The disputes that a site's refusal names.
+
+    Args:
+        info: the refusal, not checked.
+        by: the site.
+        members: names in the key list.
+        what: the site could refuse in this step.
+
+    Returns:
+        The disputes; none if the refusal names no other site of the sum.
+    """
     places, names = info.get(DISPUTED), sorted(members)
     if not isinstance(places, list) or len(places) > len(names):
         return set()
@@ -44,7 +60,21 @@ def disputes_in(info: Mapping[str, object], by: str, members: Collection[str], w
 
 
 def left_out(disputes: Collection[Dispute]) -> set[str]:
-    """The sites without which no dispute is left."""
+    """The sites without which no dispute is left.
+
+    Args:
+        disputes: of all sites.
+
+    Example:
+        One site in several disputes is the only one that is left out. Of a pair, the one that
+        complains is.
+
+        >>> disputes = [Dispute("north", "west", "shares"), Dispute("south", "west", "shares")]
+        >>> sorted(left_out(disputes))
+        ['west']
+        >>> sorted(left_out(disputes[:1]))
+        ['north']
+    """
     left, out = set(disputes), set[str]()
     while left:
         counts = Counter(name for pair in {frozenset((each.by, each.about)) for each in left} for name in pair)
@@ -56,7 +86,13 @@ def left_out(disputes: Collection[Dispute]) -> set[str]:
 
 
 def why(name: str, disputes: Collection[Dispute], colluding: int) -> str:
-    """What is known of the disputes of a site. colluding: how many sites may be dishonest by the settings."""
+    """What is known of the disputes of a site, as text.
+
+    Args:
+        name: of the site.
+        disputes: of all sites.
+        colluding: how many sites may be dishonest by the settings.
+    """
     reasons = []
     for what, own, others in TEXTS:
         about = sorted(each.about for each in disputes if each.by == name and each.what == what)

@@ -30,7 +30,18 @@ class SecureRounds(SecureSum):
     _first: frozenset[str] = frozenset()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run all rounds, and evaluate the model. Raises RunError when too few sites are left in any round."""
+        """Run all rounds, and evaluate the model.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait in each step; 0 for that of the settings.
+
+        Returns:
+            The accuracy over all sites' own test splits; None if no site reported it.
+
+        Raises:
+            RunError: when too few sites are left in any round.
+        """
         self.deadline = deadline or self.config.settings.deadline
         self.summary()
         started = time.perf_counter()
@@ -46,7 +57,17 @@ class SecureRounds(SecureSum):
         return self.evaluate(grid, self.deadline)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Collect keys and shares of a new sum; return the requests for masked updates. No messages after the last round."""
+        """Collect keys and shares of a new sum.
+
+        Args:
+            server_round: not used.
+            arrays: the model to send; empty for the strategy's own.
+            config: of Flower, which must have no settings.
+            grid: through which the sites are asked.
+
+        Returns:
+            The requests for masked updates; none after the last round.
+        """
         if self._over():
             return []
         if self._training is None:
@@ -58,7 +79,18 @@ class SecureRounds(SecureSum):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Complete the round's sum, and update the model. Raises RunError when too few sites are left."""
+        """Complete the round's sum, and update the model.
+
+        Args:
+            server_round: not used.
+            replies: with masked updates.
+
+        Returns:
+            The arrays of the model, and the metrics of the round; None after the last round.
+
+        Raises:
+            RunError: when too few sites are left.
+        """
         if self._over():
             return None, None
         super().aggregate_train(server_round, replies)
@@ -70,7 +102,13 @@ class SecureRounds(SecureSum):
         return training.classifier()
 
     def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
-        """The connected nodes. Only the first round waits for all expected sites."""
+        """The connected nodes. Only the first round waits for all expected sites.
+
+        Args:
+            grid: that they are connected to.
+            deadline: seconds to wait for them.
+            number: of the round; None for the current one.
+        """
         return super().invite(grid, deadline, number or (self._number if self._number > 1 else None))
 
     @property

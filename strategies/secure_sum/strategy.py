@@ -49,7 +49,18 @@ class SecureSum(Steps):
     _map = PublicMap()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run the sum, and evaluate what is learned from it. Raises RunError when too few sites are left at any step."""
+        """Run the sum, and evaluate what is learned from it.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait in each step; 0 for that of the settings.
+
+        Returns:
+            The accuracy over all sites' own test splits; None if no site reported it.
+
+        Raises:
+            RunError: when too few sites are left at any step.
+        """
         self.deadline = deadline or self.config.settings.deadline
         self.summary()
         started = time.perf_counter()
@@ -64,7 +75,20 @@ class SecureSum(Steps):
         return self._message(HELLO, node, to_record(None, self._values()))
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Collect keys and shares; return the requests for masked vectors. Raises RunError when too few sites are left."""
+        """Collect keys and shares.
+
+        Args:
+            server_round: not used.
+            arrays: not used: no model of the caller is sent.
+            config: of Flower, which must have no settings.
+            grid: through which the sites are asked.
+
+        Returns:
+            The requests for masked vectors.
+
+        Raises:
+            RunError: when too few sites are left.
+        """
         check_no_settings(config, "train_config")
         self._grid, self._lost = grid, {}
         self._prepare()
@@ -124,7 +148,18 @@ class SecureSum(Steps):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Complete the sum, and learn from it. Raises RunError when too few sites are left."""
+        """Complete the sum, and learn from it.
+
+        Args:
+            server_round: not used.
+            replies: with masked vectors.
+
+        Returns:
+            The arrays of the model, None without one; and the metrics of the run.
+
+        Raises:
+            RunError: when too few sites are left.
+        """
         lost = "lost after its shares"
         self._collect(replies, list(self._dealt), lost, self._vector, "shares")
         while again := self._without_disputes(lost):
