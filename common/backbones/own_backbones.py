@@ -100,11 +100,11 @@ def _preprocessing(reference: str, transform: Transform | None, image_size: int)
 
 def _weights(network: nn.Module) -> dict[str, Tensor]:
     """All tensors that decide the features: the state dict, other buffers, and plain attributes (arrays too)."""
-    found = dict(kept_weights(network.state_dict())) | dict(kept_weights(dict(network.named_buffers())))
+    tensors = dict(kept_weights(network.state_dict())) | dict(kept_weights(dict(network.named_buffers())))
     for name, part in network.named_modules():
         plain = {key: value for key, value in vars(part).items() if isinstance(value, Tensor | np.ndarray)}
-        found |= {f"{name}.{key}".lstrip("."): torch.as_tensor(value) for key, value in plain.items()}
-    return found
+        tensors |= {f"{name}.{key}".lstrip("."): torch.as_tensor(value) for key, value in plain.items()}
+    return tensors
 
 
 def _dimension(

@@ -69,8 +69,8 @@ class OwnTransform:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return (channels, height, width) float32. Raises DataError for anything else than such a tensor."""
-        found = self.function(image)
-        if not isinstance(found, Tensor) or found.ndim != 3:
-            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        prepared = self.function(image)
+        if not isinstance(prepared, Tensor) or prepared.ndim != 3:
+            what = f"shape {tuple(prepared.shape)}" if isinstance(prepared, Tensor) else type(prepared).__name__
             raise DataError(f"the transform of the backbone returns {what}; it must be a tensor (channels, height, width)")
-        return found.detach().float()
+        return prepared.detach().float()
