@@ -34,8 +34,15 @@ ID, RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9]{1,20}")
 class MessageRequest:
     """One message to one site.
 
-    id: of the message, 64 hexadecimal digits. flower_run: the run, as in ledgers. kind: the type of Flower's message.
-    settings: of the run, flat. expires: the last day, in UTC, on which the site replies (YYYY-MM-DD).
+    Attributes:
+        id: of the message, 64 hexadecimal digits.
+        flower_run: the run, as in ledgers.
+        site: its name.
+        kind: the type of Flower's message.
+        settings: of the run, flat.
+        info: values next to the payload.
+        expires: the last day, in UTC, on which the site replies (YYYY-MM-DD).
+        payload: of the message, if it has one.
     """
 
     id: str
@@ -54,7 +61,15 @@ class MessageRequest:
 
 @dataclass(frozen=True)
 class MessageReply:
-    """A site's answer to the request with this id and SHA-256."""
+    """A site's answer to a request.
+
+    Attributes:
+        id: of the request.
+        request: SHA-256 of the request, hexadecimal.
+        site: its name.
+        info: values next to the payload.
+        payload: of the message, if it has one.
+    """
 
     id: str
     request: str
@@ -64,12 +79,26 @@ class MessageReply:
 
 
 def pack_request(request: MessageRequest, private: bytes) -> bytes:
-    """The content of a request file. private: the coordinator's key."""
+    """The content of a request file.
+
+    Args:
+        request: to one site.
+        private: the coordinator's key.
+    """
     return _pack(request, private, REQUEST)
 
 
 def unpack_request(content: bytes, public: bytes) -> MessageRequest:
-    """Check the signature of a request file and read it. Raises SealError, and ConfigError for a file of another kind."""
+    """Check the signature of a request file and read it.
+
+    Args:
+        content: of the file.
+        public: the coordinator's key.
+
+    Raises:
+        SealError: if the signature does not fit.
+        ConfigError: for a file of another kind.
+    """
     try:
         request = MessageRequest(**_unpack(content, public, REQUEST, MessageRequest))
         date.fromisoformat(request.expires)
@@ -83,12 +112,26 @@ def unpack_request(content: bytes, public: bytes) -> MessageRequest:
 
 
 def pack_reply(reply: MessageReply, private: bytes) -> bytes:
-    """The content of a reply file. private: the site's key."""
+    """The content of a reply file.
+
+    Args:
+        reply: of the site.
+        private: the site's key.
+    """
     return _pack(reply, private, REPLY)
 
 
 def unpack_reply(content: bytes, public: bytes) -> MessageReply:
-    """Check the signature of a reply file and read it. Raises SealError, and SurrogateError for a file of another kind."""
+    """Check the signature of a reply file and read it.
+
+    Args:
+        content: of the file.
+        public: the site's key.
+
+    Raises:
+        SealError: if the signature does not fit.
+        SurrogateError: for a file of another kind.
+    """
     try:
         return MessageReply(**_unpack(content, public, REPLY, MessageReply))
     except TypeError as error:
