@@ -57,13 +57,13 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
         return
     from importlib.metadata import PackageNotFoundError, version
 
-    found = []
+    versions = []
     for package in SHOWN_VERSIONS:
         try:
-            found.append(f"{package} {version(package)}")
+            versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            found.append(f"{package} is not installed")
-    click.echo(f"{NAME} {own_version()} ({', '.join(found)}, Python {sys.version.split()[0]})")
+            versions.append(f"{package} is not installed")
+    click.echo(f"{NAME} {own_version()} ({', '.join(versions)}, Python {sys.version.split()[0]})")
     context.exit()
 
 

@@ -22,10 +22,17 @@ GAUSSIAN_RANK, GAUSSIAN_NAMES = 32, 500
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes that one site sends (`up`) and receives (`down`), and the number of rounds and messages.
+    """What a run costs one site.
 
-    epsilon, delta: the privacy budget, None without privacy. noise: privacy noise on a class mean, as a share of the
-    features' norm.
+    Attributes:
+        name: of the run, for tables.
+        up: bytes that the site sends.
+        down: bytes that it receives.
+        rounds: of the run.
+        messages: their number.
+        epsilon: of the privacy budget; None without privacy.
+        delta: of the privacy budget; None without privacy.
+        noise: privacy noise on a class mean, as a share of the features' norm.
     """
 
     name: str
@@ -39,10 +46,18 @@ class Cost:
 
 
 def costs(config: Run, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
-    """Costs per site: this run, FedAvg of the same linear head at 16 bits, and raw features at 16 bits.
+    """Costs per site: this run, FedAvg of the same linear head at 16 bits, and raw features at 16
+    bits.
 
-    classes: number of classes at the site. A private surrogate has all classes that the run names. Left out: the keys of a
-    sealed chain, some 200 bytes for every site.
+    Left out: the keys of a sealed chain, some 200 bytes for every site.
+
+    Args:
+        config: of the run.
+        dimension: of the features.
+        classes: number of classes at the site. A private surrogate has all classes that the run
+            names.
+        records: of the site.
+        fedavg_rounds: rounds of FedAvg that it is compared with.
     """
     head = 2 * classes * (dimension + 1)
     fedavg = fedavg_rounds * head

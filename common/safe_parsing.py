@@ -28,8 +28,16 @@ _WIRE = {
 
 
 def read_message(message: Message, payload: bytes, name: str) -> None:
-    """Fill a message from bytes. Raises SurrogateError for bytes that are no such message, have fields outside the schema,
-    or would become far larger in memory. name: the kind of message, for the error text.
+    """Fill a message from bytes.
+
+    Args:
+        message: that is filled.
+        payload: the bytes.
+        name: the kind of message, for the error text.
+
+    Raises:
+        SurrogateError: for bytes that are no such message, have fields outside the schema, or would
+            become far larger in memory.
     """
     try:
         _count(message, payload)

@@ -209,9 +209,8 @@ def _of_module(own: OwnModule, image_size: int) -> tuple[Take, Callable[[Tensor]
         if transform is not None:
             tensor = transform(picture(value, number) if isinstance(value, str | Path) else value)
             if not isinstance(tensor, Tensor):
-                raise DataError(
-                    f"the transform returns {type(tensor).__name__} for record {number}; it must return a tensor"
-                )
+                what = type(tensor).__name__
+                raise DataError(f"the transform returns {what} for record {number}; it must return a tensor")
             return tensor
         return resized(picture(value, number)) if image_size else tensor_of(value, number)
 

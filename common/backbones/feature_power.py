@@ -24,21 +24,54 @@ MARK, LARGEST_POWER = "^", 2.0
 
 
 def power_for(backbone: str, clipped: bool = False) -> float:
-    """The power for a backbone: 0.5 if its features are never negative, otherwise 1. Pixels stay images.
+    """The power for a backbone: 0.5 if its features are never negative, otherwise 1. Pixels stay
+    images.
 
-    clipped: whether a privacy mechanism clips features to norm one. A square root gives all features more in common, which
-    then takes more of that norm; at epsilon 4 and 8, noisy sums lose 2 to 3 points (benchmarks/private_surrogates.py).
+    Args:
+        backbone: its name.
+        clipped: whether a privacy mechanism clips features to norm one; the power is then 1. A
+            square root gives all features more in common, which then takes more of that norm; at
+            epsilon 4 and 8, noisy sums lose 2 to 3 points (benchmarks/private_surrogates.py).
+
+    Example:
+        >>> power_for("torchvision:resnet18"), power_for("torchvision:resnet18", clipped=True)
+        (0.5, 1.0)
     """
     return 0.5 if NON_NEGATIVE.match(backbone) and not clipped else 1.0
 
 
 def raised(features: Tensor, power: float) -> Tensor:
-    """Features (n, d) to a power, with their signs."""
+    """Features to a power, with their signs.
+
+    Args:
+        features: (n, d).
+        power: as in `power_for`.
+
+    Returns:
+        Features (n, d).
+
+    Example:
+        >>> import torch
+        >>> raised(torch.tensor([[-4.0, 9.0]]), 0.5).tolist()
+        [[-2.0, 3.0]]
+    """
     return features if power == 1 else features.sign() * features.abs().pow(power)
 
 
 def with_power(fingerprint: str, power: float) -> str:
-    """The fingerprint of a backbone whose features are raised to a power; unchanged if empty, for 1, or if it has one."""
+    """The fingerprint of a backbone whose features are raised to a power.
+
+    Args:
+        fingerprint: of the backbone.
+        power: of the features.
+
+    Returns:
+        The fingerprint with the power; unchanged if it is empty or has a power, or for the power 1.
+
+    Example:
+        >>> with_power("abc", 0.5), power_in("abc^0.5"), power_in("abc")
+        ('abc^0.5', 0.5, 1.0)
+    """
     return fingerprint if power == 1 or power_in(fingerprint) != 1 or not fingerprint else f"{fingerprint}{MARK}{power:g}"
 
 

@@ -33,10 +33,20 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def load_own_module(reference: str) -> OwnModule:
-    """Call the function that `reference`, "python:package.module:function", names, and return its module and transform.
+    """Call the function that a reference names.
 
-    The function takes no arguments. Random weights are drawn from seed 0, so they are the same at every call. Only a site's
-    own settings, or the user of this process, may give `reference`: this runs code. Raises BackboneError.
+    The function takes no arguments. Random weights are drawn from seed 0, so they are the same at
+    every call.
+
+    Args:
+        reference: "python:package.module:function". Only a site's own settings, or the user of this
+            process, may give it: this runs code.
+
+    Returns:
+        The module and the transform that the function returns.
+
+    Raises:
+        BackboneError: if the function does not exist, fails, or returns something else.
     """
     _, _, place = reference.partition(":")
     module_name, _, function = place.partition(":")
@@ -59,15 +69,23 @@ def load_own_module(reference: str) -> OwnModule:
 
 
 def own_backbone(reference: str, image_size: int = 0, device: str = "auto") -> Backbone:
-    """The backbone that a function in Python makes, see `load_own_module`; frozen, in evaluation mode.
+    """The backbone that a function in Python makes, see `load_own_module`.
 
-    image_size: side to which images are resized if there is no transform; 0 with a transform.
-    fingerprint: of reference, weights, structure, dimension, and the Python files of the function's package (or its one
-    file). Versions of other packages are not part of it.
+    Args:
+        reference: as in `load_own_module`.
+        image_size: side to which images are resized if there is no transform; 0 with a transform.
+        device: that computes.
 
-    Raises BackboneError if it cannot be made; if the features of an image depend on other images or on earlier calls, which
-    no privacy guarantee would cover; or if their dimension depends on the size of the image, which it would disclose.
-    ConfigError for a device that does not exist.
+    Returns:
+        The backbone, frozen, in evaluation mode. Its fingerprint is that of reference, weights,
+        structure, dimension, and the Python files of the function's package (or its one file).
+        Versions of other packages are not part of it.
+
+    Raises:
+        BackboneError: if it cannot be made; if the features of an image depend on other images or
+            on earlier calls, which no privacy guarantee would cover; or if their dimension depends
+            on the size of the image, which it would disclose.
+        ConfigError: for a device that does not exist.
     """
     target = torch.device(pick_device(device))
     module, transform = load_own_module(reference)
@@ -100,11 +118,11 @@ def _preprocessing(reference: str, transform: Transform | None, image_size: int)
 
 def _weights(network: nn.Module) -> dict[str, Tensor]:
     """All tensors that decide the features: the state dict, other buffers, and plain attributes (arrays too)."""
-    found = dict(kept_weights(network.state_dict())) | dict(kept_weights(dict(network.named_buffers())))
+    tensors = dict(kept_weights(network.state_dict())) | dict(kept_weights(dict(network.named_buffers())))
     for name, part in network.named_modules():
         plain = {key: value for key, value in vars(part).items() if isinstance(value, Tensor | np.ndarray)}
-        found |= {f"{name}.{key}".lstrip("."): torch.as_tensor(value) for key, value in plain.items()}
-    return found
+        tensors |= {f"{name}.{key}".lstrip("."): torch.as_tensor(value) for key, value in plain.items()}
+    return tensors
 
 
 def _dimension(

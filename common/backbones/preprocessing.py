@@ -16,10 +16,17 @@ from common.errors import DataError
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize the shorter side to `resize` px, cut the centre square of `crop` px (0: keep the image), subtract `mean`,
+    """From an image to the input of a backbone: resize, cut the centre square, subtract `mean`,
     divide by `std`.
 
-    squash: resize the whole image to the square instead. grey: drop colour.
+    Attributes:
+        resize: pixels of the shorter side.
+        crop: pixels of the centre square's side; 0 keeps the image.
+        interpolation: of the resizing.
+        mean: of each channel.
+        std: of each channel.
+        squash: resize the whole image to the square instead.
+        grey: drop colour.
     """
 
     resize: int = 0
@@ -59,18 +66,25 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class OwnTransform:
-    """The transform of an own backbone: a function from an RGB image to a tensor (channels, height, width).
+    """The transform of an own backbone.
 
-    resize: 0, because only the function knows the size that it needs; so images are never decoded smaller.
+    Attributes:
+        function: from an RGB image to a tensor (channels, height, width).
+        resize: 0, because only the function knows the size that it needs; so images are never
+            decoded smaller.
     """
 
     function: Callable[[Any], Any]
     resize: int = 0
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return (channels, height, width) float32. Raises DataError for anything else than such a tensor."""
-        found = self.function(image)
-        if not isinstance(found, Tensor) or found.ndim != 3:
-            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        """Return (channels, height, width) float32.
+
+        Raises:
+            DataError: for anything else than such a tensor.
+        """
+        prepared = self.function(image)
+        if not isinstance(prepared, Tensor) or prepared.ndim != 3:
+            what = f"shape {tuple(prepared.shape)}" if isinstance(prepared, Tensor) else type(prepared).__name__
             raise DataError(f"the transform of the backbone returns {what}; it must be a tensor (channels, height, width)")
-        return found.detach().float()
+        return prepared.detach().float()

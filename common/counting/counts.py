@@ -13,9 +13,12 @@ from common.surrogates.surrogates import Header
 
 @dataclass(frozen=True)
 class Counts:
-    """Tables of whole numbers (int64) by name, see `common.methods.counting.tables_of`. Noise is rounded to whole numbers.
+    """Tables of whole numbers. Noise is rounded to whole numbers.
 
-    claim: None for exact counts.
+    Attributes:
+        header: origin.
+        tables: int64, by name, see `common.methods.counting.tables_of`.
+        claim: what the message states of its differential privacy; None for exact counts.
     """
 
     header: Header

@@ -32,7 +32,11 @@ def pack_counts(counts: Counts) -> bytes:
 
 
 def unpack_counts(payload: bytes) -> Counts:
-    """Parse bytes of `pack_counts`. Raises SurrogateError. `check_counts` checks if they fit a run."""
+    """Parse bytes of `pack_counts`. `check_counts` checks if they fit a run.
+
+    Raises:
+        SurrogateError: for bytes of no counts.
+    """
     message = pb.Counts()
     parse(message, payload)
     tables: dict[str, Tensor] = {}
@@ -47,7 +51,16 @@ def unpack_counts(payload: bytes) -> Counts:
 
 
 def check_counts(counts: Counts, config: Run, fingerprint: str) -> None:
-    """Raise SurrogateError unless counts belong to this run, and are what some records and honest noise can give."""
+    """Check that counts belong to this run, and are what some records and honest noise can give.
+
+    Args:
+        counts: of one site.
+        config: of the run.
+        fingerprint: of the backbone.
+
+    Raises:
+        SurrogateError: if they are not.
+    """
     check_header(counts.header, Expectation.of(config, config.settings.classes, fingerprint))
     if counts.header.classes != config.settings.classes:
         raise SurrogateError("counts of other classes than the run's, or in another order")
@@ -60,7 +73,15 @@ def check_counts(counts: Counts, config: Run, fingerprint: str) -> None:
 
 
 def check_tables(tables: Mapping[str, Tensor], variances: Mapping[str, float]) -> None:
-    """Raise SurrogateError unless some records and honest noise can give these tables. variances: of the noise in a cell."""
+    """Check that some records and honest noise can give these tables.
+
+    Args:
+        tables: of counts, by name.
+        variances: of the noise in a cell, by table.
+
+    Raises:
+        SurrogateError: if they cannot.
+    """
     for name, table in tables.items():
         if float(table.min()) < -DEVIATIONS * variances[name] ** 0.5:
             raise SurrogateError(f"{name}: a count of {int(table.min())}; below zero by more than the noise can explain")

@@ -34,8 +34,15 @@ ID, RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9]{1,20}")
 class MessageRequest:
     """One message to one site.
 
-    id: of the message, 64 hexadecimal digits. flower_run: the run, as in ledgers. kind: the type of Flower's message.
-    settings: of the run, flat. expires: the last day, in UTC, on which the site replies (YYYY-MM-DD).
+    Attributes:
+        id: of the message, 64 hexadecimal digits.
+        flower_run: the run, as in ledgers.
+        site: its name.
+        kind: the type of Flower's message.
+        settings: of the run, flat.
+        info: values next to the payload.
+        expires: the last day, in UTC, on which the site replies (YYYY-MM-DD).
+        payload: of the message, if it has one.
     """
 
     id: str
@@ -54,7 +61,15 @@ class MessageRequest:
 
 @dataclass(frozen=True)
 class MessageReply:
-    """A site's answer to the request with this id and SHA-256."""
+    """A site's answer to a request.
+
+    Attributes:
+        id: of the request.
+        request: SHA-256 of the request, hexadecimal.
+        site: its name.
+        info: values next to the payload.
+        payload: of the message, if it has one.
+    """
 
     id: str
     request: str
@@ -64,31 +79,59 @@ class MessageReply:
 
 
 def pack_request(request: MessageRequest, private: bytes) -> bytes:
-    """The content of a request file. private: the coordinator's key."""
+    """The content of a request file.
+
+    Args:
+        request: to one site.
+        private: the coordinator's key.
+    """
     return _pack(request, private, REQUEST)
 
 
 def unpack_request(content: bytes, public: bytes) -> MessageRequest:
-    """Check the signature of a request file and read it. Raises SealError, and ConfigError for a file of another kind."""
+    """Check the signature of a request file and read it.
+
+    Args:
+        content: of the file.
+        public: the coordinator's key.
+
+    Raises:
+        SealError: if the signature does not fit.
+        ConfigError: for a file of another kind.
+    """
     try:
-        found = MessageRequest(**_unpack(content, public, REQUEST, MessageRequest))
-        date.fromisoformat(found.expires)
+        request = MessageRequest(**_unpack(content, public, REQUEST, MessageRequest))
+        date.fromisoformat(request.expires)
         # The run becomes part of file names at the site.
-        named = ID.fullmatch(found.id) and RUN.fullmatch(found.flower_run) and SITE_NAME.fullmatch(found.site)
-        if not (named and isinstance(found.settings, dict)):
+        named = ID.fullmatch(request.id) and RUN.fullmatch(request.flower_run) and SITE_NAME.fullmatch(request.site)
+        if not (named and isinstance(request.settings, dict)):
             raise SurrogateError("its id, run, site or settings are not in form")
     except (SurrogateError, TypeError, ValueError) as error:
         raise ConfigError(f"no request of `coordinator exchange` ({str(error)[:120]})") from None
-    return found
+    return request
 
 
 def pack_reply(reply: MessageReply, private: bytes) -> bytes:
-    """The content of a reply file. private: the site's key."""
+    """The content of a reply file.
+
+    Args:
+        reply: of the site.
+        private: the site's key.
+    """
     return _pack(reply, private, REPLY)
 
 
 def unpack_reply(content: bytes, public: bytes) -> MessageReply:
-    """Check the signature of a reply file and read it. Raises SealError, and SurrogateError for a file of another kind."""
+    """Check the signature of a reply file and read it.
+
+    Args:
+        content: of the file.
+        public: the site's key.
+
+    Raises:
+        SealError: if the signature does not fit.
+        SurrogateError: for a file of another kind.
+    """
     try:
         return MessageReply(**_unpack(content, public, REPLY, MessageReply))
     except TypeError as error:
@@ -121,18 +164,18 @@ def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> d
     except SealError:
         raise SealError("the file was changed on its way, or another key signed it: its signature does not fit") from None
     try:
-        found: dict[str, Any] = json.loads(message.manifest)
-        has_payload = found.pop("has-payload")
+        manifest: dict[str, Any] = json.loads(message.manifest)
+        has_payload = manifest.pop("has-payload")
         texts = [each.name for each in fields(kind) if each.name not in ("settings", "info", "payload")]
-        if set(found) != {each.name for each in fields(kind)} - {"payload"} or not isinstance(found["info"], dict):
+        if set(manifest) != {each.name for each in fields(kind)} - {"payload"} or not isinstance(manifest["info"], dict):
             raise ValueError("its fields are not those of a message")
-        if not all(isinstance(found[name], str) for name in texts):
+        if not all(isinstance(manifest[name], str) for name in texts):
             raise ValueError("a field that is no text")
-        if not all(map(_sound, found["info"].values())):
+        if not all(map(_sound, manifest["info"].values())):
             raise ValueError("a value that no message over the network may have")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise SurrogateError(f"a manifest that cannot be read ({str(error)[:120]})") from None
-    return found | {"payload": message.payload if has_payload is True else None}
+    return manifest | {"payload": message.payload if has_payload is True else None}
 
 
 def _sound(value: object) -> bool:

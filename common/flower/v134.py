@@ -54,10 +54,10 @@ class Processes134(FlowerProcesses):
 
     def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
         """Flower's own parser reads them."""
-        found = _parsed(arguments)
-        file = found.ssl_certfile
+        parsed = _parsed(arguments)
+        file = parsed.ssl_certfile
         certificate = Path(file).expanduser().absolute() if file else None
-        return SuperLinkArguments(certificate, bool(found.enable_supernode_auth))
+        return SuperLinkArguments(certificate, bool(parsed.enable_supernode_auth))
 
     def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
         """`flower-superlink` with four changes."""
@@ -264,5 +264,5 @@ def _named(message: Message, name: str) -> str:
 def _parsed(arguments: Sequence[str]) -> Namespace:
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 
-    found, _ = _parse_args_run_superlink().parse_known_args(list(arguments))
-    return found
+    parsed, _ = _parse_args_run_superlink().parse_known_args(list(arguments))
+    return parsed

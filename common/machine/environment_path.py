@@ -18,10 +18,10 @@ def environment_remark(prefix: str) -> str:
     Returns:
         One line; empty if everything works there.
     """
-    if not (found := UNFIT.search(prefix)):
+    if not (unfit := UNFIT.search(prefix)):
         return ""
     return (
-        f"the path of the Python environment, {prefix!r}, contains {found.group()!r}: Flower's own commands, such as "
+        f"the path of the Python environment, {prefix!r}, contains {unfit.group()!r}: Flower's own commands, such as "
         "`flwr run .` for a simulation and `flower-superlink --database`, fail there. `coordinator simulate` and "
         "`coordinator superlink` work; for the others make the environment in a folder whose path has letters, digits and "
         "-_.@+= only"

@@ -54,7 +54,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         lines = []
-    found = {mounted, mounted / "memory"}
+    folders = {mounted, mounted / "memory"}
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -62,8 +62,8 @@ def _cgroups(root: Path) -> Iterator[Path]:
             continue
         top = mounted / "memory" if controllers else mounted
         own = top / path.strip("/")
-        found |= {own, *(parent for parent in own.parents if parent.is_relative_to(top))}
-    yield from sorted(found)
+        folders |= {own, *(parent for parent in own.parents if parent.is_relative_to(top))}
+    yield from sorted(folders)
 
 
 def _stat(file: Path, name: str) -> int:

@@ -16,9 +16,19 @@ Groups = list[tuple[Field, list["Tensor"]]]
 
 
 def check_fields(fields: Iterable[Field], tensors: Mapping[str, Tensor], sizes: Sizes) -> Sizes:
-    """Raise SurrogateError unless the tensors match the fields: names, shapes, finite numbers, ranges.
+    """Check that tensors match fields: names, shapes, finite numbers, ranges.
 
-    sizes: sizes of the known symbols. Other symbols get the size in the first tensor that has them. Returns all sizes.
+    Args:
+        fields: of the schema.
+        tensors: by name.
+        sizes: sizes of the known symbols. Other symbols get the size in the first tensor that has
+            them.
+
+    Returns:
+        The sizes of all symbols.
+
+    Raises:
+        SurrogateError: if they do not.
     """
     groups = _grouped(tuple(fields), tensors)
     known = _sizes_in(groups, sizes)

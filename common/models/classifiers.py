@@ -37,12 +37,26 @@ class Classifier(ABC):
         """Its tensors by name, as files and Flower's records contain them."""
 
     def predict(self, features: Tensor) -> Tensor:
-        """Class index of each feature (n, d): (n,)."""
+        """Class index of each record.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            Indices (n,) into the classes of the header.
+        """
         return self.scores(features).argmax(1)
 
     def accuracy(self, features: Tensor, names: Sequence[str], labels: Tensor) -> tuple[int, int]:
-        """Number of correct predictions for features (n, d), and n. The true class is `names[labels[i]]`; a class that this
-        model does not know counts as wrong.
+        """Number of correct predictions. A class that this model does not know counts as wrong.
+
+        Args:
+            features: (n, d).
+            names: of classes; the true class of record i is `names[labels[i]]`.
+            labels: (n,).
+
+        Returns:
+            The number of correct predictions, and n.
         """
         truth = class_indices(self.header.classes, names)[labels.cpu()]
         return int((self.predict(features).cpu() == truth).sum()), len(labels)
@@ -58,11 +72,28 @@ class Classifier(ABC):
 
 @dataclass(frozen=True)
 class Head(Classifier):
-    """A linear classifier: logits = x @ weight.T + bias, weight (C, d), bias (C,), rows as in header.classes.
+    """A linear classifier: logits = x @ weight.T + bias.
 
-    With `clip`, features x are first divided by max(|x|, clip), and before that `centre` (d,) is subtracted, as in the
-    features that the head was learned from. With `projection` (k, d), features become projection @ x before the clip, and
-    the weight is (C, k).
+    Features are first changed as those that the head was learned from: centred, projected and
+    clipped, in this order.
+
+    Attributes:
+        header: origin, with the classes.
+        weight: (C, d), rows as in header.classes; (C, k) with a projection.
+        bias: (C,).
+        clip: features x are divided by max(|x|, clip); None if they are not.
+        centre: (d,), subtracted from features; None if there is none.
+        projection: (k, d), features become projection @ x; None if there is none.
+
+    Example:
+        >>> from common.surrogates.surrogates import Header
+        >>> header = Header("fedpft", "", "", "", ("benign", "malignant"))
+        >>> head = Head(header, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0.0, 1.0]))
+        >>> features = torch.tensor([[3.0, 1.0], [0.5, 0.5]])
+        >>> head.scores(features).tolist(), head.predict(features).tolist()
+        ([[3.0, 2.0], [0.5, 1.5]], [0, 1])
+        >>> head.accuracy(features, ["benign", "malignant"], torch.tensor([0, 0]))
+        (1, 2)
     """
 
     header: Header
@@ -78,14 +109,23 @@ class Head(Classifier):
         return (self.weight if self.projection is None else self.projection).shape[1]
 
     def arrays(self) -> dict[str, Tensor]:
-        """`weight` (C, d), `bias` (C,) and, if features are projected or centred, `projection` (k, d) and `centre` (d,)."""
-        found = {"weight": self.weight, "bias": self.bias}
+        """`weight` (C, d), `bias` (C,) and, if features are projected or centred, `projection`
+        (k, d) and `centre` (d,).
+        """
+        tensors = {"weight": self.weight, "bias": self.bias}
         if self.projection is not None:
-            found["projection"] = self.projection
-        return found if self.centre is None else found | {"centre": self.centre}
+            tensors["projection"] = self.projection
+        return tensors if self.centre is None else tensors | {"centre": self.centre}
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Centred, projected and clipped features (n, d)."""
+        """Centred, projected and clipped features.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            Features (n, d); (n, k) with a projection.
+        """
         features = features.to(self.weight)
         if self.centre is not None:
             features = features - self.centre.to(features)
@@ -101,8 +141,8 @@ class Head(Classifier):
         """The two directions (d, 2) in feature space that separate this head's classes most."""
         _, _, directions = torch.linalg.svd(self.weight.double(), full_matrices=False)
         plane = torch.zeros(self.weight.shape[1], 2)
-        found = min(2, len(directions))
-        plane[:, :found] = directions[:found].T.float()
+        count = min(2, len(directions))
+        plane[:, :count] = directions[:count].T.float()
         # The sign of a singular vector is arbitrary. The largest entry is made positive, so that all machines agree.
         signs = plane.gather(0, plane.abs().argmax(0, keepdim=True)).sign()
         return plane * torch.where(signs == 0, torch.ones_like(signs), signs)
@@ -110,7 +150,11 @@ class Head(Classifier):
 
 @dataclass(frozen=True)
 class Ensemble(Classifier):
-    """Heads with the same classes in the same order. The ensemble averages their class probabilities."""
+    """An ensemble, which averages the class probabilities of its heads.
+
+    Attributes:
+        heads: with the same classes in the same order.
+    """
 
     heads: tuple[Head, ...]
 
@@ -138,7 +182,11 @@ class Ensemble(Classifier):
 class Quadratic(Classifier):
     """One Gaussian a class: logits = bias_c - |W_c (x - mean_c)|^2 / 2.
 
-    means (C, d), bias (C,); whiteners W: (C, d) if covariances are diagonal, otherwise (C, d, d).
+    Attributes:
+        header: origin, with the classes.
+        means: (C, d).
+        whiteners: W, (C, d) if covariances are diagonal, otherwise (C, d, d).
+        bias: (C,).
     """
 
     header: Header
@@ -167,7 +215,14 @@ class Quadratic(Classifier):
 
 @dataclass(frozen=True)
 class Network(Classifier):
-    """A small network on features (n, d); for a convolutional one these are flat images. tensors: parameters by name."""
+    """A small network on features (n, d); for a convolutional one these are flat images.
+
+    Attributes:
+        header: origin, with the classes.
+        kind: of the network.
+        inputs: dimension of the features.
+        tensors: parameters by name.
+    """
 
     header: Header
     kind: Model
@@ -190,6 +245,18 @@ class Network(Classifier):
 
 
 def class_indices(wanted: Sequence[str], names: Sequence[str]) -> Tensor:
-    """The index in `wanted` of each of `names`, -1 for missing ones: (len(names),)."""
+    """The indices of class names.
+
+    Args:
+        wanted: in whose order the classes are numbered.
+        names: of classes.
+
+    Returns:
+        The index in `wanted` of each of `names`, -1 for missing ones, (len(names),), int64.
+
+    Example:
+        >>> class_indices(["benign", "malignant"], ["malignant", "normal"]).tolist()
+        [1, -1]
+    """
     known = {name: index for index, name in enumerate(wanted)}
     return torch.tensor([known.get(name, -1) for name in names], dtype=torch.int64)

@@ -16,7 +16,14 @@ R = TypeVar("R")
 
 
 def pick_device(wanted: str) -> str:
-    """The device, with "auto" resolved. Raises ConfigError for a GPU that this machine does not have."""
+    """The device, with "auto" resolved.
+
+    Args:
+        wanted: "auto", "cpu", "cuda", or a GPU such as "cuda:1".
+
+    Raises:
+        ConfigError: for a GPU that this machine does not have.
+    """
     import torch
 
     if wanted == "auto":
@@ -36,12 +43,23 @@ def gpus_of(device: torch.device) -> tuple[str, ...]:
 
 
 def one_thread_each(work: Callable[[T], R], items: Sequence[T], sizes: Sequence[int]) -> list[R]:
-    """The results of `work` on all items, in order: torch's threads take whole items, and none shares an item.
+    """The results of work on all items: torch's threads take whole items, and none shares an item.
 
-    sizes: of the items; the largest one is begun first.
+    Threads that share a small operation wait for each other at its end. On a machine with other
+    work one of them is always late, and the others spin: small operations then take ten times as
+    long.
 
-    Threads that share a small operation wait for each other at its end. On a machine with other work one of them is always
-    late, and the others spin: small operations then take ten times as long.
+    Args:
+        work: on one item.
+        items: in the order of the results.
+        sizes: of the items; the largest one is begun first.
+
+    Returns:
+        The results, in order.
+
+    Example:
+        >>> one_thread_each(lambda number: number * 2, [3, 1, 2], sizes=[3, 1, 2])
+        [6, 2, 4]
     """
     import torch
 

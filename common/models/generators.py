@@ -35,10 +35,13 @@ COUNTS, SUMS, MEANS = "counts", "sums", "means"
 
 
 class Encoder(nn.Module):
-    """Encoder: deviations of embeddings from their class mean (n, d) and one-hot classes (n, C) to mean and log variance
-    of z, (n, latent) each.
+    """Encoder: from embeddings to the posterior of z.
 
-    Three linear layers with `hidden` units, or one if hidden is zero.
+    Args:
+        latent: dimension of z.
+        hidden: units of each of three linear layers, or zero for one linear layer.
+        classes: C.
+        dimension: of the embeddings, d.
     """
 
     def __init__(self, latent: int, hidden: int, classes: int, dimension: int) -> None:
@@ -49,19 +52,40 @@ class Encoder(nn.Module):
             nn.init.normal_(self.layers[0].weight, 0, 0.01)  # type: ignore[arg-type]
 
     def forward(self, deviations: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log variance of the posterior of z."""
+        """Mean and log variance of the posterior of z.
+
+        Args:
+            deviations: of embeddings from their class mean, (n, d).
+            kinds: one-hot classes, (n, C).
+
+        Returns:
+            Mean and log variance, (n, latent) each.
+        """
         mean, log_variance = self.layers(torch.cat([deviations * self.scale, kinds], 1)).chunk(2, 1)
         return mean, log_variance.clamp(-LARGEST_LOG, LARGEST_LOG)
 
 
 class Decoder(nn.Module):
-    """Decoder: z (n, latent) and one-hot classes (n, C) to the mean of embeddings (n, d), their variance and the prior of z.
+    """Decoder: from z and classes to the mean of embeddings, their variance and the prior of z.
 
-    The mean is the sum of the class means `means` (C, d), which are given and not trained, a linear map, and three linear
-    layers if hidden is not zero. Differs from the paper, which has only the three layers. The means come from class sums,
-    one cheap release, so training need not find them. The linear map learns the same as a factor analysis, in far fewer
-    steps and with far more noise. The variance of every dimension is learned; the paper has none. The prior of z is learned
-    for every class, because a standard normal prior would also sample where no encodings are.
+    The mean is the sum of the class means, which are given and not trained, a linear map, and three
+    linear layers if hidden is not zero. Differs from the paper, which has only the three layers.
+    The means come from class sums, one cheap release, so training need not find them. The linear
+    map learns the same as a factor analysis, in far fewer steps and with far more noise. The
+    variance of every dimension is learned; the paper has none. The prior of z is learned for every
+    class, because a standard normal prior would also sample where no encodings are.
+
+    Args:
+        latent: dimension of z.
+        hidden: units of each of the three linear layers, or zero for none.
+        classes: C.
+        dimension: of the embeddings, d.
+        learned_variance: whether the variance of every dimension is learned.
+        class_prior: whether the prior of z is learned for every class.
+
+    Attributes:
+        means: of the classes, (C, d).
+        counts: sizes of the classes, (C,).
     """
 
     means: Tensor
@@ -89,26 +113,56 @@ class Decoder(nn.Module):
         self.register_buffer(COUNTS, torch.zeros(classes))
 
     def forward(self, z: Tensor, kinds: Tensor) -> Tensor:
-        """The mean of embeddings."""
+        """The mean of embeddings.
+
+        Args:
+            z: (n, latent).
+            kinds: one-hot classes, (n, C).
+
+        Returns:
+            Means (n, d).
+        """
         inputs = torch.cat([z, kinds], 1)
         mean: Tensor = kinds @ self.means + self.linear(inputs)
         return mean if self.layers is None else mean + self.layers(inputs)
 
     def prior_of(self, kinds: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log variance of z (n, latent)."""
+        """The prior of z.
+
+        Args:
+            kinds: one-hot classes, (n, C).
+
+        Returns:
+            Mean and log variance of z, (n, latent) each.
+        """
         if self.prior is None:
             return kinds.new_zeros(len(kinds), self.latent), kinds.new_zeros(len(kinds), self.latent)
         mean, log_variance = self.prior(kinds).chunk(2, 1)
         return mean, log_variance.clamp(-LARGEST_LOG, LARGEST_LOG)
 
     def log_variance(self, kinds: Tensor) -> Tensor | None:
-        """Log variance of embeddings around their mean (n, d); None if it is not learned."""
+        """Log variance of embeddings around their mean.
+
+        Args:
+            kinds: one-hot classes, (n, C).
+
+        Returns:
+            Log variance (n, d); None if it is not learned.
+        """
         return (
             None if self.variance is None else self.variance(kinds.new_ones(len(kinds), 1)).clamp(-LARGEST_LOG, LARGEST_LOG)
         )
 
     def draw(self, kinds: Tensor, generator: torch.Generator) -> Tensor:
-        """Embeddings (n, d) of these classes."""
+        """Embeddings of classes.
+
+        Args:
+            kinds: one-hot classes, (n, C).
+            generator: of random numbers.
+
+        Returns:
+            Embeddings (n, d).
+        """
         mean, log_variance = self.prior_of(kinds)
         drawn: Tensor = self(mean + (log_variance / 2).exp() * torch.randn(mean.shape, generator=generator), kinds)
         if (spread := self.log_variance(kinds)) is not None:
@@ -117,9 +171,18 @@ class Decoder(nn.Module):
 
 
 class GanGenerator(nn.Module):
-    """The generator of the paper's conditional GAN: z (n, latent) and classes (n, C) to embeddings (n, d), linear output.
+    """The generator of the paper's conditional GAN: from z and classes to embeddings.
 
-    The class means are added, as in the decoder.
+    The output is linear, and the class means are added, as in the decoder.
+
+    Args:
+        latent: dimension of z.
+        classes: C.
+        dimension: of the embeddings, d.
+
+    Attributes:
+        means: of the classes, (C, d).
+        counts: sizes of the classes, (C,).
     """
 
     means: Tensor
@@ -133,12 +196,28 @@ class GanGenerator(nn.Module):
         self.register_buffer(COUNTS, torch.zeros(classes))
 
     def forward(self, z: Tensor, kinds: Tensor) -> Tensor:
-        """Embeddings."""
+        """Embeddings.
+
+        Args:
+            z: (n, latent).
+            kinds: one-hot classes, (n, C).
+
+        Returns:
+            Embeddings (n, d).
+        """
         drawn: Tensor = kinds @ self.means + self.layers(torch.cat([z, kinds], 1))
         return drawn
 
     def draw(self, kinds: Tensor, generator: torch.Generator) -> Tensor:
-        """Embeddings (n, d) of these classes."""
+        """Embeddings of classes.
+
+        Args:
+            kinds: one-hot classes, (n, C).
+            generator: of random numbers.
+
+        Returns:
+            Embeddings (n, d).
+        """
         drawn: Tensor = self(torch.randn(len(kinds), self.latent, generator=generator), kinds)
         return drawn
 
@@ -147,29 +226,58 @@ AnyGenerator = Decoder | GanGenerator
 
 
 def stack(*sizes: int, slope: float = 0.0) -> nn.Sequential:
-    """Linear layers of these sizes with (leaky) ReLU between them. slope: that of the leaky ReLU."""
-    found: OrderedDict[str, nn.Module] = OrderedDict()
+    """Linear layers with (leaky) ReLU between them.
+
+    Args:
+        sizes: dimension of the inputs, and units of each layer.
+        slope: that of the leaky ReLU; 0 for ReLU.
+
+    Example:
+        >>> [name for name, _ in stack(2, 8, 1).named_children()]
+        ['linear1', 'relu1', 'linear2']
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
     for index in range(1, len(sizes)):
         if index > 1:
-            found[f"relu{index - 1}"] = nn.LeakyReLU(slope) if slope else nn.ReLU()
-        found[f"linear{index}"] = nn.Linear(sizes[index - 1], sizes[index])
-    return nn.Sequential(found)
+            layers[f"relu{index - 1}"] = nn.LeakyReLU(slope) if slope else nn.ReLU()
+        layers[f"linear{index}"] = nn.Linear(sizes[index - 1], sizes[index])
+    return nn.Sequential(layers)
 
 
 def critic(classes: int, dimension: int) -> nn.Module:
-    """The critic of the GAN: embeddings and classes (n, d + C) to the logit that they are real (n, 1)."""
+    """The critic of the GAN.
+
+    Args:
+        classes: C.
+        dimension: of the embeddings, d.
+
+    Returns:
+        A network from embeddings and classes (n, d + C) to the logit that they are real (n, 1).
+    """
     return stack(dimension + classes, *GAN_CRITIC, 1, slope=0.2)
 
 
 def fresh_generator(run: Run, classes: int, dimension: int) -> AnyGenerator:
-    """The shared generator before training. It depends only on the run's settings."""
+    """The shared generator before training. It depends only on the run's settings.
+
+    Args:
+        run: of which method, settings and seed are used.
+        classes: number of classes.
+        dimension: of the embeddings.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.settings.seed)
         return _generator(run, classes, dimension)
 
 
 def fresh_companion(run: Run, classes: int, dimension: int) -> nn.Module:
-    """The part that stays at a site, before training: the encoder, or the critic of a GAN."""
+    """The part that stays at a site, before training: the encoder, or the critic of a GAN.
+
+    Args:
+        run: of which method, settings and seed are used.
+        classes: number of classes.
+        dimension: of the embeddings.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.settings.seed + 1)
         if run.method.adversarial:
@@ -193,11 +301,22 @@ def tensors_of(module: AnyGenerator) -> dict[str, Tensor]:
 
 
 def elbo(encoder: Encoder, decoder: Decoder, embeddings: Tensor, kinds: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Negative log likelihood and divergence (n,), in nats, of embeddings (n, d) of mean square one; noise (n, latent).
+    """Negative log likelihood and divergence of embeddings.
 
-    A record's loss is the first plus beta times the second, both summed over dimensions. Differs from the published code,
-    which averages squared errors over dimensions and records but sums divergences over both. There the divergence has
-    thousands of times the weight, and the encoder learns nothing.
+    A record's loss is the first plus beta times the second, both summed over dimensions. Differs
+    from the published code, which averages squared errors over dimensions and records but sums
+    divergences over both. There the divergence has thousands of times the weight, and the encoder
+    learns nothing.
+
+    Args:
+        encoder: of the site.
+        decoder: that all sites share.
+        embeddings: (n, d), of mean square one.
+        kinds: one-hot classes, (n, C).
+        noise: standard normals, (n, latent).
+
+    Returns:
+        Negative log likelihood and divergence of each record, (n,) each, in nats.
     """
     mean, log_variance = encoder(embeddings - kinds @ decoder.means, kinds)
     drawn = decoder(mean + (log_variance / 2).exp() * noise, kinds)
@@ -210,14 +329,24 @@ def elbo(encoder: Encoder, decoder: Decoder, embeddings: Tensor, kinds: Tensor, 
 
 @dataclass(frozen=True)
 class Generator:
-    """A learned generator, which draws any number of embeddings of every class. tensors: those of `fresh_generator`."""
+    """A learned generator, which draws any number of embeddings of every class.
+
+    Attributes:
+        header: origin, with the classes.
+        run: that it was learned in.
+        tensors: those of `fresh_generator`.
+    """
 
     header: Header
     run: Run
     tensors: Tensors
 
     def checked(self) -> Generator:
-        """This generator. Raises SurrogateError if its tensors do not fit the run's settings."""
+        """This generator.
+
+        Raises:
+            SurrogateError: if its tensors do not fit the run's settings.
+        """
         wanted = {name: tensor.shape for name, tensor in tensors_of(self._empty()).items()}
         if wanted != {name: tensor.shape for name, tensor in self.tensors.items()}:
             raise SurrogateError(f"a generator whose tensors do not fit {len(self.header.classes)} classes")
@@ -229,7 +358,15 @@ class Generator:
         return self.tensors[MEANS].shape[1]
 
     def draw(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Embeddings (n, d), of norm about one like real ones, of classes `labels` (n,), indices into header.classes."""
+        """Embeddings of classes.
+
+        Args:
+            labels: (n,), indices into header.classes.
+            generator: of random numbers.
+
+        Returns:
+            Embeddings (n, d), of norm about one like real ones.
+        """
         module, dimension = self._empty(), self.dimension
         module.load_state_dict(dict(self.tensors))
         with torch.no_grad():
@@ -248,7 +385,14 @@ class Generator:
 
 
 def scaled(features: Tensor) -> Tensor:
-    """Features (n, d) normalised to norm one, times sqrt(d): an entry is about one."""
+    """Features normalised to norm one, times sqrt(d): an entry is about one.
+
+    Args:
+        features: (n, d).
+
+    Returns:
+        Features (n, d), float32.
+    """
     return clip(features, 0.0)[0].float() * math.sqrt(features.shape[1])
 
 
@@ -258,7 +402,19 @@ def labels_evenly(classes: int, each: int) -> Tensor:
 
 
 def labels_like(shares: Sequence[float], count: int) -> Tensor:
-    """`count` labels in proportion to `shares`, which need not sum to one. Negative shares count as zero."""
+    """Labels in proportion to shares.
+
+    Args:
+        shares: of each class, which need not sum to one. Negative shares count as zero.
+        count: number of labels.
+
+    Returns:
+        Labels (count,), ascending.
+
+    Example:
+        >>> labels_like([3.0, 0.0, 1.0], 4).tolist()
+        [0, 0, 0, 2]
+    """
     ends = torch.tensor(shares, dtype=torch.float64).clamp_min(0).cumsum(0)
     ends = (ends * count / ends[-1].clamp_min(1e-12)).round().long()
     return torch.arange(len(shares)).repeat_interleave(torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64)))

@@ -24,11 +24,23 @@ def train_head(
     settings: HeadSettings,
     loss: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.cross_entropy,
 ) -> tuple[Tensor, Tensor]:
-    """Train softmax regression on features standardised by `mean` and `variance` (d,): weight (classes, d), bias (classes,).
+    """Train softmax regression on standardised features.
 
-    The standardisation is folded into the result, so the scale of the features has no effect. Adam starts from zero weights
-    at `settings.learning_rate`, which a cosine anneals to zero over `steps` batches. A batch is features and the second
-    argument of `loss`: labels, or class probabilities.
+    The standardisation is folded into the result, so the scale of the features has no effect. Adam
+    starts from zero weights at `settings.learning_rate`, which a cosine anneals to zero over
+    `steps` batches.
+
+    Args:
+        batches: features (n, d), and the second argument of `loss`: labels, or class probabilities.
+        steps: number of batches.
+        mean: by which features are standardised, (d,).
+        variance: by which features are standardised, (d,).
+        classes: of the head.
+        settings: of the training.
+        loss: of logits (n, classes) and the second part of a batch.
+
+    Returns:
+        Weight (classes, d) and bias (classes,).
     """
     deviation = variance.sqrt()
     # Features that are constant except for rounding get no weight: Adam would turn the rounding into full-size steps.
@@ -51,7 +63,14 @@ def train_head(
 
 
 def shuffled_batches(features: Tensor, labels: Tensor, size: int, generator: torch.Generator) -> Iterator[Batch]:
-    """One pass over (n, d) features in random order."""
+    """One pass over records in random order.
+
+    Args:
+        features: (n, d).
+        labels: (n, ...).
+        size: records of a batch; the last one may have fewer.
+        generator: of the order.
+    """
     for rows in torch.split(torch.randperm(len(labels), generator=generator).to(labels.device), size):
         yield features[rows], labels[rows]
 
@@ -64,9 +83,27 @@ def train_on_features(
     seed: int,
     loss: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.cross_entropy,
 ) -> tuple[Tensor, Tensor]:
-    """Train the same head on features (n, d) held in memory, with labels or other targets (n, ...) that `loss` takes.
+    """Train the same head as `train_head` on features held in memory.
 
-    Without records the head is zero: it gives all classes the same score.
+    Args:
+        features: (n, d).
+        targets: labels, or other targets that `loss` takes, (n, ...).
+        classes: of the head.
+        settings: of the training.
+        seed: of the order of the records.
+        loss: of logits (n, classes) and targets.
+
+    Returns:
+        Weight (classes, d) and bias (classes,). Without records the head is zero: it gives all
+        classes the same score.
+
+    Example:
+        >>> from common.settings import HeadSettings
+        >>> features = torch.tensor([[0.0, 1.0], [1.0, 0.0]] * 8)
+        >>> labels = torch.tensor([0, 1] * 8)
+        >>> weight, bias = train_on_features(features, labels, 2, HeadSettings(), seed=0)
+        >>> (features @ weight.T + bias).argmax(1).equal(labels)
+        True
     """
     if not len(targets):
         return features.new_zeros(classes, features.shape[1]).float(), features.new_zeros(classes).float()

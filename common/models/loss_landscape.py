@@ -25,7 +25,13 @@ def _unchanged(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LandscapeRecords:
-    """Input records of a network's body: `values` (n, ...), `labels` (n,), and `weights` (n,) that sum to one."""
+    """Input records of a network's body.
+
+    Attributes:
+        values: (n, ...).
+        labels: (n,).
+        weights: (n,), which sum to one.
+    """
 
     values: Tensor
     labels: Tensor
@@ -33,29 +39,58 @@ class LandscapeRecords:
 
     @classmethod
     def evenly(cls, values: Tensor, labels: Tensor) -> LandscapeRecords:
-        """Records with equal weights."""
+        """Records with equal weights.
+
+        Args:
+            values: (n, ...).
+            labels: (n,).
+        """
         return cls(values, labels, torch.full((len(labels),), 1 / max(1, len(labels)), device=values.device))
 
     @classmethod
     def pool(cls, sets: Sequence[LandscapeRecords], shares: Sequence[float]) -> LandscapeRecords:
-        """Several sets as one, each with its share of the weight."""
+        """Several sets as one.
+
+        Args:
+            sets: of records.
+            shares: of the weight that each set has, which need not sum to one.
+        """
         weights = torch.cat([each.weights * (share / sum(shares)) for each, share in zip(sets, shares, strict=True)])
         return cls(torch.cat([each.values for each in sets]), torch.cat([each.labels for each in sets]), weights)
 
     def take(self, rows: Tensor) -> LandscapeRecords:
-        """A subset of the records, with equal weights."""
+        """A subset of the records, with equal weights.
+
+        Args:
+            rows: indices (m,), or a mask (n,).
+        """
         return LandscapeRecords.evenly(self.values[rows], self.labels[rows])
 
 
 def loss(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> Tensor:
-    """Weighted mean cross-entropy of records under these parameters."""
+    """Weighted mean cross-entropy of records, in nats.
+
+    Args:
+        body: the network without its fixed first step.
+        parameters: of the body, by name.
+        records: inputs of the body.
+
+    Returns:
+        A number, from which gradients can be taken.
+    """
     logits: Tensor = functional_call(body, dict(parameters), (records.values,))
     each = torch.nn.functional.cross_entropy(logits, records.labels, reduction="none")
     return (each * records.weights.to(each)).sum()
 
 
 def total_loss(body: nn.Module, parameters: Tensors, records: LandscapeRecords) -> float:
-    """The same loss as a float, for any number of records."""
+    """The same as `loss` as a float, for any number of records.
+
+    Args:
+        body: as in `loss`.
+        parameters: as in `loss`.
+        records: as in `loss`.
+    """
     with torch.no_grad():
         return sum(float(loss(body, parameters, part)) for part in _parts(records))
 
@@ -63,12 +98,23 @@ def total_loss(body: nn.Module, parameters: Tensors, records: LandscapeRecords) 
 def gradient(
     body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change = _unchanged
 ) -> dict[str, Tensor]:
-    """Gradient of `loss` by parameter, a thousand records at a time. change: applied to their values first."""
+    """Gradient of `loss` by parameter, a thousand records at a time.
+
+    Args:
+        body: as in `loss`.
+        parameters: as in `loss`.
+        records: as in `loss`.
+        change: applied to the values of the records first.
+
+    Returns:
+        The gradient by name, in the shape of each parameter.
+    """
     asked = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     total = [torch.zeros_like(tensor) for tensor in asked.values()]
     for part in _parts(records):
-        found = torch.autograd.grad(loss(body, asked, replace(part, values=change(part.values))), list(asked.values()))
-        for sum_, addend in zip(total, found, strict=True):
+        changed = replace(part, values=change(part.values))
+        slopes = torch.autograd.grad(loss(body, asked, changed), list(asked.values()))
+        for sum_, addend in zip(total, slopes, strict=True):
             sum_ += addend
     return dict(zip(asked, total, strict=True))
 
@@ -80,17 +126,38 @@ def _parts(records: LandscapeRecords) -> Iterator[LandscapeRecords]:
 
 
 def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: float, noise: float = 0.0) -> Tensor:
-    """Mismatch of two gradients: the sum over parameter tensors of the mean of 1 - cosine of their rows, plus mse_weight
-    times the squared error of all entries.
+    """Mismatch of two gradients: the sum over parameter tensors of the mean of 1 - cosine of their
+    rows, plus mse_weight times the squared error of all entries.
 
-    A row belongs to one output: (out, in) of a linear layer, (out, in * h * w) of a convolution; a vector, such as a bias,
-    is one row. Source: FedLAP-DP, equations 9 and 10. Differs from the paper: rows are averaged, as in its code. Equation 10
-    sums them, so a layer's weight would grow with its number of outputs. If every entry of the real gradient has noise of
-    standard deviation `noise`, a row's weight is the share of its energy that is signal, 1 - entries noise^2 / |row|^2.
-    Otherwise the images would learn the noise. This costs no privacy, because the noise level is public.
+    A row belongs to one output: (out, in) of a linear layer, (out, in * h * w) of a convolution; a
+    vector, such as a bias, is one row. Differs from the paper: rows are averaged, as in its code.
+    Equation 10 sums them, so a layer's weight would grow with its number of outputs. If every entry
+    of the real gradient has noise, a row's weight is the share of its energy that is signal, 1 -
+    entries noise^2 / |row|^2. Otherwise the images would learn the noise. This costs no privacy,
+    because the noise level is public.
 
-    A row whose gradient is rounding error does not count: the bias of a convolution before GroupNorm has the gradient zero,
-    but its cosine, and above all the derivative of that, would be those of the rounding errors.
+    A row whose gradient is rounding error does not count: the bias of a convolution before
+    GroupNorm has the gradient zero, but its cosine, and above all the derivative of that, would be
+    those of the rounding errors.
+
+    Args:
+        synthetic: the gradient of synthetic records, a tensor for each parameter.
+        real: the gradient of real records, in the same order.
+        mse_weight: of the squared error.
+        noise: standard deviation of the noise in every entry of the real gradient.
+
+    Returns:
+        A number, from which gradients can be taken.
+
+    Source:
+        FedLAP-DP, equations 9 and 10.
+
+    Example:
+        >>> real = [torch.tensor([[1.0, 0.0], [0.0, 2.0]])]
+        >>> round(float(mismatch(real, real, mse_weight=0.0)), 3)
+        0.0
+        >>> round(float(mismatch([-real[0]], real, mse_weight=0.0)), 3)
+        2.0
     """
     heights = [len(tensor) if tensor.dim() > 1 else 1 for tensor in real]
     lengths = [tensor.numel() // rows for tensor, rows in zip(real, heights, strict=True) for _ in range(rows)]
@@ -114,7 +181,16 @@ def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: fl
 
 
 def distance(parameters: Tensors, start: Tensors) -> float:
-    """Euclidean distance from `start`, over all parameters together."""
+    """Euclidean distance of two models, over all parameters together.
+
+    Args:
+        parameters: by name.
+        start: by the same names.
+
+    Example:
+        >>> distance({"weight": torch.tensor([3.0, 4.0])}, {"weight": torch.zeros(2)})
+        5.0
+    """
     return math.sqrt(sum(float((tensor - start[name]).double().square().sum()) for name, tensor in parameters.items()))
 
 
@@ -127,12 +203,28 @@ def walk(
     radius: float,
     changes: Iterator[Change],
 ) -> Iterator[tuple[dict[str, Tensor], bool]]:
-    """Gradient descent on the loss of `records` inside a ball of `radius` around `start`. After every step it yields the
-    parameters, and whether they are on the ball's surface. It ends early if the gradient is not finite.
+    """Gradient descent on the loss of records inside a ball.
 
-    Source: FedLAP-DP, equation 14. Differs from the paper, which stops at the surface with the full learning rate, in the
-    middle of an oscillation. Here, a step that leaves the ball is projected back to its surface and the descent continues,
-    and a cosine anneals the learning rate over `steps`. Accuracy is higher and varies less between rounds (benchmarks).
+    Differs from the paper, which stops at the surface with the full learning rate, in the middle of
+    an oscillation. Here, a step that leaves the ball is projected back to its surface and the
+    descent continues, and a cosine anneals the learning rate over `steps`. Accuracy is higher and
+    varies less between rounds (benchmarks).
+
+    Args:
+        body: as in `loss`.
+        start: parameters by name, the centre of the ball.
+        records: as in `loss`.
+        rate: learning rate of the first step.
+        steps: number of steps.
+        radius: of the ball, in the Euclidean norm of all parameters together.
+        changes: of the records' values, one for each step.
+
+    Returns:
+        After every step the parameters, and whether they are on the ball's surface. It ends early
+        if the gradient is not finite.
+
+    Source:
+        FedLAP-DP, equation 14.
     """
     current = {name: tensor.clone() for name, tensor in start.items()}
     for step in range(steps):

@@ -33,7 +33,12 @@ class Normalise(nn.Module):
 
 
 class Standardise(nn.Module):
-    """Convert pixels (n, d) to images (n, channels, size, size) of about mean zero and deviation one."""
+    """Convert pixels (n, d) to images (n, channels, size, size) of about mean 0 and deviation 1.
+
+    Args:
+        channels: of an image.
+        size: side of an image, in pixels.
+    """
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
@@ -45,7 +50,13 @@ class Standardise(nn.Module):
 
 
 def linear(inputs: int, classes: int) -> nn.Module:
-    """A linear layer that starts at zero: softmax regression has one minimum, so the start has no effect."""
+    """A linear layer that starts at zero: softmax regression has one minimum, so the start has no
+    effect.
+
+    Args:
+        inputs: dimension of the features.
+        classes: number of classes.
+    """
     layer = nn.Linear(inputs, classes)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -53,7 +64,14 @@ def linear(inputs: int, classes: int) -> nn.Module:
 
 
 def mlp(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
-    """A hidden layer of `width` ReLU units on normalised features. The same seed gives the same parameters."""
+    """A network with one hidden layer of ReLU units on normalised features.
+
+    Args:
+        inputs: dimension of the features.
+        classes: number of classes.
+        width: units of the hidden layer.
+        seed: the same one gives the same parameters.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         hidden, out = nn.Linear(inputs, width), nn.Linear(width, classes)
@@ -61,12 +79,28 @@ def mlp(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
 
 
 def convnet(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
-    """FedLAP's ConvNet on flat square images: three times convolution, GroupNorm, ReLU and pooling, then a linear layer.
+    """FedLAP's ConvNet on flat square images: three times convolution, GroupNorm, ReLU and pooling,
+    then a linear layer.
 
-    inputs = channels x size x size, grey or RGB. The first convolution pads sizes that are no multiple of 8: 28 to 32
-    (MNIST). 320,010 parameters for width 128, 3 x 32 x 32 and ten classes; 317,706 for grey 28 x 28. The same seed gives
-    the same parameters. Source: FedLAP-DP, appendix, but with one linear layer as in its code, not two as in its text.
-    Raises ConfigError for inputs that are no square image.
+    The first convolution pads sizes that are no multiple of 8: 28 to 32 (MNIST). 320,010 parameters
+    for width 128, 3 x 32 x 32 and ten classes; 317,706 for grey 28 x 28.
+
+    Args:
+        inputs: channels x size x size, grey or RGB.
+        classes: number of classes.
+        width: channels of each convolution.
+        seed: the same one gives the same parameters.
+
+    Raises:
+        ConfigError: for inputs that are no square image, or one with an odd side.
+
+    Source:
+        FedLAP-DP, appendix, but with one linear layer as in its code, not two as in its text.
+
+    Example:
+        >>> network = convnet(inputs=64, classes=3, width=4)
+        >>> tuple(network(torch.zeros(2, 64)).shape)
+        (2, 3)
     """
     channels, size = image_shape(inputs)
     padded = max(8, -(-size // 8) * 8)
@@ -87,7 +121,18 @@ def convnet(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
 
 
 def image_shape(inputs: int) -> tuple[int, int]:
-    """Channels and side of square images with `inputs` pixels in all channels. Raises ConfigError if there are none."""
+    """Channels and side of square images.
+
+    Args:
+        inputs: pixels in all channels.
+
+    Raises:
+        ConfigError: if no square image has so many.
+
+    Example:
+        >>> image_shape(784), image_shape(3072)
+        ((1, 28), (3, 32))
+    """
     for channels in (1, 3):
         size = math.isqrt(inputs // channels)
         if channels * size * size == inputs:
@@ -99,13 +144,31 @@ def image_shape(inputs: int) -> tuple[int, int]:
 
 
 def build(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A network with the shape of `tensors`, without their values."""
+    """A network with the shape of `tensors`, without their values.
+
+    Args:
+        kind: of the network.
+        inputs: dimension of the features.
+        classes: number of classes.
+        tensors: parameters by name.
+    """
     width = 0 if kind == "linear" else len(tensors["convolution1.weight" if kind == "convnet" else "hidden.weight"])
     return fresh(kind, inputs, classes, width)
 
 
 def fresh(kind: Model, inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
-    """A network before training. Raises ConfigError for inputs that a convnet does not support."""
+    """A network before training.
+
+    Args:
+        kind: of the network.
+        inputs: dimension of the features.
+        classes: number of classes.
+        width: units of the hidden layer, or channels of each convolution; a linear layer has none.
+        seed: the same one gives the same parameters.
+
+    Raises:
+        ConfigError: for inputs that a convnet does not support.
+    """
     match kind:
         case "linear":
             return linear(inputs, classes)
@@ -116,10 +179,17 @@ def fresh(kind: Model, inputs: int, classes: int, width: int, seed: int = 0) -> 
 
 
 def split_input(module: nn.Module, features: Tensor) -> tuple[nn.Module, Tensor]:
-    """Split off a network's fixed first step. Returns the rest of the network, with the same parameter names, and the
-    features (n, d) after that step.
+    """Split off a network's fixed first step.
 
     A linear layer has no such step; its features are normalised to norm one.
+
+    Args:
+        module: the network.
+        features: (n, d).
+
+    Returns:
+        The rest of the network, with the same parameter names, and the features after that step,
+        (n, d) or images.
     """
     if isinstance(module, nn.Sequential):
         return module[1:], module[0](features)
@@ -132,15 +202,33 @@ def body_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def embed(module: nn.Module, tensors: Mapping[str, Tensor], values: Tensor) -> Tensor:
-    """The inputs (n, width) of a network's head; for a linear layer the values (n, d) themselves."""
+    """The inputs of a network's head.
+
+    Args:
+        module: the network without its fixed first step, see `split_input`.
+        tensors: parameters by name.
+        values: of records, after that step, (n, ...).
+
+    Returns:
+        The inputs (n, width); for a linear layer the values (n, d) themselves.
+    """
     if not isinstance(module, nn.Sequential):
         return values
-    found: Tensor = torch.func.functional_call(module[:-1], body_of(tensors), (values,))
-    return found
+    embedded: Tensor = torch.func.functional_call(module[:-1], body_of(tensors), (values,))
+    return embedded
 
 
 def run_network(module: nn.Module, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    """Logits (n, C) of features (n, d) under these parameters."""
+    """Logits of features, without gradients.
+
+    Args:
+        module: the network.
+        tensors: its parameters by name.
+        features: (n, d).
+
+    Returns:
+        Logits (n, C).
+    """
     with torch.no_grad():
         logits: Tensor = torch.func.functional_call(module, dict(tensors), (features,))
     return logits

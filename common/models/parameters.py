@@ -24,7 +24,15 @@ CONTROL = "control."
 
 @dataclass(frozen=True)
 class Parameters:
-    """Tensors by name. records: the weight of an update in an average; 0 if privacy hides it."""
+    """Tensors by name: the model sent to sites, or an update of a site.
+
+    Attributes:
+        header: origin.
+        round: of the run.
+        tensors: by name.
+        records: the weight of an update in an average; 0 if privacy hides it.
+        claim: what the message states of its differential privacy; None without privacy.
+    """
 
     header: Header
     round: int
@@ -39,35 +47,87 @@ class Parameters:
 
 
 def split_control(tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split tensors into parameters and control variates, both by the parameters' names."""
+    """Split tensors into parameters and control variates.
+
+    Args:
+        tensors: of both, those of control variates with the prefix `CONTROL`.
+
+    Returns:
+        Parameters and control variates, both by the parameters' names.
+
+    Example:
+        >>> split_control({"bias": torch.zeros(1), "control.bias": torch.ones(1)})
+        ({'bias': tensor([0.])}, {'bias': tensor([1.])})
+    """
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(CONTROL)}
     return own, {name.removeprefix(CONTROL): tensor for name, tensor in tensors.items() if name.startswith(CONTROL)}
 
 
 def flat(tensors: Tensors) -> Tensor:
-    """All numbers as one tensor (P,), float64, in the order of the parameters' names."""
+    """All numbers as one tensor.
+
+    Args:
+        tensors: by name.
+
+    Returns:
+        The numbers (P,), float64, in the order of the parameters' names.
+
+    Example:
+        >>> tensors = {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])}
+        >>> numbers = flat(tensors)
+        >>> numbers.tolist()
+        [3.0, 1.0, 2.0]
+        >>> by_name(numbers, {"weight": (1, 2), "bias": (1,)})["weight"].tolist()
+        [[1.0, 2.0]]
+    """
     return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
 
 
 def by_name(numbers: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The parts of a flat tensor (P,) by parameter, which are in the order of their names."""
+    """The parts of a flat tensor by parameter: the inverse of `flat`.
+
+    Args:
+        numbers: (P,), in the order of the parameters' names.
+        shapes: by parameter.
+
+    Returns:
+        Tensors by name.
+    """
     names = sorted(shapes)
     parts = torch.split(numbers, [prod(shapes[name]) for name in names])
     return {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
 
 
 def check_numbers(tensors: Tensors) -> None:
-    """Raise SurrogateError for a number that is not finite, or too large to learn from."""
+    """Check that all numbers are finite, and not too large to learn from.
+
+    Args:
+        tensors: by name.
+
+    Raises:
+        SurrogateError: for another number.
+    """
     for name, tensor in tensors.items():
         if not (tensor.isfinite().all() and tensor.abs().max() < LARGEST_NUMBER):
             raise SurrogateError(f"{name} holds a number that is not finite, or beyond {LARGEST_NUMBER:g}")
 
 
 def check_update(update: Parameters, shapes: Mapping[str, tuple[int, ...]], round: int, private: bool) -> None:
-    """Raise SurrogateError unless an update has these shapes, finite numbers, the right round and a valid weight."""
-    found = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
-    if found != dict(shapes):
-        wrong = sorted(found.items() ^ dict(shapes).items())[:2]
+    """Check the shapes, numbers, round and weight of an update.
+
+    Args:
+        update: of one site.
+        shapes: of the run's tensors, by name.
+        round: of the run.
+        private: whether the run has a privacy budget, which hides the weight.
+
+    Raises:
+        SurrogateError: for other shapes, a number that is not finite, another round, or a weight
+            that is not valid.
+    """
+    sent = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
+    if sent != dict(shapes):
+        wrong = sorted(sent.items() ^ dict(shapes).items())[:2]
         raise SurrogateError(
             f"tensors that are not this run's: {', '.join(f'{name[:40]} {shape}' for name, shape in wrong)}"
         )
@@ -79,7 +139,23 @@ def check_update(update: Parameters, shapes: Mapping[str, tuple[int, ...]], roun
 
 
 def largest(tensors: Tensors, keep: float) -> dict[str, Tensor]:
-    """Keep the share `keep` of the entries with the largest magnitude over all tensors; set the others to zero (DSFL)."""
+    """Keep the entries with the largest magnitude over all tensors; set the others to zero.
+
+    Args:
+        tensors: by name.
+        keep: share of the entries that stay; at least one entry does.
+
+    Returns:
+        Tensors of the same names and shapes.
+
+    Source:
+        DSFL.
+
+    Example:
+        >>> update = {"weight": torch.tensor([1.0, -3.0]), "bias": torch.tensor([2.0, 0.0])}
+        >>> largest(update, keep=0.5)
+        {'weight': tensor([ 0., -3.]), 'bias': tensor([2., 0.])}
+    """
     flat = torch.cat([tensor.abs().flatten() for tensor in tensors.values()])
     dropped = len(flat) - max(1, round(keep * len(flat)))
     if not dropped:
@@ -89,7 +165,19 @@ def largest(tensors: Tensors, keep: float) -> dict[str, Tensor]:
 
 
 def average(heads: Sequence[Tensors], weights: Sequence[float]) -> dict[str, Tensor]:
-    """Weighted mean of tensors by name, in double precision."""
+    """Weighted mean of tensors by name, computed in double precision.
+
+    Args:
+        heads: tensors of the same names and shapes.
+        weights: of each, which need not sum to one.
+
+    Returns:
+        The mean by name, float32.
+
+    Example:
+        >>> average([{"bias": torch.tensor([0.0])}, {"bias": torch.tensor([4.0])}], [3, 1])
+        {'bias': tensor([1.])}
+    """
     total = sum(weights)
     return {
         name: sum(

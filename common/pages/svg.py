@@ -102,7 +102,7 @@ def render(name: str, height: float, draw: Callable[[Any], None]) -> str:
     box = re.search(r'viewBox="[^"]*"', head)
     # Several plots share one page, so their ids must differ.
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", body)
-    body = re.sub(r"\b(fill|stroke): (#[0-9a-f]{6})\b", lambda found: f"{found[1]}: {_variable(found[2])}", body)
+    body = re.sub(r"\b(fill|stroke): (#[0-9a-f]{6})\b", lambda match: f"{match[1]}: {_variable(match[2])}", body)
     return f'<svg class="{name}" {box.group() if box else ""} aria-hidden="true">{body}'
 
 

@@ -23,7 +23,23 @@ FILLED = 0.9
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers as whole multiples of `step`. largest: of the multiples that one site adds, in magnitude."""
+    """Numbers as whole multiples of a step.
+
+    Attributes:
+        step: the distance of two numbers.
+        largest: of the multiples that one site adds, in magnitude.
+
+    Example:
+        >>> import torch
+        >>> from common.secure_sum.words import words
+        >>> fixed = FixedPoint(step=0.5, largest=100)
+        >>> fixed.encode(torch.tensor([1.5, -2.0, 1000.0])).tolist()
+        [3, -4, 100]
+        >>> one, other = (words(fixed.encode(torch.tensor([number]))) for number in (1.5, -2.0))
+        >>> total = one + other
+        >>> fixed.decode(total).tolist()
+        [-0.5]
+    """
 
     step: float
     largest: int
@@ -32,8 +48,14 @@ class FixedPoint:
     def of(cls, bound: float, records: int, sites: int, whole: bool = False) -> FixedPoint:
         """The finest numbers for which the sum of all sites cannot wrap around.
 
-        bound: largest magnitude that a record adds to an entry. records: most records of a site. whole: whether entries
-        are whole numbers. Raises ConfigError if the modulus is too small.
+        Args:
+            bound: largest magnitude that a record adds to an entry.
+            records: most records of a site.
+            sites: number of sites.
+            whole: whether entries are whole numbers.
+
+        Raises:
+            ConfigError: if the modulus is too small.
         """
         largest = math.floor(FILLED * HALF / sites)
         if records > largest:
@@ -43,16 +65,30 @@ class FixedPoint:
         return cls(1.0, largest) if whole else cls(bound * records / largest, largest)
 
     def encode(self, values: Tensor) -> NDArray[np.int64]:
-        """Values of any shape as whole numbers, flat. What is beyond the range becomes the end of the range.
+        """Values as whole numbers. What is beyond the range becomes the end of the range.
 
-        Cutting off at a fixed number brings no two vectors farther apart, so it needs no part of a sensitivity.
+        Cutting off at a fixed number brings no two vectors farther apart, so it needs no part of a
+        sensitivity.
+
+        Args:
+            values: of any shape.
+
+        Returns:
+            Multiples of the step, flat, int64.
         """
         scaled = (values.double().cpu() / self.step).round().clamp(-self.largest, self.largest)
-        found: NDArray[np.int64] = scaled.long().flatten().numpy()
-        return found
+        multiples: NDArray[np.int64] = scaled.long().flatten().numpy()
+        return multiples
 
     def decode(self, total: Words) -> Tensor:
-        """A sum modulo 2^32 as real numbers (float64), flat."""
+        """A sum as real numbers.
+
+        Args:
+            total: the sum modulo 2^32, flat.
+
+        Returns:
+            The numbers, flat, float64.
+        """
         import torch
 
         return torch.from_numpy(total.astype("int32").astype("float64")) * self.step

@@ -24,7 +24,13 @@ MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class Secrets:
-    """A site's secrets for one sum. masking: seed of the key for masks between pairs. blind: seed of its own mask."""
+    """A site's secrets for one sum.
+
+    Attributes:
+        masking: seed of the key for masks between pairs.
+        sharing: private key with which shares are encrypted.
+        blind: seed of its own mask.
+    """
 
     masking: bytes
     sharing: bytes
@@ -38,7 +44,15 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Member:
-    """A site's public keys for one sum. public: its lasting key. masking, sharing: X25519, of this sum."""
+    """A site's public keys for one sum.
+
+    Attributes:
+        site: its name.
+        public: its lasting key.
+        masking: X25519, of this sum.
+        sharing: X25519, of this sum.
+        signature: of these by its lasting key.
+    """
 
     site: str
     public: bytes
@@ -53,16 +67,32 @@ class Member:
 
 
 def announce(site: str, secrets: Secrets, private: bytes, public: bytes, context: bytes) -> Member:
-    """A site's entry in the key list. private, public: its lasting key. context: of the run and the sum."""
+    """A site's entry in the key list.
+
+    Args:
+        site: its name.
+        secrets: for this sum.
+        private: its lasting private key.
+        public: its lasting public key.
+        context: digest of the run and the sum.
+    """
     masking, sharing = public_half(masking_key(secrets.masking)), public_half(secrets.sharing)
     entry = Member(site, public, masking, sharing, b"")
     return Member(site, public, masking, sharing, sign(context + entry.content, private, PURPOSE))
 
 
 def check_members(members: Sequence[Member], context: bytes, pinned: Mapping[str, bytes] | None = None) -> None:
-    """Raise SealError unless every entry passes `check_member`, and no name or key occurs twice.
+    """Check that every entry of a key list passes `check_member`, and no name or key occurs twice.
 
-    pinned: the lasting keys that a site knows; then every entry must have the one of its name, or it raises DisputeError.
+    Args:
+        members: the key list.
+        context: digest of the run and the sum.
+        pinned: the lasting keys that a site knows, by name; then every entry must have the one of
+            its name.
+
+    Raises:
+        SealError: for an entry that does not pass, or a name or key that occurs twice.
+        DisputeError: for entries with other keys than the pinned ones.
     """
     check_distinct(members)
     if pinned is not None:
@@ -88,9 +118,18 @@ def check_distinct(members: Sequence[Member]) -> None:
 
 
 def check_member(member: Member, context: bytes) -> None:
-    """Raise SealError unless an entry is signed by its own lasting key, and other sites can agree on secrets with its keys.
+    """Check that an entry is signed by its own lasting key, and that other sites can agree on
+    secrets with its keys.
 
-    A key of small order gives no secret: the first site that used it would refuse, and after it all others.
+    A key of small order gives no secret: the first site that used it would refuse, and after it all
+    others.
+
+    Args:
+        member: the entry.
+        context: digest of the run and the sum.
+
+    Raises:
+        SealError: otherwise.
     """
     if len(member.public) != PUBLIC_BYTES:
         raise SealError(f"the key of site {member.site[:64]!r} has {len(member.public)} bytes, not {PUBLIC_BYTES}")
@@ -108,7 +147,12 @@ def quoted(names: Sequence[str]) -> str:
 
 
 def list_digest(members: Sequence[Member], context: bytes) -> bytes:
-    """Digest of a key list in the order of names. Sites that see different lists get different digests."""
+    """Digest of a key list. Sites that see different lists get different digests.
+
+    Args:
+        members: in any order; they are taken in the order of names.
+        context: of the run and the sum.
+    """
     digest = hashlib.sha256(len(context).to_bytes(8, "big") + context)
     for member in sorted(members, key=lambda each: each.site):
         for part in (member.content, member.signature):
@@ -127,7 +171,19 @@ def public_half(private: bytes) -> bytes:
 
 
 def agreed(private: bytes, other: bytes, purpose: bytes) -> bytes:
-    """A key that two sites share. Raises SealError for an invalid public key."""
+    """A key that two sites share.
+
+    Args:
+        private: X25519, of one site.
+        other: X25519, the public key of the other site.
+        purpose: of the key; other purposes give other keys.
+
+    Returns:
+        32 bytes, the same at both sites.
+
+    Raises:
+        SealError: for an invalid public key.
+    """
     own = X25519PrivateKey.from_private_bytes(private)
     try:
         secret = own.exchange(X25519PublicKey.from_public_bytes(other))
@@ -138,5 +194,13 @@ def agreed(private: bytes, other: bytes, purpose: bytes) -> bytes:
 
 
 def derived(secret: bytes, purpose: bytes) -> bytes:
-    """A key of 32 bytes from a secret (HKDF-SHA256)."""
+    """A key from a secret, by HKDF-SHA256.
+
+    Args:
+        secret: of any length.
+        purpose: of the key; other purposes give other keys.
+
+    Returns:
+        32 bytes.
+    """
     return HKDF(SHA256(), SEED_BYTES, salt=None, info=b"fedsurrogate secure sum " + purpose).derive(secret)

@@ -16,21 +16,50 @@ from common.secure_sum.words import Words
 
 
 def keystream(key: bytes, count: int) -> Words:
-    """`count` numbers of a ChaCha20 keystream. Each key is used once, so the nonce is zero."""
+    """Numbers of a ChaCha20 keystream. Each key is used once, so the nonce is zero.
+
+    Args:
+        key: 32 bytes.
+        count: of numbers.
+
+    Returns:
+        Numbers modulo 2^32, (count,).
+    """
     stream = bytearray(4 * count)
     Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update_into(bytes(4 * count), stream)
     return np.frombuffer(stream, dtype="<u4").astype(np.uint32, copy=False)
 
 
 def own_mask(blind: bytes, digest: bytes, count: int) -> Words:
-    """A site's own mask. digest: of the key list."""
+    """A site's own mask.
+
+    Args:
+        blind: the site's secret for it.
+        digest: of the key list.
+        count: of numbers.
+
+    Returns:
+        Numbers modulo 2^32, (count,).
+    """
     return keystream(derived(blind, b"own mask" + digest), count)
 
 
 def pair_masks(
     site: str, seed: bytes, members: Mapping[str, Member], others: Collection[str], digest: bytes, count: int
 ) -> Words:
-    """Sum of the masks of `site` with `others`. seed: of its masking key. The first name of a pair adds."""
+    """Sum of the masks of a site with others. The first name of a pair adds.
+
+    Args:
+        site: its name.
+        seed: of its masking key.
+        members: the key list by name.
+        others: names of the sites that it has masks with.
+        digest: of the key list.
+        count: of numbers.
+
+    Returns:
+        Numbers modulo 2^32, (count,).
+    """
     total = np.zeros(count, dtype=np.uint32)
     private = masking_key(seed)
     for other in sorted(others):

@@ -38,10 +38,18 @@ GONE = Secrets(b"", b"", b"")
 
 @dataclass(frozen=True)
 class SumState:
-    """What a site keeps of one sum. context: digest of the run and the sum. present: sites whose shares it has.
+    """What a site keeps of one sum.
 
-    shares: what these have dealt to this site, by sender and kind. summed: the sites that it has signed to be in the sum.
-    public: digest of the public map of the features. spare: seed of this site's noise for lost sites, if it has any.
+    Attributes:
+        site: its name.
+        context: digest of the run and the sum.
+        phase: its last step.
+        secrets: of this sum.
+        members: the key list.
+        shares: what the sites whose shares it has have dealt to it, by sender and kind.
+        summed: the sites that it has signed to be in the sum.
+        public: digest of the public map of the features.
+        spare: seed of this site's noise for lost sites, if it has any.
     """
 
     site: str
@@ -70,7 +78,14 @@ class SumState:
         return list_digest(self.members, self.context + self.public)
 
     def at(self, phase: Phase) -> None:
-        """Raise StateError unless the last step was `phase`."""
+        """Check the last step.
+
+        Args:
+            phase: that it must be.
+
+        Raises:
+            StateError: if it is another.
+        """
         if self.phase != phase:
             raise StateError(
                 f"a step of a secure sum that follows {phase!r}, but this site is at {self.phase!r}: no step is done twice"
@@ -78,7 +93,16 @@ class SumState:
 
 
 def begin(site: str, private: bytes, context: bytes) -> tuple[SumState, Member]:
-    """Make new keys for one sum. private: the site's lasting key."""
+    """Make new keys for one sum.
+
+    Args:
+        site: its name.
+        private: its lasting key.
+        context: digest of the run and the sum.
+
+    Returns:
+        The site's state, and its entry in the key list.
+    """
     secrets = Secrets.fresh()
     return SumState(site, context, "keys", secrets), announce(site, secrets, private, public_key(private), context)
 
@@ -92,12 +116,26 @@ def share(
     pinned: Mapping[str, bytes] | None = None,
     public: bytes = b"",
 ) -> tuple[SumState, Dealt]:
-    """Check the key list and deal shares of this site's secrets. own: the site's lasting public key.
+    """Check the key list and deal shares of this site's secrets.
 
-    public: digest of the public map. With another map for one site, the sum would show what that site adds to it.
+    Args:
+        state: after `begin`.
+        members: the key list.
+        rules: of the sum.
+        own: the site's lasting public key.
+        smallest_sum: fewest sites that this site's policy allows in a sum.
+        pinned: the lasting keys that it knows, by name; None if any key is accepted.
+        public: digest of the public map. With another map for one site, the sum would show what
+            that site adds to it.
 
-    Raises SealError for a list that the coordinator or a site has changed, DisputeError for sites whose keys are not the
-    pinned ones, PolicyError if its sum would be of too few sites.
+    Returns:
+        The state after this step, and the shares.
+
+    Raises:
+        SealError: for a list that the coordinator or a site has changed.
+        DisputeError: for sites whose keys are not the pinned ones.
+        PolicyError: if its sum would be of too few sites.
+        StateError: if this step does not follow.
     """
     state.at("keys")
     rules.check(smallest_sum)
@@ -112,11 +150,23 @@ def share(
 
 
 def mask(state: SumState, delivered: Sequence[Dealt], rules: SumRules, values: NDArray[np.int64]) -> tuple[SumState, Words]:
-    """Mask a vector of whole numbers. delivered: the shares that the other sites and this one have dealt to this site.
+    """Mask a vector of whole numbers.
 
-    Raises SealError unless the shares are those of sites in the list, StateError when there are too few, and DisputeError,
-    which names the senders, for shares that cannot be used: this site would hold no share of their secrets, and a sum with
-    their masks might never be completed. It then keeps its state, and may be asked again without these senders.
+    Args:
+        state: after `share`.
+        delivered: the shares that the other sites and this one have dealt to this site.
+        rules: of the sum.
+        values: the vector (n,).
+
+    Returns:
+        The state after this step, and the masked vector (n,) modulo 2^32.
+
+    Raises:
+        SealError: unless the shares are those of sites in the list.
+        StateError: when there are too few, or if this step does not follow.
+        DisputeError: which names the senders, for shares that cannot be used: this site would hold
+            no share of their secrets, and a sum with their masks might never be completed. It then
+            keeps its state, and may be asked again without these senders.
     """
     state.at("shares")
     members, digest = state.by_name, state.digest
@@ -142,7 +192,21 @@ def mask(state: SumState, delivered: Sequence[Dealt], rules: SumRules, values: N
 
 
 def agree(state: SumState, summed: Collection[str], rules: SumRules, private: bytes) -> tuple[SumState, bytes]:
-    """Sign the list of the sites in the sum, once. Raises SealError for a list without this site, or of too few sites."""
+    """Sign the list of the sites in the sum, once.
+
+    Args:
+        state: after `mask`.
+        summed: names of the sites.
+        rules: of the sum.
+        private: the site's lasting key.
+
+    Returns:
+        The state after this step, and the signature.
+
+    Raises:
+        SealError: for a list without this site, or of too few sites.
+        StateError: if this step does not follow.
+    """
     state.at("masked")
     names = tuple(sorted(set(summed)))
     if len(names) != len(summed) or not set(names) <= state.shares.keys() or state.site not in names:
@@ -156,10 +220,20 @@ def agree(state: SumState, summed: Collection[str], rules: SumRules, private: by
 def reveal(
     state: SumState, signatures: Mapping[str, bytes], rules: SumRules
 ) -> tuple[SumState, dict[str, dict[str, bytes]]]:
-    """The shares that complete the sum: of the own mask of each summed site, of the pair masks of each lost one; by kind.
+    """The shares that complete the sum: of the own mask of each summed site, of the pair masks of
+    each lost one. Never both of one site.
 
-    Never both of one site. signatures: of the list of summed sites, by site. Raises SealError unless `threshold` sites have
-    signed the list that this site has signed.
+    Args:
+        state: after `agree`.
+        signatures: of the list of summed sites, by site.
+        rules: of the sum.
+
+    Returns:
+        The state after this step, and the shares by kind and site.
+
+    Raises:
+        SealError: unless `threshold` sites have signed the list that this site has signed.
+        StateError: if this step does not follow.
     """
     state.at("agreed")
     content, members = signed_list(state.digest, state.summed), state.by_name
@@ -170,8 +244,8 @@ def reveal(
     if len(signatures) < rules.threshold:
         raise SealError(f"{len(signatures)} sites have signed the list of summed sites; {rules.threshold} are needed")
     kinds = {name: "blind" if name in state.summed else "masking" for name in state.shares}
-    found = {kind: {name: state.shares[name][kind] for name in kinds if kinds[name] == kind} for kind in KINDS}
-    return replace(state, phase="done", secrets=GONE, shares={}, spare=b""), found
+    revealed = {kind: {name: state.shares[name][kind] for name in kinds if kinds[name] == kind} for kind in KINDS}
+    return replace(state, phase="done", secrets=GONE, shares={}, spare=b""), revealed
 
 
 def spare_seed(state: SumState) -> bytes:
@@ -183,7 +257,12 @@ def spare_seed(state: SumState) -> bytes:
 
 
 def signed_list(digest: bytes, summed: Sequence[str]) -> bytes:
-    """The bytes that sites sign: the key list and the names of the sites in the sum."""
+    """The bytes that sites sign.
+
+    Args:
+        digest: of the key list.
+        summed: names of the sites in the sum.
+    """
     return digest + b"".join(len(name.encode()).to_bytes(4, "big") + name.encode() for name in summed)
 
 

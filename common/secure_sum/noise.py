@@ -28,28 +28,52 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def site_variances(claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
-    """Variance of one site's noise in every entry of each statistic, in squared steps. Depends on public numbers only.
+    """Variance of one site's noise in every entry of each statistic. Depends on public numbers
+    only.
 
-    A unit changes a statistic by a vector of norm at most 1 / step. Rounding moves an entry by less than one more, so all of
-    them by less than the root of their number. The `honest` sites alone give the noise of the claim. Each adds CONTINUOUS
-    once more, because what discrete noise costs beyond continuous noise grows with the number of sites.
-    Raises ConfigError if the modulus has no room for the noise.
+    A unit changes a statistic by a vector of norm at most 1 / step. Rounding moves an entry by less
+    than one more, so all of them by less than the root of their number. The `honest` sites alone
+    give the noise of the claim. Each adds CONTINUOUS once more, because what discrete noise costs
+    beyond continuous noise grows with the number of sites.
+
+    Args:
+        claim: the mechanism, with the noise of the sum.
+        numbers: fixed-point numbers of each statistic.
+        shapes: of each statistic.
+        rules: of the sum.
+
+    Returns:
+        Variances in squared steps, by statistic.
+
+    Raises:
+        ConfigError: if the modulus has no room for the noise.
     """
-    found = {}
+    variances = {}
     for name, (sigma, bound) in claim.noise.items():
         fixed = numbers[name]
         sensitivity = bound / fixed.step + (1 + SLACK) * math.sqrt(math.prod(shapes[name]))
-        found[name] = math.ceil(((sigma / bound * sensitivity) ** 2 + CONTINUOUS) / rules.honest) + CONTINUOUS
-        if ROOM * math.sqrt(rules.members * found[name]) > (1 - FILLED) * HALF:
+        shared = ((sigma / bound * sensitivity) ** 2 + CONTINUOUS) / rules.honest
+        variances[name] = math.ceil(shared) + CONTINUOUS
+        if ROOM * math.sqrt(rules.members * variances[name]) > (1 - FILLED) * HALF:
             raise ConfigError(
                 f"secure-sum-records: the noise on {name} does not fit into the modulus; set more records of a site, or a "
                 "larger epsilon"
             )
-    return found
+    return variances
 
 
 def spare_variances(claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
-    """Variance of the part of one site's noise that is for lost sites. Empty where none may be lost."""
+    """Variance of the part of one site's noise that is for lost sites.
+
+    Args:
+        claim: as in `site_variances`.
+        numbers: as in `site_variances`.
+        shapes: as in `site_variances`.
+        rules: as in `site_variances`.
+
+    Returns:
+        Variances in squared steps, by statistic; empty where no site may be lost.
+    """
     if rules.lasting == rules:
         return {}
     whole, lasting = (site_variances(claim, numbers, shapes, each) for each in (rules, rules.lasting))
@@ -60,16 +84,38 @@ def spare_variances(claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes:
 def noise_of_site(
     claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
 ) -> dict[str, Integers]:
-    """One site's noise for each statistic, flat, in steps. seed: of the part for lost sites."""
+    """One site's noise for each statistic.
+
+    Args:
+        claim: as in `site_variances`.
+        numbers: as in `site_variances`.
+        shapes: as in `site_variances`.
+        rules: as in `site_variances`.
+        seed: of the part for lost sites, 32 bytes.
+
+    Returns:
+        Noise by statistic, flat, in steps.
+    """
     lasting, spare = site_variances(claim, numbers, shapes, rules.lasting), spare_of(claim, numbers, shapes, rules, seed)
-    found = {name: discrete_gaussian(variance, math.prod(shapes[name])) for name, variance in lasting.items()}
-    return {name: drawn + spare[name] if name in spare else drawn for name, drawn in found.items()}
+    noise = {name: discrete_gaussian(variance, math.prod(shapes[name])) for name, variance in lasting.items()}
+    return {name: drawn + spare[name] if name in spare else drawn for name, drawn in noise.items()}
 
 
 def spare_of(
     claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
 ) -> dict[str, Integers]:
-    """The part of a site's noise that is for lost sites, from its seed of 32 bytes: the same at site and coordinator."""
+    """The part of a site's noise that is for lost sites: the same at site and coordinator.
+
+    Args:
+        claim: as in `site_variances`.
+        numbers: as in `site_variances`.
+        shapes: as in `site_variances`.
+        rules: as in `site_variances`.
+        seed: of this part, 32 bytes.
+
+    Returns:
+        Noise by statistic, flat, in steps; empty where no site may be lost.
+    """
     source = seeded(seed)
     variances = sorted(spare_variances(claim, numbers, shapes, rules).items())
     return {name: discrete_gaussian(variance, math.prod(shapes[name]), source) for name, variance in variances}
@@ -78,9 +124,18 @@ def spare_of(
 def noise_of_sum(
     claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, summed: int, removed: int = 0
 ) -> dict[str, float]:
-    """Standard deviation of the noise in the sum of `summed` sites, in the units of the statistics.
+    """Standard deviation of the noise in a sum.
 
-    removed: the number of sites whose part for lost sites was taken out.
+    Args:
+        claim: as in `site_variances`.
+        numbers: as in `site_variances`.
+        shapes: as in `site_variances`.
+        rules: as in `site_variances`.
+        summed: number of sites in the sum.
+        removed: number of sites whose part for lost sites was taken out.
+
+    Returns:
+        Standard deviations by statistic, in the units of the statistics.
     """
     lasting = site_variances(claim, numbers, shapes, rules.lasting)
     spare = spare_variances(claim, numbers, shapes, rules)

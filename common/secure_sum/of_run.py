@@ -23,14 +23,27 @@ MOST_DIMENSIONS = 512
 
 
 def rules_of(sums: SumSettings, members: int) -> SumRules:
-    """The limits of a run's secure sum of this many sites."""
+    """The limits of a run's secure sum.
+
+    Args:
+        sums: settings of the sum.
+        members: number of sites in the key list.
+    """
     return SumRules.of(members, sums.colluding, sums.dropouts, sums.secure_sum_threshold)
 
 
 def numbers_of(run: Run, sites: int, round: int = 1) -> dict[str, FixedPoint]:
-    """The fixed-point numbers of each statistic of a round. Under joint noise, features have norm at most one.
+    """The fixed-point numbers of each statistic of a round.
 
-    Raises ConfigError.
+    Under joint noise, features have norm at most one.
+
+    Args:
+        run: with the largest feature and most records of a site in its settings.
+        sites: number of sites in the sum.
+        round: counted from one.
+
+    Raises:
+        ConfigError: if the modulus is too small.
     """
     joint, own = run.plan.mechanism_name == JOINT_SUMS, run.settings
     numbers = {}
@@ -56,14 +69,26 @@ def dimensions_of(run: Run) -> int:
 
 
 def shapes_of(plan: Plan, classes: int, dimension: int, round: int = 1) -> dict[str, tuple[int, ...]]:
-    """The shape of each statistic of a round."""
+    """The shape of each statistic of a round.
+
+    Args:
+        plan: of the run.
+        classes: number of classes.
+        dimension: of the features.
+        round: counted from one.
+    """
     sizes = plan.messages.sizes(classes, dimension, 1)
     sums = plan.combination.sums_in(round)
     return {each.name: tuple(sizes[symbol] for symbol in each.shape.split()) for each in sums}
 
 
 def context_of(run: Run, name: str) -> bytes:
-    """Digest that binds keys, shares and signatures to the settings of a run and to one sum."""
+    """Digest that binds keys, shares and signatures to the settings of a run and to one sum.
+
+    Args:
+        run: with the settings.
+        name: of the sum.
+    """
     # Not in the digest, because simulations and deployments differ in them; but they select each site's records.
     chosen = {key: getattr(run.settings, key) for key in SELECTING}
     selected = json.dumps(chosen, sort_keys=True)
@@ -71,9 +96,14 @@ def context_of(run: Run, name: str) -> bytes:
 
 
 def local_epsilon(run: Run, rules: SumRules) -> float:
-    """Epsilon, at the run's delta, of the part of this site's own noise that always stays: if all others tell theirs.
+    """Epsilon of the part of this site's own noise that always stays: if all others tell theirs.
 
-    Of all rounds of the run together.
+    Args:
+        run: with its delta.
+        rules: of the sum.
+
+    Returns:
+        Epsilon at the run's delta, of all rounds of the run together.
     """
     if run.mechanism is None or run.mechanism.name != JOINT_SUMS:
         return run.settings.epsilon

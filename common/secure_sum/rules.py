@@ -16,8 +16,19 @@ MOST_SPARED = 500
 class SumRules:
     """Limits of one secure sum.
 
-    members: sites in the key list. colluding: how many of them may tell the coordinator their secrets. threshold: number of
-    shares that recover a secret, and of signatures that fix the list of summed sites. least: fewest sites in the sum.
+    Attributes:
+        members: sites in the key list.
+        colluding: how many of them may tell the coordinator their secrets.
+        threshold: number of shares that recover a secret, and of signatures that fix the list of
+            summed sites.
+        least: fewest sites in the sum.
+
+    Example:
+        >>> rules = SumRules.of(10, colluding=0.2, dropouts=0.3)
+        >>> rules
+        SumRules(members=10, colluding=2, threshold=7, least=7)
+        >>> rules.honest
+        5
     """
 
     members: int
@@ -27,7 +38,14 @@ class SumRules:
 
     @classmethod
     def of(cls, members: int, colluding: float, dropouts: float, threshold: int = 0) -> SumRules:
-        """The rules for shares of colluding and lost sites. threshold: 0 for the smallest that is safe."""
+        """The rules for shares of colluding and lost sites.
+
+        Args:
+            members: sites in the key list.
+            colluding: share of them that may tell the coordinator their secrets.
+            dropouts: share of them that may be lost.
+            threshold: as in the attributes; 0 for the smallest that is safe.
+        """
         together = math.floor(colluding * members + 1e-9)
         smallest = (members + together) // 2 + 1
         chosen = threshold or smallest
@@ -44,11 +62,20 @@ class SumRules:
         return replace(self, least=self.members) if self.members <= MOST_SPARED else self
 
     def check(self, smallest_sum: int = 2) -> None:
-        """Raise PolicyError for rules under which the coordinator could learn more than one sum, or a sum of too few sites.
+        """Check that the coordinator can learn one sum only, and none of too few sites.
 
-        With c colluding sites, 2 threshold > members + c (Bonawitz et al. 2017, theorem 6.5): two groups of honest sites
-        cannot both complete `threshold` shares or signatures. So all honest sites agree on one list of summed sites, and
-        no site's two secrets are both recovered.
+        With c colluding sites, 2 threshold > members + c: two groups of honest sites cannot both
+        complete `threshold` shares or signatures. So all honest sites agree on one list of summed
+        sites, and no site's two secrets are both recovered.
+
+        Args:
+            smallest_sum: fewest sites that a policy allows in a sum.
+
+        Raises:
+            PolicyError: for rules under which it could learn more.
+
+        Source:
+            Bonawitz et al. 2017, theorem 6.5.
         """
         if not 2 <= self.members <= MOST_MEMBERS:
             raise PolicyError(f"a secure sum of {self.members} sites: needs 2 to {MOST_MEMBERS}")

@@ -17,19 +17,43 @@ SECRET_BYTES, SHARE_BYTES = 16, 17
 
 
 def split(secret: bytes, threshold: int, count: int) -> dict[int, bytes]:
-    """Shares 1 ... count of a secret of 16 bytes: values of a random polynomial whose constant term is the secret."""
+    """Shares of a secret: values of a random polynomial whose constant term is the secret.
+
+    Args:
+        secret: 16 bytes.
+        threshold: number of shares that give the secret.
+        count: number of shares.
+
+    Returns:
+        Shares of 17 bytes by point, 1 to count.
+
+    Example:
+        >>> shares = split(b"sixteen bytes...", threshold=2, count=3)
+        >>> combine({1: shares[1], 3: shares[3]})
+        b'sixteen bytes...'
+    """
     polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
-    found = {}
+    shares = {}
     for point in range(1, count + 1):
         value = 0
         for coefficient in reversed(polynomial):
             value = (value * point + coefficient) % PRIME
-        found[point] = value.to_bytes(SHARE_BYTES, "big")
-    return found
+        shares[point] = value.to_bytes(SHARE_BYTES, "big")
+    return shares
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, from `threshold` of its shares. Raises SurrogateError if these are not shares of one secret."""
+    """The secret, from some of its shares.
+
+    Args:
+        shares: `threshold` of them, by point.
+
+    Returns:
+        The secret, 16 bytes.
+
+    Raises:
+        SurrogateError: if these are not shares of one secret.
+    """
     weights = _at_zero(tuple(sorted(shares)))
     value = sum(weights[point] * int.from_bytes(share, "big") for point, share in shares.items()) % PRIME
     if value >= 2 ** (8 * SECRET_BYTES):
@@ -40,11 +64,11 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 @cache
 def _at_zero(points: tuple[int, ...]) -> dict[int, int]:
     """Lagrange's weights of the values at these points in the value at zero."""
-    found = {}
+    weights = {}
     for point in points:
         above = below = 1
         for other in points:
             if other != point:
                 above, below = above * other % PRIME, below * (other - point) % PRIME
-        found[point] = above * pow(below, -1, PRIME) % PRIME
-    return found
+        weights[point] = above * pow(below, -1, PRIME) % PRIME
+    return weights

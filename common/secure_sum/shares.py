@@ -21,9 +21,14 @@ TAG_BYTES, DIGEST_BYTES = 16, 32
 
 @dataclass(frozen=True)
 class Dealt:
-    """The shares that one site deals, by reader. content: both shares, encrypted. digests: of each share, by kind.
+    """The shares that one site deals.
 
-    digest: of the key list that the site has seen. checks: digests of the secrets themselves, by kind.
+    Attributes:
+        site: its name.
+        content: both shares, encrypted, by reader.
+        digests: of each share, by reader and kind.
+        checks: digests of the secrets themselves, by kind.
+        digest: of the key list that the site has seen.
     """
 
     site: str
@@ -34,7 +39,15 @@ class Dealt:
 
 
 def deal(site: str, secrets: Secrets, members: Mapping[str, Member], threshold: int, digest: bytes) -> Dealt:
-    """Share both secrets of a site among all members, itself included."""
+    """Share both secrets of a site among all members, itself included.
+
+    Args:
+        site: its name.
+        secrets: of this sum.
+        members: the key list by name.
+        threshold: number of shares that recover a secret.
+        digest: of the key list.
+    """
     dealt = {kind: split(getattr(secrets, kind), threshold, len(members)) for kind in KINDS}
     content, digests = {}, {}
     for index, reader in enumerate(sorted(members), 1):
@@ -47,7 +60,14 @@ def deal(site: str, secrets: Secrets, members: Mapping[str, Member], threshold: 
 
 
 def check_dealt(dealt: Dealt) -> None:
-    """Raise SurrogateError for shares that no reader could open, as far as this shows without their keys."""
+    """Check that readers could open shares, as far as this shows without their keys.
+
+    Args:
+        dealt: by one site.
+
+    Raises:
+        SurrogateError: for shares or digests of a wrong length.
+    """
     sizes = {len(both) for both in dealt.content.values()}
     digests = {len(each) for both in (dealt.checks, *dealt.digests.values()) for each in both.values()}
     if sizes != {2 * SHARE_BYTES + TAG_BYTES} or digests != {DIGEST_BYTES}:
@@ -55,9 +75,21 @@ def check_dealt(dealt: Dealt) -> None:
 
 
 def open_share(dealt: Dealt, reader: str, sharing: bytes, members: Mapping[str, Member], digest: bytes) -> dict[str, bytes]:
-    """The two shares, by kind, that a site has dealt to `reader`. sharing: the reader's private key.
+    """The two shares that a site has dealt to a reader.
 
-    Raises SealError if they were changed, are for another sum, or the sender has seen another key list.
+    Args:
+        dealt: by the site.
+        reader: its name.
+        sharing: the reader's private key.
+        members: the key list by name.
+        digest: of the key list.
+
+    Returns:
+        The shares by kind.
+
+    Raises:
+        SealError: if they were changed, are for another sum, or the sender has seen another key
+            list.
     """
     key = _key(sharing, members[dealt.site], dealt.site, reader, digest)
     try:
@@ -74,9 +106,18 @@ def open_share(dealt: Dealt, reader: str, sharing: bytes, members: Mapping[str, 
 
 
 def recover(dealt: Dealt, kind: str, shares: Mapping[str, bytes], readers: list[str], threshold: int) -> bytes:
-    """A secret of a site from shares by reader, whose digests were checked. readers: all members, sorted.
+    """A secret of a site from its shares.
 
-    Raises SurrogateError when they are too few, or the site has dealt shares that do not fit together.
+    Args:
+        dealt: by the site.
+        kind: of the secret.
+        shares: by reader, whose digests were checked.
+        readers: all members, sorted.
+        threshold: number of shares that recover a secret.
+
+    Raises:
+        SurrogateError: when they are too few, or the site has dealt shares that do not fit
+            together.
     """
     if len(shares) < threshold:
         raise SurrogateError(
@@ -92,7 +133,15 @@ def recover(dealt: Dealt, kind: str, shares: Mapping[str, bytes], readers: list[
 
 
 def share_digest(share: bytes, site: str, reader: str, kind: str, digest: bytes) -> bytes:
-    """Digest that fixes a share without revealing it: a share is a random number of 130 bits."""
+    """Digest that fixes a share without revealing it: a share is a random number of 130 bits.
+
+    Args:
+        share: its bytes.
+        site: that has dealt it.
+        reader: that it is for.
+        kind: of the secret.
+        digest: of the key list.
+    """
     return hashlib.sha256(b"\0".join((digest, share, kind.encode(), site.encode(), reader.encode()))).digest()
 
 

@@ -17,7 +17,17 @@ Shares = Mapping[str, Mapping[str, bytes]]
 
 
 def check_revealed(reader: str, revealed: Shares, dealt: Mapping[str, Dealt], summed: Sequence[str]) -> None:
-    """Raise SurrogateError unless a site reveals exactly the shares it must, each with its digest."""
+    """Check that a site reveals exactly the shares it must, each with its digest.
+
+    Args:
+        reader: the site that reveals them.
+        revealed: shares by kind and site.
+        dealt: of all sites whose shares were delivered, by site.
+        summed: names of the sites in the sum.
+
+    Raises:
+        SurrogateError: otherwise.
+    """
     wanted = {"blind": set(summed), "masking": set(dealt) - set(summed)}
     for kind in KINDS:
         if set(revealed[kind]) != wanted[kind]:
@@ -35,10 +45,22 @@ def unmask(
     rules: SumRules,
     delivered: Mapping[str, Collection[str]] | None = None,
 ) -> Words:
-    """The sum of the vectors in `masked`, by site. revealed: shares by reader, kind and site, after `check_revealed`.
+    """The sum of vectors, without their masks.
 
-    dealt: of all sites whose shares were delivered. delivered: by site in the sum, the sites whose shares it has, with which
-    its vector is masked; by default all. Raises SurrogateError when shares are missing or do not fit.
+    Args:
+        masked: vectors (n,) modulo 2^32, by site in the sum.
+        dealt: of all sites whose shares were delivered, by site.
+        members: the key list by name.
+        revealed: shares by reader, kind and site, after `check_revealed`.
+        rules: of the sum.
+        delivered: by site in the sum, the sites whose shares it has, with which its vector is
+            masked; by default all.
+
+    Returns:
+        The sum (n,) modulo 2^32.
+
+    Raises:
+        SurrogateError: when shares are missing or do not fit.
     """
     total: Words = np.zeros_like(next(iter(masked.values())))
     for vector in masked.values():
@@ -49,7 +71,7 @@ def unmask(
         with_it = [name for name in masked if delivered is None or site in delivered[name]]
         if not with_it:
             continue
-        shares = {reader: found[kind][site] for reader, found in revealed.items() if site in found[kind]}
+        shares = {reader: own[kind][site] for reader, own in revealed.items() if site in own[kind]}
         secret = recover(each, kind, shares, readers, rules.threshold)
         if kind == "blind":
             total = total - own_mask(secret, each.digest, len(total))

@@ -9,7 +9,20 @@ Words = NDArray[np.uint32]
 
 
 def words(values: NDArray[np.int64]) -> Words:
-    """Whole numbers modulo 2^32."""
+    """Whole numbers modulo 2^32.
+
+    Args:
+        values: int64, of any shape.
+
+    Returns:
+        The numbers, uint32, in the same shape.
+
+    Example:
+        >>> words(np.array([5, -1])).tolist()
+        [5, 4294967295]
+        >>> unpack_words(pack_words(words(np.array([5, -1])))).tolist()
+        [5, 4294967295]
+    """
     return values.astype(np.uint64).astype(np.uint32)
 
 

@@ -20,7 +20,14 @@ FORM = re.compile(r"([0-9a-f]{32}):([0-9]{1,11}):([0-9]{1,9}):([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class Receipt:
-    """ledger: its opaque name. opened: seconds since 1970. length: entries, header included. tag: of the last entry."""
+    """A receipt of a site's ledger.
+
+    Attributes:
+        ledger: its opaque name.
+        opened: seconds since 1970.
+        length: entries, header included.
+        tag: of the last entry.
+    """
 
     ledger: str
     opened: int
@@ -32,11 +39,15 @@ class Receipt:
 
 
 def parse_receipt(text: object) -> Receipt:
-    """Parse the text `str(receipt)`. Raises SurrogateError for anything else."""
-    found = FORM.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
+    """Parse the text `str(receipt)`.
+
+    Raises:
+        SurrogateError: for anything else.
+    """
+    match = FORM.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
         raise SurrogateError(f"a receipt that cannot be read: {str(text)[:60]!r}")
-    ledger, opened, length, tag = found.groups()
+    ledger, opened, length, tag = match.groups()
     return Receipt(ledger, int(opened), int(length), tag)
 
 
@@ -46,7 +57,11 @@ def join_receipts(receipts: Iterable[Receipt]) -> str:
 
 
 def parse_receipts(text: object) -> list[Receipt]:
-    """Parse the text of `join_receipts`. Raises SurrogateError for anything else, and for more than MOST_RECEIPTS."""
+    """Parse the text of `join_receipts`.
+
+    Raises:
+        SurrogateError: for anything else, and for more than MOST_RECEIPTS.
+    """
     if text == "":
         return []
     parts = text.split(",", MOST_RECEIPTS) if isinstance(text, str) else [text]

@@ -40,7 +40,26 @@ def public_key(private: bytes) -> bytes:
 
 
 def seal(content: bytes, private: bytes, readers: Mapping[str, bytes], context: bytes) -> bytes:
-    """Encrypt content once for all readers (name: public key). Each reader can open it. Raises SealError for a bad key."""
+    """Encrypt content once for all readers. Each reader can open it.
+
+    Args:
+        content: to be encrypted.
+        private: the sender's key.
+        readers: public keys by name.
+        context: of the run and the step, without which the message cannot be opened.
+
+    Returns:
+        The sealed message.
+
+    Raises:
+        SealError: for a bad key.
+
+    Example:
+        >>> sender, reader = new_key(), new_key()
+        >>> sealed = seal(b"a surrogate", sender, {"south": public_key(reader)}, b"run 1, step 2")
+        >>> open_sealed(sealed, "south", reader, public_key(sender), b"run 1, step 2")
+        b'a surrogate'
+    """
     key, nonce = ChaCha20Poly1305.generate_key(), os.urandom(NONCE_BYTES)
     sealed = Sealed(nonce=nonce, content=ChaCha20Poly1305(key).encrypt(nonce, content, context))
     for name, public in sorted(readers.items()):
@@ -52,7 +71,21 @@ def seal(content: bytes, private: bytes, readers: Mapping[str, bytes], context: 
 
 
 def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, context: bytes) -> bytes:
-    """Open a sealed message as reader `name`. Raises SealError if it was changed, is not for `name`, or not from sender."""
+    """Open a sealed message.
+
+    Args:
+        payload: the sealed message.
+        name: of the reader.
+        private: the reader's key.
+        sender: the sender's public key.
+        context: as in `seal`.
+
+    Returns:
+        The content.
+
+    Raises:
+        SealError: if the message was changed, is not for this reader, or not from this sender.
+    """
     sealed = Sealed()
     try:
         read_message(sealed, payload, "sealed message")
@@ -68,9 +101,14 @@ def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, contex
 
 
 def read_keys(file: Path) -> Mapping[str, bytes]:
-    """Public keys by site, from lines `name = "hex"` as printed by `site key`.
+    """Public keys by site.
 
-    Raises ConfigError, also if two names have the same key: its owner would count as two sites.
+    Args:
+        file: of lines `name = "hex"` as printed by `site key`.
+
+    Raises:
+        ConfigError: for another file, also if two names have the same key: its owner would count as
+            two sites.
     """
     try:
         keys = {name: bytes.fromhex(key) for name, key in tomllib.loads(file.read_text("utf-8-sig")).items()}
@@ -86,12 +124,28 @@ def read_keys(file: Path) -> Mapping[str, bytes]:
 
 
 def sign(content: bytes, private: bytes, purpose: bytes) -> bytes:
-    """An Ed25519 signature of public content. purpose: the signature is valid only for it."""
+    """An Ed25519 signature of public content.
+
+    Args:
+        content: that is signed.
+        private: the signer's key.
+        purpose: the signature is valid only for it.
+    """
     return _halves(private)[1].sign(_named(purpose, content))
 
 
 def verify(content: bytes, signature: bytes, public: bytes, purpose: bytes) -> None:
-    """Raise SealError unless `sign` made this signature of content and purpose with the private key of `public`."""
+    """Check that `sign` made a signature of content and purpose.
+
+    Args:
+        content: that was signed.
+        signature: of it.
+        public: the signer's public key.
+        purpose: of the signature.
+
+    Raises:
+        SealError: if it did not.
+    """
     try:
         Ed25519PublicKey.from_public_bytes(public[SEED_BYTES:]).verify(signature, _named(purpose, content))
     except (InvalidSignature, ValueError):

@@ -31,11 +31,17 @@ ID, DATE, SIGNATURE = (re.compile(form) for form in (r"[0-9a-f]{16}", r"\d{4}-\d
 
 @dataclass(frozen=True)
 class Request:
-    """A request to sites. Raises ConfigError for invalid values.
+    """A request to sites.
 
-    id: 16 hexadecimal digits, new for each request. settings: the run's settings, flat. centre: bytes of the public centre,
-    if the run has one. expires: the last day, in UTC, on which a site replies (YYYY-MM-DD); empty for no limit. receipts:
-    the latest receipts of the sites' ledgers, by site.
+    Attributes:
+        id: 16 hexadecimal digits, new for each request.
+        settings: the run's settings, flat.
+        centre: bytes of the public centre, if the run has one.
+        expires: the last day, in UTC, on which a site replies (YYYY-MM-DD); empty for no limit.
+        receipts: the latest receipts of the sites' ledgers, by site.
+
+    Raises:
+        ConfigError: for invalid values.
     """
 
     id: str
@@ -66,7 +72,17 @@ class Request:
         days: int = 0,
         receipts: Mapping[str, str] | None = None,
     ) -> Request:
-        """A new request, which expires after `days` (0: never). Raises ConfigError if a file cannot answer the settings."""
+        """A new request.
+
+        Args:
+            settings: of the run, flat.
+            centre: bytes of the public centre, if the run has one.
+            days: after which the request expires; 0: never.
+            receipts: the latest receipts of the sites' ledgers, by site.
+
+        Raises:
+            ConfigError: if a file cannot answer the settings.
+        """
         expires = f"{datetime.now(UTC).date() + timedelta(days):%Y-%m-%d}" if days else ""
         request = cls(secrets.token_hex(8), dict(settings), centre, expires, dict(receipts or {}))
         request.run()
@@ -105,7 +121,14 @@ class Request:
         return hashlib.sha256(self.body()).hexdigest()
 
     def signed(self, private: bytes) -> bytes:
-        """The content of a request file. private: the coordinator's key. Raises ConfigError if it is too large for sites."""
+        """The content of a request file.
+
+        Args:
+            private: the coordinator's key.
+
+        Raises:
+            ConfigError: if it is too large for sites.
+        """
         body = self.body()
         content = FIRST_LINE.encode() + sign(body, private, PURPOSE).hex().encode() + b"\n" + body
         if len(content) > LARGEST_REQUEST:
@@ -114,10 +137,16 @@ class Request:
 
 
 def read_request(file: Path, public: bytes | None) -> Request:
-    """Read a request that was signed with the private key of `public`.
+    """Read a signed request.
 
-    public: None skips the check; the coordinator reads its own file so. Raises ConfigError for a file that is no request or
-    has expired, and SealError if the signature does not fit.
+    Args:
+        file: of `coordinator request`.
+        public: the coordinator's public key; None skips the check, as the coordinator reads its own
+            file.
+
+    Raises:
+        ConfigError: for a file that is no request or has expired.
+        SealError: if the signature does not fit.
     """
     try:
         with file.open("rb") as stream:

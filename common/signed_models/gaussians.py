@@ -18,14 +18,28 @@ SMALLEST = 1e-6
 
 @dataclass(frozen=True)
 class LowRankCovariance:
-    """A covariance: variances (r,) along orthonormal directions (r, d), and the variance `rest` (1,) along all others."""
+    """A covariance with few directions of its own.
+
+    Attributes:
+        directions: orthonormal, (r, d).
+        variances: along these directions, (r,).
+        rest: the variance along all others, (1,).
+    """
 
     directions: Tensor
     variances: Tensor
     rest: Tensor
 
     def distances(self, features: Tensor, means: Tensor) -> Tensor:
-        """Squared Mahalanobis distances (n, k) of features (n, d) to means (k, d)."""
+        """Squared Mahalanobis distances of features to means.
+
+        Args:
+            features: (n, d).
+            means: (k, d).
+
+        Returns:
+            Squared distances (n, k).
+        """
         # From one mean, so that the expanded square loses no digits.
         centre = means[0].double()
         x, centres = features.double() - centre, means.double() - centre
@@ -39,9 +53,20 @@ class LowRankCovariance:
 
 @dataclass(frozen=True)
 class Gaussians:
-    """Class means (k, d) with a shared covariance, and one Gaussian of all classes together.
+    """Class means with a shared covariance, and one Gaussian of all classes together.
 
-    means: of the classes that have samples, so k may be below the number of classes. mean (d,) and `total`: of all samples.
+    Attributes:
+        means: of the classes that have samples, (k, d), so k may be below the number of classes.
+        mean: of all samples, (d,).
+        within: the covariance around the class means.
+        total: the covariance of all samples.
+
+    Example:
+        >>> features = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 9.0], [2.0, 9.0]])
+        >>> gaussians = fit_gaussians(features, torch.tensor([0, 0, 1, 1]))
+        >>> nearest, relative = gaussians.scores(torch.tensor([[1.0, 0.0], [5.0, 0.0]]))
+        >>> nearest[0] < nearest[1]
+        tensor(True)
     """
 
     means: Tensor
@@ -50,10 +75,20 @@ class Gaussians:
     total: LowRankCovariance
 
     def scores(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared Mahalanobis distance to the nearest class (n,), and the relative one (n,), of features (n, d).
+        """Squared Mahalanobis distance to the nearest class, and the relative one.
 
-        The relative one subtracts the distance to the Gaussian of all classes (Ren et al. 2021, "A simple fix to Mahalanobis
-        distance for improving near-OOD detection", equations 2 and 3). Larger means farther from the training data.
+        The relative one subtracts the distance to the Gaussian of all classes. Larger means farther
+        from the training data.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            Both distances, (n,) each.
+
+        Source:
+            Ren et al. 2021, "A simple fix to Mahalanobis distance for improving near-OOD
+            detection", equations 2 and 3.
         """
         x = features.double()
         nearest = self.within.distances(x, self.means).min(1).values
@@ -61,35 +96,53 @@ class Gaussians:
 
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by name."""
-        found = {"means": self.means, "mean": self.mean}
+        tensors = {"means": self.means, "mean": self.mean}
         for name, part in (("within", self.within), ("total", self.total)):
-            found |= {f"{name}.{key}": value for key, value in vars(part).items()}
-        return found
+            tensors |= {f"{name}.{key}": value for key, value in vars(part).items()}
+        return tensors
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Gaussians:
-        """Gaussians from the tensors of `tensors`. Raises KeyError or ValueError for others."""
+        """Gaussians from the tensors of `tensors`.
+
+        Args:
+            tensors: by name.
+
+        Raises:
+            KeyError: for a missing tensor.
+            ValueError: for tensors that do not fit together, or numbers that are not valid.
+        """
         parts = [
             LowRankCovariance(*(tensors[f"{name}.{key}"].float() for key in ("directions", "variances", "rest")))
             for name in ("within", "total")
         ]
-        found = cls(tensors["means"].float(), tensors["mean"].float(), parts[0], parts[1])
-        dimension = found.mean.shape[0] if found.mean.ndim == 1 else -1
+        gaussians = cls(tensors["means"].float(), tensors["mean"].float(), parts[0], parts[1])
+        dimension = gaussians.mean.shape[0] if gaussians.mean.ndim == 1 else -1
         for part in parts:
             rank = len(part.variances)
             if part.directions.shape != (rank, dimension) or part.rest.shape != (1,) or part.variances.ndim != 1:
                 raise ValueError("a covariance whose tensors do not fit together")
             if not (part.rest > 0).all() or not (part.variances > 0).all():
                 raise ValueError("a covariance with a variance that is not above zero")
-        if found.means.ndim != 2 or not len(found.means) or found.means.shape[1] != dimension:
-            raise ValueError(f"class means of shape {tuple(found.means.shape)} for dimension {dimension}")
-        if not all(tensor.isfinite().all() for tensor in found.tensors().values()):
+        if gaussians.means.ndim != 2 or not len(gaussians.means) or gaussians.means.shape[1] != dimension:
+            shape = tuple(gaussians.means.shape)
+            raise ValueError(f"class means of shape {shape} for dimension {dimension}")
+        if not all(tensor.isfinite().all() for tensor in gaussians.tensors().values()):
             raise ValueError("Gaussians with a number that is not finite")
-        return found
+        return gaussians
 
 
 def fit_gaussians(features: Tensor, labels: Tensor, rank: int = GAUSSIAN_RANK) -> Gaussians:
-    """Gaussians of features (n, d) with labels (n,); a class needs two records. Raises ValueError without such a class."""
+    """Gaussians of features. A class needs two records.
+
+    Args:
+        features: (n, d).
+        labels: (n,).
+        rank: most directions of a covariance.
+
+    Raises:
+        ValueError: if no class has two records.
+    """
     x, sizes = features.double(), torch.bincount(labels)
     kept = (sizes >= 2).nonzero().flatten()
     if not len(kept):
@@ -112,8 +165,8 @@ def _covariance(centred: Tensor, rank: int) -> LowRankCovariance:
     else:
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
-            _, singular, found = torch.svd_lowrank(centred, q=rank, niter=4)
-        variances, directions = singular.square() / count, found.T
+            _, singular, vectors = torch.svd_lowrank(centred, q=rank, niter=4)
+        variances, directions = singular.square() / count, vectors.T
     floor = (SMALLEST * (variances.max() if rank else trace)).clamp_min(1e-12)
     rest = ((trace - variances.sum()) / max(1, dimension - rank)).clamp_min(floor)
     return LowRankCovariance(directions.float().contiguous(), variances.clamp_min(floor).float(), rest.float().reshape(1))

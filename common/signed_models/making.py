@@ -49,8 +49,15 @@ def make_signed_model(
 ) -> SignedModel:
     """The signed model of a run, at 16 bits, as sites receive it.
 
-    sampler: draws synthetic features and labels from what the model was learned from. private: the coordinator's key.
-    units: what the sites' privacy claims protect, "record" or "patient"; none if unknown or without privacy.
+    Args:
+        model: that was learned.
+        config: of the run.
+        sampler: draws synthetic features and labels from what the model was learned from.
+        flower_run: Flower's number of the run.
+        sites: number of sites that the model was learned from.
+        private: the coordinator's key.
+        units: what the sites' privacy claims protect, "record" or "patient"; none if unknown or
+            without privacy.
     """
     released = unpack_classifier(pack_classifier(model))
     gaussians, why = release_gaussians(config, sampler)
@@ -95,8 +102,17 @@ def feature_settings(config: Run) -> dict[str, str | int | float]:
 def release_gaussians(config: Run, sampler: Sampler | None) -> tuple[Gaussians | None, str]:
     """Gaussians for out-of-distribution scores, or why there are none.
 
-    Under differential privacy they are computed from what the sites released, so they cost no further privacy. Without it
-    the mixtures went to the coordinator only, and their means must not go to other sites.
+    Under differential privacy they are computed from what the sites released, so they cost no
+    further privacy. Without it the mixtures went to the coordinator only, and their means must not
+    go to other sites.
+
+    Args:
+        config: of the run.
+        sampler: draws synthetic features and labels; None if the method leaves nothing to draw
+            from.
+
+    Returns:
+        The Gaussians and an empty text; or None and the reason.
     """
     if not config.settings.epsilon:
         return None, WITHOUT_PRIVACY
@@ -123,16 +139,28 @@ def signed_values(model: SignedModel) -> Info:
 
 
 def received_model(payload: bytes | None, info: Info) -> SignedModel | None:
-    """The signed model in a message; None if the coordinator has signed none. Raises SurrogateError or SealError."""
+    """The signed model in a message.
+
+    Args:
+        payload: of the message.
+        info: values next to the payload.
+
+    Returns:
+        The model; None if the coordinator has signed none.
+
+    Raises:
+        SurrogateError: for parts that do not fit together, or settings that cannot be used.
+        SealError: if the signature does not fit.
+    """
     if MANIFEST not in info:
         return None
     if payload is None:
         raise SurrogateError("a signed model without its payload")
     manifest, signature, signer = (str(info.get(name, "")) for name in (MANIFEST, SIGNATURE, SIGNER))
     gaussians = unpack_gaussians(str(info[GAUSSIANS])) if GAUSSIANS in info else None
-    found = assembled(unpack_classifier(payload), gaussians, manifest, signature, signer)
+    model = assembled(unpack_classifier(payload), gaussians, manifest, signature, signer)
     try:
-        found.manifest.run_config()
+        model.manifest.run_config()
     except ConfigError as error:
         raise SurrogateError(f"the model's settings cannot be used: {error}") from None
-    return found
+    return model

@@ -32,8 +32,12 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 class Privacy(BaseModel):
     """The differential privacy of the run at each site.
 
-    relation: the change in a site's data that it hides, such as "add or remove one patient"; empty in files of earlier
-    versions, which do not state it.
+    Attributes:
+        epsilon: of the whole run.
+        delta: of the whole run.
+        mechanism: its name.
+        relation: the change in a site's data that it hides, such as "add or remove one patient";
+            empty in files of earlier versions, which do not state it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -51,9 +55,15 @@ class Privacy(BaseModel):
 class Manifest(BaseModel):
     """Facts about a model, which the signature covers.
 
-    run: digest of the run's settings. flower_run: Flower's number of the run. settings: those that its features need, flat.
-    form: what kind of classifier the tensors are. tensors: SHA-256 of all tensors. sites: number of sites it was learned
-    from. gaussians: "" if the file has Gaussians for out-of-distribution scores, otherwise why it has none.
+    Attributes:
+        run: digest of the run's settings.
+        flower_run: Flower's number of the run.
+        settings: those that its features need, flat.
+        form: what kind of classifier the tensors are.
+        sites: number of sites it was learned from.
+        gaussians: "" if the file has Gaussians for out-of-distribution scores, otherwise why it has
+            none.
+        tensors: SHA-256 of all tensors.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -83,13 +93,28 @@ class Manifest(BaseModel):
         return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
     def run_config(self, more: Mapping[str, Any] | None = None) -> Run:
-        """Settings under which features fit this model; `more` overrides. Raises ConfigError."""
+        """Settings under which features fit this model.
+
+        Args:
+            more: settings that override those of the manifest, flat.
+
+        Raises:
+            ConfigError: for settings that do not agree.
+        """
         return parse_run({**self.settings, **(more or {})})
 
 
 @dataclass(frozen=True)
 class SignedModel:
-    """A model with its manifest, its signature, and the public key that made it."""
+    """A model that its coordinator has signed.
+
+    Attributes:
+        classifier: the model.
+        manifest: facts about it.
+        gaussians: for out-of-distribution scores; None without them.
+        signature: of the manifest.
+        key: the public key that belongs to it.
+    """
 
     classifier: Classifier
     manifest: Manifest
@@ -103,12 +128,26 @@ class SignedModel:
         return self.key.hex()[:16]
 
     def scores(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mahalanobis and relative Mahalanobis distances (n,) of features (n, d); None without Gaussians."""
+        """Mahalanobis and relative Mahalanobis distances of features.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            Both distances, (n,) each, as in `Gaussians.scores`; None without Gaussians.
+        """
         return None if self.gaussians is None else self.gaussians.scores(self.classifier.prepare(features))
 
 
 def sign_model(classifier: Classifier, gaussians: Gaussians | None, manifest: Manifest, private: bytes) -> SignedModel:
-    """Sign a model with the coordinator's key. The manifest's form and digest are set here."""
+    """Sign a model with the coordinator's key.
+
+    Args:
+        classifier: the model.
+        gaussians: for out-of-distribution scores; None without them.
+        manifest: facts about the model; its form and digest are set here.
+        private: the coordinator's key.
+    """
     form, tensors = file_content(classifier)
     manifest = manifest.model_copy(update={"form": form, "tensors": digest_of(_all(tensors, gaussians))})
     return SignedModel(classifier, manifest, gaussians, sign(manifest.signed_bytes(), private, PURPOSE), public_key(private))
@@ -117,7 +156,16 @@ def sign_model(classifier: Classifier, gaussians: Gaussians | None, manifest: Ma
 def assembled(classifier: Classifier, gaussians: Gaussians | None, manifest: str, signature: str, key: str) -> SignedModel:
     """A model from its parts, as a message or a file contains them.
 
-    Raises SurrogateError for parts that do not fit together, and SealError if the signature does not fit.
+    Args:
+        classifier: the model.
+        gaussians: for out-of-distribution scores; None without them.
+        manifest: as JSON.
+        signature: hexadecimal.
+        key: public key of the coordinator, hexadecimal.
+
+    Raises:
+        SurrogateError: for parts that do not fit together.
+        SealError: if the signature does not fit.
     """
     try:
         facts = Manifest.model_validate_json(manifest)
@@ -130,8 +178,9 @@ def assembled(classifier: Classifier, gaussians: Gaussians | None, manifest: str
         raise SurrogateError(f"the model is signed by a key of {len(parts[1])} bytes, not {PUBLIC_BYTES}")
     verify(facts.signed_bytes(), parts[0], parts[1], PURPOSE)
     header = classifier.header
-    found = (form, digest_of(_all(tensors, gaussians)), header.fingerprint, list(header.classes), classifier.dimension)
-    if found != (facts.form, facts.tensors, facts.fingerprint, facts.classes, facts.dimension):
+    digest = digest_of(_all(tensors, gaussians))
+    actual = (form, digest, header.fingerprint, list(header.classes), classifier.dimension)
+    if actual != (facts.form, facts.tensors, facts.fingerprint, facts.classes, facts.dimension):
         raise SealError("the model is not the one that its manifest describes")
     if (gaussians is None) != bool(facts.gaussians):
         raise SealError("the model's Gaussians are not those that its manifest describes")
@@ -156,8 +205,14 @@ def save_signed_model(model: SignedModel) -> bytes:
 def read_signed_model(file: Path, trusted: frozenset[bytes] | None = None) -> SignedModel:
     """Read and verify a model file.
 
-    trusted: public keys of coordinators that may have signed it; None accepts any key, and then only proves that the file is
-    as its signer made it. Raises SurrogateError for another file, SealError for one that was changed or is not trusted.
+    Args:
+        file: of `save_signed_model`.
+        trusted: public keys of coordinators that may have signed it; None accepts any key, and then
+            only proves that the file is as its signer made it.
+
+    Raises:
+        SurrogateError: for another file.
+        SealError: for one that was changed or is not trusted.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -180,19 +235,19 @@ def read_signed_model(file: Path, trusted: frozenset[bytes] | None = None) -> Si
             {**facts.form, "classes": json.dumps(facts.classes), "fingerprint": facts.fingerprint}, parts[MODEL]
         )
         gaussians = Gaussians.of(parts[GAUSSIANS]) if parts[GAUSSIANS] else None
-        found = assembled(classifier, gaussians, metadata["manifest"], metadata["signature"], metadata["key"])
+        model = assembled(classifier, gaussians, metadata["manifest"], metadata["signature"], metadata["key"])
     except SealError as error:
         raise SealError(f"{file} was changed after it was signed ({error}); get it again") from None
     except (KeyError, ValueError, TypeError, RuntimeError, StopIteration, ConfigError, SurrogateError) as error:
         raise SurrogateError(
             f"{file} is no model file of this version ({str(error)[:300]}); write one from a run with `coordinator export`"
         ) from None
-    if trusted is not None and found.key not in trusted:
+    if trusted is not None and model.key not in trusted:
         raise SealError(
-            f"{file} is signed by key {found.signer}..., which is not a coordinator's key that this site knows; compare it "
+            f"{file} is signed by key {model.signer}..., which is not a coordinator's key that this site knows; compare it "
             "with the output of `coordinator key` there, and set coordinator-key in the node-config"
         )
-    return found
+    return model
 
 
 def pack_gaussians(gaussians: Gaussians) -> str:
@@ -203,7 +258,11 @@ def pack_gaussians(gaussians: Gaussians) -> str:
 
 
 def unpack_gaussians(text: str) -> Gaussians:
-    """Parse the text of `pack_gaussians`. Raises SurrogateError."""
+    """Parse the text of `pack_gaussians`.
+
+    Raises:
+        SurrogateError: for another text.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -233,10 +292,10 @@ def _halved(gaussians: Gaussians) -> dict[str, Tensor]:
 
 
 def _all(tensors: Mapping[str, Tensor], gaussians: Gaussians | None) -> dict[str, Tensor]:
-    found = {MODEL + name: tensor.float().contiguous() for name, tensor in tensors.items()}
+    named = {MODEL + name: tensor.float().contiguous() for name, tensor in tensors.items()}
     if gaussians is not None:
-        found |= {GAUSSIANS + name: tensor.float().contiguous() for name, tensor in gaussians.tensors().items()}
-    return found
+        named |= {GAUSSIANS + name: tensor.float().contiguous() for name, tensor in gaussians.tensors().items()}
+    return named
 
 
 def as_sent(gaussians: Gaussians) -> Gaussians:

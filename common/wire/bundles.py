@@ -26,7 +26,12 @@ LARGEST_BUNDLE, LARGEST_MANIFEST = 2**30, 2**20
 
 @dataclass(frozen=True)
 class Bundle:
-    """A surrogate's bytes, and the site's manifest of them."""
+    """A surrogate with its manifest.
+
+    Attributes:
+        manifest: of the site, which describes the surrogate, its request and its ledger entry.
+        payload: the surrogate's bytes.
+    """
 
     manifest: Mapping[str, Any]
     payload: bytes
@@ -38,7 +43,18 @@ class Bundle:
 
 
 def pack_bundle(request: Request, site: str, payload: bytes, ledger: Mapping[str, object], private: bytes) -> bytes:
-    """Sign a surrogate for a request. ledger: the site's ledger entry for this release, without its private parts."""
+    """Sign a surrogate for a request.
+
+    Args:
+        request: that the surrogate answers.
+        site: its name.
+        payload: the surrogate's bytes.
+        ledger: the site's ledger entry for this release, without its private parts.
+        private: the site's key.
+
+    Returns:
+        The content of a bundle.
+    """
     manifest = {
         "version": VERSION,
         "request": request.id,
@@ -55,8 +71,16 @@ def pack_bundle(request: Request, site: str, payload: bytes, ledger: Mapping[str
 
 
 def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -> Bundle:
-    """Parse and check a bundle. keys: public keys by site. Raises SurrogateError if it was changed, is not for this request,
-    or was not signed by the site that it names.
+    """Parse and check a bundle.
+
+    Args:
+        content: of the file.
+        request: that the bundle must answer.
+        keys: public keys by site.
+
+    Raises:
+        SurrogateError: if it was changed, is not for this request, or was not signed by the site
+            that it names.
     """
     message = BundleMessage()
     try:

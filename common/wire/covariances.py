@@ -16,10 +16,18 @@ from common.wire.levels import pack_levels, unpack_levels
 
 
 def pack_covariance(covariance: AnyCovariance, bits: int = 16) -> tuple[list[pb.Halves], pb.Levels | None]:
-    """Variances as logarithms, and factors relative to their dimension's own variance, so that no entry can underflow.
+    """A covariance as tables of 16-bit numbers.
 
-    bits: of a loading of a low-rank factor. At 8 or 4, the variances make up for the rounding of the loadings, so that the
-    total variance of every dimension stays.
+    Variances are logarithms, and factors are relative to their dimension's own variance, so that no
+    entry can underflow.
+
+    Args:
+        covariance: of M components in d dimensions.
+        bits: of a loading of a low-rank factor. At 8 or 4, the variances make up for the rounding
+            of the loadings, so that the total variance of every dimension stays.
+
+    Returns:
+        The tables, and the loadings at 8 or 4 bits; None for other loadings.
     """
     match covariance:
         case Spherical() | Diagonal():
@@ -59,7 +67,16 @@ TABLES = {"spherical": 1, "diag": 1, "lowrank": 2, "full": 2, "gram": 3}
 
 
 def unpack_covariance(body: pb.Mixtures, total: int, dimension: int) -> AnyCovariance:
-    """Parse tables of `pack_covariance` for `total` components. Raises SurrogateError."""
+    """Parse tables of `pack_covariance`.
+
+    Args:
+        body: the message of the mixtures.
+        total: number of components.
+        dimension: of the features.
+
+    Raises:
+        SurrogateError: for tables that do not fit.
+    """
     spread, family = list(body.spread), body.covariance
     if family not in TABLES:
         raise SurrogateError(f"unknown covariance {family[:20]!r}")

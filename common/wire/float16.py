@@ -15,9 +15,18 @@ LARGEST_HALF = 65504.0
 
 
 def pack(values: Tensor, *, logarithm: bool = False) -> Halves:
-    """Encode values of any shape. With `logarithm` they must be positive, and may span any orders of magnitude.
+    """Encode values as 16-bit numbers.
 
     A common scale is divided out first, so values times 1e-4 or 1e4 give the same halves.
+
+    Args:
+        values: of any shape.
+        logarithm: encode logarithms. Values must then be positive, and may span any orders of
+            magnitude.
+
+    Example:
+        >>> unpack(pack(torch.tensor([1e-9, 2e-9])), "values", (2,)).tolist()
+        [9.999999717180685e-10, 1.999999943436137e-09]
     """
     values = values.detach().to("cpu", torch.float64)
     if logarithm:
@@ -31,7 +40,19 @@ def pack(values: Tensor, *, logarithm: bool = False) -> Halves:
 
 
 def unpack(halves: Halves, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Decode to float32 of exactly `shape`. Raises SurrogateError with `name` if shape, size or scale is wrong."""
+    """Decode 16-bit numbers.
+
+    Args:
+        halves: the message.
+        name: of the tensor, for the error.
+        shape: that the tensor must have.
+
+    Returns:
+        The tensor, float32.
+
+    Raises:
+        SurrogateError: with the name, if shape, size or scale is wrong.
+    """
     if tuple(halves.shape) != shape:
         raise SurrogateError(f"{name} of shape {tuple(halves.shape)[:4]}, expected {shape}")
     # No valid tensor has several dimensions and one of size zero; torch fails on such a shape if the others are huge.

@@ -21,7 +21,15 @@ NORMALISATION = "every embedding x of a real image is divided by its norm |x|; s
 
 
 def pack_generator(generator: Generator, rounds: int = 0) -> bytes:
-    """A generator as a 32-bit safetensors file. rounds: the number of requested rounds, if not all; 0 for all."""
+    """A generator as a 32-bit safetensors file.
+
+    Args:
+        generator: that was learned.
+        rounds: the number of requested rounds, if not all; 0 for all.
+
+    Returns:
+        The content of the file.
+    """
     from safetensors.torch import save
 
     manifest = manifest_of(generator, rounds) | {"format": FORMAT, "kind": "generator", "settings": _settings(generator.run)}
@@ -31,7 +39,11 @@ def pack_generator(generator: Generator, rounds: int = 0) -> bytes:
 
 
 def read_generator(file: Path) -> Generator:
-    """Read a file of `pack_generator`. Raises DataError for any other file."""
+    """Read a file of `pack_generator`.
+
+    Raises:
+        DataError: for any other file.
+    """
     from safetensors.torch import load_file
 
     manifest = _manifest(file, "generator")
@@ -46,7 +58,12 @@ def read_generator(file: Path) -> Generator:
 
 
 def manifest_of(generator: Generator, rounds: int = 0) -> dict[str, Any]:
-    """The manifest for all output of a generator: its origin and its differential privacy."""
+    """The manifest for all output of a generator: its origin and its differential privacy.
+
+    Args:
+        generator: that was learned.
+        rounds: as in `pack_generator`.
+    """
     run = generator.run
     claim = run.mechanism
     privacy = None
@@ -71,7 +88,15 @@ def manifest_of(generator: Generator, rounds: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SyntheticSet:
-    """Embeddings (n, d) of norm about one, labels (n,) as indices into `classes`, and their manifest."""
+    """Synthetic embeddings.
+
+    Attributes:
+        features: embeddings (n, d) of norm about one.
+        labels: (n,), indices into `classes`.
+        classes: class names.
+        fingerprint: of the backbone.
+        manifest: of the file.
+    """
 
     features: Tensor
     labels: Tensor
@@ -81,7 +106,18 @@ class SyntheticSet:
 
 
 def write_synthetic_set(file: Path, generator: Generator, labels: Tensor, seed: int, manifest: dict[str, Any]) -> Tensor:
-    """Draw embeddings (n, d) for labels (n,) and write both, embeddings at 16 bits. Returns the embeddings."""
+    """Draw embeddings for labels and write both, embeddings at 16 bits.
+
+    Args:
+        file: that is written.
+        generator: that was learned.
+        labels: (n,).
+        seed: of the draws.
+        manifest: of the generator, see `manifest_of`.
+
+    Returns:
+        The embeddings (n, d).
+    """
     from safetensors.torch import save_file
 
     features = generator.draw(labels, torch.Generator().manual_seed(seed))
@@ -99,7 +135,11 @@ def write_synthetic_set(file: Path, generator: Generator, labels: Tensor, seed: 
 
 
 def read_synthetic_set(file: Path) -> SyntheticSet:
-    """Read a file of `write_synthetic_set`. Raises DataError for any other file."""
+    """Read a file of `write_synthetic_set`.
+
+    Raises:
+        DataError: for any other file.
+    """
     from safetensors.torch import load_file
 
     manifest, tensors = _manifest(file, "synthetic embeddings"), load_file(file)

@@ -16,7 +16,18 @@ REACH = {8: 1.0, 4: 0.6}
 
 
 def pack_levels(matrix: Tensor, bits: int) -> Levels:
-    """Encode a matrix (n, m): entries are multiples of their column's scale over 2^(bits - 1) - 1."""
+    """Encode a matrix: entries are multiples of their column's scale over 2^(bits - 1) - 1.
+
+    Args:
+        matrix: (n, m).
+        bits: of an entry, 8 or 4.
+
+    Example:
+        >>> matrix = torch.tensor([[1.0, 10.0], [-0.5, 5.0]])
+        >>> levels = pack_levels(matrix, bits=8)
+        >>> len(levels.data), bool((unpack_levels(levels, (2, 2)) - matrix).abs().max() < 0.05)
+        (4, True)
+    """
     most = 2 ** (bits - 1) - 1
     scales = pack((REACH[bits] * matrix.double().abs().amax(0)).clamp_min(1e-30), logarithm=True)
     exact = unpack(scales, "scales", (matrix.shape[1],)).double()
@@ -28,7 +39,18 @@ def pack_levels(matrix: Tensor, bits: int) -> Levels:
 
 
 def unpack_levels(levels: Levels, shape: tuple[int, ...]) -> Tensor:
-    """Decode to float32 of exactly `shape` (n, m). Raises SurrogateError."""
+    """Decode a matrix of `pack_levels`.
+
+    Args:
+        levels: the message.
+        shape: that the matrix must have, (n, m).
+
+    Returns:
+        The matrix, float32.
+
+    Raises:
+        SurrogateError: for another shape, or numbers of bits other than 8 and 4.
+    """
     bits, count = levels.bits, shape[0] * shape[1]
     if bits not in REACH:
         raise SurrogateError(f"loadings of {bits} bits; 8 or 4 are allowed next to 16")
@@ -38,9 +60,9 @@ def unpack_levels(levels: Levels, shape: tuple[int, ...]) -> Tensor:
         raise SurrogateError("scales of loadings must travel as logarithms")
     scales = unpack(levels.scales, "scales of loadings", (shape[1],))
     if bits == 8:
-        found = np.frombuffer(levels.data, dtype=np.int8)
+        numbers = np.frombuffer(levels.data, dtype=np.int8)
     else:
         pairs = np.frombuffer(levels.data, dtype=np.uint8)
-        found = np.stack([pairs >> 4, pairs & 15], 1).reshape(-1)[:count].astype(np.int8) - 8
-    shares: Tensor = torch.from_numpy(found.astype(np.float32)).reshape(shape) / (2 ** (bits - 1) - 1)
+        numbers = np.stack([pairs >> 4, pairs & 15], 1).reshape(-1)[:count].astype(np.int8) - 8
+    shares: Tensor = torch.from_numpy(numbers.astype(np.float32)).reshape(shape) / (2 ** (bits - 1) - 1)
     return shares * scales

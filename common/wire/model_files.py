@@ -18,14 +18,19 @@ from common.surrogates.surrogates import Header
 
 
 def save_model(model: Classifier, path: Path) -> None:
-    """Write a model as 32-bit safetensors, with its classes and backbone fingerprint in the metadata.
+    """Write a model as 32-bit safetensors, with its classes and backbone fingerprint in the
+    metadata.
 
-    If the metadata has `power`, features x must first become sign(x) |x|^power. If it has `clip`, they must then be divided
-    by max(|x|, clip). If there is a tensor `centre`, it must be subtracted before the clip; and with a tensor
-    `projection` (k, d), features are then multiplied by it. A linear head has `weight`
-    (C, d) and `bias` (C,); an ensemble of M heads has (M, C, d) and (M, C). Quadratic discriminants
-    have `means`, `whiteners` and `bias`. A network has `kind` and `inputs` in the
-    metadata; see common/models/networks.py.
+    If the metadata has `power`, features x must first become sign(x) |x|^power. If it has
+    `clip`, they must then be divided by max(|x|, clip). If there is a tensor `centre`, it must be
+    subtracted before the clip; and with a tensor `projection` (k, d), features are then multiplied
+    by it. A linear head has `weight` (C, d) and `bias` (C,); an ensemble of M heads has (M, C, d)
+    and (M, C). Quadratic discriminants have `means`, `whiteners` and `bias`. A network has `kind`
+    and `inputs` in the metadata; see common/models/networks.py.
+
+    Args:
+        model: that was learned.
+        path: of the file.
     """
     from safetensors.torch import save_file
 
@@ -35,7 +40,14 @@ def save_model(model: Classifier, path: Path) -> None:
 
 
 def file_content(model: Classifier) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """What a file says about the form of a model, as metadata, and the model's tensors."""
+    """What a file holds of a model.
+
+    Args:
+        model: that was learned.
+
+    Returns:
+        Metadata about the form of the model, and its tensors by name.
+    """
     metadata = {}
     if (power := power_in(model.header.fingerprint)) != 1:
         metadata["power"] = f"{power:g}"
@@ -47,7 +59,14 @@ def file_content(model: Classifier) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def load_model(path: Path) -> Classifier:
-    """Read what `save_model` wrote. Raises SurrogateError for another file, or tensors that do not fit together."""
+    """Read a file of `save_model`.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        SurrogateError: for another file, or tensors that do not fit together.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -63,7 +82,18 @@ def load_model(path: Path) -> Classifier:
 
 
 def classifier_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Classifier:
-    """The classifier of a file. Raises KeyError, ValueError, RuntimeError or ConfigError for parts that do not fit."""
+    """The classifier of a file.
+
+    Args:
+        metadata: as `file_content` gives it, with `classes` as JSON and `fingerprint`.
+        tensors: by name.
+
+    Raises:
+        KeyError: for a missing part.
+        ValueError: for parts that do not fit.
+        RuntimeError: for parts that do not fit.
+        ConfigError: for parts that do not fit.
+    """
     classes = json.loads(metadata["classes"])
     header = Header("", "", "coordinator", metadata.get("fingerprint", ""), tuple(map(str, classes)))
     if "kind" in metadata:
@@ -72,10 +102,11 @@ def classifier_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) ->
         network.scores(torch.zeros(1, inputs))
         return network
     if "whiteners" in tensors:
-        found = Quadratic(header, tensors["means"], tensors["whiteners"], tensors["bias"])
-        if found.scores(torch.zeros(1, found.dimension)).shape != (1, len(classes)):
-            raise ValueError(f"discriminants of shape {tuple(found.whiteners.shape)} for {len(classes)} classes")
-        return found
+        quadratic = Quadratic(header, tensors["means"], tensors["whiteners"], tensors["bias"])
+        if quadratic.scores(torch.zeros(1, quadratic.dimension)).shape != (1, len(classes)):
+            shape = tuple(quadratic.whiteners.shape)
+            raise ValueError(f"discriminants of shape {shape} for {len(classes)} classes")
+        return quadratic
     clip = float(metadata["clip"]) if "clip" in metadata else None
     weight, bias, centre = tensors["weight"], tensors["bias"], tensors.get("centre")
     if weight.shape[:-1] != bias.shape or weight.shape[-2] != len(classes) or weight.ndim not in (2, 3):

@@ -84,7 +84,15 @@ def pack_classifier(model: Classifier) -> bytes:
 
 
 def unpack_classifier(payload: bytes, most: int = MOST_NUMBERS) -> Classifier:
-    """Parse bytes of `pack_classifier`. Raises SurrogateError. most: for a network, as in `unpack_parameters`."""
+    """Parse bytes of `pack_classifier`.
+
+    Args:
+        payload: the bytes.
+        most: for a network, as in `unpack_parameters`.
+
+    Raises:
+        SurrogateError: for bytes of no valid classifier.
+    """
     message = pb.Classifier()
     read_message(message, payload, "model")
     match message.WhichOneof("kind"):
@@ -113,10 +121,11 @@ def _unpack_quadratic(message: pb.Quadratic) -> Quadratic:
         raise SurrogateError(f"quadratic discriminants of shape {shape[:4]} for {classes} classes")
     means = unpack(message.means, "means", (classes, shape[-1]))
     whiteners = unpack(message.whiteners, "whiteners", (classes, *shape[1:]))
-    found = Quadratic(unpack_header(message.header), means, whiteners, torch.tensor(list(message.bias)))
-    if not all(tensor.isfinite().all() for tensor in found.arrays().values()):
+    bias = torch.tensor(list(message.bias))
+    quadratic = Quadratic(unpack_header(message.header), means, whiteners, bias)
+    if not all(tensor.isfinite().all() for tensor in quadratic.arrays().values()):
         raise SurrogateError("the discriminants hold a number that is not finite")
-    return found
+    return quadratic
 
 
 def _unpack_network(message: pb.Network, most: int) -> Network:
@@ -137,7 +146,10 @@ def _unpack_network(message: pb.Network, most: int) -> Network:
 
 
 def pack_parameters(parameters: Parameters) -> bytes:
-    """Canonical bytes of a model or an update, at 16 bits. Zeros of a sparse tensor are left out and marked by bits."""
+    """Canonical bytes of a model or an update, at 16 bits.
+
+    Zeros of a sparse tensor are left out and marked by bits.
+    """
     message = pb.Parameters(
         header=pack_header(parameters.header),
         round=parameters.round,
@@ -149,7 +161,15 @@ def pack_parameters(parameters: Parameters) -> bytes:
 
 
 def unpack_parameters(payload: bytes, most: int = MOST_NUMBERS) -> Parameters:
-    """Parse bytes of `pack_parameters`. Raises SurrogateError, also for more than `most` numbers in all tensors."""
+    """Parse bytes of `pack_parameters`.
+
+    Args:
+        payload: the bytes.
+        most: numbers in all tensors.
+
+    Raises:
+        SurrogateError: for bytes of no valid parameters, or more numbers.
+    """
     message = pb.Parameters()
     parse(message, payload)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
@@ -172,7 +192,11 @@ def pack_synthetic(synthetic: Synthetic) -> bytes:
 
 
 def unpack_synthetic(payload: bytes) -> Synthetic:
-    """Parse bytes of `pack_synthetic`. Raises SurrogateError."""
+    """Parse bytes of `pack_synthetic`.
+
+    Raises:
+        SurrogateError: for bytes of no valid synthetic records.
+    """
     message = pb.Synthetic()
     parse(message, payload)
     shape = tuple(message.values.shape)
@@ -234,7 +258,11 @@ def pack_relay(surrogates: list[bytes]) -> bytes:
 
 
 def unpack_relay(payload: bytes) -> list[bytes]:
-    """Parse bytes of `pack_relay`. Raises SurrogateError."""
+    """Parse bytes of `pack_relay`.
+
+    Raises:
+        SurrogateError: for bytes of no relay.
+    """
     message = pb.Relay()
     read_message(message, payload, "relay")
     return list(message.surrogates)

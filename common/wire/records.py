@@ -46,7 +46,12 @@ MOST_VALUES, LARGEST_INFO = 256, 2**22
 
 
 def pack_surrogate(surrogate: AnySurrogate, bits: int = 16) -> bytes:
-    """Canonical bytes: the same surrogate always gives the same bytes. bits: of a loading, 16, 8 or 4."""
+    """Canonical bytes: the same surrogate always gives the same bytes.
+
+    Args:
+        surrogate: of a site.
+        bits: of a loading, 16, 8 or 4.
+    """
     message = pb.Surrogate(header=pack_header(surrogate.header), claim=pack_claim(surrogate.claim))
     if isinstance(surrogate, SumsSurrogate):
         message.sums.CopyFrom(pack_sums(surrogate.sums))
@@ -69,7 +74,14 @@ def _pack_mixtures(mixtures: Mixtures, bits: int) -> pb.Mixtures:
 
 
 def unpack_surrogate(payload: bytes) -> AnySurrogate:
-    """Parse a surrogate and check its structure. Raises SurrogateError. `check_surrogate` checks if it fits a run."""
+    """Parse a surrogate and check its structure. `check_surrogate` checks if it fits a run.
+
+    Args:
+        payload: bytes of `pack_surrogate`.
+
+    Raises:
+        SurrogateError: for bytes of no valid surrogate.
+    """
     message = pb.Surrogate()
     parse(message, payload)
     header, classes = unpack_header(message.header), len(message.header.classes)
@@ -107,12 +119,29 @@ def _unpack_mixtures(body: pb.Mixtures, classes: int) -> Mixtures:
 
 
 def pack_question(centre: Tensor | None) -> bytes | None:
-    """The payload of a request: the public centre of this run, if there is one."""
+    """The payload of a request.
+
+    Args:
+        centre: the public centre of this run, (d,), if there is one.
+
+    Returns:
+        Canonical bytes; None without a centre.
+    """
     return None if centre is None else pack_centre(centre).SerializeToString(deterministic=True)
 
 
 def unpack_question(payload: bytes | None) -> Tensor | None:
-    """Parse bytes of `pack_question`. Raises SurrogateError."""
+    """Parse bytes of `pack_question`.
+
+    Args:
+        payload: the bytes; None without a centre.
+
+    Returns:
+        The centre (d,), if there is one.
+
+    Raises:
+        SurrogateError: for bytes of no centre.
+    """
     if payload is None:
         return None
     message = pb.Centre()
@@ -121,7 +150,12 @@ def unpack_question(payload: bytes | None) -> Tensor | None:
 
 
 def to_record(payload: bytes | None, info: Info) -> RecordDict:
-    """A Flower record of canonical bytes (or none) and a few values, without empty values: these break Flower's counters."""
+    """A Flower record.
+
+    Args:
+        payload: canonical bytes, or none.
+        info: a few values. Empty ones are left out: these break Flower's counters.
+    """
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     record = RecordDict({INFO: ConfigRecord({key: value for key, value in info.items() if value not in ("", [])})})
@@ -131,9 +165,12 @@ def to_record(payload: bytes | None, info: Info) -> RecordDict:
 
 
 def check_form(record: RecordDict) -> None:
-    """Raise SurrogateError unless a record has exactly the form of `to_record`.
+    """Check that a record has exactly the form of `to_record`.
 
     Checks only the first few of too many entries: a hostile record must not cost much time.
+
+    Raises:
+        SurrogateError: for another form.
     """
     from flwr.app import ArrayRecord, ConfigRecord
 
@@ -145,8 +182,8 @@ def check_form(record: RecordDict) -> None:
     if not set(islice(arrays, 2)) <= {PAYLOAD}:
         raise SurrogateError(f"{len(arrays)} arrays; only {PAYLOAD!r} is allowed")
     for array in arrays.values():
-        found = (array.dtype, tuple(array.shape), array.stype)
-        if found != ("uint8", (len(array.data),), STORED_AS):
+        form = (array.dtype, tuple(array.shape), array.stype)
+        if form != ("uint8", (len(array.data),), STORED_AS):
             raise SurrogateError("the array does not have the dtype, shape and storage type of a payload")
     if len(info) > MOST_VALUES:
         raise SurrogateError(f"{len(info)} values next to the payload; at most {MOST_VALUES} are allowed")
@@ -166,8 +203,18 @@ def _size(value: object) -> int:
 
 
 def from_record(record: RecordDict, largest: int) -> tuple[bytes | None, Info]:
-    """Read a record of `to_record`. Raises SurrogateError for another form, or a payload larger than `largest` or of another
-    size than announced.
+    """Read a record of `to_record`.
+
+    Args:
+        record: of a message.
+        largest: bytes of a payload.
+
+    Returns:
+        Payload and values.
+
+    Raises:
+        SurrogateError: for another form, or a payload larger than `largest` or of another size than
+            announced.
     """
     from flwr.app import ConfigRecord
 

@@ -44,7 +44,12 @@ def unpack_member(payload: bytes) -> Member:
 
 
 def pack_members(members: Iterable[Member], public: bytes = b"") -> bytes:
-    """A key list. public: digest of the public map."""
+    """A key list.
+
+    Args:
+        members: the entries.
+        public: digest of the public map.
+    """
     return pb.SumMembers(members=map(_member, members), map=public).SerializeToString(deterministic=True)
 
 
@@ -68,13 +73,29 @@ def unpack_dealt(payload: bytes) -> Dealt:
 
 
 def pack_delivery(dealt: Iterable[Dealt], reader: str, public: bytes = b"") -> bytes:
-    """The shares of all sites for one reader, and the run's public map."""
+    """The shares of all sites for one reader, and the run's public map.
+
+    Args:
+        dealt: by all sites.
+        reader: name of the site that they are for.
+        public: bytes of `pack_map`.
+    """
     message = pb.SumDelivery(dealt=[_dealt(each, [reader]) for each in dealt], map=public)
     return message.SerializeToString(deterministic=True)
 
 
 def unpack_delivery(payload: bytes | None) -> tuple[tuple[Dealt, ...], bytes]:
-    """Parse delivered shares; the map stays in bytes, because its digest must be checked first. Raises SurrogateError."""
+    """Parse delivered shares.
+
+    Args:
+        payload: bytes of `pack_delivery`; None counts as no bytes.
+
+    Returns:
+        The shares, and the map, which stays in bytes, because its digest must be checked first.
+
+    Raises:
+        SurrogateError: for bytes of no delivery.
+    """
     message = pb.SumDelivery()
     read_message(message, payload or b"", "delivery of shares")
     return tuple(map(_unpack_dealt, message.dealt)), message.map
@@ -104,13 +125,30 @@ def map_digest(payload: bytes) -> bytes:
 
 
 def pack_masked(header: Header, numbers: Words, claim: Mechanism | None) -> bytes:
-    """A masked vector."""
+    """A masked vector.
+
+    Args:
+        header: origin.
+        numbers: the vector, modulo 2^32.
+        claim: what the message states of its differential privacy; None without privacy.
+    """
     message = pb.MaskedSum(header=pack_header(header), numbers=pack_words(numbers), claim=pack_claim(claim))
     return message.SerializeToString(deterministic=True)
 
 
 def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Mechanism | None]:
-    """Parse a masked vector of `count` numbers. Raises SurrogateError."""
+    """Parse a masked vector.
+
+    Args:
+        payload: bytes of `pack_masked`.
+        count: of numbers.
+
+    Returns:
+        Header, vector and claim.
+
+    Raises:
+        SurrogateError: for bytes of no masked vector, or another number of numbers.
+    """
     message = pb.MaskedSum()
     parse(message, payload)
     if len(message.numbers) != 4 * count:
@@ -120,13 +158,27 @@ def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Mechanism 
 
 
 def pack_total(header: Header, sites: Sequence[str], numbers: Words, claim: Mechanism | None) -> bytes:
-    """The sum of all sites, for the run folder."""
+    """The sum of all sites, for the run folder.
+
+    Args:
+        header: origin.
+        sites: in the sum.
+        numbers: the sum, modulo 2^32.
+        claim: of the differential privacy; None without privacy.
+    """
     message = pb.SumTotal(header=pack_header(header), sites=sites, numbers=pack_words(numbers), claim=pack_claim(claim))
     return message.SerializeToString(deterministic=True)
 
 
 def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Mechanism | None]:
-    """Parse a sum of `pack_total`, to check a run folder; the coordinator only writes it. Raises SurrogateError."""
+    """Parse a sum of `pack_total`, to check a run folder; the coordinator only writes it.
+
+    Returns:
+        Header, sites, sum and claim.
+
+    Raises:
+        SurrogateError: for bytes of no sum.
+    """
     message = pb.SumTotal()
     parse(message, payload)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
@@ -134,7 +186,12 @@ def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Mechan
 
 
 def pack_list(summed: Iterable[str], signatures: Mapping[str, bytes] | None = None) -> bytes:
-    """The sites in a sum, and signatures of this list."""
+    """The sites in a sum, and signatures of this list.
+
+    Args:
+        summed: names of the sites.
+        signatures: of the list, by site; None before any site has signed.
+    """
     signed = [pb.SumBytes(site=site, value=value) for site, value in sorted((signatures or {}).items())]
     return pb.SumList(summed=sorted(summed), signatures=signed).SerializeToString(deterministic=True)
 
@@ -146,9 +203,14 @@ def unpack_list(payload: bytes | None) -> tuple[tuple[str, ...], dict[str, bytes
     return tuple(message.summed), _named(message.signatures)
 
 
-def pack_revealed(found: Mapping[str, Mapping[str, bytes]], spare: bytes = b"") -> bytes:
-    """Revealed shares by kind and site. spare: seed of the noise for lost sites; empty if it stays."""
-    message = _revealed(found["blind"], found["masking"])
+def pack_revealed(revealed: Mapping[str, Mapping[str, bytes]], spare: bytes = b"") -> bytes:
+    """Revealed shares.
+
+    Args:
+        revealed: shares by kind and site.
+        spare: seed of the noise for lost sites; empty if it stays.
+    """
+    message = _revealed(revealed["blind"], revealed["masking"])
     message.spare = spare
     return message.SerializeToString(deterministic=True)
 
@@ -237,13 +299,13 @@ def _unpack_dealt(message: pb.SumDealt) -> Dealt:
 
 
 def _revealed(blind: Mapping[str, bytes], masking: Mapping[str, bytes]) -> pb.SumRevealed:
-    found = [[pb.SumBytes(site=site, value=value) for site, value in sorted(each.items())] for each in (blind, masking)]
-    return pb.SumRevealed(blind=found[0], masking=found[1])
+    shares = [[pb.SumBytes(site=site, value=value) for site, value in sorted(each.items())] for each in (blind, masking)]
+    return pb.SumRevealed(blind=shares[0], masking=shares[1])
 
 
 def _named(entries: Iterable[pb.SumBytes]) -> dict[str, bytes]:
     chosen = list(entries)
-    found = {entry.site: entry.value for entry in chosen}
-    if len(found) < len(chosen):
+    values = {entry.site: entry.value for entry in chosen}
+    if len(values) < len(chosen):
         raise SurrogateError("a site is named twice")
-    return found
+    return values

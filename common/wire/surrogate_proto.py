@@ -29,7 +29,16 @@ def pack_sums(sums: Sums) -> pb.Sums:
 
 
 def unpack_sums(body: pb.Sums, classes: int, claim: Mechanism) -> Sums:
-    """Parse a message of `pack_sums`; the claim gives their noise. Raises SurrogateError."""
+    """Parse a message of `pack_sums`.
+
+    Args:
+        body: the message.
+        classes: number of classes.
+        claim: of the message, which gives their noise.
+
+    Raises:
+        SurrogateError: for sums that do not fit together, or to the claim.
+    """
     shape = tuple(body.sums.shape)
     wanted = {"counts", "sums"} | ({"squares"} if body.HasField("squares") else set())
     if not classes or len(shape) != 2 or shape[1] < 1:
@@ -53,7 +62,14 @@ def pack_centre(mean: Tensor) -> pb.Centre:
 
 
 def unpack_centre(centre: pb.Centre) -> Tensor:
-    """Parse a message of `pack_centre`: (d,). Raises SurrogateError."""
+    """Parse a message of `pack_centre`.
+
+    Returns:
+        The centre (d,).
+
+    Raises:
+        SurrogateError: for one that is empty or not finite.
+    """
     mean = unpack(centre.mean, "public centre", tuple(centre.mean.shape)[:1])
     if not len(mean) or not mean.isfinite().all():
         raise SurrogateError("the public centre is empty or not finite")
@@ -134,7 +150,7 @@ def unpack_projection(message: pb.Halves, rows: int = 0) -> Tensor:
     shape = tuple(message.shape)
     if len(shape) != 2 or not 1 <= shape[0] <= shape[1] or rows not in (0, shape[0]):
         raise SurrogateError(f"a projection of shape {shape[:4]}; (k, d) with k from 1 to d is expected")
-    found = unpack(message, "projection", (shape[0], shape[1]))
-    if not found.isfinite().all():
+    projection = unpack(message, "projection", (shape[0], shape[1]))
+    if not projection.isfinite().all():
         raise SurrogateError("the projection holds a number that is not finite")
-    return found
+    return projection

@@ -45,7 +45,14 @@ class Expectation:
 
     @classmethod
     def of(cls, run: Run, classes: tuple[str, ...], fingerprint: str, dimension: int = 0) -> Expectation:
-        """The expectation from a run's settings."""
+        """The expectation from a run's settings.
+
+        Args:
+            run: that a message must belong to.
+            classes: of the run; empty if any are allowed.
+            fingerprint: of the backbone; empty if any is allowed.
+            dimension: of the features; 0 if any is allowed.
+        """
         shape = (choices(run.settings).family, run.settings.fedpft.components, run.settings.fedpft.rank)
         return cls(run.settings.method, run.digest, *shape, classes, fingerprint, dimension, run.power)
 
@@ -57,7 +64,15 @@ def is_name(value: object) -> TypeGuard[str]:
 
 
 def check_header(header: Header, expected: Expectation) -> None:
-    """Raise SurrogateError if a header does not belong to this run."""
+    """Check that a header belongs to this run.
+
+    Args:
+        header: of a message.
+        expected: of the run.
+
+    Raises:
+        SurrogateError: if it does not.
+    """
     for name, value, wanted in (
         ("method", header.method, expected.method),
         ("run", header.run, expected.run),
@@ -83,24 +98,48 @@ def check_header(header: Header, expected: Expectation) -> None:
 
 
 def check_reply(reply: Reply, messages: Messages, expected: Expectation, first: bool = False) -> None:
-    """Raise SurrogateError unless a parsed message belongs to this run and matches the schema of its method.
+    """Check that a parsed message belongs to this run and matches the schema of its method.
 
-    first: whether it is a message of the first round. Strategies check every reply with it before their own checks.
+    Strategies check every reply with it before their own checks.
+
+    Args:
+        reply: the parsed message.
+        messages: of the method.
+        expected: of the run.
+        first: whether it is a message of the first round.
+
+    Raises:
+        SurrogateError: if it does not.
     """
     check_header(reply.header, expected)
     check_schema(messages, reply.tables, len(reply.header.classes), expected.dimension, first)
 
 
 def check_class_number(classes: Sequence[str]) -> None:
-    """Raise RunError for too many classes. All sites together can exceed the limit even if no single site does."""
+    """Check the number of classes of all sites together, which can exceed the limit even if no
+    single site does.
+
+    Args:
+        classes: of all sites.
+
+    Raises:
+        RunError: for too many classes.
+    """
     if len(classes) > MOST_CLASSES:
         raise RunError(f"the sites name {len(classes)} classes together, above the limit of {MOST_CLASSES}; set classes")
 
 
 def check_surrogate(surrogate: AnySurrogate, expected: Expectation) -> None:
-    """Raise SurrogateError, naming field and value, unless all numbers are usable for learning.
+    """Check that all numbers of a surrogate are usable for learning.
 
     `mechanism.check_stated` checks the privacy claim.
+
+    Args:
+        surrogate: of a site.
+        expected: of the run.
+
+    Raises:
+        SurrogateError: naming field and value, if one is not.
     """
     check_header(surrogate.header, expected)
     dimension = surrogate.dimension
@@ -117,9 +156,9 @@ def _check_sums(surrogate: SumsSurrogate, expected: Expectation) -> None:
     if expected.classes and surrogate.header.classes != expected.classes:
         raise SurrogateError("noisy sums of other classes than the run's, or in another order")
     wanted = {"spherical": 0, "diag": dimension}.get(expected.family, dimension * (dimension + 1) // 2)
-    found = 0 if sums.squares is None else len(sums.squares)
-    if found != wanted:
-        raise SurrogateError(f"second moments of {found} numbers; covariance {expected.family!r} needs {wanted}")
+    count = 0 if sums.squares is None else len(sums.squares)
+    if count != wanted:
+        raise SurrogateError(f"second moments of {count} numbers; covariance {expected.family!r} needs {wanted}")
     for name, table in {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}.items():
         if table is not None and not table.isfinite().all():
             raise SurrogateError(f"{name} hold a number that is not finite")
