@@ -1,1 +1,3 @@
-"""Benchmarks: one script for each claim. What they share is in `harness`; `gpu` is also a module for `python -m`."""
+"""Benchmarks: one script for each claim. What they share is in `harness`; `gpu` is also a module
+for `python -m`.
+"""

@@ -1,4 +1,6 @@
-"""Faults that an audit must find: each replaces one function of the site's code, or of the mechanism."""
+"""Faults that an audit must find: each replaces one function of the site's code, or of the
+mechanism.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def _normals(factor: float) -> Any:
 
 def _repeated(shape: Sequence[int]) -> Tensor:
     """Noise of a generator that begins anew with the same state each time."""
-    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.randn(
+        tuple(shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
 
 
 def _as_they_are(features: Tensor, norm: float) -> tuple[Tensor, float]:
@@ -61,8 +65,14 @@ def planted(fault: str) -> AbstractContextManager[Any]:
     """A context in which this fault is in the code."""
     target, replacement = {
         "half of the noise": ("common.privacy.gaussian_mechanism.system_normals", _normals(0.5)),
-        "a third of the noise": ("common.privacy.gaussian_mechanism.system_normals", _normals(1 / 3)),
-        "the state of the noise is used again": ("common.privacy.gaussian_mechanism.system_normals", _repeated),
+        "a third of the noise": (
+            "common.privacy.gaussian_mechanism.system_normals",
+            _normals(1 / 3),
+        ),
+        "the state of the noise is used again": (
+            "common.privacy.gaussian_mechanism.system_normals",
+            _repeated,
+        ),
         "a quarter of the noise": ("common.secure_sum.noise.discrete_gaussian", _weaker_integers),
         "hardly any noise": (f"{_SITE}.fedpft.private_surrogate.system_normals", _normals(1 / 64)),
         "features not clipped": ("client_app.features.on_disk.clip", _as_they_are),

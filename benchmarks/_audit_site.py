@@ -24,12 +24,15 @@ from server_app.deployment.local_grid import LocalGrid
 from server_app.federate import federate
 
 LARGEST = 2**30
-LIMITS = 'epsilon-per-run = 100.0\nepsilon-total = 100.0\nmechanisms = ["*"]\nsmallest-colluding = 0.0\n'
+LIMITS = (
+    'epsilon-per-run = 100.0\nepsilon-total = 100.0\nmechanisms = ["*"]\nsmallest-colluding = 0.0\n'
+)
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """m records x (m, d) with labels y (m,), each in the data by a coin toss, `included` (m,). classes: of the run.
+    """m records x (m, d) with labels y (m,), each in the data by a coin toss, `included` (m,).
+    classes: of the run.
 
     copies: records of one canary, all of one patient.
     """
@@ -43,7 +46,9 @@ class Canaries:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the coordinator sees of the audited site: each request's payload and the reply's; and its own run folder."""
+    """What the coordinator sees of the audited site: each request's payload and the reply's; and
+    its own run folder.
+    """
 
     run: Run
     rounds: list[tuple[bytes | None, bytes]]
@@ -62,7 +67,12 @@ def one_a_class(count: int, generator: torch.Generator, dimension: int = 8) -> C
 
 def alone(count: int, generator: torch.Generator) -> Canaries:
     """Each canary alone in a class and along an axis: counts, sums and second moments show it."""
-    return Canaries(30 * torch.eye(count), torch.arange(count), count, torch.rand(count, generator=generator) < 0.5)
+    return Canaries(
+        30 * torch.eye(count),
+        torch.arange(count),
+        count,
+        torch.rand(count, generator=generator) < 0.5,
+    )
 
 
 def patients(count: int, generator: torch.Generator) -> Canaries:
@@ -72,7 +82,9 @@ def patients(count: int, generator: torch.Generator) -> Canaries:
 
 
 def orthogonal(count: int, generator: torch.Generator, length: float = 1.0) -> Canaries:
-    """Canaries in two classes along the axes: each is alone in its direction, which no other record uses."""
+    """Canaries in two classes along the axes: each is alone in its direction, which no other record
+    uses.
+    """
     y = torch.randint(2, (count,), generator=generator)
     return Canaries(length * torch.eye(count), y, 2, torch.rand(count, generator=generator) < 0.5)
 
@@ -100,15 +112,23 @@ class Wire(LocalGrid):
 
 
 def seen_of(canaries: Canaries, settings: dict[str, Scalar], sites: int = 1) -> Seen:
-    """What is seen of a run in which the first site has these canaries. Raises the run's error if the site sends nothing.
+    """What is seen of a run in which the first site has these canaries. Raises the run's error if
+    the site sends nothing.
 
     sites: all sites; the others have two records each.
     """
     with tempfile.TemporaryDirectory(prefix="audit-") as name:
         folder = Path(name)
         classes = ",".join(f"c{label:04d}" for label in range(canaries.classes))
-        nodes = [_site(folder / f"site{index}", canaries, classes, bool(index)) for index in range(sites)]
-        settings = settings | {"classes": classes, "output-dir": f"{name}/runs", "quorum": 0.1, "device": "cpu"}
+        nodes = [
+            _site(folder / f"site{index}", canaries, classes, bool(index)) for index in range(sites)
+        ]
+        settings = settings | {
+            "classes": classes,
+            "output-dir": f"{name}/runs",
+            "quorum": 0.1,
+            "device": "cpu",
+        }
         wire, failure = Wire(nodes), None
         wire.run_config = settings
         run = parse_run(settings)
@@ -130,12 +150,29 @@ def _site(folder: Path, canaries: Canaries, classes: str, other: bool) -> dict[s
     for part, rows in {"train": two if other else canaries.included, "test": two}.items():
         whose = rows.nonzero()[:, 0].repeat_interleave(1 if part == "test" else canaries.copies)
         # Exact copies of a record would count once.
-        x = canaries.x[whose] + (1e-4 * torch.randn(len(whose), canaries.x.shape[1]) if canaries.copies > 1 else 0)
-        content = {"x": x.contiguous(), "y": canaries.y[whose].contiguous(), "patient": whose.contiguous()}
-        save_file(content, folder / f"f-{part}.safetensors", {"classes": classes, "fingerprint": "a" * 16})
+        x = canaries.x[whose] + (
+            1e-4 * torch.randn(len(whose), canaries.x.shape[1]) if canaries.copies > 1 else 0
+        )
+        content = {
+            "x": x.contiguous(),
+            "y": canaries.y[whose].contiguous(),
+            "patient": whose.contiguous(),
+        }
+        save_file(
+            content, folder / f"f-{part}.safetensors", {"classes": classes, "fingerprint": "a" * 16}
+        )
     (folder / "policy.toml").write_text(LIMITS)
-    node: dict[str, Scalar] = {"site": folder.name, "data": "safetensors", "data-dir": str(folder), "dataset": "f"}
-    node |= {"policy": f"{folder}/policy.toml", "state-dir": f"{folder}/state", "cache-dir": f"{folder}/cache"}
+    node: dict[str, Scalar] = {
+        "site": folder.name,
+        "data": "safetensors",
+        "data-dir": str(folder),
+        "dataset": "f",
+    }
+    node |= {
+        "policy": f"{folder}/policy.toml",
+        "state-dir": f"{folder}/state",
+        "cache-dir": f"{folder}/cache",
+    }
     if canaries.copies > 1:
         node["patient-column"] = "patient"
     open_ledger(parse_node_config(node))

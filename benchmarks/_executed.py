@@ -17,7 +17,8 @@ from typing import Any
 
 # A test: its name, its CPU seconds, and the lines that it executes, by file.
 Test = tuple[str, float, dict[str, list[int]]]
-# Wall-clock seconds. A test that runs longer waits for other processes, and those run without the fault.
+# Wall-clock seconds. A test that runs longer waits for other processes, and those run without the
+# fault.
 LONGEST_WAIT = 60.0
 MARK = "_executed_here"
 
@@ -30,8 +31,14 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         self._files = {file.removesuffix(".py").replace("/", "."): file for file in changes}
         self._changes = changes
 
-    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_loader(name, self, origin=self._files[name]) if name in self._files else None
+    def find_spec(
+        self, name: str, path: object, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return (
+            importlib.util.spec_from_loader(name, self, origin=self._files[name])
+            if name in self._files
+            else None
+        )
 
     def get_filename(self, name: str) -> str:
         return str(self._root / self._files[name])
@@ -41,40 +48,59 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
 
     def get_code(self, name: str) -> CodeType:
         file = self._files[name]
-        return compile(self._changes[file]((self._root / file).read_text()), self.get_filename(name), "exec")
+        return compile(
+            self._changes[file]((self._root / file).read_text()), self.get_filename(name), "exec"
+        )
 
 
 class Watch:
-    """A pytest plugin that writes the lines executed by the tests to a file. Create it before importing a watched file."""
+    """A pytest plugin that writes the lines executed by the tests to a file. Create it before
+    importing a watched file.
+    """
 
     def __init__(self, root: Path, files: list[str], output: Path) -> None:
         self._output, self._tests, self._seen = output, list[Test](), set[tuple[str, int, int]]()
         setattr(builtins, MARK, lambda *place: self._seen.add(place))
-        sys.meta_path.insert(0, Changed(root, {file: lambda source, file=file: marked(source, file) for file in files}))  # type: ignore[misc]
+        sys.meta_path.insert(
+            0,
+            Changed(root, {file: lambda source, file=file: marked(source, file) for file in files}),
+        )  # type: ignore[misc]
 
     def pytest_runtest_logstart(self) -> None:
         self._seen.clear()
         self._began, self._clock = time.process_time(), time.monotonic()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.when != "call" or not report.passed or time.monotonic() - self._clock > LONGEST_WAIT:
+        if (
+            report.when != "call"
+            or not report.passed
+            or time.monotonic() - self._clock > LONGEST_WAIT
+        ):
             return
         lines: dict[str, set[int]] = {}
         for file, first, last in self._seen:
             lines.setdefault(file, set()).update(range(first, last + 1))
         took = round(time.process_time() - self._began, 2)
-        self._tests.append((report.nodeid, took, {file: sorted(found) for file, found in lines.items()}))
+        self._tests.append(
+            (report.nodeid, took, {file: sorted(found) for file, found in lines.items()})
+        )
         self._output.write_text(json.dumps(self._tests))
 
 
 def marked(source: str, file: str) -> ast.Module:
-    """The syntax tree with a call before every statement in a function; the call records that the statement runs."""
+    """The syntax tree with a call before every statement in a function; the call records that the
+    statement runs.
+    """
     tree = ast.parse(source)
     for node in list(ast.walk(tree)):
         for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
             if isinstance(block, list) and not isinstance(node, ast.Module | ast.ClassDef):
-                setattr(node, field, [each for statement in block for each in _with_mark(statement, file)])
+                setattr(
+                    node,
+                    field,
+                    [each for statement in block for each in _with_mark(statement, file)],
+                )
     return ast.fix_missing_locations(tree)
 
 

@@ -1,4 +1,6 @@
-"""FedLAP's image steps as they were: a backward pass through a backward pass, and rounding errors count as gradients."""
+"""FedLAP's image steps as they were: a backward pass through a backward pass, and rounding errors
+count as gradients.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +15,20 @@ from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords, loss
 from common.models.parameters import Tensors
 
-SETTINGS: dict[str, Any] = {"fedlap.image-steps": 100, "fedlap.mse-weight": 0.1, "fedlap.memory": 0.0}
+SETTINGS: dict[str, Any] = {
+    "fedlap.image-steps": 100,
+    "fedlap.mse-weight": 0.1,
+    "fedlap.memory": 0.0,
+}
 
 
 @contextmanager
 def before() -> Iterator[None]:
     """Run FedLAP with the old steps; the old defaults are `SETTINGS`."""
-    with patch.object(statistics, "matching_slope", _slope), patch.object(statistics, "mismatch", _mismatch):
+    with (
+        patch.object(statistics, "matching_slope", _slope),
+        patch.object(statistics, "mismatch", _mismatch),
+    ):
         yield
 
 
@@ -40,12 +49,20 @@ def _slope(
     return float(wrong.detach()), torch.cat(torch.autograd.grad(wrong, values))
 
 
-def _mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: float, noise: float = 0.0) -> Tensor:
+def _mismatch(
+    synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: float, noise: float = 0.0
+) -> Tensor:
     total = torch.zeros(())
     for mine, theirs in zip(synthetic, real, strict=True):
-        a, b = (tensor.flatten(1) if tensor.dim() > 1 else tensor[None] for tensor in (mine, theirs))
-        unlike = 1 - (a * b).sum(1) / ((a.square().sum(1) + 1e-16) * (b.square().sum(1) + 1e-16)).sqrt()
+        a, b = (
+            tensor.flatten(1) if tensor.dim() > 1 else tensor[None] for tensor in (mine, theirs)
+        )
+        unlike = (
+            1 - (a * b).sum(1) / ((a.square().sum(1) + 1e-16) * (b.square().sum(1) + 1e-16)).sqrt()
+        )
         if noise:
-            unlike = unlike * (1 - b.shape[1] * noise**2 / b.square().sum(1).clamp_min(1e-30)).clamp_min(0)
+            unlike = unlike * (
+                1 - b.shape[1] * noise**2 / b.square().sum(1).clamp_min(1e-30)
+            ).clamp_min(0)
         total = total + unlike.mean() + mse_weight * (a - b).square().sum()
     return total

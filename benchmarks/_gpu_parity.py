@@ -1,6 +1,8 @@
-"""Parity of a device with the processor: features, mixtures, statistics, FedLAP, DP-CVAE, clipping; and the CUDA tests.
+"""Parity of a device with the processor: features, mixtures, statistics, FedLAP, DP-CVAE, clipping;
+and the CUDA tests.
 
-The tolerance of each row is stated with it. bfloat16 keeps eight bits, so features may differ by a percent.
+The tolerance of each row is stated with it. bfloat16 keeps eight bits, so features may differ by a
+percent.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from strategies.closed_form.solvers import lda, ridge
 from strategies.closed_form.statistics import Statistics
 
 ROOT = Path(__file__).resolve().parents[1]
-# Files whose tests need a GPU and nothing but torch, scikit-learn and hypothesis, and those that need Flower as well.
+# Files whose tests need a GPU and nothing but torch, scikit-learn and hypothesis, and those that
+# need Flower as well.
 CUDA_TESTS = {
     "tests/client_app/features/test_transfers.py": (),
     "tests/common/surrogates/test_mixtures.py": ("sklearn", "hypothesis"),
@@ -49,7 +52,9 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def rows(device: str, sizes: Sizes) -> Iterator[Row]:
-    """All rows of parity, one at a time. Convolutions keep their 24 bits for it, which is not the default of a GPU."""
+    """All rows of parity, one at a time. Convolutions keep their 24 bits for it, which is not the
+    default of a GPU.
+    """
     torch.backends.cudnn.allow_tf32 = False
     yield from features(device, sizes)
     yield from mixtures(device, sizes)
@@ -61,7 +66,9 @@ def rows(device: str, sizes: Sizes) -> Iterator[Row]:
 
 
 def features(device: str, sizes: Sizes) -> Iterator[Row]:
-    """Features of the backbones with random weights: float32 on the processor, bfloat16 on the device."""
+    """Features of the backbones with random weights: float32 on the processor, bfloat16 on the
+    device.
+    """
     import torchvision
 
     for name in sizes.backbones:
@@ -69,7 +76,9 @@ def features(device: str, sizes: Sizes) -> Iterator[Row]:
         model = torchvision.models.get_model(name, weights=None).eval().requires_grad_(False)
         batch = torch.randn(4, 3, sizes.image_size, sizes.image_size, generator=generator())
         here = frozen_forward(model, torch.device("cpu"))(batch)
-        there = frozen_forward(model.to(device, memory_format=torch.channels_last), torch.device(device))(batch)
+        there = frozen_forward(
+            model.to(device, memory_format=torch.channels_last), torch.device(device)
+        )(batch)
         yield parity(f"features of {name}", relative(there, here), BFLOAT)
 
 
@@ -88,19 +97,28 @@ def mixtures(device: str, sizes: Sizes) -> Iterator[Row]:
 
 
 def statistics(device: str, sizes: Sizes) -> Iterator[Row]:
-    """The second moment of records, and the heads in closed form that follow from pooled statistics."""
+    """The second moment of records, and the heads in closed form that follow from pooled
+    statistics.
+    """
     x = torch.randn(sizes.records, sizes.dimension, generator=generator())
     yield parity("second moment", relative(gram([x.to(device)]), gram([x])), 1e-4)
     known = pooled(8, min(64, sizes.dimension), "cpu")
-    moved = Statistics(*(tensor.to(device) for tensor in (known.counts, known.means, known.covariance)))
+    moved = Statistics(
+        *(tensor.to(device) for tensor in (known.counts, known.means, known.covariance))
+    )
     for solver in (lda, ridge):
         here, there = solver(known), solver(moved)
-        yield parity(f"head in closed form, {solver.__name__}", relative(there.weight, here.weight), 1e-5)
+        yield parity(
+            f"head in closed form, {solver.__name__}", relative(there.weight, here.weight), 1e-5
+        )
 
 
 def pooled(classes: int, dimension: int, device: str) -> Statistics:
     """Statistics of classes with random means and one covariance."""
-    factor = torch.randn(dimension, dimension, generator=generator(1), dtype=torch.float64) / dimension**0.5
+    factor = (
+        torch.randn(dimension, dimension, generator=generator(1), dtype=torch.float64)
+        / dimension**0.5
+    )
     covariance = factor @ factor.T + 0.1 * torch.eye(dimension, dtype=torch.float64)
     means = torch.randn(classes, dimension, generator=generator(2), dtype=torch.float64)
     counts = torch.full((classes,), 500.0, dtype=torch.float64)
@@ -119,12 +137,21 @@ def network(size: int, width: int, device: str) -> tuple[nn.Module, dict[str, Te
     """FedLAP's ConvNet for ten classes without its first step, and its parameters."""
     module = convnet(3 * size * size, 10, width, 0)
     body, _ = split_input(module, torch.zeros(1, 3 * size * size))
-    return body.to(device), {name: tensor.to(device) for name, tensor in parameters_of(module).items()}
+    return body.to(device), {
+        name: tensor.to(device) for name, tensor in parameters_of(module).items()
+    }
 
 
 def fedlap_settings(**changes: Any) -> SimpleNamespace:
     """FedLAP's settings that its synthesis reads, without the package that checks them."""
-    usual = {"trajectories": 1, "loops": 1, "batches": 1, "image_steps": 5, "model_steps": 0, "trust_radius": 10.0}
+    usual = {
+        "trajectories": 1,
+        "loops": 1,
+        "batches": 1,
+        "image_steps": 5,
+        "model_steps": 0,
+        "trust_radius": 10.0,
+    }
     return SimpleNamespace(**usual | {"image_learning_rate": 10.0, "image_momentum": 0.5} | changes)
 
 
@@ -138,16 +165,22 @@ def fedlap(device: str) -> Iterator[Row]:
         start = LandscapeRecords.evenly(begin.values * 0.1, begin.labels)
         looks = Batches(body, real, 0, generator())
         settings: Any = fedlap_settings()
-        made, _ = synthesise(body, model, start, looks, Matching(settings, 0.1, 0.1), draws((), generator()))
+        made, _ = synthesise(
+            body, model, start, looks, Matching(settings, 0.1, 0.1), draws((), generator())
+        )
         server = ServerWalk(body, model, 0.1, 20, 10.0, draws((), generator()))
-        sides.append((slope, made.values, effective_radius(server, start, real, Search(20), generator())))
+        sides.append(
+            (slope, made.values, effective_radius(server, start, real, Search(20), generator()))
+        )
     (slope, made, radius), (slope_there, made_there, radius_there) = sides
     yield parity("FedLAP, gradient", relative(slope_there, slope), 1e-3)
     yield parity("FedLAP, images after 5 steps", relative(made_there, made), 1e-2)
     yield parity("FedLAP, radius", abs(radius_there - radius) / radius, 1e-2)
 
 
-def cvae(device: str, classes: int, dimension: int, hidden: int = 64, latent: int = 8) -> CVAETrainer:
+def cvae(
+    device: str, classes: int, dimension: int, hidden: int = 64, latent: int = 8
+) -> CVAETrainer:
     """DP-CVAE's trainer with seeded weights and noise."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -156,7 +189,12 @@ def cvae(device: str, classes: int, dimension: int, hidden: int = 64, latent: in
     settings: Any = SimpleNamespace(optimiser="adam")
     noise = generator()
     return CVAETrainer(
-        decoder.to(device), encoder.to(device), settings, 1e-3, 1.0, lambda shape: torch.randn(tuple(shape), generator=noise)
+        decoder.to(device),
+        encoder.to(device),
+        settings,
+        1e-3,
+        1.0,
+        lambda shape: torch.randn(tuple(shape), generator=noise),
     )
 
 
@@ -168,7 +206,9 @@ def generators(device: str) -> Iterator[Row]:
         trainer = cvae(where, 5, 48)
         inputs = x.to(where), labels.to(where), trainer.noise(64).to(where)
         total, _ = clipped_sums(trainer.modules, trainer.losses, inputs, 0.1)
-        sides.append((trainer.losses(*inputs), torch.cat([part.flatten().cpu() for part in total.values()])))
+        sides.append(
+            (trainer.losses(*inputs), torch.cat([part.flatten().cpu() for part in total.values()]))
+        )
     yield parity("DP-CVAE, losses", relative(sides[1][0], sides[0][0]), 1e-4)
     yield parity("DP-CVAE, clipped gradients", relative(sides[1][1], sides[0][1]), 1e-3)
 
@@ -184,14 +224,35 @@ def clipping(device: str) -> Iterator[Row]:
 
 
 def cuda_tests() -> Iterator[Row]:
-    """The tests that need a GPU. A file whose packages are missing is reported as such, and is no failure."""
+    """The tests that need a GPU. A file whose packages are missing is reported as such, and is no
+    failure.
+    """
     for file, needed in CUDA_TESTS.items():
         missing = [name for name in ("pytest", *needed) if importlib.util.find_spec(name) is None]
         if missing:
             print(f"not run: {file} needs {', '.join(missing)}")
             continue
-        command = [sys.executable, "-m", "pytest", "-q", "-k", "gpu", "-p", "no:cacheprovider", "--noconftest", file]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-k",
+            "gpu",
+            "-p",
+            "no:cacheprovider",
+            "--noconftest",
+            file,
+        ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
         if done.returncode:
             print(done.stdout[-3000:])
-        yield Row(f"CUDA tests in {file}", float(done.returncode), "exit code", "none fails", 0.0, 1.0, not done.returncode)
+        yield Row(
+            f"CUDA tests in {file}",
+            float(done.returncode),
+            "exit code",
+            "none fails",
+            0.0,
+            1.0,
+            not done.returncode,
+        )

@@ -14,8 +14,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Row:
-    """One result. ours: what was measured, in `unit`. limit: what it is held against. fraction: the share of the limit
-    that is reached (parity: the share of the tolerance that is used). least: the fraction that passes; parity: at most one.
+    """One result. ours: what was measured, in `unit`. limit: what it is held against. fraction: the
+    share of the limit that is reached (parity: the share of the tolerance that is used). least: the
+    fraction that passes; parity: at most one.
     """
 
     name: str
@@ -32,12 +33,32 @@ class Row:
 
 
 def parity(name: str, difference: float, tolerance: float, unit: str = "relative") -> Row:
-    """The difference between the device and the processor, held against a tolerance; a number that is no number fails."""
-    return Row(name, difference, unit, "tolerance", tolerance, difference / tolerance, difference <= tolerance)
+    """The difference between the device and the processor, held against a tolerance; a number that
+    is no number fails.
+    """
+    return Row(
+        name,
+        difference,
+        unit,
+        "tolerance",
+        tolerance,
+        difference / tolerance,
+        difference <= tolerance,
+    )
 
 
-def reached(name: str, ours: float, unit: str, against: str, limit: float, least: float, smaller: bool = False) -> Row:
-    """A speed, held against a limit. smaller: the numbers are times, of which the smaller is better."""
+def reached(
+    name: str,
+    ours: float,
+    unit: str,
+    against: str,
+    limit: float,
+    least: float,
+    smaller: bool = False,
+) -> Row:
+    """A speed, held against a limit. smaller: the numbers are times, of which the smaller is
+    better.
+    """
     fraction = limit / ours if smaller else ours / limit
     return Row(name, ours, unit, against, limit, fraction, fraction >= least)
 
@@ -68,7 +89,9 @@ class Sizes:
     repeats: int
 
 
-FULL = Sizes(4096, 224, 256, ("vit_b_16", "resnet50"), 10_000, 1280, 4096, 1000, 128, 32, 50, 40, 10_000, 3)
+FULL = Sizes(
+    4096, 224, 256, ("vit_b_16", "resnet50"), 10_000, 1280, 4096, 1000, 128, 32, 50, 40, 10_000, 3
+)
 TINY = Sizes(6, 32, 4, ("resnet18",), 200, 16, 24, 5, 8, 8, 2, 1, 60, 1)
 
 

@@ -1,4 +1,6 @@
-"""Find small faults (mutants) that can be planted in Python source, and plant them in its syntax tree."""
+"""Find small faults (mutants) that can be planted in Python source, and plant them in its syntax
+tree.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,44 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
-FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.GtE: ast.LtE,
+}
 ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
     ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
-NAMES = {"min": "max", "max": "min", "all": "any", "any": "all", "clamp_min": "clamp_max", "clamp_max": "clamp_min"}
+NAMES = {
+    "min": "max",
+    "max": "min",
+    "all": "any",
+    "any": "all",
+    "clamp_min": "clamp_max",
+    "clamp_max": "clamp_min",
+}
 # Functions of one argument; the mutant leaves out the call.
-LEFT_OUT = {"sqrt", "abs", "square", "log", "exp", "sorted", "norm", "double", "trunc_", "nan_to_num"}
+LEFT_OUT = {
+    "sqrt",
+    "abs",
+    "square",
+    "log",
+    "exp",
+    "sorted",
+    "norm",
+    "double",
+    "trunc_",
+    "nan_to_num",
+}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault. line: its source line; nth: its index among equal faults in the file; number: its index in the file."""
+    """One fault. line: its source line; nth: its index among equal faults in the file; number: its
+    index in the file.
+    """
 
     file: str
     function: str
@@ -82,7 +109,9 @@ def _inside(node: ast.AST, function: str) -> Iterator[Fault]:
             if not isinstance(child, ast.AST):
                 continue
 
-            def put(new: ast.AST, value: object = value, place: int = place, field: str = field) -> None:
+            def put(
+                new: ast.AST, value: object = value, place: int = place, field: str = field
+            ) -> None:
                 if isinstance(value, list):
                     value[place] = new
                 else:
@@ -112,7 +141,10 @@ def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:  # noqa: C901 - a 
                 for table in (COMPARISONS, FLIPPED):
                     if new := table.get(type(op)):
                         changed = [*ops[:place], new(), *ops[place + 1 :]]
-                        yield f"{type(op).__name__} to {new.__name__} at {place}", other(ops=changed)
+                        yield (
+                            f"{type(op).__name__} to {new.__name__} at {place}",
+                            other(ops=changed),
+                        )
         case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in ARITHMETIC:
             swapped = ARITHMETIC[type(op)]
             yield f"{type(op).__name__} to {swapped.__name__}", other(op=swapped())
@@ -137,7 +169,10 @@ def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:  # noqa: C901 - a 
         case ast.Call(func=ast.Name(id=name), args=[only], keywords=[]) if name in LEFT_OUT:
             yield f"without {name}", only
         case ast.Call(func=ast.Attribute(value=of, attr=name), args=args) if name in LEFT_OUT:
-            yield f"without {name}", args[0] if isinstance(of, ast.Name) and of.id in ("math", "torch") and args else of
+            yield (
+                f"without {name}",
+                args[0] if isinstance(of, ast.Name) and of.id in ("math", "torch") and args else of,
+            )
         case ast.Name(id=name) if name in NAMES:
             yield f"{name} to {NAMES[name]}", other(id=NAMES[name])
         case ast.Attribute(attr=name) if name in NAMES:

@@ -1,4 +1,6 @@
-"""Plant a fault in a process: in a module before its import, or in a function of an imported module."""
+"""Plant a fault in a process: in a module before its import, or in a function of an imported
+module.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,22 @@ from _mutations import Mutant, planted
 
 def plant_in_import(root: Path, mutant: Mutant) -> None:
     """Plant the fault in a module that is not imported yet."""
-    sys.meta_path.insert(0, Changed(root, {mutant.file: lambda source: planted(source, mutant.number)}))
+    sys.meta_path.insert(
+        0, Changed(root, {mutant.file: lambda source: planted(source, mutant.number)})
+    )
 
 
 def in_a_function(root: Path, mutant: Mutant) -> bool:
-    """Whether the fault is in the body of a function. Such a fault can be planted after the import of its module."""
+    """Whether the fault is in the body of a function. Such a fault can be planted after the import
+    of its module.
+    """
     return _new_code(root, mutant) is not None
 
 
 def plant_in_function(root: Path, mutant: Mutant) -> None:
-    """Replace the code of a function, also for modules that have imported it. Raises LookupError if it does not exist."""
+    """Replace the code of a function, also for modules that have imported it. Raises LookupError if
+    it does not exist.
+    """
     found = _new_code(root, mutant)
     if found is None:
         raise LookupError(mutant.key)
@@ -52,7 +60,9 @@ def plant_in_function(root: Path, mutant: Mutant) -> None:
 
 
 def _new_code(root: Path, mutant: Mutant) -> tuple[str, CodeType] | None:
-    """The outermost function around a fault, and its code with the fault; None if the code does not change."""
+    """The outermost function around a fault, and its code with the fault; None if the code does not
+    change.
+    """
     source, name = (root / mutant.file).read_text(), str(root / mutant.file)
     before = {code.co_qualname: code for code in _functions(compile(source, name, "exec"))}
     parts = mutant.function.split(".")
@@ -62,7 +72,9 @@ def _new_code(root: Path, mutant: Mutant) -> tuple[str, CodeType] | None:
     else:
         return None
     after = next(
-        code for code in _functions(compile(planted(source, mutant.number), name, "exec")) if code.co_qualname == outer
+        code
+        for code in _functions(compile(planted(source, mutant.number), name, "exec"))
+        if code.co_qualname == outer
     )
     return None if after == before[outer] else (outer, after)
 

@@ -1,10 +1,12 @@
-"""Experiments with fewer bytes: a basis of few directions that all sites share, so that a site sends an r x r covariance in
-place of a d x r one; and entropy coding of packed loadings. Offline, from the statistics of `gram`; no setting does this.
+"""Experiments with fewer bytes: a basis of few directions that all sites share, so that a site
+sends an r x r covariance in place of a d x r one; and entropy coding of packed loadings. Offline,
+from the statistics of `gram`; no setting does this.
 
-A site sends its class means and its covariance in the basis, as a triangle of correlations with variances; the head lies in
-the basis. Two messages: the basis has the first eigenvectors of all records' covariance, means included, pooled from a first
-message of low rank, whose bytes count. One message: it has the first right singular vectors of the ImageNet head of the
-backbone, which are public.
+A site sends its class means and its covariance in the basis, as a triangle of correlations with
+variances; the head lies in the basis. Two messages: the basis has the first eigenvectors of all
+records' covariance, means included, pooled from a first message of low rank, whose bytes count. One
+message: it has the first right singular vectors of the ImageNet head of the backbone, which are
+public.
 """
 
 import lzma
@@ -26,8 +28,11 @@ from strategies.closed_form.received import pooled
 from strategies.fedpft.learn import learn
 
 Point = tuple[str, float, int]
-# (rank, bits of the loadings) of the first message, or none for the public basis; directions; bits of a correlation.
-TWO_MESSAGES = [(first, r, bits) for first in ((16, 4), (32, 4)) for r, bits in ((128, 16), (256, 8), (384, 8))]
+# (rank, bits of the loadings) of the first message, or none for the public basis; directions; bits
+# of a correlation.
+TWO_MESSAGES = [
+    (first, r, bits) for first in ((16, 4), (32, 4)) for r, bits in ((128, 16), (256, 8), (384, 8))
+]
 PUBLIC = [(r, bits) for r, bits in ((128, 16), (256, 8), (256, 16), (384, 8), (512, 8))]
 
 
@@ -41,7 +46,8 @@ def measured_points(
 ) -> Iterator[Point]:
     """Line, accuracy in percent and bytes of all sites, of every variant.
 
-    whole: surrogates of `gram`. low: surrogates of low rank, by rank. weights: a file with the head of the backbone.
+    whole: surrogates of `gram`. low: surrogates of low rank, by rank. weights: a file with the head
+    of the backbone.
     """
     given = [each for each in whole if isinstance(each, Surrogate)]
     rows = sum(len(each.mixtures.means) for each in given)
@@ -51,7 +57,9 @@ def measured_points(
         head = learn([_in_basis(each, basis, bits) for each in given], run, "cpu", classes).head
         assert isinstance(head, Head)
         covariances = len(given) * ((r * (r - 1) // 2 * bits + 7) // 8 + 2 * r)
-        return judge(replace(head, weight=head.weight @ basis.T.float())), 2 * rows * r + covariances + 200 * len(given)
+        return judge(
+            replace(head, weight=head.weight @ basis.T.float())
+        ), 2 * rows * r + covariances + 200 * len(given)
 
     for (rank, loading_bits), r, bits in TWO_MESSAGES:
         payloads = [pack_surrogate(each, loading_bits) for each in low(rank)]
@@ -62,7 +70,11 @@ def measured_points(
         accuracy, sent = measure(vectors[:, -r:], bits)
         # The class means need not be sent twice.
         sent += sum(map(len, payloads)) - 2 * rows * r
-        yield f"two messages, r={rank} at {loading_bits} bits, then {r} x {r} at {bits} bits", accuracy, sent
+        yield (
+            f"two messages, r={rank} at {loading_bits} bits, then {r} x {r} at {bits} bits",
+            accuracy,
+            sent,
+        )
     table = load_file(weights)["classifier.1.weight"].double()
     directions = torch.linalg.svd(table - table.mean(0), full_matrices=False).Vh.T
     for r, bits in PUBLIC:
@@ -70,7 +82,9 @@ def measured_points(
 
 
 def _in_basis(surrogate: Surrogate, basis: Tensor, bits: int) -> Surrogate:
-    """The surrogate with the covariance that a coordinator rebuilds from what the site sends in the basis (d, r)."""
+    """The surrogate with the covariance that a coordinator rebuilds from what the site sends in the
+    basis (d, r).
+    """
     assert isinstance(surrogate.mixtures.covariance, Gram)
     matrix = surrogate.mixtures.covariance.matrix.double()
     inside = basis.T @ matrix @ basis

@@ -1,9 +1,11 @@
 """Accuracy against bytes of every surrogate, compared with oracle, ensemble and average of heads.
 
-Every row uses real payloads: each site's surrogate is packed, measured, unpacked and used for learning. Default: CIFAR-10
-features, 10 sites, Dirichlet 0.1, three seeds. For other data give settings as for `coordinator simulate`.
+Every row uses real payloads: each site's surrogate is packed, measured, unpacked and used for
+learning. Default: CIFAR-10 features, 10 sites, Dirichlet 0.1, three seeds. For other data give
+settings as for `coordinator simulate`.
 
-    python benchmarks/accuracy_against_bytes.py --name mine --sites 5 -c 'data="safetensors" data-dir="/data" dataset="x"'
+    python benchmarks/accuracy_against_bytes.py --name mine --sites 5 -c 'data="safetensors"
+    data-dir="/data" dataset="x"'
 """
 
 import math
@@ -101,7 +103,10 @@ def plot(rows: list[tuple[Any, ...]], title: str, name: str) -> None:
         marker, colour = ("D", "#888") if label in BASELINES else ("o", "#0072b2")
         axes.errorbar(megabytes, accuracy, deviation, fmt=marker, color=colour)
         # The lower of two neighbours has its name below its point, so that names do not overlap.
-        crowded = any(abs(math.log10(other[4] / megabytes)) < 0.4 and 0 < other[1] - accuracy < 3 for other in rows)
+        crowded = any(
+            abs(math.log10(other[4] / megabytes)) < 0.4 and 0 < other[1] - accuracy < 3
+            for other in rows
+        )
         place = {"textcoords": "offset points", "xytext": (6, -12 if crowded else 5), "fontsize": 8}
         axes.annotate(label, (megabytes, accuracy), **place)
     axes.set(xscale="log", xlabel="uplink of all sites, MB", ylabel="test accuracy, %", title=title)

@@ -1,16 +1,18 @@
-"""Audits: for every private mechanism a lower bound on epsilon, measured through the site's own code, next to its claim.
+"""Audits: for every private mechanism a lower bound on epsilon, measured through the site's own
+code, next to its claim.
 
-A site has canaries, each in its data by a coin toss, and replies to real requests: gate, policy, ledger, noise, payload.
-The attacker sees all requests and payloads, and knows all canaries and settings. It says which canaries were in the data.
-Bounds hold with 95 % confidence (Steinke, Nasr & Jagielski 2023, one run). Runs of different canaries count as one run on
-all of them. How many answers to give is chosen on simulated scores before. A bound above its claim ends this script with
+A site has canaries, each in its data by a coin toss, and replies to real requests: gate, policy,
+ledger, noise, payload. The attacker sees all requests and payloads, and knows all canaries and
+settings. It says which canaries were in the data. Bounds hold with 95 % confidence (Steinke, Nasr &
+Jagielski 2023, one run). Runs of different canaries count as one run on all of them. How many
+answers to give is chosen on simulated scores before. A bound above its claim ends this script with
 exit code 1, and so does a planted fault that no bound shows.
 
     python benchmarks/audit.py
     python benchmarks/audit.py --only fedavg --epsilons 4
 
-The first bound is for noise that is Gaussian as a whole; samples are not, and have the second only, which holds for any
-mechanism. A low bound does not show that a mechanism leaks little.
+The first bound is for noise that is Gaussian as a whole; samples are not, and have the second only,
+which holds for any mechanism. A low bound does not show that a mechanism leaks little.
 """
 
 import logging
@@ -37,7 +39,16 @@ from benchmarks._audit_attacks import (
     by_total,
 )
 from benchmarks._audit_faults import planted
-from benchmarks._audit_site import Canaries, Maker, alone, long, one_a_class, orthogonal, patients, seen_of
+from benchmarks._audit_site import (
+    Canaries,
+    Maker,
+    alone,
+    long,
+    one_a_class,
+    orthogonal,
+    patients,
+    seen_of,
+)
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from common.privacy.accounting import gaussian_noise_multiplier
@@ -46,20 +57,23 @@ from common.settings.flat import Scalar
 
 DELTA = 1e-5
 SHARES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
-# At these epsilons faults are planted. Few canaries are in a sample, so at a larger one they would be too few.
+# At these epsilons faults are planted. Few canaries are in a sample, so at a larger one they would
+# be too few.
 MIDDLE, SMALL = 4.0, 1.0
 # Answers about a sampled mechanism, as a share of the canaries; all of them are "it was there".
 SAMPLED_SHARE = 0.02
-# Signal that a fault lets through, as a multiple of the claimed one; it only chooses the number of answers.
+# Signal that a fault lets through, as a multiple of the claimed one; it only chooses the number of
+# answers.
 FAULTY = 2.5
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One row: settings of the run, how canaries are made, the attack, canaries a run, runs, and a fault that it shows.
+    """One row: settings of the run, how canaries are made, the attack, canaries a run, runs, and a
+    fault that it shows.
 
-    strength: of the attack, about the share of the budget's signal that it sees; it only chooses the number of answers.
-    sampled: whether the mechanism draws records. sites: in the run.
+    strength: of the attack, about the share of the budget's signal that it sees; it only chooses
+    the number of answers. sampled: whether the mechanism draws records. sites: in the run.
     """
 
     settings: dict[str, Scalar]
@@ -73,18 +87,34 @@ class Mechanism:
     sites: int = 1
 
 
-def _sums(family: str, fault: str = "half of the noise", canaries: Maker = one_a_class) -> Mechanism:
+def _sums(
+    family: str, fault: str = "half of the noise", canaries: Maker = one_a_class
+) -> Mechanism:
     # Canaries along axes of their own have as many dimensions.
     count, runs = (500, 8) if canaries is alone else (1000, 4)
     return Mechanism({"fedpft.covariance": family}, canaries, by_sums, fault, count, runs)
 
 
 # One step of all records in each round: the coordinator chooses these settings, and sees most then.
-STEPS: dict[str, Scalar] = {"fedavg.model": "mlp", "fedavg.width": 8, "fedavg.rounds": 2, "fedavg.local-epochs": 1}
+STEPS: dict[str, Scalar] = {
+    "fedavg.model": "mlp",
+    "fedavg.width": 8,
+    "fedavg.rounds": 2,
+    "fedavg.local-epochs": 1,
+}
 WHOLE = STEPS | {"fedavg.sample-rate": 1.0, "fedavg.learning-rate": 0.1}
 SAMPLED = STEPS | {"fedavg.sample-rate": 0.05, "fedavg.learning-rate": 0.01}
-LAP: dict[str, Scalar] = {"fedlap.model": "linear", "fedlap.rounds": 1, "fedlap.images-per-class": 1}
-VAE: dict[str, Scalar] = {"dpcvae.rounds": 2, "dpcvae.local-epochs": 1, "dpcvae.latent": 1, "dpcvae.synthetic": 10}
+LAP: dict[str, Scalar] = {
+    "fedlap.model": "linear",
+    "fedlap.rounds": 1,
+    "fedlap.images-per-class": 1,
+}
+VAE: dict[str, Scalar] = {
+    "dpcvae.rounds": 2,
+    "dpcvae.local-epochs": 1,
+    "dpcvae.latent": 1,
+    "dpcvae.synthetic": 10,
+}
 SGD: dict[str, Scalar] = {"dpcvae.optimiser": "sgd", "dpcvae.learning-rate": 10.0}
 SPHERICAL: dict[str, Scalar] = {"fedpft.covariance": "spherical"}
 MECHANISMS: dict[str, Mechanism] = {
@@ -130,19 +160,28 @@ FURTHER = {
 }
 
 
-def scores_of(mechanism: Mechanism, epsilon: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def scores_of(
+    mechanism: Mechanism, epsilon: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Scores of the canaries of one run, and whether each was in the data."""
     canaries: Canaries = mechanism.canaries(mechanism.count, generator)
     settings = mechanism.settings | {"epsilon": epsilon, "delta": DELTA, "seed": 1}
-    return mechanism.attack(canaries, seen_of(canaries, settings, mechanism.sites)), canaries.included
+    return mechanism.attack(
+        canaries, seen_of(canaries, settings, mechanism.sites)
+    ), canaries.included
 
 
-def audit(mechanism: Mechanism, epsilon: float, generator: torch.Generator, expected: float = 1.0) -> Guesses:
-    """The answers of the attacker about the canaries of all runs. expected: signal, as a multiple of what is claimed."""
+def audit(
+    mechanism: Mechanism, epsilon: float, generator: torch.Generator, expected: float = 1.0
+) -> Guesses:
+    """The answers of the attacker about the canaries of all runs. expected: signal, as a multiple
+    of what is claimed.
+    """
     runs = [scores_of(mechanism, epsilon, generator) for _ in range(mechanism.runs)]
     scores, included = torch.cat([run[0] for run in runs]), torch.cat([run[1] for run in runs])
     if mechanism.sampled:
-        # A record that no sample contains shows nothing: a low score does not mean that it was not there.
+        # A record that no sample contains shows nothing: a low score does not mean that it was not
+        # there.
         top = scores.argsort()[-round(SAMPLED_SHARE * len(scores)) :]
         return Guesses(len(scores), len(top), int(included[top].sum()))
     return guess(scores, included, answers_of(len(scores), epsilon, expected * mechanism.strength))
@@ -150,15 +189,21 @@ def audit(mechanism: Mechanism, epsilon: float, generator: torch.Generator, expe
 
 @cache
 def answers_of(count: int, epsilon: float, strength: float) -> int:
-    """How many answers to give for so many canaries: the best number for Gaussian scores of the expected quality."""
+    """How many answers to give for so many canaries: the best number for Gaussian scores of the
+    expected quality.
+    """
     generator = torch.Generator().manual_seed(1)
     included = torch.rand(count, generator=generator) < 0.5
     noise = gaussian_noise_multiplier(epsilon, DELTA) / strength
-    return best_count(included + noise * torch.randn(count, generator=generator), included, DELTA, SHARES)
+    return best_count(
+        included + noise * torch.randn(count, generator=generator), included, DELTA, SHARES
+    )
 
 
 def bounds(guesses: Guesses, sampled: bool) -> tuple[float, float]:
-    """Lower bounds of epsilon: for Gaussian noise (the general one for samples), and for any mechanism."""
+    """Lower bounds of epsilon: for Gaussian noise (the general one for samples), and for any
+    mechanism.
+    """
     plain = epsilon_bound(guesses, DELTA)
     return plain if sampled else gaussian_bound(guesses, DELTA), plain
 
@@ -174,8 +219,20 @@ def main() -> None:
     began, processor = time.perf_counter(), time.process_time()
     rows, broken = measure(chosen, [float(each) for each in options.epsilons.split(",")])
     faults, missed = ([], []) if options.no_faults else measure_faults(chosen)
-    seconds = {"seconds": round(time.perf_counter() - began), "processor_seconds": round(time.process_time() - processor)}
-    columns = ("mechanism", "claim", "lower bound", "of the claim", "for any mechanism", "right", "canaries", "seconds")
+    seconds = {
+        "seconds": round(time.perf_counter() - began),
+        "processor_seconds": round(time.process_time() - processor),
+    }
+    columns = (
+        "mechanism",
+        "claim",
+        "lower bound",
+        "of the claim",
+        "for any mechanism",
+        "right",
+        "canaries",
+        "seconds",
+    )
     whole = not options.only and not options.no_faults
     name = "audit" if whole else "audit-part"
     keys = ("mechanism", "fault", "claim", "bound", "found")
@@ -186,7 +243,9 @@ def main() -> None:
     sys.exit(bool(broken or missed))
 
 
-def measure(chosen: dict[str, Mechanism], epsilons: Sequence[float]) -> tuple[list[tuple[Any, ...]], list[str]]:
+def measure(
+    chosen: dict[str, Mechanism], epsilons: Sequence[float]
+) -> tuple[list[tuple[Any, ...]], list[str]]:
     """Rows of the table, and a sentence for each bound above its claim."""
     generator = torch.Generator().manual_seed(0)
     rows: list[tuple[Any, ...]] = []
@@ -202,12 +261,16 @@ def measure(chosen: dict[str, Mechanism], epsilons: Sequence[float]) -> tuple[li
             rows.append((name, epsilon, *cells, guesses.canaries, seconds))
             print(*rows[-1], sep=" | ", flush=True)
             if max(bound, plain) > epsilon:
-                broken.append(f"{name}: the bound {max(bound, plain):.3f} exceeds the claim {epsilon:g}")
+                broken.append(
+                    f"{name}: the bound {max(bound, plain):.3f} exceeds the claim {epsilon:g}"
+                )
     return rows, broken
 
 
 def measure_faults(chosen: dict[str, Mechanism]) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """Bounds with a fault in each mechanism, and a sentence for each fault that no bound above the claim shows."""
+    """Bounds with a fault in each mechanism, and a sentence for each fault that no bound above the
+    claim shows.
+    """
     generator = torch.Generator().manual_seed(1)
     rows: list[tuple[Any, ...]] = []
     further = [(name, FURTHER[name]) for name in chosen if name in FURTHER]
@@ -217,7 +280,9 @@ def measure_faults(chosen: dict[str, Mechanism]) -> tuple[list[tuple[Any, ...]],
             bound = max(bounds(audit(mechanism, claim, generator, FAULTY), mechanism.sampled))
         rows.append((name, mechanism.fault, claim, round(bound, 2), bound > claim))
         print(*rows[-1], sep=" | ", flush=True)
-    return rows, [f"{name}: the audit does not find {fault}" for name, fault, _, _, shown in rows if not shown]
+    return rows, [
+        f"{name}: the audit does not find {fault}" for name, fault, _, _, shown in rows if not shown
+    ]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The closed form for many sites, classes and dimensions: seconds and memory of the coordinator.
 
-Without a screen it holds one matrix at a time, besides the means of all sites; the screen compares the means of all sites.
-The statistics go through the coordinator's own path: parsed, checked, stored in a run folder, read again, learned.
+Without a screen it holds one matrix at a time, besides the means of all sites; the screen compares
+the means of all sites. The statistics go through the coordinator's own path: parsed, checked,
+stored in a run folder, read again, learned.
 """
 
 import tempfile
@@ -28,7 +29,9 @@ from strategies.fedpft.strategy import FedPFT
 CLASSES, DIMENSION, RECORDS = 10, 512, 40
 
 
-def records(site: int, centres: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def records(
+    site: int, centres: torch.Tensor, basis: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """RECORDS features of one site (n, d) and their labels; a site has three of the classes."""
     generator = torch.Generator().manual_seed(site)
     labels = torch.randperm(CLASSES, generator=generator)[:3][torch.arange(RECORDS) % 3]
@@ -46,10 +49,15 @@ class Payloads(Sequence[tuple[str, tuple[str, bytes]]]):
         return self._sites
 
     def truth(self) -> torch.Tensor:
-        """Covariance (d, d) within classes of the records of all sites together, float64, from two passes over them."""
+        """Covariance (d, d) within classes of the records of all sites together, float64, from two
+        passes over them.
+        """
         counts = torch.zeros(CLASSES, dtype=torch.float64)
         d = self._basis.shape[1]
-        sums, squares = torch.zeros(CLASSES, d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
+        sums, squares = (
+            torch.zeros(CLASSES, d, dtype=torch.float64),
+            torch.zeros(d, d, dtype=torch.float64),
+        )
         for site in range(self._sites):
             x, y = records(site, self._centres, self._basis)
             counts += torch.bincount(y, minlength=CLASSES)
@@ -62,7 +70,9 @@ class Payloads(Sequence[tuple[str, tuple[str, bytes]]]):
     def __getitem__(self, index: int) -> tuple[str, tuple[str, bytes]]: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[tuple[str, tuple[str, bytes]]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[str, tuple[str, bytes]] | Sequence[tuple[str, tuple[str, bytes]]]:
+    def __getitem__(
+        self, index: int | slice
+    ) -> tuple[str, tuple[str, bytes]] | Sequence[tuple[str, tuple[str, bytes]]]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < self._sites:
@@ -70,8 +80,16 @@ class Payloads(Sequence[tuple[str, tuple[str, bytes]]]):
         began, used = time.perf_counter(), time.process_time()
         x, y = records(index, self._centres, self._basis)
         present = y.unique()
-        table = fit(x, torch.searchsorted(present, y), len(present), MixtureSettings("gram"), torch.Generator())
-        header = Header("fedpft", self._run, f"s{index}", "benchmark", tuple(map(str, present.tolist())))
+        table = fit(
+            x,
+            torch.searchsorted(present, y),
+            len(present),
+            MixtureSettings("gram"),
+            torch.Generator(),
+        )
+        header = Header(
+            "fedpft", self._run, f"s{index}", "benchmark", tuple(map(str, present.tolist()))
+        )
         payload = pack_surrogate(Surrogate(header, table))
         self.seconds += time.perf_counter() - began
         self.cpu += time.process_time() - used
@@ -88,7 +106,12 @@ def many_sites(sites: int, defence: str, dimension: int) -> tuple[Any, ...]:
         strategy = FedPFT(config, RunWriter(config, 0), "cpu")
         payloads = Payloads(sites, config.digest, centres, basis)
         sample = payloads[0]
-        payloads.seconds, payloads.cpu, began, used_cpu = 0.0, 0.0, time.perf_counter(), time.process_time()
+        payloads.seconds, payloads.cpu, began, used_cpu = (
+            0.0,
+            0.0,
+            time.perf_counter(),
+            time.process_time(),
+        )
         strategy.learn_from(payloads)
         seconds = time.perf_counter() - began - payloads.seconds
         cpu = time.process_time() - used_cpu - payloads.cpu
@@ -96,7 +119,8 @@ def many_sites(sites: int, defence: str, dimension: int) -> tuple[Any, ...]:
         test = [records(-1 - i, centres, basis) for i in range(50)]
         model = strategy.outcome.model
         assert model is not None
-        # What the coordinator pools from the stored messages, against the same records in one place.
+        # What the coordinator pools from the stored messages, against the same records in one
+        # place.
         names = tuple(map(str, range(CLASSES)))
         sent = [each for each in strategy.outcome.surrogates if isinstance(each, Surrogate)]
         held, truth = peak(), payloads.truth()
@@ -108,7 +132,9 @@ def many_sites(sites: int, defence: str, dimension: int) -> tuple[Any, ...]:
 
 
 def large(classes: int, dimension: int) -> Iterator[tuple[Any, ...]]:
-    """Seconds and memory to pool five sites and to solve, with the shrinkage chosen and with a given one."""
+    """Seconds and memory to pool five sites and to solve, with the shrinkage chosen and with a
+    given one.
+    """
     generator = torch.Generator().manual_seed(0)
     rows = 4 * dimension
     names, labels = tuple(map(str, range(classes))), torch.arange(rows) % classes
@@ -116,7 +142,10 @@ def large(classes: int, dimension: int) -> Iterator[tuple[Any, ...]]:
         rows, dimension, generator=generator
     )
     table = fit(x, labels, classes, MixtureSettings("gram"), generator)
-    sites = [Surrogate(Header("fedpft", "", str(i), "", names), Mixtures(*vars(table).values())) for i in range(5)]
+    sites = [
+        Surrogate(Header("fedpft", "", str(i), "", names), Mixtures(*vars(table).values()))
+        for i in range(5)
+    ]
     assert isinstance(table.covariance, Gram)
     began = time.perf_counter()
     statistics = pooled(sites, names)
@@ -124,27 +153,62 @@ def large(classes: int, dimension: int) -> Iterator[tuple[Any, ...]]:
     for shrinkage in (None, 0.1):
         began = time.perf_counter()
         solution = lda(statistics, shrinkage)
-        how = f"shrinkage chosen: {solution.shrinkage:.3g}" if shrinkage is None else f"shrinkage {shrinkage:g} given"
-        yield f"{classes} classes, d = {dimension}, {how}", pooling, time.perf_counter() - began, peak()
+        how = (
+            f"shrinkage chosen: {solution.shrinkage:.3g}"
+            if shrinkage is None
+            else f"shrinkage {shrinkage:g} given"
+        )
+        yield (
+            f"{classes} classes, d = {dimension}, {how}",
+            pooling,
+            time.perf_counter() - began,
+            peak(),
+        )
 
 
 def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--sites", type=int, nargs="*", default=[10, 100, 1000, 10_000])
-    parser.add_argument("--defence", default="none", help="screen compares the means of all sites, which takes memory")
+    parser.add_argument(
+        "--defence",
+        default="none",
+        help="screen compares the means of all sites, which takes memory",
+    )
     parser.add_argument("--dimension", type=int, default=DIMENSION)
     parser.add_argument("--part", choices=("sites", "sizes"), help="only one of the two tables")
     options = parser.parse_args()
     if options.part != "sizes":
-        columns = ("federation", "bytes a site", "used", "coordinator s", "coordinator CPU s", "of these learning s")
-        columns = (*columns, "accuracy", "relative difference from pooled records", "peak GB so far")
+        columns = (
+            "federation",
+            "bytes a site",
+            "used",
+            "coordinator s",
+            "coordinator CPU s",
+            "of these learning s",
+        )
+        columns = (
+            *columns,
+            "accuracy",
+            "relative difference from pooled records",
+            "peak GB so far",
+        )
         name = "closed_form_sites" + ("" if options.defence == "none" else f"_{options.defence}")
         rows = [many_sites(n, options.defence, options.dimension) for n in options.sites]
         report(name, "Whole covariances of many sites", columns, rows)
-        draw_growth(name, options.sites, {"coordinator": [row[4] for row in rows]}, [row[-1] for row in rows])
+        draw_growth(
+            name,
+            options.sites,
+            {"coordinator": [row[4] for row in rows]},
+            [row[-1] for row in rows],
+        )
     if options.part != "sites":
         rows = [row for sizes in ((10, 512), (1000, 2048), (1000, 4096)) for row in large(*sizes)]
-        report("closed_form_sizes", "Closed-form heads of size", ("head", "pool s", "solve s", "peak GB so far"), rows)
+        report(
+            "closed_form_sizes",
+            "Closed-form heads of size",
+            ("head", "pool s", "solve s", "peak GB so far"),
+            rows,
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""How often the 95 % intervals of an evaluation by noisy counts hold the truth, and how wide they are, in 500 evaluations.
+"""How often the 95 % intervals of an evaluation by noisy counts hold the truth, and how wide they
+are, in 500 evaluations.
 
-Claim: about 95 %; and among many sites, one joint noise in a secure sum gives narrower ones than noise at every site. Scores
-of two classes are drawn from normal distributions `apart` standard deviations from each other, and 40 % of the records are
-positive. The noise is the product's. The truth of the records is the value without noise and bins; that of the population is
-the one behind the records. Secure sums have the default settings: a third of the sites may collude, a tenth may be lost, and
-none is.
+Claim: about 95 %; and among many sites, one joint noise in a secure sum gives narrower ones than
+noise at every site. Scores of two classes are drawn from normal distributions `apart` standard
+deviations from each other, and 40 % of the records are positive. The noise is the product's. The
+truth of the records is the value without noise and bins; that of the population is the one behind
+the records. Secure sums have the default settings: a third of the sites may collude, a tenth may be
+lost, and none is.
 """
 
 import math
@@ -14,7 +16,8 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from tests.strategies.counting.test_intervals import RUNS, held, runs
 
-# Distance of the classes, epsilon, records of a site, sites, and whether the noise is one joint noise.
+# Distance of the classes, epsilon, records of a site, sites, and whether the noise is one joint
+# noise.
 SETTINGS = (
     (1.0, 1.0, 600, 2, False),
     (2.5, 1.0, 600, 2, False),
@@ -32,7 +35,10 @@ def main() -> None:
     rows = []
     for apart, epsilon, count, sites, joint in SETTINGS:
         results, areas, accuracies = runs(apart, epsilon, count, sites, joint)
-        area, share = 0.5 * (1 + math.erf(apart / 2)), 0.5 * (1 + math.erf(apart / 2 / math.sqrt(2)))
+        area, share = (
+            0.5 * (1 + math.erf(apart / 2)),
+            0.5 * (1 + math.erf(apart / 2 / math.sqrt(2))),
+        )
         intervals = {
             "AUROC of the records": ((*OF_CLASS, "auroc"), areas),
             "AUROC of the population": ((*OF_CLASS, "auroc"), [area] * RUNS),
@@ -45,10 +51,38 @@ def main() -> None:
             number, widths = held(results, at, truths), widths_of(results, at)
             where = "one joint noise" if joint else "noise at every site"
             width = statistics.median(widths) if widths else None
-            rows.append((apart, epsilon, count, sites, where, what, number, number / RUNS, width, RUNS - len(widths)))
-    columns = ("apart", "epsilon", "records at each site", "sites", "noise", "interval of", f"of {RUNS} runs", "share")
+            rows.append(
+                (
+                    apart,
+                    epsilon,
+                    count,
+                    sites,
+                    where,
+                    what,
+                    number,
+                    number / RUNS,
+                    width,
+                    RUNS - len(widths),
+                )
+            )
+    columns = (
+        "apart",
+        "epsilon",
+        "records at each site",
+        "sites",
+        "noise",
+        "interval of",
+        f"of {RUNS} runs",
+        "share",
+    )
     columns = (*columns, "median width", "hidden by the noise")
-    report("counting-intervals", "95 % intervals from noisy counts that hold the truth", columns, rows, runs=RUNS)
+    report(
+        "counting-intervals",
+        "95 % intervals from noisy counts that hold the truth",
+        columns,
+        rows,
+        runs=RUNS,
+    )
 
 
 def widths_of(results: list[dict[str, object]], at: tuple[str, ...]) -> list[float]:

@@ -1,11 +1,13 @@
-"""Accuracy at the sites with DP-CVAE's synthetic embeddings, compared with other methods that give a shared head.
+"""Accuracy at the sites with DP-CVAE's synthetic embeddings, compared with other methods that give
+a shared head.
 
-10 sites, Dirichlet 0.3, several epsilons and no privacy. Each row is a shared head. It is tested on every site's own test
-records (mean over sites) and on all test records, alone and mixed with a head from the site's own records. The weight of
-the own head is chosen on a fifth of the site's training records. "local" has no shared head. FedAvg mixed is FedLambda;
-with privacy it is DP-FedAvg.
+10 sites, Dirichlet 0.3, several epsilons and no privacy. Each row is a shared head. It is tested on
+every site's own test records (mean over sites) and on all test records, alone and mixed with a head
+from the site's own records. The weight of the own head is chosen on a fifth of the site's training
+records. "local" has no shared head. FedAvg mixed is FedLambda; with privacy it is DP-FedAvg.
 
-    python benchmarks/dpcvae_downstream.py --name mine -c 'data="safetensors" data-dir="/data" dataset="x"'
+    python benchmarks/dpcvae_downstream.py --name mine -c 'data="safetensors" data-dir="/data"
+    dataset="x"'
 """
 
 import statistics
@@ -43,15 +45,21 @@ def scores(model: Classifier, data: Federation, run: Run) -> dict[str, float]:
     each: dict[str, list[float]] = defaultdict(list)
     for site in data.sites:
         # No scaling here: every head scales the features to its own norm.
-        own, test = (LabelledEmbeddings(part.features, part.labels) for part in (site.train, site.test))
-        reported = mix(own, model, run.settings.head, run.settings.seed, run.settings.baseline.validation).measures(test)
+        own, test = (
+            LabelledEmbeddings(part.features, part.labels) for part in (site.train, site.test)
+        )
+        reported = mix(
+            own, model, run.settings.head, run.settings.seed, run.settings.baseline.validation
+        ).measures(test)
         for key, value in reported.items():
             each[key].append(100 * value)
     return {key: statistics.mean(values) for key, values in each.items()}
 
 
 def measured_scores(run: Run, data: Federation) -> dict[str, float]:
-    """The scores of a run's shared head, its accuracy on all test records, and the MB that the sites send."""
+    """The scores of a run's shared head, its accuracy on all test records, and the MB that the
+    sites send.
+    """
     measured = federate(run, data)
     assert measured.model is not None
     own = {"all": measured.accuracy, "bytes": measured.bytes / 1e6}
@@ -62,7 +70,9 @@ def main() -> None:
     parser = arguments(__doc__, "dpcvae-downstream")
     parser.add_argument("--sites", type=int, default=10)
     options = parser.parse_args()
-    settings, message = settings_of(options, {"dataset": "cifar10", "alpha": 0.3, "classes": CLASSES})
+    settings, message = settings_of(
+        options, {"dataset": "cifar10", "alpha": 0.3, "classes": CLASSES}
+    )
     every: Scores = defaultdict(list)
     for seed in range(options.seeds):
         data = load_seed(settings, options.sites, seed)
@@ -75,7 +85,9 @@ def main() -> None:
             run = parse_run(settings | {"seed": seed} | own | budget)
             every[name, epsilon].append(measured_scores(run, data))
         # Write after every seed, because the GANs take most of an hour.
-        title = f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {seed + 1} seeds. {message}"
+        title = (
+            f"{options.sites} sites, Dirichlet 0.3, delta {DELTA:g}, {seed + 1} seeds. {message}"
+        )
         write(every, title, options.name)
 
 
@@ -92,7 +104,9 @@ def write(every: Scores, title: str, name: str) -> None:
         everywhere = mean_and_deviation([one["all"] for one in each])
         sent = statistics.mean(one["bytes"] for one in each)
         claim = f"{epsilon:g}" if epsilon else "none"
-        rows.append((row, claim, *cells(each, "synthetic"), *cells(each, "mixed"), share, everywhere, sent))
+        rows.append(
+            (row, claim, *cells(each, "synthetic"), *cells(each, "mixed"), share, everywhere, sent)
+        )
     heads = ("shared head", "epsilon", "alone, %", "alone, balanced", "mixed, %", "mixed, balanced")
     heads += ("own share", "all test data, %", "MB sent")
     report(name, title, heads, rows)

@@ -1,7 +1,9 @@
-"""DP-CVAE on chest X-rays of five hospitals, from image files to a classifier at each, with the commands of a user.
+"""DP-CVAE on chest X-rays of five hospitals, from image files to a classifier at each, with the
+commands of a user.
 
-Writes the sample X-rays as PNG files, runs `coordinator simulate`, then `site synthesize` and `site classify` for every
-hospital, with epsilon and without. Prints every command, then a table of the results.
+Writes the sample X-rays as PNG files, runs `coordinator simulate`, then `site synthesize` and `site
+classify` for every hospital, with epsilon and without. Prints every command, then a table of the
+results.
 """
 
 import json
@@ -69,7 +71,11 @@ def main() -> None:
             for site in range(SITES):
                 node = f'data="imagefolder" data-dir="{images}" weights-path="{weights}"'
                 node += f" partition-id={site} num-partitions={SITES}"
-                reported.append(json.loads(typed("site", "classify", made, "--node-config", node, "-c", kind, "--json")))
+                reported.append(
+                    json.loads(
+                        typed("site", "classify", made, "--node-config", node, "-c", kind, "--json")
+                    )
+                )
             scores = [
                 f"{100 * statistics.mean(each['scores'][source][kind] for each in reported):.1f}"
                 for source in ("local", "synthetic", "mixed")
@@ -77,9 +83,22 @@ def main() -> None:
             ]
             share = statistics.mean(each["share"] for each in reported)
             everywhere, sent = 100 * metrics["accuracy"]["model"], metrics["bytes"]["up"] / 1e6
-            rows.append((f"{epsilon:g}" if epsilon else "none", *scores, share, everywhere, sent, seconds))
-    heads = [f"{source}{kind}" for source in ("own", "synthetic", "both") for kind in (", %", ", balanced")]
-    columns = ("epsilon", *heads, "own share", "synthetic, all test data, %", "MB sent", "s of the run")
+            rows.append(
+                (f"{epsilon:g}" if epsilon else "none", *scores, share, everywhere, sent, seconds)
+            )
+    heads = [
+        f"{source}{kind}"
+        for source in ("own", "synthetic", "both")
+        for kind in (", %", ", balanced")
+    ]
+    columns = (
+        "epsilon",
+        *heads,
+        "own share",
+        "synthetic, all test data, %",
+        "MB sent",
+        "s of the run",
+    )
     title = f"Chest X-rays, {SITES} sites, Dirichlet 1, MobileNetV2, own test data, mean of sites"
     report(options.name, title, columns, rows)
 

@@ -1,8 +1,9 @@
-"""Time of a private training step of a generator, compared with the step without privacy and with Opacus.
+"""Time of a private training step of a generator, compared with the step without privacy and with
+Opacus.
 
-A step: the gradients of a batch, clipped per record, the noise, and the optimiser. Opacus per record: its
-`GradSampleModule`, which stores every record's gradient. Opacus ghost: its fast gradient clipping, with two backward
-passes. Both use our noise.
+A step: the gradients of a batch, clipped per record, the noise, and the optimiser. Opacus per
+record: its `GradSampleModule`, which stores every record's gradient. Opacus ghost: its fast
+gradient clipping, with two backward passes. Both use our noise.
 """
 
 import statistics
@@ -12,13 +13,20 @@ from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleModule
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+    GradSampleModuleFastGradientClipping,
+)
 from torch import Tensor, nn
 
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import in_turn, ratio
-from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
+from client_app.methods.dpcvae.training_steps import (
+    Trainer,
+    exact_gradient,
+    private_gradient,
+    trainer_of,
+)
 from common.models.generators import fresh_companion, fresh_generator
 from common.privacy.gaussian_mechanism import BoundedSum, release
 from common.run import parse_run
@@ -46,7 +54,12 @@ def noisy(trainer: Trainer, parts: list[Tensor]) -> None:
     (made,) = release([BoundedSum("gradients", flat, CLIP, 1.0)], NOISE)
     named = dict(trainer.modules.named_parameters())
     pieces = torch.split(made.value / RECORDS, [p.numel() for p in named.values()])
-    trainer.step({name: piece.reshape(p.shape).float() for (name, p), piece in zip(named.items(), pieces, strict=True)})
+    trainer.step(
+        {
+            name: piece.reshape(p.shape).float()
+            for (name, p), piece in zip(named.items(), pieces, strict=True)
+        }
+    )
 
 
 def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], None]]:
@@ -54,8 +67,13 @@ def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], No
     x, labels = torch.randn(RECORDS, dimension), torch.arange(RECORDS) % CLASSES
 
     def trainer() -> Trainer:
-        shared, companion = fresh_generator(run, CLASSES, dimension), fresh_companion(run, CLASSES, dimension)
-        return trainer_of(shared, companion, run.settings.dpcvae, 2, torch.ones(CLASSES), True, torch.Generator())
+        shared, companion = (
+            fresh_generator(run, CLASSES, dimension),
+            fresh_companion(run, CLASSES, dimension),
+        )
+        return trainer_of(
+            shared, companion, run.settings.dpcvae, 2, torch.ones(CLASSES), True, torch.Generator()
+        )
 
     plain, ours, per_record, ghost = (trainer() for _ in range(4))
     sampled = GradSampleModule(Losses(per_record), loss_reduction="sum")
@@ -78,7 +96,10 @@ def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], No
         factors = fast.get_clipping_coef()
         fast.disable_hooks()
         # Not backward(): after the first call every .grad holds the unclipped sum.
-        noisy(ghost, list(torch.autograd.grad((factors * losses).sum(), list(ghost.modules.parameters()))))
+        noisy(
+            ghost,
+            list(torch.autograd.grad((factors * losses).sum(), list(ghost.modules.parameters()))),
+        )
         fast.zero_grad(set_to_none=True)
 
     return {

@@ -1,8 +1,10 @@
-"""Ablation of DP-CVAE's generator, with a test for collapse. One site with all CIFAR-10 features, no privacy.
+"""Ablation of DP-CVAE's generator, with a test for collapse. One site with all CIFAR-10 features,
+no privacy.
 
-For every row: the information of the encoding in nats per record (zero is a collapse), the ratio of synthetic to real
-spread within a class, and the accuracy of a head trained on samples only. The samples have z from the prior, or from a
-Gaussian fitted to the encodings of each class (which would stay at the site).
+For every row: the information of the encoding in nats per record (zero is a collapse), the ratio of
+synthetic to real spread within a class, and the accuracy of a head trained on samples only. The
+samples have z from the prior, or from a Gaussian fitted to the encodings of each class (which would
+stay at the site).
 
     python benchmarks/dpcvae_without_privacy.py -c 'data="safetensors" data-dir="/data" dataset="x"'
 """
@@ -21,7 +23,16 @@ from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
 from client_app.methods.dpcvae.training_steps import exact_gradient, trainer_of
 from common.models.classifiers import Head
-from common.models.generators import MEANS, Decoder, Encoder, elbo, fresh_companion, fresh_generator, labels_evenly, scaled
+from common.models.generators import (
+    MEANS,
+    Decoder,
+    Encoder,
+    elbo,
+    fresh_companion,
+    fresh_generator,
+    labels_evenly,
+    scaled,
+)
 from common.models.head_training import train_on_features
 from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
@@ -30,7 +41,10 @@ PLAIN = {"dpcvae.learned-variance": False, "dpcvae.class-prior": False, "dpcvae.
 BETAS = (1.0, 4.0, 8.0)
 ROWS: dict[str, dict[str, Any]] = {
     **{f"beta {b:g}": PLAIN | {"dpcvae.beta": b} for b in BETAS},
-    **{f"beta {b:g}, variance": PLAIN | {"dpcvae.beta": b, "dpcvae.learned-variance": True} for b in BETAS},
+    **{
+        f"beta {b:g}, variance": PLAIN | {"dpcvae.beta": b, "dpcvae.learned-variance": True}
+        for b in BETAS
+    },
     **{f"beta {b:g}, prior": PLAIN | {"dpcvae.beta": b, "dpcvae.class-prior": True} for b in BETAS},
     **{f"beta {b:g}, variance, prior": {"dpcvae.beta": b, "dpcvae.hidden": 256} for b in BETAS},
     **{f"linear, beta {b:g}, variance, prior": {"dpcvae.beta": b} for b in BETAS},
@@ -39,47 +53,77 @@ PASSES = 30
 
 
 def train(run: Run, x: Tensor, labels: Tensor, classes: int) -> tuple[Decoder, Encoder]:
-    decoder, encoder = fresh_generator(run, classes, x.shape[1]), fresh_companion(run, classes, x.shape[1])
+    decoder, encoder = (
+        fresh_generator(run, classes, x.shape[1]),
+        fresh_companion(run, classes, x.shape[1]),
+    )
     assert isinstance(decoder, Decoder)
     assert isinstance(encoder, Encoder)
     decoder.means.copy_(torch.stack([x[labels == label].mean(0) for label in range(classes)]))
     settings, random = run.settings.dpcvae, torch.Generator().manual_seed(run.settings.seed)
     for number in range(2, settings.rounds + 1):
-        trainer = trainer_of(decoder, encoder, settings, number, torch.zeros(classes), False, random)
+        trainer = trainer_of(
+            decoder, encoder, settings, number, torch.zeros(classes), False, random
+        )
         for _ in range(settings.local_epochs):
             for rows in torch.split(torch.randperm(len(x), generator=random), settings.batch_size):
                 trainer.step(exact_gradient(trainer, x[rows], labels[rows]))
     return decoder, encoder
 
 
-def encoded(decoder: Decoder, encoder: Encoder, x: Tensor, labels: Tensor, drawn: Tensor, random: torch.Generator) -> Tensor:
+def encoded(
+    decoder: Decoder,
+    encoder: Encoder,
+    x: Tensor,
+    labels: Tensor,
+    drawn: Tensor,
+    random: torch.Generator,
+) -> Tensor:
     """Samples of the classes `drawn`, with z from a Gaussian fitted to the encodings of each class."""
-    mean, log_variance = encoder(x - decoder.means[labels], one_hot(labels, len(decoder.means)).float())
+    mean, log_variance = encoder(
+        x - decoder.means[labels], one_hot(labels, len(decoder.means)).float()
+    )
     z = torch.empty(len(drawn), decoder.latent)
     for label in range(len(decoder.means)):
         own, rows = labels == label, (drawn == label).nonzero().squeeze(1)
-        covariance = torch.cov(mean[own].T) + log_variance[own].exp().mean(0).diag() + 1e-4 * torch.eye(decoder.latent)
+        covariance = (
+            torch.cov(mean[own].T)
+            + log_variance[own].exp().mean(0).diag()
+            + 1e-4 * torch.eye(decoder.latent)
+        )
         noise = torch.randn(len(rows), decoder.latent, generator=random)
         z[rows] = mean[own].mean(0) + noise @ torch.linalg.cholesky(covariance).T
     kinds = one_hot(drawn, len(decoder.means)).float()
     spread, made = decoder.log_variance(kinds), decoder(z, kinds)
-    return made if spread is None else made + (spread / 2).exp() * torch.randn(made.shape, generator=random)
+    return (
+        made
+        if spread is None
+        else made + (spread / 2).exp() * torch.randn(made.shape, generator=random)
+    )
 
 
 def spread(x: Tensor, labels: Tensor) -> float:
-    return float(torch.stack([x[labels == label].var(0).sum() for label in torch.unique(labels)]).mean().sqrt())
+    return float(
+        torch.stack([x[labels == label].var(0).sum() for label in torch.unique(labels)])
+        .mean()
+        .sqrt()
+    )
 
 
 def judged(data: Federation, x: Tensor, labels: Tensor, run: Run) -> float:
     header = Header("", "", "", data.sites[0].fingerprint, data.classes)
     own = run.settings
-    trained = train_on_features(x / x.shape[1] ** 0.5, labels, len(data.classes), own.head, own.seed)
+    trained = train_on_features(
+        x / x.shape[1] ** 0.5, labels, len(data.classes), own.head, own.seed
+    )
     return data.judge(Head(header, *trained, clip=0.0))
 
 
 @dataclass(frozen=True)
 class Case:
-    """The data of a seed: the federation, scaled features x (n, d), labels (n,), and the accuracy with real features."""
+    """The data of a seed: the federation, scaled features x (n, d), labels (n,), and the accuracy
+    with real features.
+    """
 
     data: Federation
     x: Tensor
@@ -98,7 +142,10 @@ def measure(settings: dict[str, Any], case: Case) -> Sequence[float]:
     """The cells of a row at one seed."""
     run, x, labels, classes = parse_run(settings), case.x, case.labels, len(case.data.classes)
     decoder, encoder = train(run, x, labels, classes)
-    random, drawn = torch.Generator().manual_seed(run.settings.seed), labels_evenly(classes, len(x) // classes)
+    random, drawn = (
+        torch.Generator().manual_seed(run.settings.seed),
+        labels_evenly(classes, len(x) // classes),
+    )
     with torch.no_grad():
         made = decoder.draw(one_hot(drawn, classes).float(), random)
         fitted = encoded(decoder, encoder, x, labels, drawn, random)
@@ -119,7 +166,10 @@ def main() -> None:
         ROWS,
         lambda seed, case, own: measure(base | {"seed": seed} | own, case),
     )
-    rows = [(name, *(mean_and_deviation(column) for column in zip(*each, strict=True))) for name, each in results.items()]
+    rows = [
+        (name, *(mean_and_deviation(column) for column in zip(*each, strict=True)))
+        for name, each in results.items()
+    ]
     columns = ("generator", "nats encoded", "spread / real", "accuracy, %", "z fitted, %")
     columns += ("of raw, %", "z fitted, of raw, %")
     title = f"One site, {PASSES} passes, {options.seeds} seeds, {MEANS} from class sums. {message}"

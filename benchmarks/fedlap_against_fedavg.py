@@ -1,8 +1,10 @@
-"""FedLAP compared with FedAvg, by round and by bytes: five sites with two classes each, the same ConvNet, several seeds.
+"""FedLAP compared with FedAvg, by round and by bytes: five sites with two classes each, the same
+ConvNet, several seeds.
 
     python benchmarks/fedlap_against_fedavg.py digits            the bundled digits
-    python benchmarks/fedlap_against_fedavg.py cifar10           the small preset, on sample data next to the checkout
-    python benchmarks/fedlap_against_fedavg.py digits --epsilon 8      FedLAP-DP, DP-FedAvg and DP-FedProx
+    python benchmarks/fedlap_against_fedavg.py cifar10           the small preset, on sample data
+    next to the checkout python benchmarks/fedlap_against_fedavg.py digits --epsilon 8
+    FedLAP-DP, DP-FedAvg and DP-FedProx
 
 FedAvg makes five local epochs per round. Without a case, all cases run.
 """
@@ -19,7 +21,8 @@ from benchmarks.harness.seeds import mean_and_deviation
 from common.models.networks import convnet
 
 SITES = 5
-# Settings, records used per site (0: all), and rounds. All 10,000 records of CIFAR-10 would take hours on two cores.
+# Settings, records used per site (0: all), and rounds. All 10,000 records of CIFAR-10 would take
+# hours on two cores.
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "digits": ({"image-size": 16}, 0, 5),
     "cifar10": ({"data": "parquet", "backbone": "pixels:rgb", "image-size": 16}, 2000, 6),
@@ -29,19 +32,33 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
 def methods(case: str, rounds: int, epsilon: float, records: int) -> dict[str, dict[str, Any]]:
     """Settings of each method.
 
-    Learning rates and clips of the private methods were the best of several on one seed. For DP-FedAvg: learning rates of
-    0.1 to 10 and clips of 0.1, 0.3 and 1, with all records in a step or a tenth of them.
+    Learning rates and clips of the private methods were the best of several on one seed. For
+    DP-FedAvg: learning rates of 0.1 to 10 and clips of 0.1, 0.3 and 1, with all records in a step
+    or a tenth of them.
     """
-    own = {"fedavg.model": "convnet", "fedavg.width": 32, "fedavg.rounds": rounds, "fedavg.local-epochs": 5}
+    own = {
+        "fedavg.model": "convnet",
+        "fedavg.width": 32,
+        "fedavg.rounds": rounds,
+        "fedavg.local-epochs": 5,
+    }
     if not epsilon:
         lap = {"method": "fedlap", "fedlap.rounds": rounds}
-        rows = {"FedLAP": lap, "FedLAP, no memory": lap | {"fedlap.memory": 0.0}, "FedAvg": own | {"method": "fedavg"}}
+        rows = {
+            "FedLAP": lap,
+            "FedLAP, no memory": lap | {"fedlap.memory": 0.0},
+            "FedAvg": own | {"method": "fedavg"},
+        }
         if case == "digits":
             momentum = {"fedavg.momentum": 0.9, "fedavg.learning-rate": 0.01}
             rows |= {"FedAvg, momentum": own | {"method": "fedavg"} | momentum}
         return rows
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-5}
-    whole = own | budget | {"fedavg.sample-rate": 1.0, "fedavg.batch-size": records, "fedavg.learning-rate": 0.5}
+    whole = (
+        own
+        | budget
+        | {"fedavg.sample-rate": 1.0, "fedavg.batch-size": records, "fedavg.learning-rate": 0.5}
+    )
     tenths = own | budget | {"fedavg.sample-rate": 0.1, "fedavg.batch-size": records // 10}
     lap = budget | {"method": "fedlap", "fedlap.rounds": rounds, "fedlap.images-per-class": 3}
     return {
@@ -80,7 +97,9 @@ def main() -> None:
 def run_case(case: str, rounds: int, epsilon: float, seeds: int) -> None:
     base, most = base_of(case), CASES[case][1]
     load = lru_cache(1)(lambda seed: fewer(load_seed(base, SITES, seed), most))
-    results = run_rows(base, lambda data: methods(case, rounds, epsilon, min(data.sizes)), seeds, load)
+    results = run_rows(
+        base, lambda data: methods(case, rounds, epsilon, min(data.sizes)), seeds, load
+    )
     table = []
     for number in range(rounds):
         cells: list[Any] = [number + 1]
@@ -92,10 +111,15 @@ def run_case(case: str, rounds: int, epsilon: float, seeds: int) -> None:
     pixels = data.test.features.shape[1]
     size = sum(p.numel() for p in convnet(pixels, len(data.classes), 32).parameters())
     private = f", epsilon {epsilon:g} a site in all rounds, delta 1e-5" if epsilon else ""
-    title = f"{case}, {SITES} sites of 2 classes, ConvNet of width 32 ({size:,} parameters), {seeds} seeds{private}"
+    title = (
+        f"{case}, {SITES} sites of 2 classes, ConvNet of width 32 ({size:,} parameters), "
+        f"{seeds} seeds{private}"
+    )
     columns = ["round"] + [text for name in results for text in (f"{name}, %", "kB up a site")]
     name = f"fedlap-{case}" + (f"-epsilon{epsilon:g}" if epsilon else "")
-    seconds = {method: sum(one.seconds for one in each) / len(each) for method, each in results.items()}
+    seconds = {
+        method: sum(one.seconds for one in each) / len(each) for method, each in results.items()
+    }
     report(name, title, columns, table, seconds_of_a_site_a_round=seconds)
     plot(results, title, name)
 

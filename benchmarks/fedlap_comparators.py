@@ -1,13 +1,16 @@
-"""FedLAP, FedAvg, FedRep, FedPFT, DSC, FedDM and PSG in one table: five sites of two classes, without and with epsilon.
+"""FedLAP, FedAvg, FedRep, FedPFT, DSC, FedDM and PSG in one table: five sites of two classes,
+without and with epsilon.
 
     python benchmarks/fedlap_comparators.py digits
-    python benchmarks/fedlap_comparators.py cifar10            sample data next to the checkout, 2,000 records a site
-    python benchmarks/fedlap_comparators.py digits --seeds 12 --only FedLAP-DP --only DP-FedAvg       more draws of the noise
+    python benchmarks/fedlap_comparators.py cifar10            sample data next to the checkout,
+    2,000 records a site python benchmarks/fedlap_comparators.py digits --seeds 12 --only FedLAP-DP
+    --only DP-FedAvg       more draws of the noise
 
-All but FedPFT train the same ConvNet of width 32; FedPFT takes the pixels as features, and sends once. PSG needs a budget,
-and DSC and FedDM refuse one. FedRep shares all layers but the last; its accuracies are means over the sites' own models.
-"Before" is FedLAP with its old image steps and their settings. The script continues: a method and seed whose settings are
-unchanged are read from the results; remove these to compute all anew.
+All but FedPFT train the same ConvNet of width 32; FedPFT takes the pixels as features, and sends
+once. PSG needs a budget, and DSC and FedDM refuse one. FedRep shares all layers but the last; its
+accuracies are means over the sites' own models. "Before" is FedLAP with its old image steps and
+their settings. The script continues: a method and seed whose settings are unchanged are read from
+the results; remove these to compute all anew.
 """
 
 import contextlib
@@ -67,7 +70,9 @@ def main() -> None:
     for seed in range(options.seeds):
         data = fewer(load_seed(base, SITES, seed), most)
         rows = methods(rounds, min(data.sizes))
-        asked = {name: own for name, own in rows.items() if not options.only or name in options.only}
+        asked = {
+            name: own for name, own in rows.items() if not options.only or name in options.only
+        }
         for name, own in track(asked.items(), description=f"seed {seed}"):
             if known(options.case).get(name, {}).get(str(seed), {}).get("settings") == own:
                 continue
@@ -76,7 +81,11 @@ def main() -> None:
             curve = measured.curve or [(measured.bytes, measured.accuracy)]
             # Read again, because another process may have added rows.
             curves = known(options.case)
-            curves.setdefault(name, {})[str(seed)] = {"settings": own, "curve": curve, "own": measured.own}
+            curves.setdefault(name, {})[str(seed)] = {
+                "settings": own,
+                "curve": curve,
+                "own": measured.own,
+            }
             write(options.case, rounds, curves)
 
 
@@ -96,10 +105,15 @@ def write(case: str, rounds: int, curves: dict[str, Any]) -> None:
             first, last = ([one["curve"][at][1] for one in each] for at in (0, -1))
             private = "8" if "epsilon" in each[0]["settings"] else ""
             accuracies = map(mean_and_deviation, (first, last, [one["own"] for one in each]))
-            table.append([name, private, len(each), len(steps), *accuracies, steps[-1][0] / SITES / 1e3])
+            table.append(
+                [name, private, len(each), len(steps), *accuracies, steps[-1][0] / SITES / 1e3]
+            )
     columns = ["method", "epsilon", "seeds", "rounds", "after round 1, %", "at the end, %"]
     columns += ["on a site's own test records, %", "kB up a site, all rounds"]
-    title = f"{case}, {SITES} sites of 2 classes, ConvNet of width 32; epsilon is that of all rounds, delta 1e-5"
+    title = (
+        f"{case}, {SITES} sites of 2 classes, ConvNet of width 32; epsilon is that of all "
+        "rounds, delta 1e-5"
+    )
     report(f"fedlap-comparators-{case}", title, columns, table, curves=curves)
 
 

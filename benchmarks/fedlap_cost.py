@@ -1,10 +1,12 @@
-"""Processor time of a FedLAP round at a site by part, and its ratio to that of FedAvg's local epochs, before and now.
+"""Processor time of a FedLAP round at a site by part, and its ratio to that of FedAvg's local
+epochs, before and now.
 
-Two cases. The default (one exact gradient, 40 image steps) against FedAvg with five epochs. The paper's loop (five batches
-of 256 CIFAR-10 images, width 128) against FedAvg with the same number of batches. The paper makes forty times as many of
-both, which keeps the ratio. It reports a ratio of 5; its formula gives 11; its code needs about 20. "Before": a backward
-pass through a backward pass, with the settings of that time. Wrong: the length of the difference between the gradients of
-the synthetic and of all real records, as a share of the latter's; and one minus the cosine of the two.
+Two cases. The default (one exact gradient, 40 image steps) against FedAvg with five epochs. The
+paper's loop (five batches of 256 CIFAR-10 images, width 128) against FedAvg with the same number of
+batches. The paper makes forty times as many of both, which keeps the ratio. It reports a ratio of
+5; its formula gives 11; its code needs about 20. "Before": a backward pass through a backward pass,
+with the settings of that time. Wrong: the length of the difference between the gradients of the
+synthetic and of all real records, as a share of the latter's; and one minus the cosine of the two.
 """
 
 import tempfile
@@ -31,7 +33,12 @@ from common.wire.model_proto import unpack_synthetic
 from strategies.base.training import Training
 
 DIGITS: dict[str, Any] = {"image-size": 16, "partition": "classes"}
-CIFAR: dict[str, Any] = {"data": "parquet", "backbone": "pixels:rgb", "image-size": 32, "partition": "classes"}
+CIFAR: dict[str, Any] = {
+    "data": "parquet",
+    "backbone": "pixels:rgb",
+    "image-size": 32,
+    "partition": "classes",
+}
 PAPER: dict[str, Any] = {"fedlap.width": 128, "fedlap.images-per-class": 50}
 PAPER |= {"fedlap.loops": 5, "fedlap.batch-size": 256}
 # What is replaced while a row is measured.
@@ -42,8 +49,12 @@ CHANGED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 PARTS = ("real-gradients", "image-steps", "radius-search")
 
 
-def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[MethodOutput, float, Training]:
-    """The first site's output in the first round, its seconds of processor time, and the model that it received."""
+def work(
+    settings: dict[str, Any], data: Federation, records: int
+) -> tuple[MethodOutput, float, Training]:
+    """The first site's output in the first round, its seconds of processor time, and the model that
+    it received.
+    """
     run, site = parse_run(settings), with_rows(data.sites[0], slice(records))
     training = Training.begin(run, site.classes, site.fingerprint, site.train.features.shape[1])
     with tempfile.TemporaryDirectory() as folder:
@@ -54,8 +65,12 @@ def work(settings: dict[str, Any], data: Federation, records: int) -> tuple[Meth
         return made, time.process_time() - started, training
 
 
-def wrong(made: MethodOutput, training: Training, data: Federation, records: int) -> tuple[float, float]:
-    """Error of the synthetic records' gradient: relative length of the difference, and one minus the cosine."""
+def wrong(
+    made: MethodOutput, training: Training, data: Federation, records: int
+) -> tuple[float, float]:
+    """Error of the synthetic records' gradient: relative length of the difference, and one minus
+    the cosine.
+    """
     sent, train = unpack_synthetic(made.payload), data.sites[0].train
     features, labels = train.features[:records], train.labels[:records]
     whole = build("convnet", features.shape[1], len(data.classes), training.model)
@@ -66,10 +81,13 @@ def wrong(made: MethodOutput, training: Training, data: Federation, records: int
         slopes = gradient(body, training.model, LandscapeRecords.evenly(images, of))
         flat.append(torch.cat([slope.flatten() for slope in slopes.values()]))
     mine, real = flat
-    return float((mine - real).norm() / real.norm()), float(1 - torch.cosine_similarity(mine, real, dim=0))
+    return float((mine - real).norm() / real.norm()), float(
+        1 - torch.cosine_similarity(mine, real, dim=0)
+    )
 
 
-# Settings of data, of FedLAP, and of FedLAP now where they differ; FedAvg's batch and epochs; records used.
+# Settings of data, of FedLAP, and of FedLAP now where they differ; FedAvg's batch and epochs;
+# records used.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int, int]] = {
     "digits": (DIGITS, {}, {}, 64, 5, 10_000),
     "paper": (CIFAR, PAPER | {"fedlap.image-steps": 5}, {"fedlap.image-steps": 2}, 256, 1, 5 * 256),
@@ -82,12 +100,20 @@ def measure(name: str) -> None:
     if base is CIFAR:
         base = CIFAR | cifar_images()
     data = load(parse_run(base), 5)
-    average = {"method": "fedavg", "fedavg.model": "convnet", "fedavg.width": own.get("fedlap.width", 32)}
+    average = {
+        "method": "fedavg",
+        "fedavg.model": "convnet",
+        "fedavg.width": own.get("fedlap.width", 32),
+    }
     average |= {"fedavg.batch-size": batch, "fedavg.local-epochs": epochs}
     work(base | average, data, records)  # the first call of a process includes lazy loading
     peers = [work(base | average, data, records)[1]]
     rows: list[list[Any]] = []
-    old = {"before": SETTINGS | own, "exact steps": SETTINGS | own} if name == "digits" else {"before": SETTINGS | own}
+    old = (
+        {"before": SETTINGS | own, "exact steps": SETTINGS | own}
+        if name == "digits"
+        else {"before": SETTINGS | own}
+    )
     for variant, settings in {**old, "now": own | fewer, "now, in bfloat16": own | fewer}.items():
         with CHANGED.get(variant, nullcontext)():
             made, seconds, training = work(base | {"method": "fedlap"} | settings, data, records)
@@ -97,8 +123,20 @@ def measure(name: str) -> None:
         rows.append([variant, seconds, *shares, *wrong(made, training, data, records)])
     peer = sum(peers) / len(peers)
     rows = [[*row, peer, row[1] / peer] for row in rows]
-    columns = ("FedLAP", "s", "real gradients", "image steps", "radius search", "wrong", "1 - cosine", "FedAvg, s", "ratio")
-    report(f"fedlap-cost-{name}", f"{name}: a site's round, seconds of one processor", columns, rows)
+    columns = (
+        "FedLAP",
+        "s",
+        "real gradients",
+        "image steps",
+        "radius search",
+        "wrong",
+        "1 - cosine",
+        "FedAvg, s",
+        "ratio",
+    )
+    report(
+        f"fedlap-cost-{name}", f"{name}: a site's round, seconds of one processor", columns, rows
+    )
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""What keeps FedLAP's lead over FedAvg after round 5: one change at a time, at the same work of a site.
+"""What keeps FedLAP's lead over FedAvg after round 5: one change at a time, at the same work of a
+site.
 
     python benchmarks/fedlap_lead.py --seeds 1
     python benchmarks/fedlap_lead.py --only nothing --only memory
 
-Case cifar10 of fedlap_against_fedavg.py, on sample data next to the checkout. The script continues: rows and seeds that are
-in the results are not computed again; remove them to compute all anew.
+Case cifar10 of fedlap_against_fedavg.py, on sample data next to the checkout. The script continues:
+rows and seeds that are in the results are not computed again; remove them to compute all anew.
 """
 
 import math
@@ -36,7 +37,9 @@ Step = tuple[dict[str, Tensor], bool]
 
 
 def momentum(lasting: bool, share: float = 0.9) -> AbstractContextManager[Any]:
-    """Momentum in the coordinator's steps, at the same length of a step; `lasting` from one round to the next."""
+    """Momentum in the coordinator's steps, at the same length of a step; `lasting` from one round
+    to the next.
+    """
     last: dict[str, Tensor] = {}
 
     def walk(
@@ -49,7 +52,11 @@ def momentum(lasting: bool, share: float = 0.9) -> AbstractContextManager[Any]:
         changes: Iterator[Change],
     ) -> Iterator[Step]:
         here = dict(start)
-        speed = last if lasting and last else {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        speed = (
+            last
+            if lasting and last
+            else {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        )
         for step in range(steps):
             length = (1 - share) * rate * (1 + math.cos(math.pi * step / steps)) / 2
             slope = gradient(body, here, records, next(changes))
@@ -57,7 +64,10 @@ def momentum(lasting: bool, share: float = 0.9) -> AbstractContextManager[Any]:
             here = {name: here[name] - length * speed[name] for name in here}
             far = distance(here, start)
             if far > radius:
-                here = {name: start[name] + (tensor - start[name]) * (radius / far) for name, tensor in here.items()}
+                here = {
+                    name: start[name] + (tensor - start[name]) * (radius / far)
+                    for name, tensor in here.items()
+                }
             yield here, far > radius
         last.update(speed)
 
@@ -68,7 +78,12 @@ def averaged() -> AbstractContextManager[Any]:
     """The round's model is the mean over the second half of the coordinator's steps."""
 
     def walk(
-        body: nn.Module, start: Tensors, records: LandscapeRecords, rate: float, steps: int, *rest: Any
+        body: nn.Module,
+        start: Tensors,
+        records: LandscapeRecords,
+        rate: float,
+        steps: int,
+        *rest: Any,
     ) -> Iterator[Step]:
         path = list(loss_landscape.walk(body, start, records, rate, steps, *rest))
         tail = [here for here, _ in path[len(path) // 2 :]]
@@ -78,7 +93,9 @@ def averaged() -> AbstractContextManager[Any]:
 
 
 def curvature(times: float) -> AbstractContextManager[Any]:
-    """The radius is some times the way down the gradient g to the minimum of the parabola along it: |g|^3 / (g · H g)."""
+    """The radius is some times the way down the gradient g to the minimum of the parabola along it:
+    |g|^3 / (g · H g).
+    """
 
     def walk(
         body: nn.Module,
@@ -93,7 +110,9 @@ def curvature(times: float) -> AbstractContextManager[Any]:
         length = math.sqrt(sum(float(part.square().sum()) for part in slope.values()))
         move = 1e-2 / length
         after = gradient(body, {name: start[name] - move * slope[name] for name in start}, records)
-        bend = sum(float(((slope[name] - after[name]) / move * slope[name]).sum()) for name in start)
+        bend = sum(
+            float(((slope[name] - after[name]) / move * slope[name]).sum()) for name in start
+        )
         radius = min(radius, times * length**3 / max(abs(bend), 1e-9))
         yield from loss_landscape.walk(body, start, records, rate, steps, radius, changes)
 
@@ -101,7 +120,9 @@ def curvature(times: float) -> AbstractContextManager[Any]:
 
 
 def scaled_images() -> AbstractContextManager[Any]:
-    """Images start a round at deviation one. GroupNorm makes the loss independent of it, and steps count for more."""
+    """Images start a round at deviation one. GroupNorm makes the loss independent of it, and steps
+    count for more.
+    """
     usual = approximation._begin
 
     def begin(task: Task, *rest: Any) -> LandscapeRecords:
@@ -117,13 +138,17 @@ def relative_error() -> AbstractContextManager[Any]:
     """The squared error counts as a share of the real gradient's squared length."""
 
     def mismatch(synthetic: Any, real: Any, weight: float, noise: float = 0.0) -> Tensor:
-        return loss_landscape.mismatch(synthetic, real, weight / sum(float(r.square().sum()) for r in real), noise)
+        return loss_landscape.mismatch(
+            synthetic, real, weight / sum(float(r.square().sum()) for r in real), noise
+        )
 
     return patch.object(statistics, "mismatch", mismatch)
 
 
 def falling(power: float) -> AbstractContextManager[Any]:
-    """The model's learning rate is divided by this power of the round; `fedlap.cosine` stays as it is."""
+    """The model's learning rate is divided by this power of the round; `fedlap.cosine` stays as it
+    is.
+    """
     usual = FedLAPSettings.rate
 
     def rate(settings: FedLAPSettings, round: int) -> float:
@@ -134,7 +159,8 @@ def falling(power: float) -> AbstractContextManager[Any]:
 
 MEMORY: dict[str, Any] = {"fedlap.memory": 0.33}
 SLOW: dict[str, Any] = {"fedlap.learning-rate": 0.03}
-# Settings of a row, and what is replaced while it runs. Without `falling` the rate is the same in all rounds.
+# Settings of a row, and what is replaced while it runs. Without `falling` the rate is the same in
+# all rounds.
 ROWS: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[Any]]]] = {
     "nothing": ({}, nullcontext),
     "memory and rate / sqrt(round)": (MEMORY, lambda: falling(0.5)),
@@ -157,7 +183,9 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[Any]]]
 def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", action="append", default=[], choices=ROWS, help="a row, by its name")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=ROWS, help="a row, by its name"
+    )
     options = parser.parse_args()
     _, most, rounds = CASES["cifar10"]
     base = base_of("cifar10") | {"method": "fedlap", "fedlap.rounds": rounds, "fedlap.memory": 0.0}
@@ -182,7 +210,13 @@ def write(curves: dict[str, Any], rounds: int) -> None:
         cells = (mean_and_deviation([curve[number] for curve in each]) for number in range(rounds))
         table.append([name, len(each), *cells])
     columns = ["change", "seeds", *(f"round {number + 1}, %" for number in range(rounds))]
-    report(NAME, f"FedLAP on cifar10, {SITES} sites of 2 classes, one change at a time", columns, table, curves=curves)
+    report(
+        NAME,
+        f"FedLAP on cifar10, {SITES} sites of 2 classes, one change at a time",
+        columns,
+        table,
+        curves=curves,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""FedLAP on features of a frozen backbone compared with FedPFT, accuracy against bytes: ten sites, Dirichlet 0.1.
+"""FedLAP on features of a frozen backbone compared with FedPFT, accuracy against bytes: ten sites,
+Dirichlet 0.1.
 
-The synthetic records are features instead of images; the model is a linear head or one with a hidden layer of 64.
+The synthetic records are features instead of images; the model is a linear head or one with a
+hidden layer of 64.
 """
 
 from typing import Any
@@ -11,7 +13,11 @@ from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation
 
 LAP = {"method": "fedlap", "fedlap.rounds": 4}
-LINEAR = LAP | {"fedlap.model": "linear", "fedlap.learning-rate": 30.0, "fedlap.image-learning-rate": 0.1}
+LINEAR = LAP | {
+    "fedlap.model": "linear",
+    "fedlap.learning-rate": 30.0,
+    "fedlap.image-learning-rate": 0.1,
+}
 MLP = LAP | {"fedlap.model": "mlp", "fedlap.width": 64, "fedlap.image-learning-rate": 20.0}
 ROWS: dict[str, dict[str, Any]] = {
     "FedPFT spherical": {"fedpft.covariance": "spherical"},
@@ -22,7 +28,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "FedLAP hidden layer, 1 a class": MLP | {"fedlap.images-per-class": 1},
     "FedLAP hidden layer, 2 a class": MLP | {"fedlap.images-per-class": 2},
     "FedLAP hidden layer, 4 a class": MLP | {"fedlap.images-per-class": 4},
-    "FedAvg of the hidden layer": {"method": "fedavg", "fedavg.model": "mlp", "fedavg.width": 64, "fedavg.rounds": 4},
+    "FedAvg of the hidden layer": {
+        "method": "fedavg",
+        "fedavg.model": "mlp",
+        "fedavg.width": 64,
+        "fedavg.rounds": 4,
+    },
 }
 
 
@@ -35,9 +46,13 @@ def main() -> None:
         curves = [one.curve or [(one.bytes, one.accuracy)] for one in each]
         for number, pairs in enumerate(zip(*curves, strict=True), start=1):
             sent = sum(sent for sent, _ in pairs) / len(pairs) / 1e6
-            rows.append((name, number, mean_and_deviation([accuracy for _, accuracy in pairs]), sent))
+            rows.append(
+                (name, number, mean_and_deviation([accuracy for _, accuracy in pairs]), sent)
+            )
     columns = ("method", "round", "accuracy, %", "MB sent, all sites")
-    report(options.name, f"10 sites, Dirichlet 0.1, {options.seeds} seeds. {message}", columns, rows)
+    report(
+        options.name, f"10 sites, Dirichlet 0.1, {options.seeds} seeds. {message}", columns, rows
+    )
 
 
 if __name__ == "__main__":

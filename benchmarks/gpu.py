@@ -1,8 +1,9 @@
-"""All checks on a GPU in one command, in under eight minutes: parity with the processor, and speed against stated limits.
+"""All checks on a GPU in one command, in under eight minutes: parity with the processor, and speed
+against stated limits.
 
-It needs torch and torchvision, not Flower: `python -m benchmarks.gpu` in the checkout, or `make gpu`. What needs another
-package that is missing is reported and left out. Without a GPU, or with --tiny, the same command runs on tiny sizes: a dry
-run, whose speeds mean nothing.
+It needs torch and torchvision, not Flower: `python -m benchmarks.gpu` in the checkout, or `make
+gpu`. What needs another package that is missing is reported and left out. Without a GPU, or with
+--tiny, the same command runs on tiny sizes: a dry run, whose speeds mean nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +29,22 @@ Part = Callable[[], Iterator[Row]]
 
 
 def main() -> int:
-    """Run all parts, print one table, write one JSON; the exit code is 1 if a row fails or a part breaks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run all parts, print one table, write one JSON; the exit code is 1 if a row fails or a part
+    breaks.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, as on a processor")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the backbones of the extraction")
-    parser.add_argument("--out", type=Path, help="the JSON; by default benchmarks/results/gpu.json, on a processor none")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile the backbones of the extraction"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the JSON; by default benchmarks/results/gpu.json, on a processor none",
+    )
     options = parser.parse_args()
     tiny = options.tiny or not options.device.startswith("cuda")
     sizes, device = TINY if tiny else FULL, options.device
@@ -47,21 +58,40 @@ def main() -> int:
     rows, broken = run(parts, started)
     table(rows)
     took = time.perf_counter() - started
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or platform.machine()
-    facts = {"device": name, "torch": torch.__version__, "tiny": tiny, "seconds": round(took, 1), "broken": broken}
-    print(f"{len(rows)} rows on {name} in {took:.0f} s" + (", dry run: the speeds mean nothing" if tiny else ""))
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.startswith("cuda")
+        else platform.processor() or platform.machine()
+    )
+    facts = {
+        "device": name,
+        "torch": torch.__version__,
+        "tiny": tiny,
+        "seconds": round(took, 1),
+        "broken": broken,
+    }
+    print(
+        f"{len(rows)} rows on {name} in {took:.0f} s"
+        + (", dry run: the speeds mean nothing" if tiny else "")
+    )
     if (out := options.out or (None if tiny else RESULT)) is not None:
-        out.write_text(json.dumps(facts | {"rows": [row.as_dict() for row in rows]}, indent=2) + "\n")
+        out.write_text(
+            json.dumps(facts | {"rows": [row.as_dict() for row in rows]}, indent=2) + "\n"
+        )
         print(f"written to {out}")
     # Speeds of a dry run mean nothing, so only parity decides it.
-    failed = [row.name for row in rows if not row.passes and not (tiny and row.against != "tolerance")]
+    failed = [
+        row.name for row in rows if not row.passes and not (tiny and row.against != "tolerance")
+    ]
     for each in (*failed, *broken):
         print(f"FAILED: {each}")
     return int(bool(failed or broken))
 
 
 def run(parts: list[tuple[str, Part]], started: float) -> tuple[list[Row], list[str]]:
-    """All rows, and the parts that broke or were left out for lack of time. A part that breaks does not stop the others."""
+    """All rows, and the parts that broke or were left out for lack of time. A part that breaks does
+    not stop the others.
+    """
     rows: list[Row] = []
     broken: list[str] = []
     for name, part in parts:
@@ -80,9 +110,15 @@ def run(parts: list[tuple[str, Part]], started: float) -> tuple[list[Row], list[
 def table(rows: list[Row]) -> None:
     """Print the rows."""
     width = max((len(row.name) for row in rows), default=4)
-    print(f"\n{'what':{width}}  {'ours':>10}  {'unit':14}  {'against':26}  {'limit':>10}  {'share':>7}")
+    print(
+        f"\n{'what':{width}}  {'ours':>10}  {'unit':14}  {'against':26}  {'limit':>10}  "
+        f"{'share':>7}"
+    )
     for row in rows:
-        numbers = f"{row.ours:10.4g}  {row.unit:14}  {row.against:26}  {row.limit:10.4g}  {row.fraction:7.2f}"
+        numbers = (
+            f"{row.ours:10.4g}  {row.unit:14}  {row.against:26}  {row.limit:10.4g}  "
+            f"{row.fraction:7.2f}"
+        )
         print(f"{row.name:{width}}  {numbers}  {'' if row.passes else 'below'}")
 
 

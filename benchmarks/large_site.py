@@ -1,8 +1,8 @@
-"""A site with a million records: peak memory below 2 GB, seconds for 100,000 rows, the same surrogate after a kill, and a
-private one charged once.
+"""A site with a million records: peak memory below 2 GB, seconds for 100,000 rows, the same
+surrogate after a kill, and a private one charged once.
 
-Rows of features (safetensors, half precision) go through the site's own code: reader, features in a file, sums or mixtures
-in a stream. Each row of the table is one process.
+Rows of features (safetensors, half precision) go through the site's own code: reader, features in a
+file, sums or mixtures in a stream. Each row of the table is one process.
 """
 
 import hashlib
@@ -31,7 +31,11 @@ RUNS: dict[str, dict[str, str | int | float | bool]] = {
     "gram": {"fedpft.covariance": "gram"},
     "diag, ten Gaussians a class": {"fedpft.covariance": "diag", "fedpft.components": 10},
     "statistics (gh-ofl)": {"method": "gh-ofl"},
-    "noisy sums, epsilon 1": {"epsilon": 1.0, "delta": 1e-7, "classes": ",".join(map(str, range(CLASSES)))},
+    "noisy sums, epsilon 1": {
+        "epsilon": 1.0,
+        "delta": 1e-7,
+        "classes": ",".join(map(str, range(CLASSES))),
+    },
 }
 
 
@@ -39,12 +43,17 @@ def make_rows(folder: Path, rows: int) -> None:
     """Clusters with their own correlations, in half precision."""
     folder.mkdir(parents=True)
     rng = torch.Generator().manual_seed(0)
-    centres, y = torch.randn(CLASSES, 3, DIMENSION, generator=rng), torch.randint(CLASSES, (rows,), generator=rng)
+    centres, y = (
+        torch.randn(CLASSES, 3, DIMENSION, generator=rng),
+        torch.randint(CLASSES, (rows,), generator=rng),
+    )
     x = torch.empty(rows, DIMENSION, dtype=torch.float16)
     for at in range(0, rows, 50_000):
         own = y[at : at + 50_000]
         cluster = torch.randint(3, (len(own),), generator=rng)
-        x[at : at + 50_000] = (centres[own, cluster] + torch.randn(len(own), DIMENSION, generator=rng)).half()
+        x[at : at + 50_000] = (
+            centres[own, cluster] + torch.randn(len(own), DIMENSION, generator=rng)
+        ).half()
     save_file({"x": x, "y": y}, folder / "rows.safetensors", {"fingerprint": "synthetic"})
 
 
@@ -72,7 +81,9 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
     from common.run import parse_run
 
     torch.set_num_threads(1)
-    node = parse_node_config({"data": "safetensors", "data-dir": str(data), "cache-dir": str(cache)})
+    node = parse_node_config(
+        {"data": "safetensors", "data-dir": str(data), "cache-dir": str(cache)}
+    )
     run = parse_run(RUNS[name])
     idle = memory("VmRSS")
     started, cpu = time.perf_counter(), time.process_time()
@@ -94,7 +105,9 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
 
 
 def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
-    """One process: the site's reply to a request, with its ledger. Returns the digest of the released payload."""
+    """One process: the site's reply to a request, with its ledger. Returns the digest of the
+    released payload.
+    """
     from client_app import requests
     from client_app.governance import uncharged
     from client_app.governance.gate import open_ledger
@@ -111,7 +124,11 @@ def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
         return own
 
     uncharged.load_site = loaded
-    places = {"data-dir": str(data), "cache-dir": str(state / "cache"), "state-dir": str(state / "state")}
+    places = {
+        "data-dir": str(data),
+        "cache-dir": str(state / "cache"),
+        "state-dir": str(state / "state"),
+    }
     node = parse_node_config({"data": "safetensors", **places})
     if not (state / "state").exists():
         open_ledger(node)
@@ -127,7 +144,9 @@ def extracted(cache: Path) -> str:
     from common.backbones.backbones import load_backbone
 
     def image(index: int, shortest: int) -> Image.Image:
-        return Image.frombytes("L", (8, 8), hashlib.sha512(str(index).encode()).digest()).convert("RGB")
+        return Image.frombytes("L", (8, 8), hashlib.sha512(str(index).encode()).digest()).convert(
+            "RGB"
+        )
 
     labels = torch.zeros(IMAGES, dtype=torch.int64)
     dataset = Dataset("images", labels, ("0",), labels >= 0, "synthetic", opener=image)
@@ -151,10 +170,16 @@ def killed_while_fitting(name: str, data: Path, cache: Path, seconds: float) -> 
 
 
 def charges(name: str, data: Path, state: Path, seconds: float) -> dict[str, Any]:
-    """A private request that is killed in the middle of its fit, and answered again: what the ledger has of it."""
+    """A private request that is killed in the middle of its fit, and answered again: what the
+    ledger has of it.
+    """
 
     def entries() -> list[dict[str, Any]]:
-        lines = [line for file in state.rglob("ledgers/*.jsonl") for line in file.read_text().splitlines()]
+        lines = [
+            line
+            for file in state.rglob("ledgers/*.jsonl")
+            for line in file.read_text().splitlines()
+        ]
         return [entry for entry in map(json.loads, lines) if entry.get("kind") == "release"]
 
     killed_while_fitting(f"answer {name}", data, state, seconds)
@@ -163,18 +188,24 @@ def charges(name: str, data: Path, state: Path, seconds: float) -> dict[str, Any
     return {
         "charges at the kill": before,
         "charges after the reply": len(entries()),
-        "the ledger has the digest of what left": [entry["sha256"] for entry in entries()] == [released],
+        "the ledger has the digest of what left": [entry["sha256"] for entry in entries()]
+        == [released],
     }
 
 
 def killed_while_extracting(folder: Path) -> dict[str, Any]:
-    """Images through a backbone: one process to its end; another killed at half, and continued by a third."""
+    """Images through a backbone: one process to its end; another killed at half, and continued by a
+    third.
+    """
     whole = result_of(child("images", str(folder / "whole"), ""))
     process, shards = child("images", str(folder / "killed"), ""), 0
     while shards < IMAGES // 2048 // 2:
         time.sleep(0.01)
         assert process.poll() is None
-        shards = sum(len(p.read_text().splitlines()) - 1 for p in folder.glob("killed/features/*.partial/shards.jsonl"))
+        shards = sum(
+            len(p.read_text().splitlines()) - 1
+            for p in folder.glob("killed/features/*.partial/shards.jsonl")
+        )
     process.send_signal(signal.SIGKILL)
     process.wait()
     continued = result_of(child("images", str(folder / "killed"), ""))
@@ -198,7 +229,17 @@ def main(most: int) -> None:
                 done = result_of(child(name, str(data), str(cache)))
                 each, fit = done["rows"] / 1e5, done["cpu"] - done["load cpu"]
                 used = (done["cpu"], done["load cpu"] / each, fit / each)
-                rows.append((name, count, done["seconds"], *used, done["idle"], done["anonymous"], done["peak"]))
+                rows.append(
+                    (
+                        name,
+                        count,
+                        done["seconds"],
+                        *used,
+                        done["idle"],
+                        done["anonymous"],
+                        done["peak"],
+                    )
+                )
                 print(rows[-1], flush=True)
                 if count < most:
                     continue
@@ -210,7 +251,14 @@ def main(most: int) -> None:
                     kills[name] = again["sha256"] == done["sha256"]
         left = [path.name for path in folder.glob("cache/*")]
         extraction = killed_while_extracting(folder)
-    columns = ("surrogate", "rows", "s", "CPU s", "load: CPU s / 100,000 rows", "fit: CPU s / 100,000 rows")
+    columns = (
+        "surrogate",
+        "rows",
+        "s",
+        "CPU s",
+        "load: CPU s / 100,000 rows",
+        "fit: CPU s / 100,000 rows",
+    )
     columns = (*columns, "GB before", "peak GB without mapped files", "peak GB")
     title = f"A large site: {most:,} rows x {DIMENSION}, {CLASSES} classes, one thread"
     facts = {
@@ -228,7 +276,11 @@ if __name__ == "__main__":
         chosen, first, second = sys.argv[2:5]
         began = time.perf_counter()
         if chosen == "images":
-            print(json.dumps({"sha256": extracted(Path(first)), "seconds": time.perf_counter() - began}))
+            print(
+                json.dumps(
+                    {"sha256": extracted(Path(first)), "seconds": time.perf_counter() - began}
+                )
+            )
         elif chosen.startswith("answer "):
             print(json.dumps(answered(chosen.removeprefix("answer "), Path(first), Path(second))))
         else:

@@ -1,8 +1,10 @@
-"""One coordinator with 10 to 50 sites over gRPC. Claim: all surrogates arrive; time and memory grow at most linearly.
+"""One coordinator with 10 to 50 sites over gRPC. Claim: all surrogates arrive; time and memory grow
+at most linearly.
 
-The SuperLink and the coordinator's app are real. Each sender uses Flower's protocol and replies with half a megabyte that
-was made in advance. The time is from the invitation to the last surrogate read and checked. Compared: Flower's own
-`flower-superlink`, whose database rejects writers after five seconds of waiting, and `coordinator superlink`.
+The SuperLink and the coordinator's app are real. Each sender uses Flower's protocol and replies
+with half a megabyte that was made in advance. The time is from the invitation to the last surrogate
+read and checked. Compared: Flower's own `flower-superlink`, whose database rejects writers after
+five seconds of waiting, and `coordinator superlink`.
 """
 
 import json
@@ -24,7 +26,10 @@ from flwr.app import Message, MessageType
 from flwr.app.message import remove_content_from_message
 from flwr.client.grpc_rere_client.connection import grpc_request_response
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
 
 from benchmarks.harness.options import described
@@ -55,7 +60,9 @@ def payload(site: str) -> bytes:
     counts, weights = torch.full((CLASSES,), RECORDS), torch.full((rows,), 1 / COMPONENTS)
     names = tuple(map(str, range(CLASSES)))
     header = Header("fedpft", parse_run(SETTINGS).digest, site, "f" * 64, names)
-    return pack_surrogate(Surrogate(header, Mixtures(counts, labels, weights, means, Diagonal(variances))))
+    return pack_surrogate(
+        Surrogate(header, Mixtures(counts, labels, weights, means, Diagonal(variances)))
+    )
 
 
 def send(fleet: str, site: str, over: threading.Event) -> None:
@@ -75,7 +82,10 @@ def _answer(ready: bytes, site: str, connection: Any) -> None:
     asked, tree = received
     number = asked.metadata.run_id
     message = pull_and_inflate_object_from_tree(
-        tree, lambda name: pull_object(number, name), lambda name: confirm(number, name), return_type=Message
+        tree,
+        lambda name: pull_object(number, name),
+        lambda name: confirm(number, name),
+        return_type=Message,
     )
     message.metadata.__dict__["_message_id"] = tree.object_id
     answer = ready if message.metadata.message_type == MessageType.TRAIN else None
@@ -94,14 +104,29 @@ def _answer(ready: bytes, site: str, connection: Any) -> None:
 
 @contextmanager
 def superlink(link: str, home: Path) -> Iterator[tuple[str, str, int]]:
-    """A SuperLink started with the command `link`; yields its Fleet address, its Control address and its process id."""
+    """A SuperLink started with the command `link`; yields its Fleet address, its Control address
+    and its process id.
+    """
     with socket.socket() as a, socket.socket() as b, socket.socket() as c:
         for each in (a, b, c):
             each.bind(("127.0.0.1", 0))
         fleet, control, runtime = (f"127.0.0.1:{each.getsockname()[1]}" for each in (a, b, c))
     program, *words = link.split()
-    command = [str(Path(sys.executable).with_name(program)), *words, "--insecure", "--database", str(home / "link.db")]
-    command += ["--fleet-api-address", fleet, "--control-api-address", control, "--serverappio-api-address", runtime]
+    command = [
+        str(Path(sys.executable).with_name(program)),
+        *words,
+        "--insecure",
+        "--database",
+        str(home / "link.db"),
+    ]
+    command += [
+        "--fleet-api-address",
+        fleet,
+        "--control-api-address",
+        control,
+        "--serverappio-api-address",
+        runtime,
+    ]
     log = (home / "superlink.log").open("w")
     process = subprocess.Popen(command, env=flower_environment(home), stdout=log, stderr=log)
     try:
@@ -131,7 +156,13 @@ def watch_memory(link: int, peaks: dict[str, float], over: threading.Event) -> N
         family = [psutil.Process(link), *psutil.Process(link).children(recursive=True)]
         for process in family:
             try:
-                part = "app" if "flwr-serverapp" in " ".join(process.cmdline()) else "link" if process.pid == link else ""
+                part = (
+                    "app"
+                    if "flwr-serverapp" in " ".join(process.cmdline())
+                    else "link"
+                    if process.pid == link
+                    else ""
+                )
                 if part:
                     peaks[part] = max(peaks.get(part, 0.0), process.memory_info().rss / 1e6)
             except psutil.NoSuchProcess:
@@ -139,12 +170,17 @@ def watch_memory(link: int, peaks: dict[str, float], over: threading.Event) -> N
 
 
 def measure(link: str, count: int) -> tuple[str, int, int, float, float, float, float]:
-    """One row: the SuperLink's command, senders, surrogates received, their MB, seconds to collect them, and the peak
-    memory in MB of the SuperLink and of the coordinator's app.
+    """One row: the SuperLink's command, senders, surrogates received, their MB, seconds to collect
+    them, and the peak memory in MB of the SuperLink and of the coordinator's app.
     """
     over, peaks = threading.Event(), dict[str, float]()
-    with tempfile.TemporaryDirectory() as folder, superlink(link, Path(folder)) as (fleet, control, process):
-        threads = [threading.Thread(target=send, args=(fleet, str(site), over)) for site in range(count)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        superlink(link, Path(folder)) as (fleet, control, process),
+    ):
+        threads = [
+            threading.Thread(target=send, args=(fleet, str(site), over)) for site in range(count)
+        ]
         threads.append(threading.Thread(target=watch_memory, args=(process, peaks, over)))
         for thread in threads:
             thread.start()
@@ -156,7 +192,9 @@ def measure(link: str, count: int) -> tuple[str, int, int, float, float, float, 
             for thread in threads:
                 thread.join()
         assert folder_of_run is not None
-        events = [json.loads(line) for line in (folder_of_run / "events.jsonl").read_text().splitlines()]
+        events = [
+            json.loads(line) for line in (folder_of_run / "events.jsonl").read_text().splitlines()
+        ]
     replied = [event for event in events if event["event"] == "replied"]
     invited = next(event for event in events if event["event"] == "invited")
     first, last = when(invited), when(replied[-1])
@@ -171,9 +209,23 @@ def main() -> None:
     described(__doc__).parse_args()
     rows = [measure(link, count) for count in SENDERS for link in LINKS]
     (first, *_, last) = (row for row in rows if row[0] == LINKS[-1])
-    growth = {name: last[i] / first[i] for name, i in (("senders", 1), ("seconds", 4), ("link", 5), ("app", 6))}  # type: ignore[operator]
-    columns = ("started with", "senders", "surrogates", "MB", "seconds to collect", "SuperLink peak MB", "app peak MB")
-    title = f"surrogates of {CLASSES} classes x {COMPONENTS} components x {DIMENSION}-d, diagonal, over gRPC"
+    growth = {
+        name: last[i] / first[i]
+        for name, i in (("senders", 1), ("seconds", 4), ("link", 5), ("app", 6))
+    }  # type: ignore[operator]
+    columns = (
+        "started with",
+        "senders",
+        "surrogates",
+        "MB",
+        "seconds to collect",
+        "SuperLink peak MB",
+        "app peak MB",
+    )
+    title = (
+        f"surrogates of {CLASSES} classes x {COMPONENTS} components x {DIMENSION}-d, "
+        "diagonal, over gRPC"
+    )
     report("many-senders", title, columns, rows, growth=growth)
     grown = ", ".join(f"{name} {value:.2f}x" for name, value in growth.items())
     print(f"growth from {first[1]} senders to {last[1]}: {grown}")

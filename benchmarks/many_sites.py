@@ -1,9 +1,11 @@
-"""10 to 10,000 hospitals with data, policy and ledger of their own, in one run through real messages.
+"""10 to 10,000 hospitals with data, policy and ledger of their own, in one run through real
+messages.
 
-Every hospital answers as in production: it reads its files, asks its policy, charges its ledger, and sends its second moment
-(`fedpft.covariance="gram"`) as a message, which the coordinator checks, stores and learns from. Hospitals and coordinator
-share this process, one after the other. Claim: time is at most linear in the number of hospitals, memory hardly grows, and
-the head is that of all records in one place.
+Every hospital answers as in production: it reads its files, asks its policy, charges its ledger,
+and sends its second moment (`fedpft.covariance="gram"`) as a message, which the coordinator checks,
+stores and learns from. Hospitals and coordinator share this process, one after the other. Claim:
+time is at most linear in the number of hospitals, memory hardly grows, and the head is that of all
+records in one place.
 
     python benchmarks/many_sites.py --sites 10 100 1000 10000
 """
@@ -35,11 +37,21 @@ from strategies.counting.evaluated import read_model
 CLASSES, DIMENSION, RECORDS, TESTED = 10, 128, 40, 4
 SHRINKAGE = 0.1
 POLICY = "without-dp = true\nsmallest-class = 1\n"
-COLUMNS = ("sites", "used", "seconds", "CPU s", "of it in the system, s", "CPU ms a site", "peak GB")
+COLUMNS = (
+    "sites",
+    "used",
+    "seconds",
+    "CPU s",
+    "of it in the system, s",
+    "CPU ms a site",
+    "peak GB",
+)
 COLUMNS += ("before the run, GB", "stored MB", "head apart from pooled records")
 
 
-def records(rows: int, centres: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def records(
+    rows: int, centres: torch.Tensor, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
     """Features x (n, d), half precision, of three classes drawn for this site, and labels y (n,)."""
     y = torch.randperm(CLASSES, generator=generator)[:3][torch.arange(rows) % 3]
     return {"x": (centres[y] + torch.randn(rows, DIMENSION, generator=generator)).half(), "y": y}
@@ -61,28 +73,57 @@ def one(sites: int) -> tuple[object, ...]:
             (own / "policy.toml").write_text(POLICY)
             for part, rows in (("train", RECORDS), ("test", TESTED)):
                 save_file(records(rows, centres, generator), own / f"own-{part}.safetensors")
-            node = common | {"data-dir": str(own), "policy": str(own / "policy.toml"), "state-dir": str(own / "state")}
+            node = common | {
+                "data-dir": str(own),
+                "policy": str(own / "policy.toml"),
+                "state-dir": str(own / "state"),
+            }
             open_ledger(parse_node_config(node))
             nodes.append(node)
         names = ",".join(map(str, range(CLASSES)))
-        settings = {"fedpft.covariance": "gram", "classes": names, "head.shrinkage": SHRINKAGE, "max-share": 0.0}
+        settings = {
+            "fedpft.covariance": "gram",
+            "classes": names,
+            "head.shrinkage": SHRINKAGE,
+            "max-share": 0.0,
+        }
         settings |= {"defence": "none", "features.power": 1.0, "output-dir": folder}
         before, began, used = peak(), time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
         run = run_here(nodes, parse_run(settings), settings, lambda event: None, report=False)
-        seconds, spent, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF), peak()
+        seconds, spent, after = (
+            time.perf_counter() - began,
+            resource.getrusage(resource.RUSAGE_SELF),
+            peak(),
+        )
         system = spent.ru_stime - used.ru_stime
         cpu = system + spent.ru_utime - used.ru_utime
         metrics = json.loads((run / "metrics.json").read_text())
         stored = sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) / 1e6
         apart = head_apart(run / "model.safetensors", Path(folder), sites)
-    return sites, metrics["sites"]["used"], seconds, cpu, system, 1000 * cpu / sites, after, before, stored, apart
+    return (
+        sites,
+        metrics["sites"]["used"],
+        seconds,
+        cpu,
+        system,
+        1000 * cpu / sites,
+        after,
+        before,
+        stored,
+        apart,
+    )
 
 
 def head_apart(model: Path, folder: Path, sites: int) -> float:
-    """Relative difference of the run's weights from the discriminant of all records together, in double precision."""
+    """Relative difference of the run's weights from the discriminant of all records together, in
+    double precision.
+    """
     head = read_model(model)
     assert isinstance(head, Head)
-    counts, sums = torch.zeros(CLASSES, dtype=torch.float64), torch.zeros(CLASSES, DIMENSION, dtype=torch.float64)
+    counts, sums = (
+        torch.zeros(CLASSES, dtype=torch.float64),
+        torch.zeros(CLASSES, DIMENSION, dtype=torch.float64),
+    )
     squares = torch.zeros(DIMENSION, DIMENSION, dtype=torch.float64)
     for index in range(sites):
         own = load_file(folder / str(index) / "own-train.safetensors")

@@ -1,14 +1,18 @@
-"""Membership inference on what a site releases, without privacy and at two epsilons: which records were in the data?
+"""Membership inference on what a site releases, without privacy and at two epsilons: which records
+were in the data?
 
-One hospital with RECORDS CIFAR-10 features. Each release is made by the site's own code from half of them, drawn at random;
-the attacker knows all records, the settings and all other releases. LiRA (Carlini et al. 2022) on one-shot releases, RMIA
-(Zarifzadeh et al. 2024) on heads, the likelihood under the decoder (white box) and the closest synthetic embedding (black
-box) on generators, as DP-CVAE's paper attacks them. "allowed" is the largest AUC that the claim permits to any attack.
-"excess" is the largest TPR - (e^epsilon FPR + delta) over thresholds, in both directions, with an interval of 99 %: a
-broken claim has an interval above 0, and then this script ends with exit code 1.
+One hospital with RECORDS CIFAR-10 features. Each release is made by the site's own code from half
+of them, drawn at random; the attacker knows all records, the settings and all other releases. LiRA
+(Carlini et al. 2022) on one-shot releases, RMIA (Zarifzadeh et al. 2024) on heads, the likelihood
+under the decoder (white box) and the closest synthetic embedding (black box) on generators, as
+DP-CVAE's paper attacks them. "allowed" is the largest AUC that the claim permits to any attack.
+"excess" is the largest TPR - (e^epsilon FPR + delta) over thresholds, in both directions, with an
+interval of 99 %: a broken claim has an interval above 0, and then this script ends with exit code
+1.
 
-    python benchmarks/membership.py                    # writes results/membership.json and results/membership.png
-    python benchmarks/membership.py --only DP-CGAN     # measures these rows anew, and keeps the others
+    python benchmarks/membership.py                    # writes results/membership.json and
+    results/membership.png python benchmarks/membership.py --only DP-CGAN     # measures these rows
+    anew, and keeps the others
 """
 
 import json
@@ -43,7 +47,17 @@ RELEASES: dict[str, dict[str, Scalar]] = {
     "DP-CVAE": {"method": "dpcvae"},
     "DP-CGAN": {"method": "dpcgan"},
 }
-COLUMNS = ("release", "epsilon", "attack", "releases", "AUC", "95 %", "found at 1 %", "at 0.1 %", "allowed AUC")
+COLUMNS = (
+    "release",
+    "epsilon",
+    "attack",
+    "releases",
+    "AUC",
+    "95 %",
+    "found at 1 %",
+    "at 0.1 %",
+    "allowed AUC",
+)
 COLUMNS += ("excess", "99 %")
 # DP-CVAE's paper shows its attacks in a figure only.
 PAPER = "DP-CVAE with epsilon: AUC of about 0.5, black and white box"
@@ -61,9 +75,21 @@ def settings_of(name: str, epsilon: float) -> dict[str, Scalar] | None:
 
 def main() -> None:
     parser = described(__doc__)
-    parser.add_argument("--records", type=int, default=1000, help="of the hospital; each release has about half of them")
-    parser.add_argument("--releases", type=int, default=64, help="of a row; DP-CVAE has half, DP-CGAN a quarter of them")
-    parser.add_argument("--only", default="", help="releases whose name contains this text; other rows are kept")
+    parser.add_argument(
+        "--records",
+        type=int,
+        default=1000,
+        help="of the hospital; each release has about half of them",
+    )
+    parser.add_argument(
+        "--releases",
+        type=int,
+        default=64,
+        help="of a row; DP-CVAE has half, DP-CGAN a quarter of them",
+    )
+    parser.add_argument(
+        "--only", default="", help="releases whose name contains this text; other rows are kept"
+    )
     options = parser.parse_args()
     rows, curves = kept(options.only)
     broken: list[str] = []
@@ -86,14 +112,21 @@ def main() -> None:
                 rates = (each.rate_at_one_percent, each.rate_at_one_in_thousand)
                 interval = f"{each.low:.3f} to {each.high:.3f}"
                 excess = audit.excess[attack]
-                beyond = (excess.excess, f"{excess.low:.3f} to {excess.high:.3f}") if excess else (None, "")
+                beyond = (
+                    (excess.excess, f"{excess.low:.3f} to {excess.high:.3f}")
+                    if excess
+                    else (None, "")
+                )
                 cells = (audit.releases, each.auc, interval, *rates, audit.allowed, *beyond)
                 rows.append((name, claim, attack, *cells))
             if epsilon in (0.0, 1.0):
                 points = [[round(rate, 5) for rate in point] for point in audit.attack.curve]
                 curves[f"{name}, epsilon {claim}"] = points
             # After each row: generators take long, and an interrupted run keeps what it has.
-            title = f"Membership inference, {options.records} CIFAR-10 features at one hospital, delta = 1e-05"
+            title = (
+                f"Membership inference, {options.records} CIFAR-10 features at one hospital, "
+                "delta = 1e-05"
+            )
             rows.sort(key=lambda row: list(RELEASES).index(row[0]))
             report("membership", title, COLUMNS, rows, paper=PAPER, curves=json.dumps(curves))
             plot(curves)
@@ -119,7 +152,9 @@ def plot(curves: dict[str, Any]) -> None:
         line = "-" if name.endswith("none") else ":"
         axes.loglog(x, y, line, color=f"C{places[name]}", label=name)
     axes.loglog([1e-4, 1], [1e-4, 1], color="grey", lw=0.8, label="a guess")
-    axes.set(xlabel="false positive rate", ylabel="true positive rate", xlim=(1e-3, 1), ylim=(1e-3, 1.05))
+    axes.set(
+        xlabel="false positive rate", ylabel="true positive rate", xlim=(1e-3, 1), ylim=(1e-3, 1.05)
+    )
     draw(axes, "membership")
 
 

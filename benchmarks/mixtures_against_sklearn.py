@@ -1,9 +1,11 @@
-"""Fitting of mixtures: ours compared with scikit-learn's, on the classes of 10 sites with CIFAR-10 features, equal K.
+"""Fitting of mixtures: ours compared with scikit-learn's, on the classes of 10 sites with CIFAR-10
+features, equal K.
 
-Claim: three times faster on an idle machine, not slower where two other processes keep two cores busy, and equal or better
-likelihood on equal terms: over the classes where every component of scikit-learn's has five records too, as ours must have.
-A component of one record has an arbitrarily small variance, so its likelihood has no bound; and it would send the record.
-Wall seconds, so run it with nothing else on the machine.
+Claim: three times faster on an idle machine, not slower where two other processes keep two cores
+busy, and equal or better likelihood on equal terms: over the classes where every component of
+scikit-learn's has five records too, as ours must have. A component of one record has an arbitrarily
+small variance, so its likelihood has no bound; and it would send the record. Wall seconds, so run
+it with nothing else on the machine.
 """
 
 import subprocess
@@ -32,7 +34,9 @@ SMALLEST = MixtureSettings().samples_per_component / 2
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
     """Processes that keep a core busy each, for as long as the block runs."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
+    ]
     try:
         yield
     finally:
@@ -51,22 +55,26 @@ def main() -> None:
         ours: list[Mixtures] = []
         theirs: list[list[GaussianMixture]] = []
 
-        def fit_ours(family: str = family, components: int = components, fitted: list[Mixtures] = ours) -> None:
+        def fit_ours(
+            family: str = family, components: int = components, fitted: list[Mixtures] = ours
+        ) -> None:
             fitted.clear()
             for x, y in sites:
                 generator = torch.Generator().manual_seed(0)
                 fitted.append(fit(x, y, 10, MixtureSettings(family, components), generator))
 
         def fit_theirs(
-            family: str = family, fitted: list[list[GaussianMixture]] = theirs, ours: list[Mixtures] = ours
+            family: str = family,
+            fitted: list[list[GaussianMixture]] = theirs,
+            ours: list[Mixtures] = ours,
         ) -> None:
             fitted.clear()
             for (x, y), mixture in zip(sites, ours, strict=True):
                 fitted.append(
                     [
-                        GaussianMixture(int(mixture.components[label]), covariance_type=family, random_state=0).fit(
-                            x[y == label].numpy()
-                        )
+                        GaussianMixture(
+                            int(mixture.components[label]), covariance_type=family, random_state=0
+                        ).fit(x[y == label].numpy())
                         for label in range(10)
                         if mixture.counts[label] > 1
                     ]
@@ -76,9 +84,17 @@ def main() -> None:
             with busy(others):
                 mine, peer, ratio = paired(fit_ours, fit_theirs, REPEATS)
             nats = _likelihoods(features, labels, parts, ours, theirs)
-            rows.append((family, components, others, round(mine, 3), round(peer, 3), round(ratio, 2), *nats))
+            rows.append(
+                (family, components, others, round(mine, 3), round(peer, 3), round(ratio, 2), *nats)
+            )
     columns = ("family", "K at most", "busy processes", "ours s", "scikit-learn s", "times faster")
-    columns += ("ours nats", "scikit-learn nats", "records on equal terms", "ours nats there", "scikit-learn nats there")
+    columns += (
+        "ours nats",
+        "scikit-learn nats",
+        "records on equal terms",
+        "ours nats there",
+        "scikit-learn nats there",
+    )
     report("mixtures", "mixtures of 10 sites' CIFAR-10 features (1280-d)", columns, rows)
 
 
@@ -89,21 +105,28 @@ def _likelihoods(
     ours: list[Mixtures],
     theirs: list[list[GaussianMixture]],
 ) -> tuple[float, float, int, float, float]:
-    """Mean log-likelihoods per record, over the classes that both have fitted; then the records on equal terms, and their
-    mean log-likelihoods.
+    """Mean log-likelihoods per record, over the classes that both have fitted; then the records on
+    equal terms, and their mean log-likelihoods.
     """
     rows_of_class = []
     for part, mixture, models in zip(parts, ours, theirs, strict=True):
         fitted = [label for label in range(10) if mixture.counts[label] > 1]
         for label, model in zip(fitted, models, strict=True):
             rows = part[labels[part] == label]
-            mine, peer = mixture.log_likelihood(features[rows], labels[rows]), float(model.score(features[rows].numpy()))
+            mine, peer = (
+                mixture.log_likelihood(features[rows], labels[rows]),
+                float(model.score(features[rows].numpy())),
+            )
             equal = len(model.weights_) == 1 or model.weights_.min() * len(rows) >= SMALLEST
             rows_of_class.append((len(rows), mine, peer, equal))
-    counts, mine, peers, equal = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows_of_class, strict=True))
+    counts, mine, peers, equal = (
+        torch.tensor(column, dtype=torch.float64) for column in zip(*rows_of_class, strict=True)
+    )
 
     def means(weights: torch.Tensor) -> tuple[float, float]:
-        return round(float(weights @ mine / weights.sum()), 2), round(float(weights @ peers / weights.sum()), 2)
+        return round(float(weights @ mine / weights.sum()), 2), round(
+            float(weights @ peers / weights.sum()), 2
+        )
 
     return *means(counts), int(counts @ equal), *means(counts * equal)
 

@@ -1,10 +1,12 @@
-"""Mutation testing of the code behind the guarantees: plant small faults one at a time, and check that a test fails.
+"""Mutation testing of the code behind the guarantees: plant small faults one at a time, and check
+that a test fails.
 
-First, every test runs once, to record its time and the lines that it executes. Then each mutant gets the tests that
-execute its line, fastest first, until one fails; they run in a fork of a process that has the libraries loaded. The sample
-depends on a seed and the source only: a change in one file keeps the mutants of other files, and earlier results are
-reused (`--fresh` starts again). Other tools run every test for every mutant of a file, or keep no sample. Prints a table;
-exits with 1 when fewer than 95 % of the mutants outside mutants_equivalent.toml are killed.
+First, every test runs once, to record its time and the lines that it executes. Then each mutant
+gets the tests that execute its line, fastest first, until one fails; they run in a fork of a
+process that has the libraries loaded. The sample depends on a seed and the source only: a change in
+one file keeps the mutants of other files, and earlier results are reused (`--fresh` starts again).
+Other tools run every test for every mutant of a file, or keep no sample. Prints a table; exits with
+1 when fewer than 95 % of the mutants outside mutants_equivalent.toml are killed.
 """
 
 from __future__ import annotations
@@ -96,10 +98,19 @@ def main() -> int:
     hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
     hypothesis.settings.load_profile("mutants")
     files = {name: functions or () for name, functions in FILES.items() if (ROOT / name).is_file()}
-    sample = [mutant for mutant in draw(files, chosen.number, chosen.seed) if mutant.file.startswith(chosen.only)]
-    reasons = {entry["mutant"]: entry["reason"] for entry in tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])}
+    sample = [
+        mutant
+        for mutant in draw(files, chosen.number, chosen.seed)
+        if mutant.file.startswith(chosen.only)
+    ]
+    reasons = {
+        entry["mutant"]: entry["reason"]
+        for entry in tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
+    }
     tests = covered(list(files), chosen.jobs, chosen.fresh)
-    known = {} if chosen.fresh or not RESULTS.is_file() else json.loads(RESULTS.read_text())["mutants"]
+    known = (
+        {} if chosen.fresh or not RESULTS.is_file() else json.loads(RESULTS.read_text())["mutants"]
+    )
     found: dict[str, dict[str, Any]] = {}
     waiting = []
     for mutant in sample:
@@ -112,17 +123,36 @@ def main() -> int:
             waiting.append(mutant)
 
     def record(mutant: Mutant, status: str, by: str) -> None:
-        found[mutant.key] = {"status": status, "by": by.partition("\n")[0], "source": digest_of(mutant.file)}
-        print(f"{status:9} {mutant.file}:{mutant.lineno} {mutant.mutation}: {mutant.line[:90]}   {by[-90:]}", flush=True)
+        found[mutant.key] = {
+            "status": status,
+            "by": by.partition("\n")[0],
+            "source": digest_of(mutant.file),
+        }
+        print(
+            f"{status:9} {mutant.file}:{mutant.lineno} {mutant.mutation}: {mutant.line[:90]}   "
+            f"{by[-90:]}",
+            flush=True,
+        )
         RESULTS.write_text(json.dumps({"mutants": known | found}, indent=1, sort_keys=True) + "\n")
 
-    # Constants and defaults first, because their modules must not be imported yet. Then one import serves all others.
+    # Constants and defaults first, because their modules must not be imported yet. Then one import
+    # serves all others.
     warm = [mutant for mutant in waiting if in_a_function(ROOT, mutant)]
     cold = [mutant for mutant in waiting if mutant not in warm]
-    in_forks(cold, chosen.jobs, lambda mutant, file: try_one(mutant, plant_in_import, tests, file), record)
+    in_forks(
+        cold,
+        chosen.jobs,
+        lambda mutant, file: try_one(mutant, plant_in_import, tests, file),
+        record,
+    )
     if warm:
         pytest_exit(["--collect-only", "-qq", *sorted({name.split("::")[0] for name, *_ in tests})])
-    in_forks(warm, chosen.jobs, lambda mutant, file: try_one(mutant, plant_in_function, tests, file), record)
+    in_forks(
+        warm,
+        chosen.jobs,
+        lambda mutant, file: try_one(mutant, plant_in_function, tests, file),
+        record,
+    )
     distrust(found, chosen.jobs)
     counts = table(sample, found)
     if chosen.only:
@@ -133,7 +163,9 @@ def main() -> int:
 
 
 def distrust(found: dict[str, dict[str, Any]], jobs: int) -> None:
-    """Run every test that has killed a mutant again without a fault. If it fails, its mutants count as survived."""
+    """Run every test that has killed a mutant again without a fault. If it fails, its mutants count
+    as survived.
+    """
     names = {each["by"] for each in found.values() if each.get("by", "").startswith("tests/")}
     files = sorted({name.split("::")[0] for name in names})
 
@@ -151,13 +183,21 @@ def distrust(found: dict[str, dict[str, Any]], jobs: int) -> None:
 
 
 def draw(files: dict[str, tuple[str, ...]], number: int, seed: int) -> list[Mutant]:
-    """A sample of mutants; the number from each file is proportional to the square root of the file's mutants."""
-    every = {file: mutants(file, (ROOT / file).read_text(), functions) for file, functions in files.items()}
+    """A sample of mutants; the number from each file is proportional to the square root of the
+    file's mutants.
+    """
+    every = {
+        file: mutants(file, (ROOT / file).read_text(), functions)
+        for file, functions in files.items()
+    }
     roots = {file: len(found) ** 0.5 for file, found in every.items()}
     sample = []
     for file, found in every.items():
         part = round(number * roots[file] / sum(roots.values()))
-        sample += sorted(sorted(found, key=lambda mutant: mutant.order(seed))[:part], key=lambda mutant: mutant.lineno)
+        sample += sorted(
+            sorted(found, key=lambda mutant: mutant.order(seed))[:part],
+            key=lambda mutant: mutant.lineno,
+        )
     return sample
 
 
@@ -166,9 +206,14 @@ def digest_of(file: str) -> str:
 
 
 def in_forks(
-    jobs: Sequence[Any], most: int, work: Callable[[Any, Path], None], done: Callable[[Any, str, str], None]
+    jobs: Sequence[Any],
+    most: int,
+    work: Callable[[Any, Path], None],
+    done: Callable[[Any, str, str], None],
 ) -> None:
-    """Run jobs in forks of this process, `most` at a time; pass the content of each job's file to `done`."""
+    """Run jobs in forks of this process, `most` at a time; pass the content of each job's file to
+    `done`.
+    """
     running: dict[int, tuple[Any, Path]] = {}
     waiting = list(jobs)
     with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +236,11 @@ def in_forks(
 
 def outcome(status: int) -> str:
     if os.WIFSIGNALED(status):
-        return "timeout" if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM) else "killed"
+        return (
+            "timeout"
+            if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM)
+            else "killed"
+        )
     # Exit codes of pytest: 0, all tests passed; 5, no test was selected.
     return {0: "survived", 5: "survived", NOT_RUN: "error"}.get(os.WEXITSTATUS(status), "killed")
 
@@ -218,17 +267,31 @@ class Killer:
 def pytest_exit(arguments: Sequence[str], *plugins: object) -> int:
     import pytest
 
-    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=plugins))
+    return int(
+        pytest.main(
+            ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=plugins
+        )
+    )
 
 
 def covered(files: list[str], jobs: int, fresh: bool) -> list[Test]:
     """All passing tests with their executed lines. They are cached until a file or a test changes."""
     places = [ROOT / name for name in TESTS]
-    every = [file for place in places for file in (place.rglob("test_*.py") if place.is_dir() else [place])]
+    every = [
+        file
+        for place in places
+        for file in (place.rglob("test_*.py") if place.is_dir() else [place])
+    ]
     chosen = [str(file.relative_to(ROOT)) for file in every if file.is_file()]
     # The cache depends on the watched files too.
-    state = {"files": " ".join(sorted(files))} | {name: digest_of(name) for name in (*files, *chosen)}
-    before = json.loads(COVERED.read_text()) if COVERED.is_file() and not fresh else {"state": {}, "tests": {}}
+    state = {"files": " ".join(sorted(files))} | {
+        name: digest_of(name) for name in (*files, *chosen)
+    }
+    before = (
+        json.loads(COVERED.read_text())
+        if COVERED.is_file() and not fresh
+        else {"state": {}, "tests": {}}
+    )
 
     def stands(name: str, found: list[Test]) -> bool:
         """Whether the tests and the code that they execute are unchanged."""
@@ -236,7 +299,9 @@ def covered(files: list[str], jobs: int, fresh: bool) -> list[Test]:
         watched = set(files) <= set(before["state"].get("files", "").split())
         return watched and all(before["state"].get(each) == state.get(each) for each in used)
 
-    tests: dict[str, list[Test]] = {name: found for name, found in before["tests"].items() if stands(name, found)}
+    tests: dict[str, list[Test]] = {
+        name: found for name, found in before["tests"].items() if stands(name, found)
+    }
 
     def work(name: str, file: Path) -> None:
         # Tests that finish later are left out: they are too slow to run for every mutant.
@@ -246,14 +311,22 @@ def covered(files: list[str], jobs: int, fresh: bool) -> list[Test]:
 
     def done(name: str, status: str, content: str) -> None:
         tests[name] = json.loads(content) if content else []
-        print(f"{name}: {len(tests[name])} tests, {sum(each[1] for each in tests[name]):.0f} s", flush=True)
+        print(
+            f"{name}: {len(tests[name])} tests, {sum(each[1] for each in tests[name]):.0f} s",
+            flush=True,
+        )
         COVERED.write_text(json.dumps({"state": state, "tests": tests}))
 
     in_forks([name for name in chosen if name not in tests], jobs, work, done)
-    return sorted((each for found in tests.values() for each in found if each[1] <= SLOWEST_TEST), key=lambda each: each[1])
+    return sorted(
+        (each for found in tests.values() for each in found if each[1] <= SLOWEST_TEST),
+        key=lambda each: each[1],
+    )
 
 
-def try_one(mutant: Mutant, plant: Callable[[Path, Mutant], None], tests: Sequence[Test], file: Path) -> None:
+def try_one(
+    mutant: Mutant, plant: Callable[[Path, Mutant], None], tests: Sequence[Test], file: Path
+) -> None:
     plant(ROOT, mutant)
     resource.setrlimit(resource.RLIMIT_CPU, (int(10 + 2 * MOST_SECONDS),) * 2)
     signal.alarm(int(30 * MOST_SECONDS))
@@ -275,7 +348,9 @@ def try_one(mutant: Mutant, plant: Callable[[Path, Mutant], None], tests: Sequen
 
 
 def table(sample: Sequence[Mutant], found: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Print and return the number of mutants by file and outcome. killed: by a test, or by its time limit."""
+    """Print and return the number of mutants by file and outcome. killed: by a test, or by its time
+    limit.
+    """
     found_in: dict[str, Counter[str]] = {}
     for mutant in sample:
         found_in.setdefault(mutant.file, Counter())[found[mutant.key]["status"]] += 1
@@ -292,7 +367,10 @@ def table(sample: Sequence[Mutant], found: dict[str, dict[str, Any]]) -> dict[st
         if found[mutant.key]["status"] == "survived":
             print(f"survived: {mutant.file}:{mutant.lineno}: {mutant.key}")
     killed, judged = counts["all"]["killed"], counts["all"]["judged"]
-    print(f"{killed} of {judged} non-equivalent mutants were killed ({100 * killed / max(1, judged):.1f} %)")
+    print(
+        f"{killed} of {judged} non-equivalent mutants were killed "
+        f"({100 * killed / max(1, judged):.1f} %)"
+    )
     return counts
 
 

@@ -1,9 +1,11 @@
-"""Three hospitals with photographs, one with swapped labels, one with inverted images, one with sketches: map and values.
+"""Three hospitals with photographs, one with swapped labels, one with inverted images, one with
+sketches: map and values.
 
     python benchmarks/odd_hospitals.py [FOLDER]
 
-Claim: the map sets the last three apart and names swapped labels, whose hospital has the lowest value. Each hospital has 147
-training records of PACS, with MobileNetV2; test records are 210 photographs and 70 sketches. FOLDER keeps run and report.
+Claim: the map sets the last three apart and names swapped labels, whose hospital has the lowest
+value. Each hospital has 147 training records of PACS, with MobileNetV2; test records are 210
+photographs and 70 sketches. FOLDER keeps run and report.
 """
 
 import io
@@ -22,7 +24,14 @@ from server_app.runs.reader import read_run
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 SWAPPED = {"dog": "horse", "horse": "dog"}
-HOSPITALS = ("photographs", "photographs", "photographs", "swapped labels", "inverted images", "sketches")
+HOSPITALS = (
+    "photographs",
+    "photographs",
+    "photographs",
+    "swapped labels",
+    "inverted images",
+    "sketches",
+)
 OF_CLASS, TESTED = 21, 30
 
 
@@ -63,8 +72,9 @@ def main(home: Path) -> None:
     (home / "images").mkdir(parents=True)
     write_images(home / "images")
     settings = (
-        f'data="imagefolder" data-dir="{home}/images" partition="column" site-column="site" output-dir="{home}/runs" '
-        f'backbone="torchvision:mobilenet_v2" weights-path="{shared("weights/mobilenet_v2-imagenet.safetensors")}"'
+        f'data="imagefolder" data-dir="{home}/images" partition="column" site-column="site" '
+        f'output-dir="{home}/runs" backbone="torchvision:mobilenet_v2" '
+        f'weights-path="{shared("weights/mobilenet_v2-imagenet.safetensors")}"'
     )
     words = ("--engine", "local", "--sites", str(len(HOSPITALS)), "-c", settings)
     run = Path(json_of("coordinator", "simulate", *words)["folder"])
@@ -78,14 +88,26 @@ def main(home: Path) -> None:
         for place, kind in enumerate(HOSPITALS)
     ]
     seen = words_of(drawn) if drawn is not None else []
-    report("odd-hospitals", "map and values of six hospitals", columns, table, map=seen, accuracy=values["all"])
+    report(
+        "odd-hospitals",
+        "map and values of six hospitals",
+        columns,
+        table,
+        map=seen,
+        accuracy=values["all"],
+    )
     print(*seen, sep="\n")
     print(run / "report.html")
 
 
 if __name__ == "__main__":
     parser = described(__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, help="where the hospitals stay afterwards; otherwise none stay")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        help="where the hospitals stay afterwards; otherwise none stay",
+    )
     if chosen := parser.parse_args().folder:
         main(chosen.absolute())
     else:

@@ -2,9 +2,10 @@
 
     python benchmarks/predict_rate.py 20000
 
-The backbone `pixels` on images of 28 x 28 px is the hardest case: an image takes a tenth of a millisecond, so what
-`site predict` adds counts most. Rates of the features alone and of predictions, their ratio by the clock and by processor
-time, which other work on the machine changes less, and peak memory after 1,000 and after all images.
+The backbone `pixels` on images of 28 x 28 px is the hardest case: an image takes a tenth of a
+millisecond, so what `site predict` adds counts most. Rates of the features alone and of
+predictions, their ratio by the clock and by processor time, which other work on the machine changes
+less, and peak memory after 1,000 and after all images.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def main(count: int) -> None:
         inputs = find_inputs(f"{home}/images")
 
         def alone() -> None:
-            for _ in in_parts(inputs.dataset(range(len(inputs))).open_image, [range(len(inputs))], backbone, BATCH):
+            for _ in in_parts(
+                inputs.dataset(range(len(inputs))).open_image, [range(len(inputs))], backbone, BATCH
+            ):
                 pass
 
         def timed(work: Callable[[], object]) -> tuple[float, float]:
@@ -64,20 +67,38 @@ def main(count: int) -> None:
             work()
             return time.perf_counter() - started, time.process_time() - used
 
-        predict(model, predictor, find_inputs(f"{home}/images/000"), backbone, Path(home) / "first.csv")
+        predict(
+            model, predictor, find_inputs(f"{home}/images/000"), backbone, Path(home) / "first.csv"
+        )
         first, rows = peak(), []
         # In turn, because other work on the machine changes the rates.
         for turn in range(TURNS):
             bare = timed(alone)
-            whole = timed(partial(predict, model, predictor, inputs, backbone, Path(home) / f"{turn}.csv"))
-            by_clock, by_processor = (before / after for before, after in zip(bare, whole, strict=True))
+            whole = timed(
+                partial(predict, model, predictor, inputs, backbone, Path(home) / f"{turn}.csv")
+            )
+            by_clock, by_processor = (
+                before / after for before, after in zip(bare, whole, strict=True)
+            )
             rows.append((turn + 1, count / bare[0], count / whole[0], by_clock, by_processor))
         last = peak()
-    columns = ("turn", "features alone, images/s", "predictions, images/s", "ratio by the clock", "ratio by processor time")
-    medians = {name: statistics.median(row[place] for row in rows) for place, name in enumerate(columns) if place}
+    columns = (
+        "turn",
+        "features alone, images/s",
+        "predictions, images/s",
+        "ratio by the clock",
+        "ratio by processor time",
+    )
+    medians = {
+        name: statistics.median(row[place] for row in rows)
+        for place, name in enumerate(columns)
+        if place
+    }
     memory = {"after 1,000 images": round(first * MIB), "after all images": round(last * MIB)}
     title = f"site predict on {count} images of {SIDE} x {SIDE} px, backbone 'pixels'"
-    report("predict-rate", title, columns, rows, images=count, medians=medians, peak_memory_mib=memory)
+    report(
+        "predict-rate", title, columns, rows, images=count, medians=medians, peak_memory_mib=memory
+    )
     print(f"medians: {medians}; peak memory, MiB: {memory}")
 
 

@@ -1,13 +1,16 @@
-"""Accuracy against epsilon of every private surrogate, compared with no privacy and with the paper's mechanism.
+"""Accuracy against epsilon of every private surrogate, compared with no privacy and with the
+paper's mechanism.
 
-Every row uses real payloads: each site's surrogate is packed, measured, unpacked and used for learning. Default: CIFAR-10
-features, 10 sites, Dirichlet 0.1, delta 1e-5, three seeds. Two rows use the noisy sums of the spherical family but learn
-from them differently: by training on samples, and by pooling all sites' sums with equal weights. The public centre is the
-mean of the features of other images, PACS photos.
+Every row uses real payloads: each site's surrogate is packed, measured, unpacked and used for
+learning. Default: CIFAR-10 features, 10 sites, Dirichlet 0.1, delta 1e-5, three seeds. Two rows use
+the noisy sums of the spherical family but learn from them differently: by training on samples, and
+by pooling all sites' sums with equal weights. The public centre is the mean of the features of
+other images, PACS photos.
 
 The file of results is written after every seed; `--from-seed` continues it after a break.
 
-    python benchmarks/private_surrogates.py --name mine --sites 5 -c 'data="safetensors" data-dir="/data" dataset="x"'
+    python benchmarks/private_surrogates.py --name mine --sites 5 -c 'data="safetensors"
+    data-dir="/data" dataset="x"'
 """
 
 import statistics
@@ -57,7 +60,9 @@ OPEN = {"spherical": 1, "diag": 1, "lowrank": 64}
 Accuracies = dict[tuple[str, str], list[float]]
 
 
-def federate(run: Run, data: Federation, row: str, centre: torch.Tensor | None = None) -> tuple[Head, int]:
+def federate(
+    run: Run, data: Federation, row: str, centre: torch.Tensor | None = None
+) -> tuple[Head, int]:
     """The head of a row, and the bytes of all sites. centre: the public mean of features (d,)."""
     payloads = payloads_of(run, data, centre)
     surrogates = [unpack_surrogate(payload) for payload in payloads]
@@ -65,7 +70,10 @@ def federate(run: Run, data: Federation, row: str, centre: torch.Tensor | None =
         mixtures = [_mixture(surrogate) for surrogate in surrogates]
         claim = mixtures[0].claim
         assert claim is not None
-        head = replace(sampling.learn(mixtures, run.settings.head, run.settings.seed, data.classes), clip=claim.clip)
+        head = replace(
+            sampling.learn(mixtures, run.settings.head, run.settings.seed, data.classes),
+            clip=claim.clip,
+        )
     else:
         surrogates = [_equal(surrogates)] if row == EQUAL else surrogates
         learned = learn(surrogates, run, "cpu", data.classes, centre).head
@@ -83,31 +91,47 @@ def _equal(surrogates: Sequence[AnySurrogate]) -> SumsSurrogate:
     every = _sums(surrogates)
     first = every[0].sums
     sigmas = {name: sigma * len(every) ** 0.5 for name, sigma in first.sigmas.items()}
-    counts, sums = (torch.stack([getattr(s.sums, name) for s in every]).sum(0) for name in ("counts", "sums"))
+    counts, sums = (
+        torch.stack([getattr(s.sums, name) for s in every]).sum(0) for name in ("counts", "sums")
+    )
     return replace(every[0], sums=replace(first, counts=counts, sums=sums, sigmas=sigmas))
 
 
 def _mixture(surrogate: AnySurrogate) -> Surrogate:
-    """One spherical Gaussian for each class that stands out from the noise at this site, for sampling as without privacy."""
+    """One spherical Gaussian for each class that stands out from the noise at this site, for
+    sampling as without privacy.
+    """
     (own,) = _sums([surrogate])
     made = as_mixtures(own.sums)
     if made is None:
         largest = int(own.sums.counts.argmax())
-        sure = replace(own.sums, sigmas=own.sums.sigmas | {"counts": float(own.sums.counts[largest]) / PRESENT - 1e-3})
+        sure = replace(
+            own.sums,
+            sigmas=own.sums.sigmas | {"counts": float(own.sums.counts[largest]) / PRESENT - 1e-3},
+        )
         made = as_mixtures(sure)
     assert made is not None
     table, kept = made
-    return Surrogate(replace(own.header, classes=tuple(own.header.classes[index] for index in kept)), table, own.claim)
+    return Surrogate(
+        replace(own.header, classes=tuple(own.header.classes[index] for index in kept)),
+        table,
+        own.claim,
+    )
 
 
 def main() -> None:
     parser = arguments(__doc__, "private-cifar10")
     parser.add_argument("--sites", type=int, default=10)
-    parser.add_argument("--from-seed", type=int, default=0, help="take earlier seeds from the file of results")
+    parser.add_argument(
+        "--from-seed", type=int, default=0, help="take earlier seeds from the file of results"
+    )
     parser.add_argument("--power", type=float, default=1.0, help="of the default features")
-    parser.add_argument("--public", default="", help="features of public images, for the row with a public centre")
+    parser.add_argument(
+        "--public", default="", help="features of public images, for the row with a public centre"
+    )
     options = parser.parse_args()
-    # The power that "auto" takes for the backbone of these features is 1 under privacy, and 0.5 without.
+    # The power that "auto" takes for the backbone of these features is 1 under privacy, and 0.5
+    # without.
     stand_in = {"dataset": "cifar10", "alpha": 0.1, "features.power": options.power}
     settings, _ = settings_of(options, stand_in)
     if not options.run_config:
@@ -130,7 +154,10 @@ def main() -> None:
             accuracy[name, f"{epsilon:g}"].append(right)
             size[name].append(count)
             print(f"seed {seed}, {name}, epsilon {epsilon:g}: {right:.2f} %", flush=True)
-        title = f"{options.name}: {options.sites} sites, {seed + 1} seeds, delta {DELTA:g}, accuracy % at epsilon"
+        title = (
+            f"{options.name}: {options.sites} sites, {seed + 1} seeds, delta {DELTA:g}, "
+            "accuracy % at epsilon"
+        )
         write(options.name, title, settings, accuracy, size)
 
 
@@ -147,7 +174,13 @@ def earlier(name: str, seeds: int) -> tuple[Accuracies, dict[str, list[int]]]:
     return accuracy, size
 
 
-def write(name: str, title: str, settings: dict[str, Any], accuracy: Accuracies, size: dict[str, list[int]]) -> None:
+def write(
+    name: str,
+    title: str,
+    settings: dict[str, Any],
+    accuracy: Accuracies,
+    size: dict[str, list[int]],
+) -> None:
     """Write and draw the table of the seeds so far."""
     columns = [f"{epsilon:g}" for epsilon in EPSILONS]
     rows = []
@@ -167,10 +200,22 @@ def write(name: str, title: str, settings: dict[str, Any], accuracy: Accuracies,
 def plot(rows: list[tuple[Any, ...]], title: str, name: str) -> None:
     axes = axes_of(8, 4.6)
     for index, (row, *values) in enumerate(rows):
-        style = ":" if row.startswith("theorem") else "--" if row.startswith("DP-EM") or "," in row else "-"
-        axes.plot(EPSILONS, values[: len(EPSILONS)], style, marker="o", color=f"C{index}", label=row)
+        style = (
+            ":"
+            if row.startswith("theorem")
+            else "--"
+            if row.startswith("DP-EM") or "," in row
+            else "-"
+        )
+        axes.plot(
+            EPSILONS, values[: len(EPSILONS)], style, marker="o", color=f"C{index}", label=row
+        )
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="epsilon of every site", ylabel="test accuracy, %", title=title.replace(", accuracy % at epsilon", ""))
+    axes.set(
+        xlabel="epsilon of every site",
+        ylabel="test accuracy, %",
+        title=title.replace(", accuracy % at epsilon", ""),
+    )
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
     draw(axes, name)
 

@@ -1,13 +1,15 @@
 """Hostile sites: attacks against defences, with and without differential privacy.
 
-None, one or two of ten sites send a false surrogate (tests/hostile_sites.py). Every row, over all seeds: mean accuracy on
-real test data in %; the largest loss in points over the seeds, relative to the honest sites alone (without attack:
-relative to the defence `none`); the share of test records with the backdoor's trigger that are classified as its target;
-and how many hostile (caught) and honest sites (accused) were suspected. Heads are in closed form with privacy, else
-trained with few steps. Robust pooling runs with two hostile sites only. Without sample data, only the digits run.
+None, one or two of ten sites send a false surrogate (tests/hostile_sites.py). Every row, over all
+seeds: mean accuracy on real test data in %; the largest loss in points over the seeds, relative to
+the honest sites alone (without attack: relative to the defence `none`); the share of test records
+with the backdoor's trigger that are classified as its target; and how many hostile (caught) and
+honest sites (accused) were suspected. Heads are in closed form with privacy, else trained with few
+steps. Robust pooling runs with two hostile sites only. Without sample data, only the digits run.
 
     python benchmarks/robustness.py --seeds 3
-    python benchmarks/robustness.py --only "digits 0.1,pacs" --epsilons none --attacks "label swap x10" --dry-run
+    python benchmarks/robustness.py --only "digits 0.1,pacs" --epsilons none --attacks "label swap
+    x10" --dry-run
 """
 
 from collections import defaultdict
@@ -30,7 +32,16 @@ from tests.hostile_sites import ATTACKS, Data, dirichlet, surrogate_of, trigger,
 
 SITES = 10
 DEFENCES = ("none", "median", "trimmed", "screen")
-COLUMNS = ("data, alpha", "epsilon", "attack", "hostile", "defence", "seeds", "accuracy %", "worst behind")
+COLUMNS = (
+    "data, alpha",
+    "epsilon",
+    "attack",
+    "hostile",
+    "defence",
+    "seeds",
+    "accuracy %",
+    "worst behind",
+)
 COLUMNS += ("triggered %", "caught", "accused")
 STEPS = {"head.min-steps": 150, "head.epochs": 1, "fedpft.covariance": "diag"}
 UNCAPPED = {"defence": "none", "max-share": 0.0}
@@ -44,7 +55,9 @@ def digits(alpha: float, seed: int) -> Split:
 
 
 def cifar(alpha: float, seed: int) -> Split:
-    return dirichlet(*stored_features("cifar10"), alpha, seed, SITES), stored_features("cifar10", "test")
+    return dirichlet(*stored_features("cifar10"), alpha, seed, SITES), stored_features(
+        "cifar10", "test"
+    )
 
 
 def pacs(alpha: float, seed: int) -> Split:
@@ -59,7 +72,9 @@ def pacs(alpha: float, seed: int) -> Split:
 
 
 class Bench:
-    """Results of one partition for each defence. A head of the same surrogates with the same weights is learned once."""
+    """Results of one partition for each defence. A head of the same surrogates with the same
+    weights is learned once.
+    """
 
     def __init__(self, parts: list[Data], test: Data, settings: dict[str, Any]) -> None:
         self.parts, self.test, self.settings = parts, test, settings
@@ -78,17 +93,25 @@ class Bench:
         defended = defend_surrogates(sent, run.defence, run.settings.max_share, self.classes)
         suspects = {suspect.site for suspect in defended.suspects}
         rule = run.defence if run.defence in POOLED else ""
-        used = [(id(each), defended.capped.get(each.header.site, 1.0)) for each in sent if each.header.site not in suspects]
+        used = [
+            (id(each), defended.capped.get(each.header.site, 1.0))
+            for each in sent
+            if each.header.site not in suspects
+        ]
         key = rule, tuple(used)
         if key not in self._heads:
-            self._heads[key] = measured(learn(sent, run, "cpu", self.classes), self.classes, self.test)
+            self._heads[key] = measured(
+                learn(sent, run, "cpu", self.classes), self.classes, self.test
+            )
         accuracy, backdoor = self._heads[key]
         return {"accuracy": accuracy, "backdoor": backdoor, "suspects": suspects}
 
     def cells(
         self, attacks: list[str], defences: list[str], numbers: list[int]
     ) -> Iterator[tuple[tuple[str, int, str], Cell, float]]:
-        """Yield (attack, number of hostile sites, defence), the result, and the accuracy for comparison."""
+        """Yield (attack, number of hostile sites, defence), the result, and the accuracy for
+        comparison.
+        """
         usual = self.cell(self.good, defence="none")
         for rule in defences:
             yield ("no attack", 0, rule), self.cell(self.good, defence=rule), usual["accuracy"]
@@ -119,7 +142,9 @@ def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="data sets, as the table names them; rows of the others are kept")
+    parser.add_argument(
+        "--only", default="", help="data sets, as the table names them; rows of the others are kept"
+    )
     parser.add_argument("--epsilons", default="none,8")
     parser.add_argument("--attacks", default=",".join(ATTACKS), help="names, separated by commas")
     parser.add_argument("--defences", default=",".join(DEFENCES))
@@ -132,7 +157,9 @@ def main() -> None:
     chosen = options.only.split(",") if options.only else list(places)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     every: dict[tuple[str, ...], list[tuple[Cell, float]]] = defaultdict(list)
-    for place, seed in track([(place, seed) for place in chosen for seed in seeds], description="partitions"):
+    for place, seed in track(
+        [(place, seed) for place in chosen for seed in seeds], description="partitions"
+    ):
         make, alpha = places[place]
         parts, test = make(alpha, seed)
         for epsilon in options.epsilons.split(","):
@@ -156,7 +183,9 @@ def row(key: tuple[str, ...], cells: list[tuple[Cell, float]]) -> tuple[Any, ...
     hostile = int(key[3])
     caught = [sum(int(site) < hostile for site in cell["suspects"]) for cell, _ in cells]
     accused = [sum(int(site) >= hostile for site in cell["suspects"]) for cell, _ in cells]
-    middle, fooled = (round(mean(cell[name] for cell, _ in cells), 1) for name in ("accuracy", "backdoor"))
+    middle, fooled = (
+        round(mean(cell[name] for cell, _ in cells), 1) for name in ("accuracy", "backdoor")
+    )
     behind = round(max(rest - cell["accuracy"] for cell, rest in cells), 1)
     return *key, len(cells), middle, behind, fooled, round(mean(caught), 2), round(mean(accused), 2)
 

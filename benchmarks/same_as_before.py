@@ -1,13 +1,16 @@
-"""Whether this checkout sends the same bytes as an earlier revision: for every method, site by site, message by message.
+"""Whether this checkout sends the same bytes as an earlier revision: for every method, site by
+site, message by message.
 
     PYTHONPATH=. python benchmarks/same_as_before.py [REV] [--only METHOD ...]
 
-REV is HEAD~1 if it is not given. Its files are unpacked into a temporary folder. Then two processes, one with these files
-and one with the checkout's, run every method over three sites in one process, on the same records of the digits, with one
-thread, with and without privacy, and in secure sums where the method has them. What is drawn from the operating system
-follows from the run, so noise of privacy and keys are the same too. Compared are the digest of the run, the planned bytes
-as `coordinator plan` gives them, the payload of every request and of every reply, and the tensors of the learned model.
-Prints a table by run; exits with 1 if anything differs, or if only one of the two has a method.
+REV is HEAD~1 if it is not given. Its files are unpacked into a temporary folder. Then two
+processes, one with these files and one with the checkout's, run every method over three sites in
+one process, on the same records of the digits, with one thread, with and without privacy, and in
+secure sums where the method has them. What is drawn from the operating system follows from the run,
+so noise of privacy and keys are the same too. Compared are the digest of the run, the planned bytes
+as `coordinator plan` gives them, the payload of every request and of every reply, and the tensors
+of the learned model. Prints a table by run; exits with 1 if anything differs, or if only one of the
+two has a method.
 
 It uses the settings, the command line, the two apps, and tests/grid.py of each revision.
 """
@@ -33,7 +36,12 @@ BEFORE = "HEAD~1"
 SITES, CLASSES, DIMENSION = 3, 10, 64
 SHOWN, BEFORE_IT = 40, 15
 NAMED = ",".join(map(str, range(CLASSES)))
-BUDGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "classes": NAMED, "fedavg.sample-rate": 1.0}
+BUDGET: dict[str, Any] = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "classes": NAMED,
+    "fedavg.sample-rate": 1.0,
+}
 SUM: dict[str, Any] = {"secure-sum": True, "classes": NAMED}
 SMALL: dict[str, Any] = {
     **{
@@ -44,28 +52,57 @@ SMALL: dict[str, Any] = {
         "head.epochs": 1,
         "head.max-samples": 1000,
     },
-    **{"fedavg.rounds": 2, "fedavg.local-epochs": 1, "dpcvae.rounds": 2, "dpcvae.local-epochs": 1, "dpcvae.latent": 4},
-    **{"dpcvae.synthetic": 5, "fedlap.rounds": 2, "fedlap.image-steps": 2, "fedlap.server-steps": 3},
+    **{
+        "fedavg.rounds": 2,
+        "fedavg.local-epochs": 1,
+        "dpcvae.rounds": 2,
+        "dpcvae.local-epochs": 1,
+        "dpcvae.latent": 4,
+    },
+    **{
+        "dpcvae.synthetic": 5,
+        "fedlap.rounds": 2,
+        "fedlap.image-steps": 2,
+        "fedlap.server-steps": 3,
+    },
     **{"fedlap.images-per-class": 2, "fedlap.model": "linear", "fedlap.trust-radius": 2.0},
 }
 ALONE = (
-    *("kd", "local", "ensemble", "average", "fedbe", "fedkt", "fedcof", "dsc", "feddm", "scaffold", "dsfl"),
+    *(
+        "kd",
+        "local",
+        "ensemble",
+        "average",
+        "fedbe",
+        "fedkt",
+        "fedcof",
+        "dsc",
+        "feddm",
+        "scaffold",
+        "dsfl",
+    ),
     *("fedlambda", "knn-per", "fedrep"),
 )
 IN_SUMS = ("afl", "fedcgs", "gh-ofl", "fedavg", "fedprox", "fedyogi", "fedsgd")
 GRAM: dict[str, Any] = {"fedpft.covariance": "gram"}
-# By name: settings. The part of a name before a comma is the method, or the kind of a run that counts.
+# By name: settings. The part of a name before a comma is the method, or the kind of a run that
+# counts.
 RUNS: dict[str, dict[str, Any]] = {
     "fedpft": {},
-    **{f"fedpft, {each}": {"fedpft.covariance": each} for each in ("full", "diag", "spherical", "gram")},
+    **{
+        f"fedpft, {each}": {"fedpft.covariance": each}
+        for each in ("full", "diag", "spherical", "gram")
+    },
     "fedpft, mixtures": {"fedpft.components": 2},
     "fedpft, 4 bits": {"fedpft.bits": 4, "fedpft.rank": 4},
     "fedpft, chain": {"fedpft.topology": "chain", "fedpft.covariance": "diag"},
     "fedpft, private": BUDGET,
     "fedpft, private diag": BUDGET | {"fedpft.covariance": "diag"},
     "fedpft, private mixtures": BUDGET | {"fedpft.components": 2},
-    "fedpft, theorem 4.1": BUDGET | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag", "epsilon": 1.0},
-    "fedpft, private chain": BUDGET | {"fedpft.topology": "chain", "fedpft.covariance": "spherical"},
+    "fedpft, theorem 4.1": BUDGET
+    | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag", "epsilon": 1.0},
+    "fedpft, private chain": BUDGET
+    | {"fedpft.topology": "chain", "fedpft.covariance": "spherical"},
     "fedpft, secure sum": SUM | GRAM,
     "fedpft, private secure sum": SUM | BUDGET | GRAM,
     **{name: {} for name in (*ALONE, *IN_SUMS)},
@@ -73,9 +110,15 @@ RUNS: dict[str, dict[str, Any]] = {
     "gh-ofl, naive Bayes": {"ghofl.head": "nb-diag"},
     "fedavg, hidden layer": {"fedavg.model": "mlp", "fedavg.width": 8},
     **{name: {} for name in ("fedlap", "dpcvae", "dpcgan")},
-    **{f"{name}, private": BUDGET for name in ("fedlap", "psg", "dpcvae", "dpcgan", "dp-fedavg", "dp-fedprox")},
+    **{
+        f"{name}, private": BUDGET
+        for name in ("fedlap", "psg", "dpcvae", "dpcgan", "dp-fedavg", "dp-fedprox")
+    },
     **{f"{name}, secure sum": SUM for name in ("dpcvae", "dpcgan")},
-    **{f"{name}, private secure sum": SUM | BUDGET for name in ("dpcvae", "dp-fedavg", "dp-fedprox")},
+    **{
+        f"{name}, private secure sum": SUM | BUDGET
+        for name in ("dpcvae", "dp-fedavg", "dp-fedprox")
+    },
     "dp-fedavg, private secure sum of DP-SGD": SUM | BUDGET | {"fedavg.noise": "site"},
     "survey": {"classes": NAMED},
     "survey, private": BUDGET,
@@ -90,7 +133,8 @@ Found = dict[str, dict[str, Any]]
 
 
 class Drawn:
-    """Random bytes that follow from the name of a run, and from how many of this length were drawn before.
+    """Random bytes that follow from the name of a run, and from how many of this length were drawn
+    before.
 
     By length, so that a name of a temporary file does not change the noise that is drawn after it.
     """
@@ -110,7 +154,9 @@ class Drawn:
 
 
 def measured(only: list[str], home: Path) -> Found:
-    """What the files that this process imports give for each run; "methods" are those that they have."""
+    """What the files that this process imports give for each run; "methods" are those that they
+    have.
+    """
     import torch
 
     drawn = Drawn()
@@ -129,11 +175,17 @@ def measured(only: list[str], home: Path) -> Found:
         if only and kind not in only and name not in EVALUATED.values():
             continue
         drawn.begin(name)
-        own = SMALL | settings | ({"method": kind} if kind in known else _counting(kind, models, home))
+        own = (
+            SMALL
+            | settings
+            | ({"method": kind} if kind in known else _counting(kind, models, home))
+        )
         try:
             found[name], models[name] = _one(own, home / name.replace(" ", "-"))
         except Exception as error:
-            found[name] = dict.fromkeys(COLUMNS, f"{type(error).__name__}: {error}".replace(str(home), "HOME"))
+            found[name] = dict.fromkeys(
+                COLUMNS, f"{type(error).__name__}: {error}".replace(str(home), "HOME")
+            )
     return found
 
 
@@ -145,7 +197,12 @@ def _counting(kind: str, models: dict[str, bytes], home: Path) -> dict[str, Any]
     file = home / f"{kind}.pb"
     file.write_bytes(payload)
     digest = hashlib.sha256(payload).hexdigest()
-    return {"counting.kind": kind, "counting.model": str(file), "counting.digest": digest, "counting.models": SITES}
+    return {
+        "counting.kind": kind,
+        "counting.model": str(file),
+        "counting.digest": digest,
+        "counting.models": SITES,
+    }
 
 
 def _one(settings: dict[str, Any], home: Path) -> tuple[dict[str, Any], bytes]:
@@ -157,7 +214,9 @@ def _one(settings: dict[str, Any], home: Path) -> tuple[dict[str, Any], bytes]:
     requests, replies = (list(_payloads(messages)) for messages in (grid.sent, grid.received))
     last = [content for kind, content in requests if kind == "evaluate"]
     tensors = [
-        _tensors(folder / name) for name in ("model.safetensors", "generator.safetensors") if (folder / name).is_file()
+        _tensors(folder / name)
+        for name in ("model.safetensors", "generator.safetensors")
+        if (folder / name).is_file()
     ]
     manifest = json.loads((folder / "manifest.json").read_text())
     return {
@@ -172,29 +231,45 @@ def _one(settings: dict[str, Any], home: Path) -> tuple[dict[str, Any], bytes]:
 def _payloads(messages: list[Any]) -> Iterator[tuple[str, bytes]]:
     for message in messages:
         if message.has_content() and "payload" in message.content:
-            yield message.metadata.message_type, bytes(message.content.array_records["payload"]["payload"].data)
+            yield (
+                message.metadata.message_type,
+                bytes(message.content.array_records["payload"]["payload"].data),
+            )
 
 
 def _digest(payloads: list[tuple[str, bytes]]) -> str:
     whole = hashlib.sha256()
     for kind, content in payloads:
         whole.update(f"{kind} {len(content)} ".encode() + content)
-    return f"{len(payloads)} messages, {sum(len(each) for _, each in payloads)} bytes, {whole.hexdigest()}"
+    return (
+        f"{len(payloads)} messages, {sum(len(each) for _, each in payloads)} bytes, "
+        f"{whole.hexdigest()}"
+    )
 
 
 def _tensors(file: Path) -> bytes:
-    """A safetensors file with its metadata in alphabetical order: the library writes them in any order."""
+    """A safetensors file with its metadata in alphabetical order: the library writes them in any
+    order.
+    """
     content = file.read_bytes()
     length = int.from_bytes(content[:8], "little")
-    return json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True).encode() + content[8 + length :]
+    return (
+        json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True).encode()
+        + content[8 + length :]
+    )
 
 
 def _planned(settings: dict[str, Any]) -> str:
     """What `coordinator plan` prints, as JSON."""
     from server_app.cli.main import main as coordinator
 
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items() if key != "counting.model")
-    out, words = io.StringIO(), ["plan", "--json", "--classes", str(CLASSES), "--dimension", str(DIMENSION)]
+    text = " ".join(
+        f"{key}={json.dumps(value)}" for key, value in settings.items() if key != "counting.model"
+    )
+    out, words = (
+        io.StringIO(),
+        ["plan", "--json", "--classes", str(CLASSES), "--dimension", str(DIMENSION)],
+    )
     before, sys.argv = sys.argv, ["coordinator", *words, "-c", text]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -213,10 +288,22 @@ def of_files(files: Path, only: list[str]) -> Found:
     """The measurements of a process that imports these files."""
     with tempfile.TemporaryDirectory() as folder:
         out, script = Path(folder) / "found.json", Path(__file__).resolve()
-        own = {"PYTHONPATH": str(files), "HOME": folder, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+        own = {
+            "PYTHONPATH": str(files),
+            "HOME": folder,
+            "OMP_NUM_THREADS": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+        }
         environment = os.environ | own
-        command = [sys.executable, str(script), f"--measure={out}", *(f"--only={name}" for name in only)]
-        done = subprocess.run(command, cwd=files, env=environment, capture_output=True, text=True, check=False)
+        command = [
+            sys.executable,
+            str(script),
+            f"--measure={out}",
+            *(f"--only={name}" for name in only),
+        ]
+        done = subprocess.run(
+            command, cwd=files, env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             sys.exit(f"the runs with {files} ended: {done.stderr[-3000:]}")
         found: Found = json.loads(out.read_text())
@@ -228,7 +315,10 @@ def compared(before: Found, now: Found) -> list[tuple[str, ...]]:
     rows = []
     methods = [before.pop("methods"), now.pop("methods")]
     unknown = {*methods[0], *methods[1]} - {name.partition(",")[0] for name in RUNS}
-    rows += [(name, "DIFFERENT: a method without a run here, add one", "", "", "", "") for name in sorted(unknown)]
+    rows += [
+        (name, "DIFFERENT: a method without a run here, add one", "", "", "", "")
+        for name in sorted(unknown)
+    ]
     rows += [
         (name, "DIFFERENT: only one of the two has it", "", "", "", "")
         for name in sorted(methods[0].keys() ^ methods[1].keys())
@@ -236,35 +326,60 @@ def compared(before: Found, now: Found) -> list[tuple[str, ...]]:
     for name in before:
         pairs = [(before[name][column], now[name][column]) for column in COLUMNS]
         if all("Error: " in old and old == new for old, new in pairs):
-            rows.append((name, f"DIFFERENT: neither can run it: {pairs[0][0][:200]}", "", "", "", ""))
+            rows.append(
+                (name, f"DIFFERENT: neither can run it: {pairs[0][0][:200]}", "", "", "", "")
+            )
             continue
-        rows.append((name, *("same" if old == new else f"DIFFERENT: {_apart(old, new)}" for old, new in pairs)))
+        rows.append(
+            (
+                name,
+                *("same" if old == new else f"DIFFERENT: {_apart(old, new)}" for old, new in pairs),
+            )
+        )
     return rows
 
 
 def _apart(old: str, new: str) -> str:
     """Two texts from a little before their first difference on."""
-    equal = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    equal = next(
+        (at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+        min(len(old), len(new)),
+    )
     at = max(0, equal - BEFORE_IT)
     return f"{old[at : at + SHOWN]!r} is now {new[at : at + SHOWN]!r}"
 
 
 def unpacked(revision: str, folder: Path) -> Path:
     """The files of a revision in a folder."""
-    archive = subprocess.run(["git", "-C", str(ROOT), "archive", revision], capture_output=True, check=False)
+    archive = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", revision], capture_output=True, check=False
+    )
     if archive.returncode and revision == BEFORE:
         print("skipped: needs a repository with the commit before")
         sys.exit(0)
     if archive.returncode:
-        sys.exit(f"REV = {revision!r}: {archive.stderr.decode().strip()}; give a commit of this repository's history")
+        sys.exit(
+            f"REV = {revision!r}: {archive.stderr.decode().strip()}; give a commit of this "
+            "repository's history"
+        )
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
     return folder
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("revision", nargs="?", default=BEFORE, metavar="REV", help="the earlier commit")
-    parser.add_argument("--only", action="append", default=[], metavar="METHOD", help="only this method, or kind of counts")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "revision", nargs="?", default=BEFORE, metavar="REV", help="the earlier commit"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="METHOD",
+        help="only this method, or kind of counts",
+    )
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.measure:

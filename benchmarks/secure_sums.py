@@ -1,6 +1,8 @@
-"""Secure sums on CIFAR-10 features: accuracy against epsilon, cost by number of sites, hostile sites.
+"""Secure sums on CIFAR-10 features: accuracy against epsilon, cost by number of sites, hostile
+sites.
 
-Every accuracy is that of a whole run, with all messages. `--parts table cost hostile`; `--continue` after a stop.
+Every accuracy is that of a whole run, with all messages. `--parts table cost hostile`; `--continue`
+after a stop.
 
     python benchmarks/secure_sums.py --parts table --seeds 3
 """
@@ -48,7 +50,9 @@ JOINT_STEPS = {"method": "dp-fedavg", "secure-sum": True, "secure-sum-records": 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of the table. trust: what a hospital must believe about others for the row's epsilon to hold."""
+    """One row of the table. trust: what a hospital must believe about others for the row's epsilon
+    to hold.
+    """
 
     name: str
     trust: str
@@ -57,14 +61,35 @@ class Row:
 
 
 ROWS = (
-    Row("secure sum, a third may collude", "at most a third of the sites collude, at most a tenth are lost", PUBLIC),
-    Row("secure sum, none colludes", "no site colludes, none is lost", PUBLIC | {"colluding": 0.0, "dropouts": 0.0}),
+    Row(
+        "secure sum, a third may collude",
+        "at most a third of the sites collude, at most a tenth are lost",
+        PUBLIC,
+    ),
+    Row(
+        "secure sum, none colludes",
+        "no site colludes, none is lost",
+        PUBLIC | {"colluding": 0.0, "dropouts": 0.0},
+    ),
     Row("noise at every site, spherical", "none", SPHERICAL),
     Row("noise at every site, low rank, public centre", "none", LOWRANK),
-    Row("theorem 4.1, spherical", "none; class sizes are public", SPHERICAL | {"fedpft.privacy": "theorem-4.1"}),
-    Row("secure sum without noise", "no privacy of a record; no single site is visible", SECURE, private=False),
+    Row(
+        "theorem 4.1, spherical",
+        "none; class sizes are public",
+        SPHERICAL | {"fedpft.privacy": "theorem-4.1"},
+    ),
+    Row(
+        "secure sum without noise",
+        "no privacy of a record; no single site is visible",
+        SECURE,
+        private=False,
+    ),
     Row("DP-FedAvg", "none", {"method": "dp-fedavg"}),
-    Row("DP-FedAvg, joint noise", "at most a third of the sites collude, at most a tenth are lost", JOINT_STEPS),
+    Row(
+        "DP-FedAvg, joint noise",
+        "at most a third of the sites collude, at most a tenth are lost",
+        JOINT_STEPS,
+    ),
 )
 
 
@@ -77,12 +102,15 @@ def accuracy(folder: Path, sites: int, seed: int, settings: dict[str, Any]) -> f
     return 100 * right
 
 
-def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: list[str], only: list[str]) -> None:
-    """All rows by the same code, the joint ones among the fewest sites first, until `minutes` of CPU are used.
+def table(
+    seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: list[str], only: list[str]
+) -> None:
+    """All rows by the same code, the joint ones among the fewest sites first, until `minutes` of
+    CPU are used.
 
-    Written after every run. again: continue with what the file of an earlier call lacks; the file lists all calls.
-    forgotten: rows, by their names, whose earlier cells are measured again; those of other sizes than `sizes` stay.
-    only: the rows to measure.
+    Written after every run. again: continue with what the file of an earlier call lacks; the file
+    lists all calls. forgotten: rows, by their names, whose earlier cells are measured again; those
+    of other sizes than `sizes` stay. only: the rows to measure.
     """
     joint, first = ROWS[:2], sizes[0]
     work = [(row, first, seed) for seed in range(seeds) for row in joint]
@@ -103,12 +131,19 @@ def table(seeds: int, sizes: list[int], minutes: float, again: bool, forgotten: 
                 if len(cell) > seed:
                     continue
                 if time.process_time() > 60 * minutes:
-                    print(f"stopped after {minutes:g} minutes of CPU; --continue does the rest", flush=True)
+                    print(
+                        f"stopped after {minutes:g} minutes of CPU; --continue does the rest",
+                        flush=True,
+                    )
                     return
                 budget = {"epsilon": epsilon, "delta": DELTA} if row.private else {}
                 cell.append(accuracy(Path(folder), size, seed, row.settings | budget))
                 call = machine() | {"cpu_seconds": round(time.process_time())}
-                write({name: values for name, values in cells.items() if values}, sizes, [*calls, call])
+                write(
+                    {name: values for name, values in cells.items() if values},
+                    sizes,
+                    [*calls, call],
+                )
 
 
 def key(row: Row, size: int, epsilon: float) -> str:
@@ -117,7 +152,9 @@ def key(row: Row, size: int, epsilon: float) -> str:
 
 
 def write(accuracy: dict[str, list[float]], sizes: list[int], calls: list[dict[str, Any]]) -> None:
-    """The table as it is so far: the mean over the seeds that were reached. The file has every single accuracy."""
+    """The table as it is so far: the mean over the seeds that were reached. The file has every
+    single accuracy.
+    """
     rows = []
     for size in sizes:
         for row in ROWS:
@@ -125,25 +162,52 @@ def write(accuracy: dict[str, list[float]], sizes: list[int], calls: list[dict[s
             if any(cells):
                 means = [round(statistics.mean(values), 2) if values else None for values in cells]
                 rows.append((row.name, size, max(map(len, cells)), *means, row.trust))
-    columns = ("row", "sites", "seeds", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "trust in others")
+    columns = (
+        "row",
+        "sites",
+        "seeds",
+        *(f"epsilon {epsilon:g}" for epsilon in EPSILONS),
+        "trust in others",
+    )
     title = f"CIFAR-10 features, accuracy %, Dirichlet 0.1, delta {DELTA:g}"
     report("secure-sums", title, columns, rows, accuracy=accuracy, calls=calls)
 
 
 def cost(sizes: tuple[int, ...] = (5, 20, 50, 100)) -> None:
-    """Bytes and processor seconds of the protocol for one site and for the coordinator; one site in ten is lost."""
+    """Bytes and processor seconds of the protocol for one site and for the coordinator; one site in
+    ten is lost.
+    """
     rows = []
-    for what, count in (("with second moment", 10 + 10 * 1280 + 1280 * 1281 // 2), ("without", 10 + 10 * 1280)):
+    for what, count in (
+        ("with second moment", 10 + 10 * 1280 + 1280 * 1281 // 2),
+        ("without", 10 + 10 * 1280),
+    ):
         for sites in sizes:
             rows.append((what, sites, *protocol(sites, count)))
             print(*rows[-1], flush=True)
-    columns = ("sums", "sites", "site s", "coordinator s", "vector MB", "other kB up", "other kB down", "bytes over 16 bit")
-    report("secure-sums-cost", "one site's work and traffic in a secure sum, 1280 dimensions", columns, rows)
+    columns = (
+        "sums",
+        "sites",
+        "site s",
+        "coordinator s",
+        "vector MB",
+        "other kB up",
+        "other kB down",
+        "bytes over 16 bit",
+    )
+    report(
+        "secure-sums-cost",
+        "one site's work and traffic in a secure sum, 1280 dimensions",
+        columns,
+        rows,
+    )
 
 
 def protocol(sites: int, count: int) -> tuple[float, ...]:
     """One sum; only one site masks a whole vector at a time, and all lost sites are unmasked."""
-    config = parse_run({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "dropouts": 0.1})
+    config = parse_run(
+        {"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "dropouts": 0.1}
+    )
     rules, context = rules_of(config.settings, sites), b"benchmark"
     names = [f"{index:03d}" for index in range(sites)]
     private = {name: new_key() for name in names}
@@ -152,7 +216,9 @@ def protocol(sites: int, count: int) -> tuple[float, ...]:
     states, dealt = {}, {}
     started = time.perf_counter()
     for name in names:
-        states[name], dealt[name] = share(begun[name][0], members, rules, public_key(private[name]), 3)
+        states[name], dealt[name] = share(
+            begun[name][0], members, rules, public_key(private[name]), 3
+        )
     sharing = (time.perf_counter() - started) / sites
     summed = names[: rules.least]
     values, masked = np.ones(count, dtype=np.int64), {}
@@ -172,22 +238,38 @@ def protocol(sites: int, count: int) -> tuple[float, ...]:
     unmasking = time.perf_counter() - started
     assert (total == len(summed)).all()
     vector = len(pack_words(masked[summed[0]]))
-    up = len(pack_member(members[0])) + len(pack_dealt(dealt[names[0]])) + 64 + len(pack_revealed(revealed[summed[0]]))
+    up = (
+        len(pack_member(members[0]))
+        + len(pack_dealt(dealt[names[0]]))
+        + 64
+        + len(pack_revealed(revealed[summed[0]]))
+    )
     down = len(pack_members(members)) + len(pack_dealt(dealt[names[0]])) + 80 * sites
-    return sharing + masking + revealing, unmasking, vector / 1e6, up / 1e3, down / 1e3, vector / (2 * count)
+    return (
+        sharing + masking + revealing,
+        unmasking,
+        vector / 1e6,
+        up / 1e3,
+        down / 1e3,
+        vector / (2 * count),
+    )
 
 
 def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
-    """One and two of ten sites add false numbers: what the head loses, by how large these are. Written after every run.
+    """One and two of ten sites add false numbers: what the head loses, by how large these are.
+    Written after every run.
 
-    end: the end of the range in every sum of one class. flipped: their own class sums of the next class, which no range
-    and no clip can tell from honest ones. again: continue with the rows that the file of an earlier call lacks.
-    forgotten: runs, by their names, that are measured anew.
+    end: the end of the range in every sum of one class. flipped: their own class sums of the next
+    class, which no range and no clip can tell from honest ones. again: continue with the rows that
+    the file of an earlier call lacks. forgotten: runs, by their names, that are measured anew.
     """
     import client_app.secure_sum.masked as module
 
     before = stored("secure-sums-hostile") if again else {}
-    real, rows = module.mask, [tuple(row) for row in before.get("rows", []) if row[0] not in forgotten]
+    real, rows = (
+        module.mask,
+        [tuple(row) for row in before.get("rows", []) if row[0] not in forgotten],
+    )
     calls = before.get("calls", [before["machine"]] if before else [])
     columns = ("run", "liars", "how", "accuracy")
     right: float | str
@@ -239,8 +321,15 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["table", "cost", "hostile"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sites", type=int, nargs="+", default=[10, 50])
-    parser.add_argument("--minutes", type=float, default=60.0, help="of CPU, after which the table is as it is")
-    parser.add_argument("--continue", dest="keep", action="store_true", help="with what the files of table and hostile lack")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="of CPU, after which the table is as it is"
+    )
+    parser.add_argument(
+        "--continue",
+        dest="keep",
+        action="store_true",
+        help="with what the files of table and hostile lack",
+    )
     again = "with --continue: rows of the table, or runs of hostile, that are measured anew"
     parser.add_argument("--again", nargs="+", default=[], help=again)
     names = [row.name for row in ROWS]
@@ -250,14 +339,17 @@ def main() -> None:
         shared(file)
     torch.set_num_threads(1)
     collection.POLL_SECONDS = 0.05
-    # A simulation reads its files for every message. Here all sites and rounds share what was read once.
+    # A simulation reads its files for every message. Here all sites and rounds share what was read
+    # once.
     partition.load_all = lru_cache(2)(partition.load_all)
     if "cost" in options.parts:
         cost()
     if "hostile" in options.parts:
         hostile(options.sites[0], options.keep, options.again)
     if "table" in options.parts:
-        table(options.seeds, options.sites, options.minutes, options.keep, options.again, options.rows)
+        table(
+            options.seeds, options.sites, options.minutes, options.keep, options.again, options.rows
+        )
 
 
 if __name__ == "__main__":

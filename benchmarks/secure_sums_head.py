@@ -1,7 +1,9 @@
-"""The head of a secure sum on data that are in no table: dimensions by rule, half and twice as many, and shrunk class means.
+"""The head of a secure sum on data that are in no table: dimensions by rule, half and twice as
+many, and shrunk class means.
 
-PACS photos and sketches, and images of CIFAR-10 that are not among the sample features. Records are pooled and the noise is
-drawn here, as large as in a sum of ten sites with the default trust when none is lost.
+PACS photos and sketches, and images of CIFAR-10 that are not among the sample features. Records are
+pooled and the noise is drawn here, as large as in a sum of ten sites with the default trust when
+none is lost.
 
     python benchmarks/secure_sums_head.py --draws 8
 """
@@ -36,12 +38,16 @@ Data = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def pacs(domain: str) -> Data:
-    (x, y), (test_x, test_y) = (stored_features(f"pacs-{domain}", part) for part in ("train", "test"))
+    (x, y), (test_x, test_y) = (
+        stored_features(f"pacs-{domain}", part) for part in ("train", "test")
+    )
     return x.double(), y, test_x.double(), test_y
 
 
 def cifar(images: int, apart: float = 8.0) -> Data:
-    """Features of the first images that are not among the sample features: no feature lies within `apart` of theirs."""
+    """Features of the first images that are not among the sample features: no feature lies within
+    `apart` of theirs.
+    """
     from PIL import Image
 
     weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
@@ -50,7 +56,9 @@ def cifar(images: int, apart: float = 8.0) -> Data:
     files, labels = stored_images("data/cifar10/train.parquet", images)
     for start in range(0, len(files), 32):
         opened = [Image.open(io.BytesIO(file)).convert("RGB") for file in files[start : start + 32]]
-        parts.append(backbone.forward(torch.stack([backbone.preprocess(image) for image in opened])))
+        parts.append(
+            backbone.forward(torch.stack([backbone.preprocess(image) for image in opened]))
+        )
     x, y = torch.cat(parts), torch.tensor(labels)
     new = torch.cat([torch.cdist(part, known).min(1).values for part in x.split(1000)]) > apart
     order = torch.randperm(int(new.sum()), generator=torch.Generator().manual_seed(0))
@@ -71,15 +79,25 @@ def accuracy(data: Data, settings: dict[str, Any], draws: int) -> float:
     def mapped(rows: Tensor) -> Tensor:
         assert public.projection is not None
         assert public.centre is not None
-        return clip((raised(rows, config.power) - public.centre.double()) @ public.projection.double().T, claim.clip)[0]
+        return clip(
+            (raised(rows, config.power) - public.centre.double()) @ public.projection.double().T,
+            claim.clip,
+        )[0]
 
-    exact = {each.name: each.value for each in sums_of(mapped(x), y, torch.ones(len(y)), len(classes), "joint", 1.0)}
-    sigmas = {name: sigma * (SITES / rules.lasting.honest) ** 0.5 for name, (sigma, _) in claim.noise.items()}
+    exact = {
+        each.name: each.value
+        for each in sums_of(mapped(x), y, torch.ones(len(y)), len(classes), "joint", 1.0)
+    }
+    sigmas = {
+        name: sigma * (SITES / rules.lasting.honest) ** 0.5
+        for name, (sigma, _) in claim.noise.items()
+    }
     tests, accuracies = mapped(test_x), []
     for draw in range(draws):
         generator = torch.Generator().manual_seed(draw)
         noisy = {
-            name: value + sigmas[name] * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            name: value
+            + sigmas[name] * torch.randn(value.shape, generator=generator, dtype=torch.float64)
             for name, value in exact.items()
         }
         sums = Sums(noisy["counts"], noisy["sums"], noisy["squares"], sigmas)
@@ -94,7 +112,12 @@ def accuracy(data: Data, settings: dict[str, Any], draws: int) -> float:
 def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--draws", type=int, default=8)
-    parser.add_argument("--images", type=int, default=16_000, help="of CIFAR-10, of which those in the samples are left out")
+    parser.add_argument(
+        "--images",
+        type=int,
+        default=16_000,
+        help="of CIFAR-10, of which those in the samples are left out",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     other = cifar(options.images)
@@ -119,13 +142,27 @@ def main() -> None:
             settings = base | {"epsilon": epsilon}
             chosen = dimensions_of(parse_run(settings | {"classes": "a,b"}))
             with (
-                patch("strategies.fedpft.private_head.expected", lambda components, covariance: (components, covariance)),
+                patch(
+                    "strategies.fedpft.private_head.expected",
+                    lambda components, covariance: (components, covariance),
+                ),
                 patch("strategies.fedpft.cleaned_covariance.RIDGE", 0.2),
             ):
                 plain = accuracy(data, settings | {"features.dimensions": 512}, options.draws)
             scaled = [round(chosen * factor) for factor in (0.5, 1, 2)]
-            by_rule = [accuracy(data, settings | {"features.dimensions": dims}, options.draws) for dims in scaled]
-            rows.append((name, len(data[1]), epsilon, chosen, *(round(each, 2) for each in (plain, *by_rule))))
+            by_rule = [
+                accuracy(data, settings | {"features.dimensions": dims}, options.draws)
+                for dims in scaled
+            ]
+            rows.append(
+                (
+                    name,
+                    len(data[1]),
+                    epsilon,
+                    chosen,
+                    *(round(each, 2) for each in (plain, *by_rule)),
+                )
+            )
             title = "pooled, default trust of ten sites, accuracy %"
             report("secure-sums-head", title, COLUMNS, rows, draws=options.draws)
 

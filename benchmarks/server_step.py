@@ -1,8 +1,9 @@
-"""The coordinator's step (sample and learn): ours against the recipe of Flower's FedPFT baseline, on the same surrogates.
+"""The coordinator's step (sample and learn): ours against the recipe of Flower's FedPFT baseline,
+on the same surrogates.
 
-The recipe: sample every mixture once with scikit-learn and the same seed, store the samples as a Python list, feed a
-DataLoader with batches of 32, and train 50 epochs with AdamW at 1e-4. Claim: about 10 times faster, with an
-accuracy within two points.
+The recipe: sample every mixture once with scikit-learn and the same seed, store the samples as a
+Python list, feed a DataLoader with batches of 32, and train 50 epochs with AdamW at 1e-4. Claim:
+about 10 times faster, with an accuracy within two points.
 """
 
 import numpy as np
@@ -54,11 +55,15 @@ def recipe(surrogates: list[Surrogate]) -> torch.nn.Linear:
 
 def main() -> None:
     described(__doc__).parse_args()
-    (features, labels), (unseen, truth) = (stored_features("cifar10", part) for part in ("train", "test"))
+    (features, labels), (unseen, truth) = (
+        stored_features("cifar10", part) for part in ("train", "test")
+    )
     names = tuple(map(str, range(10)))
     rows = []
     for family, components in (("spherical", 1), ("diag", 10)):
-        run = parse_run({"alpha": 0.1, "fedpft.covariance": family, "fedpft.components": components})
+        run = parse_run(
+            {"alpha": 0.1, "fedpft.covariance": family, "fedpft.components": components}
+        )
         parts = partition(labels, None, Settings(alpha=0.1), 10)
         made = [
             make_surrogate(SiteData(features[part], labels[part], names, "x", str(site)), run)
@@ -80,10 +85,21 @@ def main() -> None:
             for head in heads.values()
         ]
         rows.append(
-            (f"{family} K={components}", mine, peer, round(ratio, 1), *(round(100 * value, 2) for value in accuracy))
+            (
+                f"{family} K={components}",
+                mine,
+                peer,
+                round(ratio, 1),
+                *(round(100 * value, 2) for value in accuracy),
+            )
         )
     columns = ("surrogates", "ours s", "recipe s", "times faster", "ours %", "recipe %")
-    report("server_step", "sample and learn from 10 sites' surrogates, CIFAR-10 features", columns, rows)
+    report(
+        "server_step",
+        "sample and learn from 10 sites' surrogates, CIFAR-10 features",
+        columns,
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Cost of a small simulation: Flower's engine, with and without what its start can do without, and the local engine.
+"""Cost of a small simulation: Flower's engine, with and without what its start can do without, and
+the local engine.
 
-Processor time of all processes of a run, those of Ray included, from Linux' /proc; other work on the machine changes it
-little. The settings train next to nothing, so that what is measured is the start and the end.
+Processor time of all processes of a run, those of Ray included, from Linux' /proc; other work on
+the machine changes it little. The settings train next to nothing, so that what is measured is the
+start and the end.
 """
 
 from __future__ import annotations
@@ -53,22 +55,41 @@ def measured(words: list[str], variables: dict[str, str]) -> tuple[float, Second
                 try:
                     if process.environ().get(MARK) == mark:
                         used = process.cpu_times()
-                        key, line = (process.pid, process.create_time()), " ".join(process.cmdline())
+                        key, line = (
+                            (process.pid, process.create_time()),
+                            " ".join(process.cmdline()),
+                        )
                         spent[key] = used.user + used.system
-                        names[key] = next((name for name in NAMES if name in line), names.get(key, "other"))
+                        names[key] = next(
+                            (name for name in NAMES if name in line), names.get(key, "other")
+                        )
                 except psutil.Error:
                     continue
             if ended.wait(0.1):
                 return
 
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | variables | {MARK: mark, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "server_app.cli.main", "simulate", "--sites", str(SITES), "-c", SETTINGS, *words]
+        environment = (
+            os.environ | variables | {MARK: mark, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "server_app.cli.main",
+            "simulate",
+            "--sites",
+            str(SITES),
+            "-c",
+            SETTINGS,
+            *words,
+        ]
         watcher = threading.Thread(target=watch)
         watcher.start()
         started = time.perf_counter()
         try:
-            done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, check=False, capture_output=True, text=True
+            )
         finally:
             took = time.perf_counter() - started
             ended.set()
@@ -103,7 +124,15 @@ def main() -> None:
     kinds = {name: runs[0][1] for name, runs in measurements.items()}
     columns = ["what", "processor s", "s", "processes", "runs"]
     load = round(os.getloadavg()[0], 1)
-    report("simulation-start", f"{SITES} sites on the digits", columns, rows, settings=SETTINGS, load=load, processes=kinds)
+    report(
+        "simulation-start",
+        f"{SITES} sites on the digits",
+        columns,
+        rows,
+        settings=SETTINGS,
+        load=load,
+        processes=kinds,
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Accuracy against bytes, 0.2 to 16 MB: statistics with a closed-form head, FedPFT as published, AFL, FedCOF, raw features.
+"""Accuracy against bytes, 0.2 to 16 MB: statistics with a closed-form head, FedPFT as published,
+AFL, FedCOF, raw features.
 
-CIFAR-10 features next to the checkout, 10 sites, Dirichlet 0.1, three seeds; and PACS photo and sketch, two sites. Every row
-uses real payloads: packed, measured, unpacked and learned from. All rows raise features to the power 0.5, but for FedPFT as
-published. Also in this run: seconds of learning, in closed form and on samples; and whether `gram` gives the same head for
-100 sites and Dirichlet 0.01.
+CIFAR-10 features next to the checkout, 10 sites, Dirichlet 0.1, three seeds; and PACS photo and
+sketch, two sites. Every row uses real payloads: packed, measured, unpacked and learned from. All
+rows raise features to the power 0.5, but for FedPFT as published. Also in this run: seconds of
+learning, in closed form and on samples; and whether `gram` gives the same head for 100 sites and
+Dirichlet 0.01.
 
     python benchmarks/statistics_frontier.py
-    python benchmarks/statistics_frontier.py --only seconds   # processor seconds of learning, in closed form and on samples
-    python benchmarks/statistics_frontier.py --only basis     # experiments: a shared basis, entropy coding
+    python benchmarks/statistics_frontier.py --only seconds   # processor seconds of learning, in
+    closed form and on samples python benchmarks/statistics_frontier.py --only basis     #
+    experiments: a shared basis, entropy coding
 """
 
 import statistics
@@ -19,7 +22,14 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks._shared_basis import entropy_coded, measured_points
-from benchmarks.harness.federation import Federation, Measured, accuracies, centralised, federate, load_seed
+from benchmarks.harness.federation import (
+    Federation,
+    Measured,
+    accuracies,
+    centralised,
+    federate,
+    load_seed,
+)
 from benchmarks.harness.options import described
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report, stored
@@ -42,7 +52,9 @@ EXACT: Settings = {"max-share": 0.0, "defence": "none"}
 
 @dataclass(frozen=True)
 class Row:
-    """One row: the settings of what sites send, those of learning, the power of features, and its line in the plot."""
+    """One row: the settings of what sites send, those of learning, the power of features, and its
+    line in the plot.
+    """
 
     line: str
     sends: Settings | None
@@ -50,13 +62,17 @@ class Row:
     power: float = 0.5
 
 
-def fedpft(line: str, family: str, power: float = 0.5, learns: Settings | None = None, **sends: Any) -> Row:
+def fedpft(
+    line: str, family: str, power: float = 0.5, learns: Settings | None = None, **sends: Any
+) -> Row:
     own = {f"fedpft.{key.replace('_', '-')}": value for key, value in sends.items()}
     return Row(line, {"fedpft.covariance": family} | own, learns or {}, power)
 
 
 SAMPLED: Settings = {"head.solver": "sampled"}
-PUBLISHED = fedpft("FedPFT, published", "spherical", 1.0, SAMPLED, components=10, samples_per_component=1)
+PUBLISHED = fedpft(
+    "FedPFT, published", "spherical", 1.0, SAMPLED, components=10, samples_per_component=1
+)
 ROWS: dict[str, Row] = {
     RAW: Row("raw features", None),
     f"{RAW}, power 1": Row("raw features, power 1", None, power=1.0),
@@ -64,19 +80,28 @@ ROWS: dict[str, Row] = {
     "spherical, lda": fedpft("spherical, lda", "spherical", learns={"head.solver": "lda"}),
     "diag, naive Bayes": fedpft("diag, naive Bayes", "diag", learns={"head.solver": "naive-bayes"}),
     **{
-        f"lowrank r={rank}, {bits} bits, lda": fedpft(f"lowrank, {bits} bits, lda", "lowrank", rank=rank, bits=bits)
+        f"lowrank r={rank}, {bits} bits, lda": fedpft(
+            f"lowrank, {bits} bits, lda", "lowrank", rank=rank, bits=bits
+        )
         for bits in BITS
         for rank in RANKS
     },
     "gram, lda": fedpft("gram, lda", "gram"),
     "gram, ridge": fedpft("gram, ridge", "gram", learns={"head.solver": "ridge"}),
     "AFL": Row("AFL", {"method": "afl"}),
-    **{f"FedCOF, groups {n}": Row("FedCOF, groups 1, 4, 20", {"method": "fedcof", "fedcof.groups": n}) for n in GROUPS},
+    **{
+        f"FedCOF, groups {n}": Row(
+            "FedCOF, groups 1, 4, 20", {"method": "fedcof", "fedcof.groups": n}
+        )
+        for n in GROUPS
+    },
 }
 
 
 class Fits:
-    """The surrogates of one federation by what decides the fit, so that rows with other bits or solvers share them."""
+    """The surrogates of one federation by what decides the fit, so that rows with other bits or
+    solvers share them.
+    """
 
     def __init__(self, data: Federation) -> None:
         self.data = data
@@ -90,7 +115,9 @@ class Fits:
 
     def measured(self, run: Run) -> Measured:
         payloads = [pack_surrogate(each, run.settings.fedpft.bits) for each in self.of(run)]
-        head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu", self.data.classes).head
+        head = learn(
+            [unpack_surrogate(payload) for payload in payloads], run, "cpu", self.data.classes
+        ).head
         return Measured(self.data.judge(head), sum(map(len, payloads)))
 
 
@@ -105,18 +132,27 @@ def measure_all(base: Settings, sites: int, seeds: int) -> dict[str, list[Measur
     results: dict[str, list[Measured]] = defaultdict(list)
     for seed in range(seeds):
         own = base | {"seed": seed}
-        fits = {power: Fits(load_seed(base | {"features.power": power}, sites, seed)) for power in (0.5, 1.0)}
+        fits = {
+            power: Fits(load_seed(base | {"features.power": power}, sites, seed))
+            for power in (0.5, 1.0)
+        }
         # Rows that share a fit follow each other.
-        order = sorted(ROWS.items(), key=lambda pair: repr({**(pair[1].sends or {}), "fedpft.bits": 0}))
+        order = sorted(
+            ROWS.items(), key=lambda pair: repr({**(pair[1].sends or {}), "fedpft.bits": 0})
+        )
         for name, row in track(order, description=f"{base['dataset']}, seed {seed}"):
             run = parse_run(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
             results[name].append(measured := measure(row, run, fits[row.power]))
-            print(f"{name}: {measured.accuracy:.2f} % with {measured.bytes / 1e6:.3f} MB", flush=True)
+            print(
+                f"{name}: {measured.accuracy:.2f} % with {measured.bytes / 1e6:.3f} MB", flush=True
+            )
     return results
 
 
 def seconds(base: Settings, sites: int) -> list[tuple[str, str, float, float, float]]:
-    """Processor seconds of learning in closed form and on samples, from the same surrogates, in turn."""
+    """Processor seconds of learning in closed form and on samples, from the same surrogates, in
+    turn.
+    """
     rows = []
     own = base | {"features.power": 0.5, "seed": 0}
     data = load_seed(own, sites, 0)
@@ -132,16 +168,31 @@ def seconds(base: Settings, sites: int) -> list[tuple[str, str, float, float, fl
                 lambda received=received, run=sampled: learn(received, run, "cpu"),
                 clock=process_time,
             )
-            rows.append((f"lowrank r={rank}", str(shrinkage), round(fast, 3), round(slow, 3), round(times, 1)))
+            rows.append(
+                (
+                    f"lowrank r={rank}",
+                    str(shrinkage),
+                    round(fast, 3),
+                    round(slow, 3),
+                    round(times, 1),
+                )
+            )
     return rows
 
 
 def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
-    """Accuracy of `gram` for two partitions, without limits on weights: one head, whatever the partition."""
+    """Accuracy of `gram` for two partitions, without limits on weights: one head, whatever the
+    partition.
+    """
     accuracy: dict[str, list[float]] = defaultdict(list)
     for sites, alpha in ((10, 0.1), (100, 0.01)):
         for seed in range(seeds):
-            own = base | {"seed": seed, "alpha": alpha, "features.power": 0.5, "fedpft.covariance": "gram"}
+            own = base | {
+                "seed": seed,
+                "alpha": alpha,
+                "features.power": 0.5,
+                "fedpft.covariance": "gram",
+            }
             fits = Fits(load_seed(own, sites, seed))
             for text, limits in (("no limits on weights", EXACT), ("default limits", Settings())):
                 right = fits.measured(parse_run(own | limits)).accuracy
@@ -150,7 +201,9 @@ def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
 
 
 def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tuple[Any, ...]]]:
-    """Accuracy and bytes with a basis that all sites share; and the bytes of low rank r=64 after entropy coding."""
+    """Accuracy and bytes with a basis that all sites share; and the bytes of low rank r=64 after
+    entropy coding.
+    """
     results: dict[str, list[Measured]] = defaultdict(list)
     coded: list[tuple[Any, ...]] = []
     for seed in range(seeds):
@@ -163,32 +216,47 @@ def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tupl
             return fits.of(parse_run(own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}))
 
         weights = shared("weights/mobilenet_v2-imagenet.safetensors")
-        for name, accuracy, sent in measured_points(whole, low, run, fits.data.classes, fits.data.judge, weights):
+        for name, accuracy, sent in measured_points(
+            whole, low, run, fits.data.classes, fits.data.judge, weights
+        ):
             results[name].append(Measured(accuracy, sent))
             print(f"seed {seed}, {name}: {accuracy:.2f} % with {sent / 1e6:.3f} MB", flush=True)
         if seed == 0:
             coded = [
-                (f"lowrank r=64, {bits} bits", *(round(n / 1e6, 3) for n in entropy_coded(low(64), bits))) for bits in BITS
+                (
+                    f"lowrank r=64, {bits} bits",
+                    *(round(n / 1e6, 3) for n in entropy_coded(low(64), bits)),
+                )
+                for bits in BITS
             ]
     oracle = next(row[1] for row in stored("statistics-frontier")["rows"] if row[0] == RAW)
-    rows = [frontier_row(name, accuracies(each), oracle, [m.bytes for m in each]) for name, each in results.items()]
+    rows = [
+        frontier_row(name, accuracies(each), oracle, [m.bytes for m in each])
+        for name, each in results.items()
+    ]
     return rows, coded
 
 
 def table(results: dict[str, list[Measured]]) -> list[Line]:
     """The rows of accuracy against bytes; each against the head on real features of the same power."""
     oracles = {
-        ROWS[name].power: statistics.mean(accuracies(each)) for name, each in results.items() if ROWS[name].sends is None
+        ROWS[name].power: statistics.mean(accuracies(each))
+        for name, each in results.items()
+        if ROWS[name].sends is None
     }
     return [
-        frontier_row(name, accuracies(results[name]), oracles[row.power], [m.bytes for m in results[name]])
+        frontier_row(
+            name, accuracies(results[name]), oracles[row.power], [m.bytes for m in results[name]]
+        )
         for name, row in ROWS.items()
     ]
 
 
 def main() -> None:
     parser = described(__doc__)
-    parser.add_argument("--name", default="statistics-frontier", help="of the files in benchmarks/results")
+    parser.add_argument(
+        "--name", default="statistics-frontier", help="of the files in benchmarks/results"
+    )
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     tables = ("cifar10", "gram", "pacs", "seconds", "basis")
@@ -199,19 +267,36 @@ def main() -> None:
         results = measure_all(folder | cifar, options.sites, options.seeds)
         rows = table(results)
         small = max((row for row in rows if row[4] <= 1.0), key=lambda row: row[1])
-        print(f"best at 1 MB or less: {small[0]}, {small[1]} % with {small[4]} MB; the goal is {GOAL} %")
-        title = f"Statistics: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
+        print(
+            f"best at 1 MB or less: {small[0]}, {small[1]} % with {small[4]} MB; the goal is "
+            f"{GOAL} %"
+        )
+        title = (
+            f"Statistics: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, "
+            f"{options.seeds} seeds"
+        )
         facts = {"settings": cifar, "accuracy": _each(results)}
         report(options.name, title, COLUMNS, rows, **facts)
         plot(rows, title, options.name)
     if options.only in ("", "seconds"):
-        title = f"Learning from the statistics of {options.sites} sites, CIFAR-10 features, processor seconds"
-        columns = ("released", "shrinkage", "closed form, s", "trained on samples, s", "times faster")
+        title = (
+            f"Learning from the statistics of {options.sites} sites, CIFAR-10 features, "
+            "processor seconds"
+        )
+        columns = (
+            "released",
+            "shrinkage",
+            "closed form, s",
+            "trained on samples, s",
+            "times faster",
+        )
         report(f"{options.name}-seconds", title, columns, seconds(folder | cifar, options.sites))
     if options.only in ("", "gram"):
         title = f"Statistics: CIFAR-10 features, gram with lda, {options.seeds} seeds"
         same = exact(folder | cifar, options.seeds)
-        rows_of_gram = [(name, round(statistics.mean(values), 2), values) for name, values in same.items()]
+        rows_of_gram = [
+            (name, round(statistics.mean(values), 2), values) for name, values in same.items()
+        ]
         report(f"{options.name}-gram", title, ("sites", "accuracy %", "each seed"), rows_of_gram)
     if options.only in ("", "basis"):
         where = f"CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
@@ -230,18 +315,35 @@ def main() -> None:
 
 
 def _each(results: dict[str, list[Measured]]) -> dict[str, list[float]]:
-    return {name: [round(accuracy, 2) for accuracy in accuracies(each)] for name, each in results.items()}
+    return {
+        name: [round(accuracy, 2) for accuracy in accuracies(each)]
+        for name, each in results.items()
+    }
 
 
 def plot(rows: list[Line], title: str, name: str) -> None:
     axes = axes_of(9, 5)
     lines: dict[str, list[Line]] = defaultdict(list)
     for row in rows:
-        lines[ROWS[row[0]].line if row[0] in ROWS else f"experiment: {row[0].split(',')[0]}"].append(row)
+        lines[
+            ROWS[row[0]].line if row[0] in ROWS else f"experiment: {row[0].split(',')[0]}"
+        ].append(row)
     for index, (line, points) in enumerate(lines.items()):
-        style = "x" if "experiment" in line else "D" if "raw" in line else "o-" if len(points) > 1 else "s"
-        megabytes, accuracy, deviation = ([point[column] for point in points] for column in (4, 1, 2))
-        axes.errorbar(megabytes, accuracy, deviation, fmt=style, color=f"C{index % 10}", label=line, capsize=2)
+        style = (
+            "x"
+            if "experiment" in line
+            else "D"
+            if "raw" in line
+            else "o-"
+            if len(points) > 1
+            else "s"
+        )
+        megabytes, accuracy, deviation = (
+            [point[column] for point in points] for column in (4, 1, 2)
+        )
+        axes.errorbar(
+            megabytes, accuracy, deviation, fmt=style, color=f"C{index % 10}", label=line, capsize=2
+        )
     axes.axhline(GOAL, color="#888", linewidth=0.8, linestyle="--")
     axes.axvline(1.0, color="#888", linewidth=0.8, linestyle="--")
     axes.set_xscale("log")

@@ -1,7 +1,9 @@
-"""Statistics and mixtures through the command that users call: `coordinator sweep`, CIFAR-10 features, 10 sites, 3 seeds.
+"""Statistics and mixtures through the command that users call: `coordinator sweep`, CIFAR-10
+features, 10 sites, 3 seeds.
 
-Every row is a whole run: messages, checks, the default screen and limits on weights, evaluation at the sites. `--only pacs`
-starts from image files, PACS photos at one site and sketches at another, next to a head on all their real features.
+Every row is a whole run: messages, checks, the default screen and limits on weights, evaluation at
+the sites. `--only pacs` starts from image files, PACS photos at one site and sketches at another,
+next to a head on all their real features.
 """
 
 import json
@@ -28,22 +30,34 @@ SWEEPS = (
 
 PACS = ('fedpft.covariance=["gram", "lowrank", "spherical", "diag"]', "fedpft.rank=64 compare=true")
 # Kinds of statistics of which a site is taken out.
-LEFT = (("gram", {"fedpft.covariance": "gram"}), ("lowrank r=64, 8 bits", {"fedpft.rank": 64, "fedpft.bits": 8}))
+LEFT = (
+    ("gram", {"fedpft.covariance": "gram"}),
+    ("lowrank r=64, 8 bits", {"fedpft.rank": 64, "fedpft.bits": 8}),
+)
 
 
 def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="", choices=("sweep", "relearn", "pacs"), help="one of the tables")
+    parser.add_argument(
+        "--only", default="", choices=("sweep", "relearn", "pacs"), help="one of the tables"
+    )
     options = parser.parse_args()
     data = feature_settings("cifar10", alpha=0.1)
     with tempfile.TemporaryDirectory() as output:
         fixed = data | {"output-dir": output}
         if options.only in ("", "sweep"):
             columns = ("settings", "accuracy %", "sd", "uplink MB, all sites", "runs")
-            title = f"coordinator sweep: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
-            rows = [row for varied, own in SWEEPS for row in sweep(options.sites, options.seeds, varied, own, fixed)]
+            title = (
+                f"coordinator sweep: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, "
+                f"{options.seeds} seeds"
+            )
+            rows = [
+                row
+                for varied, own in SWEEPS
+                for row in sweep(options.sites, options.seeds, varied, own, fixed)
+            ]
             report("statistics-runs", title, columns, rows)
         if options.only in ("", "relearn"):
             columns = ("released", "s", "processor s")
@@ -51,32 +65,75 @@ def main() -> None:
             report("statistics-relearn", title, columns, charge_and_release(options.sites, fixed))
         if options.only in ("", "pacs"):
             weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
-            images = {"data": "parquet", "data-dir": str(shared("data/pacs")), "dataset": "photo,sketch"}
-            images |= {"backbone": "torchvision:mobilenet_v2", "weights-path": weights, "output-dir": output}
-            columns = ("settings", "accuracy %", "sd", "uplink MB, all sites", "runs", "head on all real features %")
-            title = f"coordinator sweep: PACS image files, photo and sketch, 2 sites, {options.seeds} seeds"
+            images = {
+                "data": "parquet",
+                "data-dir": str(shared("data/pacs")),
+                "dataset": "photo,sketch",
+            }
+            images |= {
+                "backbone": "torchvision:mobilenet_v2",
+                "weights-path": weights,
+                "output-dir": output,
+            }
+            columns = (
+                "settings",
+                "accuracy %",
+                "sd",
+                "uplink MB, all sites",
+                "runs",
+                "head on all real features %",
+            )
+            title = (
+                "coordinator sweep: PACS image files, photo and sketch, 2 sites, "
+                f"{options.seeds} seeds"
+            )
             report("statistics-runs-pacs", title, columns, sweep(2, options.seeds, *PACS, images))
 
 
-def sweep(sites: int, seeds: int, varied: str, own: str, fixed: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def sweep(
+    sites: int, seeds: int, varied: str, own: str, fixed: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
     """A row of the table for every value that the sweep varies."""
-    words = ("--seeds", str(seeds), "--sites", str(sites), "-g", varied, "-c", f"{text_of(fixed)} {own}")
+    words = (
+        "--seeds",
+        str(seeds),
+        "--sites",
+        str(sites),
+        "-g",
+        varied,
+        "-c",
+        f"{text_of(fixed)} {own}",
+    )
     runs = json_of("coordinator", "sweep", *words)
     key, rows = varied.split("=")[0], []
     for value in dict.fromkeys(each[key] for each in runs):
         same = [each for each in runs if each[key] == value]
         accuracy = [100 * each["accuracy"] for each in same]
-        spread, sent = statistics.pstdev(accuracy), statistics.mean(each["bytes"] for each in same) / 1e6
+        spread, sent = (
+            statistics.pstdev(accuracy),
+            statistics.mean(each["bytes"] for each in same) / 1e6,
+        )
         name = f"{key}={value} {own}".strip()
-        row = (name, round(statistics.mean(accuracy), 2), round(spread, 2), round(sent, 3), len(same))
-        compared = [json.loads((Path(each["folder"]) / "metrics.json").read_text())["accuracy"] for each in same]
+        row = (
+            name,
+            round(statistics.mean(accuracy), 2),
+            round(spread, 2),
+            round(sent, 3),
+            len(same),
+        )
+        compared = [
+            json.loads((Path(each["folder"]) / "metrics.json").read_text())["accuracy"]
+            for each in same
+        ]
         real = [100 * each["oracle"] for each in compared if "oracle" in each]
         rows.append((*row, round(statistics.mean(real), 2)) if real else row)
     return rows
 
 
 def charge_and_release(sites: int, fixed: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Seconds to learn the head again without a site: files, checks and arithmetic, in a process that has learned before."""
+    """Seconds to learn the head again without a site: files, checks and arithmetic, in a process
+    that has learned before.
+    """
     rows = []
     for name, own in LEFT:
         settings = text_of({**fixed, "features.power": 0.5, **own})

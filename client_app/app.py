@@ -1,7 +1,7 @@
 """A site's ClientApp: only numbers, codes and surrogates leave, even after a failure.
 
-Flower sends the text of an uncaught exception in an app to the coordinator, even one during import. So this module imports
-only Flower at first, and `_answer` catches every exception.
+Flower sends the text of an uncaught exception in an app to the coordinator, even one during import.
+So this module imports only Flower at first, and `_answer` catches every exception.
 """
 
 from __future__ import annotations
@@ -74,37 +74,49 @@ def head(message: Message, context: Context) -> Message:
 
 
 def _answer(message: Message, context: Context, work: str) -> Message:
-    """Do the work; on a failure report only a code to the coordinator, and write the details to this site's own log."""
+    """Do the work; on a failure report only a code to the coordinator, and write the details to
+    this site's own log.
+    """
     reported: dict[str, ConfigRecordValues] = {"status": "internal"}
     try:
         from client_app.requests import answer, identify_site
 
         node, site = identify_site(context.node_config, context.node_id)
         reported["site"] = site
-        return Message(answer(work, message.content, context.run_config, str(context.run_id), node, site), reply_to=message)
+        return Message(
+            answer(work, message.content, context.run_config, str(context.run_id), node, site),
+            reply_to=message,
+        )
     except FedSurrogateError as error:
         log.error("%s: %s", error.code, error)
         reported |= {"status": error.code, **_reason(error, context)}
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a BaseException.
+        # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a
+        # BaseException.
         log.exception("unexpected failure")
         reported |= _reason(error, context)
     return Message(RecordDict({"info": ConfigRecord(reported)}), reply_to=message)
 
 
 def _reason(error: BaseException, context: Context) -> dict[str, ConfigRecordValues]:
-    """The error's text, for a simulated site only: it has no data of its own, and runs on the coordinator's machine.
+    """The error's text, for a simulated site only: it has no data of its own, and runs on the
+    coordinator's machine.
 
-    The process decides whether it simulates, never a message. A site with its own data never sends a text.
+    The process decides whether it simulates, never a message. A site with its own data never sends
+    a text.
     """
     try:
         from client_app.features.site_features import in_simulation
 
         if context.node_config.get("data") or not in_simulation():
             return {}
-        text = str(error) if isinstance(error, FedSurrogateError) else f"{type(error).__name__}: {error}"
+        text = (
+            str(error)
+            if isinstance(error, FedSurrogateError)
+            else f"{type(error).__name__}: {error}"
+        )
         return {"reason": text[:LONGEST_REASON]} if text else {}
     except Exception:
         return {}

@@ -23,7 +23,12 @@ from common.settings.flat import Scalar, parse_settings
 
 # Treatment of a DICOM file that holds several images.
 Frames = Literal["refuse", "first", "middle"]
-SiteName = Annotated[str, Range("empty, or at most 64 letters, digits, dots, dashes and underscores, no punctuation first")]
+SiteName = Annotated[
+    str,
+    Range(
+        "empty, or at most 64 letters, digits, dots, dashes and underscores, no punctuation first"
+    ),
+]
 Shares = Annotated[int, Quantity("shares")]
 Components = Annotated[int, Quantity("components")]
 
@@ -31,7 +36,8 @@ Components = Annotated[int, Quantity("components")]
 def _is_reference(name: str) -> str:
     if name and not re.fullmatch(r"python:[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
         raise ValueError(
-            "must name a function as python:PACKAGE.MODULE:FUNCTION; other backbones are named by the run, not by a site"
+            "must name a function as python:PACKAGE.MODULE:FUNCTION; other backbones are named by "
+            "the run, not by a site"
         )
     return name
 
@@ -40,92 +46,137 @@ class NodeConfig(Section):
     """Keys of `flower-supernode --node-config`. `site settings` prints them."""
 
     site: SiteName = Field(
-        "", max_length=64, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$", description="Name of this site; empty for a number."
+        "",
+        max_length=64,
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
+        description="Name of this site; empty for a number.",
     )
-    partition_id: int = Field(0, ge=0, description="Index of this site's share of public data, in a simulation.")
-    num_partitions: Shares = Field(1, ge=1, description="Number of shares into which public data are divided.")
+    partition_id: int = Field(
+        0, ge=0, description="Index of this site's share of public data, in a simulation."
+    )
+    num_partitions: Shares = Field(
+        1, ge=1, description="Number of shares into which public data are divided."
+    )
     data: DataKind | Literal[""] = Field(
-        "", description="Kind of this site's data; empty makes the site a share of the run's own data, for simulations."
+        "",
+        description="Kind of this site's data; empty makes the site a share of the run's own "
+        "data, for simulations.",
     )
     data_dir: str = Field("", description="Folder of this site's data.")
-    dataset: Names = Field((), description="Files or folders in data-dir that are this site's; empty for all.")
+    dataset: Names = Field(
+        (), description="Files or folders in data-dir that are this site's; empty for all."
+    )
     held_out_dir: str = Field(
         "",
-        description="Folder of labelled records that no run trains on, of the same kind, for evaluations; data-dir itself "
-        "means the test split that its files name.",
+        description="Folder of labelled records that no run trains on, of the same kind, for "
+        "evaluations; data-dir itself means the test split that its files name.",
     )
-    label_column: str = Field("label", description="Column of a table that holds the class of a record.")
-    patient_column: str = Field("", description="Column of a table that holds the patient ID; patients are then protected.")
+    label_column: str = Field(
+        "label", description="Column of a table that holds the class of a record."
+    )
+    patient_column: str = Field(
+        "", description="Column of a table that holds the patient ID; patients are then protected."
+    )
     unit: Literal["patient", "record"] = Field(
         "patient",
-        description="Unit of privacy if the data have patient IDs; record protects each image alone, so a patient with "
-        "several images is protected less.",
+        description="Unit of privacy if the data have patient IDs; record protects each image "
+        "alone, so a patient with several images is protected less.",
     )
-    dicom_frames: Frames = Field("refuse", description="What is done with a DICOM file that holds several images.")
+    dicom_frames: Frames = Field(
+        "refuse", description="What is done with a DICOM file that holds several images."
+    )
     policy: str = Field(
-        "", description="File of limits on releases; empty for the default policy, which answers private runs only."
+        "",
+        description="File of limits on releases; empty for the default policy, which answers "
+        "private runs only.",
     )
-    peers: str = Field("", description="File with the public keys of other sites, for sealed chains.")
+    peers: str = Field(
+        "", description="File with the public keys of other sites, for sealed chains."
+    )
     coordinator_key: str = Field(
         "",
-        description="Public key of the coordinator whose signed requests this site answers: hexadecimal digits, or a file "
-        "that contains them.",
+        description="Public key of the coordinator whose signed requests this site answers: "
+        "hexadecimal digits, or a file that contains them.",
     )
-    weights_path: str = Field("", description="File of the backbone's weights at this site; empty downloads the library's.")
-    backbone: Annotated[str, AfterValidator(_is_reference), Range("empty, or python:PACKAGE.MODULE:FUNCTION")] = Field(
+    weights_path: str = Field(
+        "",
+        description="File of the backbone's weights at this site; empty downloads the library's.",
+    )
+    backbone: Annotated[
+        str, AfterValidator(_is_reference), Range("empty, or python:PACKAGE.MODULE:FUNCTION")
+    ] = Field(
         "",
         max_length=200,
-        description="A backbone of this site's own, for runs with backbone = own: a function without arguments that returns "
-        "a torch module, or a module and a transform.",
+        description="A backbone of this site's own, for runs with backbone = own: a function "
+        "without arguments that returns a torch module, or a module and a transform.",
     )
     device: Device = Field(
         "auto",
-        description="Processor or GPU of this site; auto uses the run's setting. With cuda, all GPUs of the machine compute "
-        "the features of many images, with cuda:N one.",
+        description="Processor or GPU of this site; auto uses the run's setting. With cuda, all "
+        "GPUs of the machine compute the features of many images, with cuda:N one.",
     )
     cache_dir: str = Field(
         "",
-        description="Folder for computed features; empty for fedsurrogate in the folder that XDG_CACHE_HOME names, or in "
-        "~/.cache without it.",
+        description="Folder for computed features; empty for fedsurrogate in the folder that "
+        "XDG_CACHE_HOME names, or in ~/.cache without it.",
     )
     features_in_memory_mib: MiB = Field(
         128,
         ge=1,
-        description="Features that stay in memory; those of a larger site are on disk in cache-dir, and their sums and "
-        "mixtures are computed in chunks.",
+        description="Features that stay in memory; those of a larger site are on disk in "
+        "cache-dir, and their sums and mixtures are computed in chunks.",
     )
     state_dir: str = Field(
         "",
-        description="Folder for log, ledgers, keys and other state; empty for fedsurrogate in the folder that "
-        "XDG_STATE_HOME names, or in ~/.local/state without it.",
+        description="Folder for log, ledgers, keys and other state; empty for fedsurrogate in the "
+        "folder that XDG_STATE_HOME names, or in ~/.local/state without it.",
     )
     witness_dir: str = Field(
         "",
-        description="Folder for the witnesses of the ledgers, never restored together with state-dir; empty for witness "
-        "next to the policy, or ~/.config/fedsurrogate/witness without one.",
+        description="Folder for the witnesses of the ledgers, never restored together with "
+        "state-dir; empty for witness next to the policy, or "
+        "~/.config/fedsurrogate/witness without one.",
     )
     max_components: Components = Field(
-        0, ge=0, description="Most components of a mixture that this site sends, for a slow connection; 0 for no limit."
+        0,
+        ge=0,
+        description="Most components of a mixture that this site sends, for a slow connection; 0 "
+        "for no limit.",
     )
     max_rank: int = Field(
-        0, ge=0, description="Largest rank of a covariance that this site sends, for a slow connection; 0 for no limit."
+        0,
+        ge=0,
+        description="Largest rank of a covariance that this site sends, for a slow connection; 0 "
+        "for no limit.",
     )
 
     @model_validator(mode="after")
     def _partition_exists(self) -> Self:
         if self.partition_id >= self.num_partitions:
-            raise ValueError(f"partition-id = {self.partition_id} must be below num-partitions = {self.num_partitions}")
+            raise ValueError(
+                f"partition-id = {self.partition_id} must be below num-partitions = "
+                f"{self.num_partitions}"
+            )
         return self
 
     @property
     def protects(self) -> Unit:
-        """The unit of privacy at a site with its own data; it depends on these settings only, not on the data."""
-        return "patient" if self.unit == "patient" and (self.patient_column or self.data == "dicom") else "record"
+        """The unit of privacy at a site with its own data; it depends on these settings only, not
+        on the data.
+        """
+        return (
+            "patient"
+            if self.unit == "patient" and (self.patient_column or self.data == "dicom")
+            else "record"
+        )
 
     @property
     def held_out_apart(self) -> bool:
         """Whether all records of held-out-dir are held out, because it is not data-dir."""
-        return Path(self.held_out_dir).expanduser().resolve() != Path(self.data_dir).expanduser().resolve()
+        return (
+            Path(self.held_out_dir).expanduser().resolve()
+            != Path(self.data_dir).expanduser().resolve()
+        )
 
     @property
     def cache(self) -> Path:
@@ -139,7 +190,9 @@ class NodeConfig(Section):
 
     @property
     def witness(self) -> Path:
-        """Folder for the witnesses of the ledgers; it must not be lost or restored together with `state`."""
+        """Folder for the witnesses of the ledgers; it must not be lost or restored together with
+        `state`.
+        """
         if self.witness_dir:
             return Path(self.witness_dir).expanduser()
         return (
@@ -159,13 +212,15 @@ def not_writable(key: str, folder: Path, why: str) -> ConfigError:
     """
     variable = {"state-dir": STATE, "cache-dir": CACHE}[key]
     return ConfigError(
-        f"{key} = {str(folder)!r} cannot be written ({why}); set {key} in the node-config, or the variable {variable} of "
-        f"the environment, to a folder that user {os.getuid()} may write"
+        f"{key} = {str(folder)!r} cannot be written ({why}); set {key} in the node-config, or the "
+        f"variable {variable} of the environment, to a folder that user {os.getuid()} may write"
     )
 
 
 def check_folders(node: NodeConfig) -> None:
-    """Raise ConfigError unless the site's folders for state and features can be written; they are created."""
+    """Raise ConfigError unless the site's folders for state and features can be written; they are
+    created.
+    """
     for key, folder in (("state-dir", node.state), ("cache-dir", node.cache)):
         if why := why_not_writable(folder):
             raise not_writable(key, folder, why)
@@ -212,8 +267,8 @@ def check_held_out(counting: CountingSettings, node: NodeConfig) -> None:
     """Raise ConfigError for an evaluation at a hospital that names no held-out records."""
     if judges(counting, node) and not node.held_out_dir:
         raise ConfigError(
-            "held-out-dir is empty, so this site has no held-out records to evaluate a model on; set it to a folder of "
-            "labelled records that no run trains on"
+            "held-out-dir is empty, so this site has no held-out records to evaluate a model on; "
+            "set it to a folder of labelled records that no run trains on"
         )
 
 

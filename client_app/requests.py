@@ -1,4 +1,6 @@
-"""Replies of a site: message -> gate -> method -> reply. No maths here; only numbers, codes and surrogates leave."""
+"""Replies of a site: message -> gate -> method -> reply. No maths here; only numbers, codes and
+surrogates leave.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,13 @@ from client_app.methods.evaluation import evaluate, own_classifier, received_cla
 from client_app.methods.pooled_baselines import check_comparable, compare
 from client_app.methods.task import MethodOutput, Task
 from client_app.model_use.store import keep_received
-from client_app.node_config import NodeConfig, is_protected, not_writable, packages_of, parse_node_config
+from client_app.node_config import (
+    NodeConfig,
+    is_protected,
+    not_writable,
+    packages_of,
+    parse_node_config,
+)
 from client_app.offline.keys import private_key
 from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
 from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
@@ -87,7 +95,12 @@ def identify_site(node_config: Mapping[str, Scalar], node_id: int) -> tuple[Node
 
 
 def answer(
-    work: str, content: Record, run_config: Mapping[str, Scalar], flower_run: str, node: NodeConfig, site: str
+    work: str,
+    content: Record,
+    run_config: Mapping[str, Scalar],
+    flower_run: str,
+    node: NodeConfig,
+    site: str,
 ) -> Record:
     """The reply to a message.
 
@@ -108,27 +121,39 @@ def answer(
     policy = policy_of(node)
     check_work(policy, run.settings.fedpft.seal, node.peers, work)
     check_counting(run, work)
-    # Check form and size before reading the content, and count the request before work that takes time.
+    # Check form and size before reading the content, and count the request before work that takes
+    # time.
     _, request = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
     admit(run, node, policy, flower_run)
     before = check_receipts(node, request.get("receipts", ""))
     if work != "name":
-        # Before any work, and before records are looked at: settings and installed software alone decide this.
+        # Before any work, and before records are looked at: settings and installed software alone
+        # decide this.
         check_packages(packages_of(run, node))
     with _one_by_one(node, site) if run.settings.secure_sum else nullcontext():
         try:
             payload, reported = WORK[work](SiteRequest(content, run, node, site, flower_run))
         except DisputeError as error:
-            # Places in the coordinator's own key list say whom this site does not accept; no text leaves.
+            # Places in the coordinator's own key list say whom this site does not accept; no text
+            # leaves.
             log.error("%s: %s", error.code, error)
-            return to_record(None, {"status": error.code, DISPUTED: list(error.places), "site": site})
+            return to_record(
+                None, {"status": error.code, DISPUTED: list(error.places), "site": site}
+            )
     reported = in_clear(policy, work, reported)
-    info: Info = {"status": "ok"} | reported | new_receipt(node, before) | {"site": site, "version": own_version()}
+    info: Info = (
+        {"status": "ok"}
+        | reported
+        | new_receipt(node, before)
+        | {"site": site, "version": own_version()}
+    )
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
 
 
 def _one_by_one(node: NodeConfig, site: str) -> AbstractContextManager[object]:
-    """No two steps of secure sums at once: each reads this site's state before it signs or reveals anything."""
+    """No two steps of secure sums at once: each reads this site's state before it signs or reveals
+    anything.
+    """
     (node.state / "sums").mkdir(parents=True, exist_ok=True)
     return FileLock(node.state / "sums" / f"{site}.lock")
 
@@ -137,15 +162,20 @@ def _surrogate(request: SiteRequest) -> Answer:
     run, node, site = request.run, request.node, request.site
     payload, info = from_record(request.content, LARGEST_MODEL)
     if info.get("run") != run.digest:
-        raise SurrogateError(f"a request for run {info.get('run')!r}, but these settings are run {run.digest!r}")
+        raise SurrogateError(
+            f"a request for run {info.get('run')!r}, but these settings are run {run.digest!r}"
+        )
     gate = open_gate(node, run.settings.data, request.flower_run)
     prepared = prepare(SurrogateRequest(run, node, site, request.flower_run, payload, info), gate)
     check_attacks(run, node, gate.policy)
     reported: Info = {"simulated": prepared.found.simulated, **prepared.answer}
     if not (run.settings.epsilon or run.settings.secure_sum) or prepared.found.simulated:
-        # The duration of the work reveals the number of records, and in a private run no exact number may leave.
+        # The duration of the work reveals the number of records, and in a private run no exact
+        # number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
-    charge_and_release(gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard)
+    charge_and_release(
+        gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard
+    )
     return prepared.payload, reported
 
 
@@ -162,7 +192,9 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
             if must_keep:
                 for temporary in staged.values():
                     temporary.unlink(missing_ok=True)
-                raise LedgerError(f"{file} cannot be written ({error}), and the next round needs it") from None
+                raise LedgerError(
+                    f"{file} cannot be written ({error}), and the next round needs it"
+                ) from None
             log.error("%s cannot be written (%s); the next round begins from noise", file, error)
     return staged
 
@@ -172,17 +204,27 @@ def _introduction(request: SiteRequest) -> Answer:
     gate = open_gate(node, run.settings.data, request.flower_run)
     gate.check_request(run)
     site_features = (
-        without_records(run, node) if is_protected(run.private, node) else load_site(run, node, gate.policy.cache_mib)
+        without_records(run, node)
+        if is_protected(run.private, node)
+        else load_site(run, node, gate.policy.cache_mib)
     )
     dimension = site_features.train.features.shape[1]
     gate.check_size(run.plan.work, dimension, len(run.settings.classes))
-    reported: Info = {"fingerprint": site_features.fingerprint, "dimension": dimension, "simulated": site_features.simulated}
+    reported: Info = {
+        "fingerprint": site_features.fingerprint,
+        "dimension": dimension,
+        "simulated": site_features.simulated,
+    }
     # Which classes a site has may be private; then the run names all classes.
-    if not run.settings.classes and (site_features.simulated or gate.exact_numbers_may_leave(run.hides_sites)):
+    if not run.settings.classes and (
+        site_features.simulated or gate.exact_numbers_may_leave(run.hides_sites)
+    ):
         limits = SiteLimits(smallest_class=gate.smallest_class(run.plan.mechanism_name))
         reported["classes"] = json.dumps(Task(run, node, site, site_features, limits).classes)
         if not site_features.simulated:
-            gate.let_out(entry(run, request.flower_run, MethodOutput(str(reported["classes"]).encode())))
+            gate.let_out(
+                entry(run, request.flower_run, MethodOutput(str(reported["classes"]).encode()))
+            )
     if run.settings.fedpft.seal:
         reported["key"] = public_key(private_key(node, site)).hex()
     if run.settings.secure_sum:
@@ -198,15 +240,18 @@ def _head(request: SiteRequest) -> Answer:
     gate.check_request(run)
     if run.settings.epsilon or run.settings.fedpft.seal or run.settings.secure_sum:
         raise PolicyError(
-            "in a private or sealed run, or a secure sum, a head that a site trained on its own records does not leave it"
+            "in a private or sealed run, or a secure sum, a head that a site trained on its own "
+            "records does not leave it"
         )
     if gate.policy.limits_attacks:
         raise PolicyError(
-            "the policy limits attacks on releases without privacy, and the head that a site kept from a chain cannot be "
-            "attacked before it leaves"
+            "the policy limits attacks on releases without privacy, and the head that a site kept "
+            "from a chain cannot be attacked before it leaves"
         )
     made = MethodOutput(
-        pack_classifier(kept_head(Task(run, node, site, load_site(run, node, gate.policy.cache_mib), info=info)))
+        pack_classifier(
+            kept_head(Task(run, node, site, load_site(run, node, gate.policy.cache_mib), info=info))
+        )
     )
     gate.let_out(entry(run, request.flower_run, made))
     return made.payload, {}
@@ -223,11 +268,18 @@ def _evaluation(request: SiteRequest) -> Answer:
     gate = open_gate(node, run.settings.data, request.flower_run)
     gate.check_request(run)
     _keep(request, gate)
-    if node.data and (gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run.hides_sites)):
-        # No result may leave, so none is computed. In a private run the model is checked; a generator is kept in any.
+    if node.data and (
+        gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run.hides_sites)
+    ):
+        # No result may leave, so none is computed. In a private run the model is checked; a
+        # generator is kept in any.
         if run.settings.epsilon or run.plan.combination.keeps_result:
             unread = is_protected(run.private, node) or not run.settings.epsilon
-            site_features = without_records(run, node) if unread else load_site(run, node, gate.policy.cache_mib)
+            site_features = (
+                without_records(run, node)
+                if unread
+                else load_site(run, node, gate.policy.cache_mib)
+            )
             _evaluate_model(request, site_features, gate)
         return None, {}
     site_features = load_site(run, node, gate.policy.cache_mib)
@@ -244,18 +296,34 @@ def _evaluation(request: SiteRequest) -> Answer:
 
 
 def _keep(request: SiteRequest, gate: Gate) -> None:
-    """Keep the signed model that came with this request, at a site with its own data. It depends on no record."""
+    """Keep the signed model that came with this request, at a site with its own data. It depends on
+    no record.
+    """
     payload, info = from_record(request.content, LARGEST_MODEL)
     if request.node.data and (model := received_model(payload, info)) is not None:
-        if (model.manifest.run, model.manifest.flower_run) != (request.run.digest, request.flower_run):
-            raise SurrogateError(f"a signed model of run {model.manifest.run!r}, in a request of {request.run.digest!r}")
-        keep_received(request.node, model, any(e.get("flower_run") == request.flower_run for e in gate.ledger.entries()))
+        if (model.manifest.run, model.manifest.flower_run) != (
+            request.run.digest,
+            request.flower_run,
+        ):
+            raise SurrogateError(
+                f"a signed model of run {model.manifest.run!r}, in a request of "
+                f"{request.run.digest!r}"
+            )
+        keep_received(
+            request.node,
+            model,
+            any(e.get("flower_run") == request.flower_run for e in gate.ledger.entries()),
+        )
 
 
 def _evaluate_model(request: SiteRequest, site_features: SiteFeatures, gate: Gate) -> Info:
     """Evaluate the received model on this site's own test records."""
     payload, _ = from_record(request.content, LARGEST_MODEL)
-    return evaluate(Task(request.run, request.node, request.site, site_features, payload=payload), gate, request.flower_run)
+    return evaluate(
+        Task(request.run, request.node, request.site, site_features, payload=payload),
+        gate,
+        request.flower_run,
+    )
 
 
 def _comparison(request: SiteRequest) -> Answer:
@@ -263,22 +331,31 @@ def _comparison(request: SiteRequest) -> Answer:
     check_comparable(node)
     payload, info = from_record(request.content, LARGEST_MODEL)
     if run.plan.combination.personal:
-        model = own_classifier(Task(run, node, site, load_site(run, node, policy_of(node).cache_mib), payload=payload))
+        model = own_classifier(
+            Task(run, node, site, load_site(run, node, policy_of(node).cache_mib), payload=payload)
+        )
     else:
         model = received_classifier(payload, "" if run.plan.counts else run.digest)
     return None, compare(model, run, node, baselines=info.get("brief") is not True)
 
 
 def _open_log(node: NodeConfig) -> None:
-    """Open the site's own log, a rotating file in its state folder; the console shows the log too. Raises ConfigError."""
+    """Open the site's own log, a rotating file in its state folder; the console shows the log too.
+    Raises ConfigError.
+    """
     path = node.state / "site.log"
     try:
         node.state.mkdir(parents=True, exist_ok=True)
-        if any(isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute()) for h in log.handlers):
+        if any(
+            isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute())
+            for h in log.handlers
+        ):
             return
         handler = RotatingFileHandler(path, maxBytes=5_000_000, backupCount=5, encoding="utf-8")
     except OSError as error:
-        raise not_writable("state-dir", node.state, error.strerror or type(error).__name__) from None
+        raise not_writable(
+            "state-dir", node.state, error.strerror or type(error).__name__
+        ) from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

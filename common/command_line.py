@@ -1,6 +1,8 @@
-"""Shared parts of the commands `site` and `coordinator`: output, errors, exit codes and common options.
+"""Shared parts of the commands `site` and `coordinator`: output, errors, exit codes and common
+options.
 
-Imported for each help text and completion, so heavy libraries, and the models of the settings, are imported in functions.
+Imported for each help text and completion, so heavy libraries, and the models of the settings, are
+imported in functions.
 """
 
 from __future__ import annotations
@@ -110,13 +112,16 @@ class App(typer.Typer):
 
 
 def new_app(text: str | None, main: bool = True) -> App:
-    """A command with subcommands. text: its help. main: whether it is a program, which can install shell completion."""
+    """A command with subcommands. text: its help. main: whether it is a program, which can install
+    shell completion.
+    """
     return App(
         cls=_Group,
         no_args_is_help=True,
         add_completion=main,
         pretty_exceptions_enable=False,
-        # Rich would cut long names of options and variables at 80 columns, which a reader then cannot type.
+        # Rich would cut long names of options and variables at 80 columns, which a reader then
+        # cannot type.
         rich_markup_mode=None,
         help=text,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -125,7 +130,9 @@ def new_app(text: str | None, main: bool = True) -> App:
 
 @contextmanager
 def handling(signals: Sequence[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
-    """These signals call `handler`, and afterwards what they called before. Ignored ones, as under nohup, stay ignored."""
+    """These signals call `handler`, and afterwards what they called before. Ignored ones, as under
+    nohup, stay ignored.
+    """
     before = {number: signal.getsignal(number) for number in signals}
     for number, old in before.items():
         if old is not signal.SIG_IGN:
@@ -158,7 +165,9 @@ def run_config_of(settings: Sequence[str] | None) -> Run:
 
 
 def _read_as_utf8() -> None:
-    """Start again with UTF-8 where Python knows ASCII only, as with LC_ALL=C and PYTHONUTF8=0: a path may hold an umlaut."""
+    """Start again with UTF-8 where Python knows ASCII only, as with LC_ALL=C and PYTHONUTF8=0: a
+    path may hold an umlaut.
+    """
     if sys.getfilesystemencoding().lower() in ("ascii", "us-ascii"):
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -167,7 +176,8 @@ def _read_as_utf8() -> None:
 def run_command(app: typer.Typer) -> None:
     """Run a command. An expected error becomes one line on stderr and exit code 1.
 
-    So does a file that cannot be read or written: a wrong path is a wrong argument, not a fault of the program.
+    So does a file that cannot be read or written: a wrong path is a wrong argument, not a fault of
+    the program.
     """
     _read_as_utf8()
     try:

@@ -1,4 +1,6 @@
-"""Communication cost of a run for each site in bytes, compared with FedAvg of the same head and with raw features."""
+"""Communication cost of a run for each site in bytes, compared with FedAvg of the same head and
+with raw features.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,19 @@ from dataclasses import dataclass
 from common.methods.method import byte_count
 from common.run import Run
 
-# Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up and down, a request
-# without a payload, the reply to an evaluation, and an introduction; then the bytes for each class and a privacy claim.
+# Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up
+# and down, a request without a payload, the reply to an evaluation, and an introduction; then the
+# bytes for each class and a privacy claim.
 PAYLOAD_UP, PAYLOAD_DOWN, REQUEST, EVALUATION, INTRODUCTION = 246, 135, 19, 65, 133
 CLASS_BYTES = 5
 CLAIM_BYTES = 65
-# What a site sends and receives in the further steps of a secure sum, apart from what grows with the number of sites.
+# What a site sends and receives in the further steps of a secure sum, apart from what grows with
+# the number of sites.
 SUM_UP, SUM_DOWN = 600, 400
 # Manifest, signature and key of the model, which come with the final evaluation.
 SIGNED_MODEL = 960
-# Gaussians for out-of-distribution scores come with the model where privacy allows it: directions, and bytes of their names.
+# Gaussians for out-of-distribution scores come with the model where privacy allows it: directions,
+# and bytes of their names.
 GAUSSIAN_RANK, GAUSSIAN_NAMES = 32, 500
 
 
@@ -45,7 +50,9 @@ class Cost:
     noise: float | None = None
 
 
-def costs(config: Run, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
+def costs(
+    config: Run, dimension: int, classes: int, records: int, fedavg_rounds: int
+) -> list[Cost]:
     """Costs per site: this run, FedAvg of the same linear head at 16 bits, and raw features at 16
     bits.
 
@@ -63,7 +70,13 @@ def costs(config: Run, dimension: int, classes: int, records: int, fedavg_rounds
     fedavg = fedavg_rounds * head
     return [
         _own(config, dimension, classes, records),
-        Cost(f"FedAvg of the head, {fedavg_rounds} rounds", fedavg, fedavg, fedavg_rounds, fedavg_rounds),
+        Cost(
+            f"FedAvg of the head, {fedavg_rounds} rounds",
+            fedavg,
+            fedavg,
+            fedavg_rounds,
+            fedavg_rounds,
+        ),
         Cost("raw features", 2 * records * dimension, head, 1, 1),
     ]
 
@@ -76,15 +89,19 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     rounds = config.rounds if plan.kind == "rounds" else 1
     ups = downs = float(rounds)
     if plan.kind == "chain" and own.epsilon:
-        # A private chain passes on every earlier site's surrogate; on average, half of the other sites are earlier.
+        # A private chain passes on every earlier site's surrogate; on average, half of the other
+        # sites are earlier.
         downs = (max(1, own.sites) - 1) / 2
         ups = 1 + downs
     sent = round(ups * byte_count(messages.sends, sizes))
     if messages.first is not None:
         sent += byte_count(messages.first, sizes) - byte_count(messages.sends, sizes)
-    received = round(downs * byte_count(messages.receives, sizes)) + byte_count(messages.result, sizes)
+    received = round(downs * byte_count(messages.receives, sizes)) + byte_count(
+        messages.result, sizes
+    )
     payloads = rounds * bool(messages.receives) + bool(messages.result)
-    # A secure sum has an introduction of its own, and three more messages, whose size grows with the number of sites.
+    # A secure sum has an introduction of its own, and three more messages, whose size grows with
+    # the number of sites.
     summing = any(messages.member_bytes)
     introductions = messages.introduces * (rounds if summing else 1)
     number = rounds * bool(messages.sends) + 1 + introductions + 3 * summing * rounds

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 
 class FedSurrogateError(Exception):
-    """Base of all expected errors. The text stays on the machine of the error; only `code` may leave a site."""
+    """Base of all expected errors. The text stays on the machine of the error; only `code` may
+    leave a site.
+    """
 
     code = "internal"
 
@@ -66,7 +68,9 @@ class SealError(FedSurrogateError):
 
 
 class DisputeError(SealError):
-    """What other sites of a secure sum have sent cannot be used. places: of these sites in the key list, by name, from 0."""
+    """What other sites of a secure sum have sent cannot be used. places: of these sites in the key
+    list, by name, from 0.
+    """
 
     def __init__(self, text: str, places: Sequence[int]) -> None:
         super().__init__(text)
@@ -85,7 +89,8 @@ class RunError(FedSurrogateError):
     code = "run"
 
 
-# Messages to the coordinator when a site fails. They are fixed, so no data, paths or names of the site can leak.
+# Messages to the coordinator when a site fails. They are fixed, so no data, paths or names of the
+# site can leak.
 PUBLIC_SENTENCES = {
     "config": "the site cannot work with these settings",
     "package": "the site lacks a software package that this run needs",
@@ -94,7 +99,8 @@ PUBLIC_SENTENCES = {
     "policy": "the site's policy does not allow what was asked",
     "budget": "the site's privacy budget does not allow this release",
     "ledger": "the site cannot account for a release at present",
-    "seal": "what was relayed to the site was changed on its way, or not sealed for it by the site before",
+    "seal": "what was relayed to the site was changed on its way, or not sealed for it by the "
+    "site before",
     "state": "the site has lost what it kept of this run, and does not begin it a second time",
     "surrogate": "the site was sent something it cannot read",
     "internal": "the site failed; its own log says why",

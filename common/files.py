@@ -1,4 +1,6 @@
-"""The one way to replace a file: whole, at once, and after a power failure too. Secrets that are made once."""
+"""The one way to replace a file: whole, at once, and after a power failure too. Secrets that are
+made once.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ READABLE = 0o666
 """Mode of files that others may read, as far as the process's umask lets them."""
 
 
-def replace_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, durable: bool = True) -> None:
-    """Write a whole file, then put it in the place of the old one: a reader sees the old content or the new one.
+def replace_file(
+    file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, durable: bool = True
+) -> None:
+    """Write a whole file, then put it in the place of the old one: a reader sees the old content or
+    the new one.
 
     Args:
         file: the file; its folder is made if it is missing.
@@ -24,8 +29,9 @@ def replace_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, du
         durable: whether the file is there after a power failure, too. Costs two waits for the disk.
 
     Raises:
-        OSError: the file could not be written. The old one is as it was, and nothing else is left; except when the disk
-            does not confirm the new name, after which the file may have either content.
+        OSError: the file could not be written. The old one is as it was, and nothing else is left;
+            except when the disk does not confirm the new name, after which the file may have either
+            content.
 
     A symbolic link is replaced, not followed.
 
@@ -44,8 +50,11 @@ def replace_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, du
         raise
 
 
-def stage_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, durable: bool = True) -> Path:
-    """Write a temporary file in the folder of `file`, for `put_in_place`. Arguments and errors as for `replace_file`.
+def stage_file(
+    file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, durable: bool = True
+) -> Path:
+    """Write a temporary file in the folder of `file`, for `put_in_place`. Arguments and errors as
+    for `replace_file`.
 
     Returns:
         The temporary file. Its name is new, so that several processes do not disturb each other.
@@ -53,7 +62,9 @@ def stage_file(file: Path, content: bytes | str, *, mode: int = OWNER_ONLY, dura
     _make_folder(file.parent, durable)
     temporary = _temporary(file)
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb"
+        ) as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
             if durable:
                 stream.flush()
@@ -80,7 +91,8 @@ def put_in_place(temporary: Path, file: Path, *, durable: bool = True) -> None:
 
 @contextmanager
 def replacing(file: Path, *, mode: int, durable: bool = True) -> Iterator[Path]:
-    """The same for content that a library writes by name: yields a temporary file, which replaces `file` at the end.
+    """The same for content that a library writes by name: yields a temporary file, which replaces
+    `file` at the end.
 
     Args:
         file: as for `replace_file`.
@@ -102,7 +114,8 @@ def replacing(file: Path, *, mode: int, durable: bool = True) -> Iterator[Path]:
 
 
 def create_file(file: Path, content: bytes, *, mode: int = OWNER_ONLY) -> bool:
-    """Write a new file as a whole; one that exists stays as it is, also if another process makes it at the same time.
+    """Write a new file as a whole; one that exists stays as it is, also if another process makes it
+    at the same time.
 
     Args:
         file: as for `replace_file`.
@@ -124,7 +137,9 @@ def create_file(file: Path, content: bytes, *, mode: int = OWNER_ONLY) -> bool:
 
 
 def kept_secret(file: Path, size: int) -> bytes:
-    """The secret in a file: `size` random bytes, made when first needed. Only its owner may read it. Raises OSError."""
+    """The secret in a file: `size` random bytes, made when first needed. Only its owner may read
+    it. Raises OSError.
+    """
     if not file.exists():
         create_file(file, secrets.token_bytes(size))
     return file.read_bytes()

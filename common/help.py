@@ -1,4 +1,6 @@
-"""Descriptions of all settings of a run or a site, read from the models and the registry: for help and documentation."""
+"""Descriptions of all settings of a run or a site, read from the models and the registry: for help
+and documentation.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,25 @@ from common.settings.base import Only, Range, Unit
 from common.settings.flat import Scalar, flatten
 
 T = TypeVar("T")
-KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", tuple: "names separated by commas"}
+KINDS = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    tuple: "names separated by commas",
+}
 # All methods with their usual plans, and FedPFT along a chain.
 PLANS: tuple[tuple[Method, Plan], ...] = (
     *((method, method.usual) for method in METHODS.values()),
     (FEDPFT_CHAIN, FEDPFT_CHAIN.plan(Settings(fedpft=FedPFTSettings(topology="chain")))),
 )
-# Keys that only some methods use, by what the registry says of them; in all sections that have such a key.
+# Keys that only some methods use, by what the registry says of them; in all sections that have such
+# a key.
 NEEDS: Mapping[str, Callable[[Method, Plan], bool]] = {
-    **dict.fromkeys(("epsilon", "delta", "clip", "sample-rate", "noise-multiplier"), lambda method, plan: method.private),
+    **dict.fromkeys(
+        ("epsilon", "delta", "clip", "sample-rate", "noise-multiplier"),
+        lambda method, plan: method.private,
+    ),
     "defence": lambda method, plan: plan.defences.available != ("none",),
     **dict.fromkeys(("secure-sum", *SECURE_SUM_KEYS), lambda method, plan: method.summable),
     "grace": lambda method, plan: plan.kind == "one-shot",
@@ -58,14 +70,19 @@ class Description:
 
 
 def descriptions(key: str = "", method: str = "") -> tuple[Description, ...]:
-    """The settings in the order of the run-config: all, one key, or one section; and only those that a method uses.
+    """The settings in the order of the run-config: all, one key, or one section; and only those
+    that a method uses.
 
     Raises ConfigError for an unknown method, or an unknown key with the names close to it.
     """
     rows = tuple(_describe("", Settings))
     if method:
         method_named(method)
-    return tuple(row for row in _chosen(rows, key, "coordinator settings") if not method or method in row.methods)
+    return tuple(
+        row
+        for row in _chosen(rows, key, "coordinator settings")
+        if not method or method in row.methods
+    )
 
 
 def without_effect(run: Run) -> list[str]:
@@ -79,8 +96,8 @@ def without_effect(run: Run) -> list[str]:
     given = flatten(run.settings.model_dump(by_alias=True, mode="json"))
     used = {run.settings.method, run.method.name}
     return [
-        f"{row.key} = {given[row.key]!r} has no effect: method = {run.settings.method!r} does not use it, "
-        f"but {' and '.join(row.methods[:3])} {'do' if len(row.methods) > 1 else 'does'}"
+        f"{row.key} = {given[row.key]!r} has no effect: method = {run.settings.method!r} does not "
+        f"use it, but {' and '.join(row.methods[:3])} {'do' if len(row.methods) > 1 else 'does'}"
         for row in descriptions()
         if row.section and given[row.key] != row.default and not used & set(row.methods)
     ]
@@ -130,8 +147,14 @@ def _methods(section: str, name: str, field: FieldInfo) -> Iterable[str]:
     if section == "fedpft" and any(name in plan.allows for _, plan in PLANS):
         users = [(method, plan) for method, plan in PLANS if name in plan.allows]
     else:
-        users = [(method, plan) for method, plan in PLANS if not section or section in method.sections]
-    names = {method.name for method, plan in users if (not uses or uses(method, plan)) and (not only or method.name in only)}
+        users = [
+            (method, plan) for method, plan in PLANS if not section or section in method.sections
+        ]
+    names = {
+        method.name
+        for method, plan in users
+        if (not uses or uses(method, plan)) and (not only or method.name in only)
+    }
     return (name for name in METHODS if name in names)
 
 
@@ -144,9 +167,13 @@ def _range(field: FieldInfo) -> str:
     if choices := list(_choices(field.annotation)):
         return f"{', '.join(choices[:-1])} or {choices[-1]}"
     whole = isinstance(field.default, int)
-    low = [_number(each.ge) for each in _noted(field, Ge)] + [f"above {_number(each.gt)}" for each in _noted(field, Gt)]
+    low = [_number(each.ge) for each in _noted(field, Ge)] + [
+        f"above {_number(each.gt)}" for each in _noted(field, Gt)
+    ]
     high = [_number(each.le) for each in _noted(field, Le)]
-    high += [_number(each.lt - 1) if whole else f"below {_number(each.lt)}" for each in _noted(field, Lt)]  # type: ignore[operator]
+    high += [
+        _number(each.lt - 1) if whole else f"below {_number(each.lt)}" for each in _noted(field, Lt)
+    ]  # type: ignore[operator]
     match low, high:
         case [str(least)], [str(most)]:
             return f"{least} to {most}"
@@ -180,4 +207,6 @@ def _suggestion(key: str, rows: Iterable[Description], command: str) -> str:
     close = difflib.get_close_matches(key, keys, n=3, cutoff=0.75)
     names = difflib.get_close_matches(key, {each.rpartition(".")[2] for each in keys}, n=1)
     close += [each for each in keys if each.rpartition(".")[2] in names and each not in close]
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; `{command}` lists all"
+    return (
+        f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; `{command}` lists all"
+    )

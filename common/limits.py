@@ -1,12 +1,15 @@
 """Upper limits of received values."""
 
-# Largest number of records of one class at a site. A larger count could only serve to get more weight.
+# Largest number of records of one class at a site. A larger count could only serve to get more
+# weight.
 LARGEST_COUNT = 100_000_000
-# Largest feature; variances are limited by its square. Larger values would overflow and spoil the model for all sites.
+# Largest feature; variances are limited by its square. Larger values would overflow and spoil the
+# model for all sites.
 LARGEST_NUMBER = 1e15
 # Maximum number of classes in a run; maximum length of the name of a class or a backbone.
 MOST_CLASSES, LONGEST_NAME = 10_000, 200
-# Largest parameter of a model that a private run sends to sites. A record's gradient or score does not depend on others
-# (client_app/methods/dp/record_chunks.py), but the last digit of its features may: several images go through the backbone
-# together. Large weights that cancel amplify such a digit.
+# Largest parameter of a model that a private run sends to sites. A record's gradient or score does
+# not depend on others (client_app/methods/dp/record_chunks.py), but the last digit of its features
+# may: several images go through the backbone together. Large weights that cancel amplify such a
+# digit.
 LARGEST_PRIVATE = 1e4

@@ -12,7 +12,11 @@ def human_bytes(count: float) -> str:
     """Return bytes in decimal units: "182 kB", "1.82 MB"."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= 0.9995 * size:
-            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:,.0f} {unit}"
+            return (
+                f"{count / size:.3g} {unit}"
+                if count < 999.5 * size
+                else f"{count / size:,.0f} {unit}"
+            )
     return f"{count:.0f} B"
 
 

@@ -1,4 +1,6 @@
-"""One run: its settings with every "auto" replaced, the method, and what the method does. Made once, at the start."""
+"""One run: its settings with every "auto" replaced, the method, and what the method does. Made
+once, at the start.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ class Run:
             settings: as parsed.
 
         Raises:
-            ConfigError: for an unknown method, or settings that do not agree: one line that says what to change.
+            ConfigError: for an unknown method, or settings that do not agree: one line that says
+                what to change.
         """
         method = method_of(settings)
         # Before any digest, and from settings that both sides have, so that they agree.
@@ -72,11 +75,15 @@ class Run:
 
     @cached_property
     def mechanism(self) -> Mechanism | None:
-        """The privacy mechanism for records; None without a budget. Raises ConfigError where its noise cannot be found."""
+        """The privacy mechanism for records; None without a budget. Raises ConfigError where its
+        noise cannot be found.
+        """
         return None if self.plan.privacy is None else self.plan.privacy.mechanism()
 
     def mechanism_for(self, unit: Unit, centre: str = "") -> Mechanism | None:
-        """The privacy mechanism for a unit, and the digest of a public centre; None without a budget."""
+        """The privacy mechanism for a unit, and the digest of a public centre; None without a
+        budget.
+        """
         return None if self.mechanism is None else self.mechanism.of(unit, centre)
 
     @property
@@ -92,7 +99,9 @@ class Run:
     @property
     def trained(self) -> FedAvgSettings | FedLAPSettings | DPCVAESettings:
         """The section of the model that is trained in rounds."""
-        section: FedAvgSettings | FedLAPSettings | DPCVAESettings = getattr(self.settings, self.plan.training.section)
+        section: FedAvgSettings | FedLAPSettings | DPCVAESettings = getattr(
+            self.settings, self.plan.training.section
+        )
         return section
 
     @property
@@ -113,7 +122,9 @@ class Run:
 
     @property
     def backbone_fingerprint(self) -> str:
-        """The backbone fingerprint that every site must have, with the power of its features; empty if none is set."""
+        """The backbone fingerprint that every site must have, with the power of its features; empty
+        if none is set.
+        """
         return with_power(self.settings.fingerprint, self.power)
 
     @property
@@ -123,15 +134,18 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """A short name of a run's settings, see `full_digest`. An attacker can find two settings with the same one."""
+        """A short name of a run's settings, see `full_digest`. An attacker can find two settings
+        with the same one.
+        """
         return self.full_digest[:16]
 
     @cached_property
     def full_digest(self) -> str:
-        """Digest of the settings that affect a surrogate: equal digests mean comparable surrogates on any machine.
+        """Digest of the settings that affect a surrogate: equal digests mean comparable surrogates
+        on any machine.
 
-        The location of the data, the device and the coordinator's own settings are left out, so a simulation and a
-        deployment of the same federation have the same digest.
+        The location of the data, the device and the coordinator's own settings are left out, so a
+        simulation and a deployment of the same federation have the same digest.
         """
         own = self.settings
         chosen = {
@@ -144,7 +158,8 @@ class Run:
         }
         for section, keys in self.method.digest.items():
             chosen[section] = getattr(own, section).model_dump(include=set(keys))
-        # Only for such runs: so other runs keep their old digest, and stored surrogates stay comparable.
+        # Only for such runs: so other runs keep their old digest, and stored surrogates stay
+        # comparable.
         if own.fedpft.seal:
             chosen["seal"] = True
         if own.fedpft.bits != 16:
@@ -152,15 +167,28 @@ class Run:
         if self.power != 1:
             chosen["power"] = self.power
         if own.secure_sum:
-            chosen["secure-sum"] = [getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS]
+            chosen["secure-sum"] = [
+                getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
+            ]
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
     @property
     def digest_keys(self) -> tuple[str, ...]:
         """The flat keys of the settings that the digest covers."""
         keys = ["method", "seed", "classes", "backbone", "image-size", "epsilon", "delta"]
-        keys += [f"{section}.{kebab(name)}" for section, names in self.method.digest.items() for name in names]
-        return (*keys, "fedpft.seal", "fedpft.bits", "features.power", "secure-sum", *SECURE_SUM_KEYS)
+        keys += [
+            f"{section}.{kebab(name)}"
+            for section, names in self.method.digest.items()
+            for name in names
+        ]
+        return (
+            *keys,
+            "fedpft.seal",
+            "fedpft.bits",
+            "features.power",
+            "secure-sum",
+            *SECURE_SUM_KEYS,
+        )
 
     def _check(self) -> None:
         """Raise ConfigError for settings that do not agree."""
@@ -171,38 +199,60 @@ class Run:
         self._check_method(budget)
         self._check_defence()
         if own.partition == "column" and not own.site_column:
-            raise ConfigError("partition = 'column' needs site-column, the column that names each record's site")
+            raise ConfigError(
+                "partition = 'column' needs site-column, the column that names each record's site"
+            )
 
     def _check_budget(self, budget: str) -> None:
         own = self.settings
         if bool(own.epsilon) != bool(own.delta):
             raise ConfigError(
-                f"{budget}: set both (delta far below one over a site's number of records, such as 1e-5), or neither (0) to "
-                "run without differential privacy"
+                f"{budget}: set both (delta far below one over a site's number of records, such as "
+                "1e-5), or neither (0) to run without differential privacy"
             )
         if own.epsilon and own.fedpft.privacy == "none":
-            raise ConfigError(f"{budget}, but fedpft.privacy = 'none'; remove fedpft.privacy, or epsilon and delta")
-        if not own.epsilon and own.fedpft.privacy not in ("auto", "none"):
-            raise ConfigError(f"fedpft.privacy = {own.fedpft.privacy!r} needs a budget; set epsilon and delta")
-        if own.fedpft.public and not own.epsilon:
-            raise ConfigError(f"fedpft.public = {own.fedpft.public!r} works only with privacy; set epsilon and delta")
-        if own.epsilon and own.backbone in OF_IMAGE_SIZE and not own.image_size and own.data in OF_IMAGES:
             raise ConfigError(
-                f"{budget}, but backbone = {own.backbone!r} with image-size = 0: the dimension would disclose the size of "
-                "a site's images; set image-size"
+                f"{budget}, but fedpft.privacy = 'none'; remove fedpft.privacy, or epsilon and "
+                "delta"
+            )
+        if not own.epsilon and own.fedpft.privacy not in ("auto", "none"):
+            raise ConfigError(
+                f"fedpft.privacy = {own.fedpft.privacy!r} needs a budget; set epsilon and delta"
+            )
+        if own.fedpft.public and not own.epsilon:
+            raise ConfigError(
+                f"fedpft.public = {own.fedpft.public!r} works only with privacy; set epsilon and "
+                "delta"
+            )
+        if (
+            own.epsilon
+            and own.backbone in OF_IMAGE_SIZE
+            and not own.image_size
+            and own.data in OF_IMAGES
+        ):
+            raise ConfigError(
+                f"{budget}, but backbone = {own.backbone!r} with image-size = 0: the dimension "
+                "would disclose the size of a site's images; set image-size"
             )
 
     def _check_sums(self) -> None:
         own = self.settings
         if own.secure_sum and not (self.plan.counts or METHODS[own.method].summable):
             names = " or ".join(repr(method.name) for method in METHODS.values() if method.summable)
-            raise ConfigError(f"secure-sum = true, but what method = {own.method!r} combines is not a sum; use {names}")
+            raise ConfigError(
+                f"secure-sum = true, but what method = {own.method!r} combines is not a sum; use "
+                f"{names}"
+            )
         if own.features.projection and not own.secure_sum:
             raise ConfigError(
-                f"features.projection = {own.features.projection!r} works only with secure-sum = true; set both, or none"
+                f"features.projection = {own.features.projection!r} works only with secure-sum = "
+                "true; set both, or none"
             )
         if own.secure_sum and own.fedpft.seal:
-            raise ConfigError("secure-sum = true and fedpft.seal = true: a sealed chain has no sum; remove one of them")
+            raise ConfigError(
+                "secure-sum = true and fedpft.seal = true: a sealed chain has no sum; remove one "
+                "of them"
+            )
 
     def _check_method(self, budget: str) -> None:
         own, plan = self.settings, self.plan
@@ -210,34 +260,52 @@ class Run:
             raise ConfigError(f"method = {own.method!r} needs a budget; set epsilon and delta")
         if own.epsilon and plan.privacy is None:
             *names, last = (repr(method.name) for method in METHODS.values() if method.private)
-            raise ConfigError(f"{budget}, but method = {own.method!r} does not support it; use {', '.join(names)} or {last}")
+            raise ConfigError(
+                f"{budget}, but method = {own.method!r} does not support it; use "
+                f"{', '.join(names)} or {last}"
+            )
         for name in ("order", "seal"):
             if getattr(own.fedpft, name) and name not in plan.allows:
-                raise ConfigError(f"fedpft.{name} works only in a chain; set fedpft.topology = 'chain', or remove it")
+                raise ConfigError(
+                    f"fedpft.{name} works only in a chain; set fedpft.topology = 'chain', or "
+                    "remove it"
+                )
         if plan.refusal:
             raise ConfigError(plan.refusal)
         if own.resume and plan.kind not in ("rounds", "chain"):
             raise ConfigError(
-                f"resume = {own.resume!r}: method = {own.method!r} has no rounds, so there is nothing to continue; remove "
-                "resume, and start the run again"
+                f"resume = {own.resume!r}: method = {own.method!r} has no rounds, so there is "
+                "nothing to continue; remove resume, and start the run again"
             )
         trained = self.trained
         if trained.noise_multiplier and not own.epsilon:
             raise ConfigError(
-                f"noise-multiplier = {trained.noise_multiplier:g} needs epsilon, the limit of the privacy loss; set it"
+                f"noise-multiplier = {trained.noise_multiplier:g} needs epsilon, the limit of the "
+                "privacy loss; set it"
             )
-        if not isinstance(trained, DPCVAESettings) and trained.augment and trained.kind != "convnet":
-            raise ConfigError(f"augment = {', '.join(trained.augment)} works only on images; set model = 'convnet'")
+        if (
+            not isinstance(trained, DPCVAESettings)
+            and trained.augment
+            and trained.kind != "convnet"
+        ):
+            raise ConfigError(
+                f"augment = {', '.join(trained.augment)} works only on images; set model = "
+                "'convnet'"
+            )
 
     def _check_defence(self) -> None:
         own, defences = self.settings, self.plan.defences
         if 0 < own.max_share < 1:
-            raise ConfigError(f"max-share = {own.max_share:g}: must be at least 1 (the median weight), or 0 for no cap")
+            raise ConfigError(
+                f"max-share = {own.max_share:g}: must be at least 1 (the median weight), or 0 for "
+                "no cap"
+            )
         allowed = ("auto", *defences.available)
         if own.defence not in allowed:
             use = " or ".join(map(repr, allowed))
             raise ConfigError(
-                f"defence = {own.defence!r} is not defined for method = {self.method.name!r}{defences.reason}; use {use}"
+                f"defence = {own.defence!r} is not defined for method = "
+                f"{self.method.name!r}{defences.reason}; use {use}"
             )
 
 
@@ -245,7 +313,8 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
     """Parse a flat run-config such as {"method": "fedpft", "fedpft.rank": 64}.
 
     Args:
-        flat: keys of `[tool.flwr.app.config]` in pyproject.toml, and their values; missing ones have their defaults.
+        flat: keys of `[tool.flwr.app.config]` in pyproject.toml, and their values; missing ones
+            have their defaults.
 
     Returns:
         The run.

@@ -1,6 +1,7 @@
 """Safe parsing of received protobuf messages: their size in memory is estimated before parsing.
 
-Two bytes on the wire can become an empty message of a hundred bytes in memory, so a payload limit alone is not enough.
+Two bytes on the wire can become an empty message of a hundred bytes in memory, so a payload limit
+alone is not enough.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from google.protobuf.message import DecodeError, Message
 
 from common.errors import SurrogateError
 
-# Maximum number of fields: ten times the need of ten thousand classes, or of a relay with a thousand surrogates.
+# Maximum number of fields: ten times the need of ten thousand classes, or of a relay with a
+# thousand surrogates.
 MOST_FIELDS = 2**17
 # Maximum bytes of packed integers: two per label, for at most 2**20 synthetic records.
 MOST_PACKED = 2**21
@@ -47,7 +49,9 @@ def read_message(message: Message, payload: bytes, name: str) -> None:
 
 
 def _count(message: Message, payload: bytes) -> None:
-    """Count the fields without building any object. Raises SurrogateError, DecodeError or IndexError."""
+    """Count the fields without building any object. Raises SurrogateError, DecodeError or
+    IndexError.
+    """
     waiting = [(message.DESCRIPTOR, 0, len(payload))]
     fields = packed = 0
     while waiting:
@@ -65,13 +69,17 @@ def _count(message: Message, payload: bytes) -> None:
                 if field.message_type is not None:
                     waiting.append((field.message_type, start, at))
             else:
-                at = _varint(payload, at)[1] if wire == _VARINT else at + (8 if wire == _EIGHT else 4)
+                at = (
+                    _varint(payload, at)[1]
+                    if wire == _VARINT
+                    else at + (8 if wire == _EIGHT else 4)
+                )
             if at > end:
                 raise DecodeError("a field that ends after its message")
             if fields > MOST_FIELDS or packed > MOST_PACKED:
                 raise SurrogateError(
-                    f"{len(payload)} bytes that would become a message of more than {MOST_FIELDS} fields, or {MOST_PACKED} "
-                    "bytes of packed numbers"
+                    f"{len(payload)} bytes that would become a message of more than {MOST_FIELDS} "
+                    f"fields, or {MOST_PACKED} bytes of packed numbers"
                 )
 
 
@@ -82,7 +90,9 @@ def _wires(field: Any) -> tuple[int, ...]:
 
 
 def _varint(payload: bytes, at: int) -> tuple[int, int]:
-    """A number and its end position. Raises IndexError at the end of the bytes, DecodeError for more than 64 bits."""
+    """A number and its end position. Raises IndexError at the end of the bytes, DecodeError for
+    more than 64 bits.
+    """
     value = shift = 0
     while True:
         byte = payload[at]

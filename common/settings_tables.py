@@ -15,8 +15,12 @@ from common.methods import METHODS
 from common.settings.flat import Scalar
 
 
-def setting_tables(rows: Sequence[Description], key: str, one_method: bool = False) -> Iterator[Table]:
-    """A table with all facts of the setting `key`, or else one for each section. one_method: methods are not named."""
+def setting_tables(
+    rows: Sequence[Description], key: str, one_method: bool = False
+) -> Iterator[Table]:
+    """A table with all facts of the setting `key`, or else one for each section. one_method:
+    methods are not named.
+    """
     if [row.key for row in rows] == [key]:
         yield _one(rows[0])
         return
@@ -29,7 +33,12 @@ def _one(row: Description) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in (
-        *(("setting", row.key), ("meaning", row.text), ("kind", row.kind), ("default", _shown(row.default))),
+        *(
+            ("setting", row.key),
+            ("meaning", row.text),
+            ("kind", row.kind),
+            ("default", _shown(row.default)),
+        ),
         *(("range", row.range), ("unit", row.unit), ("methods", _names(row.methods))),
     ):
         if text:
@@ -45,7 +54,13 @@ def _section(section: str, rows: Sequence[Description], one_method: bool) -> Tab
     methods, count = Counter(row.methods for row in rows).most_common(1)[0]
     if 2 * count <= len(rows):
         methods = tuple(method for method in METHODS if any(method in row.methods for row in rows))
-    title = f"section {section}" if section else "settings of every run" if methods else "settings of a site"
+    title = (
+        f"section {section}"
+        if section
+        else "settings of every run"
+        if methods
+        else "settings of a site"
+    )
     table = Table(
         Column("setting", no_wrap=True),
         Column("default", overflow="fold"),

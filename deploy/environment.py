@@ -1,11 +1,13 @@
-"""Make a Python environment that has exactly the packages of the lock, or check one that exists: `make setup`.
+"""Make a Python environment that has exactly the packages of the lock, or check one that exists:
+`make setup`.
 
     python3 deploy/environment.py .venv                    # for development: all extras and tools
-    python3 deploy/environment.py .venv --torch cpu        # without libraries for GPUs: 2.6 GB in place of 7.4
-    python3 deploy/environment.py /opt/env --extras core simulation
+    python3 deploy/environment.py .venv --torch cpu        # without libraries for GPUs: 2.6 GB in
+    place of 7.4 python3 deploy/environment.py /opt/env --extras core simulation
 
-Needs Python 3.11 or newer with venv, and pip's index of packages, or files that `PIP_FIND_LINKS` names. It prints what it
-does. An environment that already has these versions is left as it is, and nothing is printed.
+Needs Python 3.11 or newer with venv, and pip's index of packages, or files that `PIP_FIND_LINKS`
+names. It prints what it does. An environment that already has these versions is left as it is, and
+nothing is printed.
 """
 
 # An older Python must be able to read this file, so that it can name the version that is needed.
@@ -30,39 +32,69 @@ VENV_HINT = "Debian and Ubuntu: apt install python3-venv. "
 MARGIN = 1.3
 """Free disk that is asked for, per MB that stays: pip unpacks each package beside its archive."""
 REASONS = (
-    (r"No space left", "The disk is full. Name an environment on another one: make setup VENV=/path"),
-    (r"DO NOT MATCH THE HASHES", "A file is not the one that the lock names. Use another index, or find out who changed it"),
+    (
+        r"No space left",
+        "The disk is full. Name an environment on another one: make setup VENV=/path",
+    ),
+    (
+        r"DO NOT MATCH THE HASHES",
+        "A file is not the one that the lock names. Use another index, or find out who changed it",
+    ),
     (
         r"Could not find a version|No matching distribution|Connection|timed out|Temporary failure|CERTIFICATE|ProxyError",
-        "pip has no such file. With TORCH=cpu, TORCH_INDEX must have builds with +cpu in their version. "
-        "pip reads PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_CERT and HTTPS_PROXY; "
-        "without a network, collect the files elsewhere: pip download -d DIR --no-deps -r requirements.lock",
+        "pip has no such file. With TORCH=cpu, TORCH_INDEX must have builds with +cpu in their "
+        "version. pip reads PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_CERT and "
+        "HTTPS_PROXY; without a network, collect the files elsewhere: pip download -d DIR "
+        "--no-deps -r requirements.lock",
     ),
 )
 
 
 def main() -> None:
     """The command line; see above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the environment; it is made if it is not there")
-    parser.add_argument("--extras", nargs="+", default=["dev"], metavar="EXTRA", help="of pyproject.toml; core: none")
+    parser.add_argument(
+        "--extras",
+        nargs="+",
+        default=["dev"],
+        metavar="EXTRA",
+        help="of pyproject.toml; core: none",
+    )
     parser.add_argument(
         "--torch",
         choices=("auto", "gpu", "cpu"),
         default="auto",
-        help="cpu: torch from --torch-index, without libraries for GPUs. auto: as it is in the environment, else gpu",
+        help="cpu: torch from --torch-index, without libraries for GPUs. auto: as it is in the "
+        "environment, else gpu",
     )
-    parser.add_argument("--torch-index", default=TORCH_INDEX, metavar="URL", help="an index that has torch's build for CPUs")
-    parser.add_argument("--lock", type=Path, default=ROOT / "requirements.lock", metavar="FILE", help="another lock")
+    parser.add_argument(
+        "--torch-index",
+        default=TORCH_INDEX,
+        metavar="URL",
+        help="an index that has torch's build for CPUs",
+    )
+    parser.add_argument(
+        "--lock", type=Path, default=ROOT / "requirements.lock", metavar="FILE", help="another lock"
+    )
     asked = parser.parse_args()
     if sys.version_info < NEEDED:
         shown = ".".join(map(str, NEEDED))
-        sys.exit(f"Python {shown} or newer is needed, this is {_python()}: make PYTHON=/path/to/python{shown}")
+        sys.exit(
+            f"Python {shown} or newer is needed, this is {_python()}: make "
+            f"PYTHON=/path/to/python{shown}"
+        )
     sys.path[:0] = [str(ROOT / "deploy"), str(ROOT)]
     asked.folder = folder = asked.folder.expanduser().resolve()
     _check_folder(folder)
     try:
-        wrong = _differences(folder, asked) if (folder / "pyvenv.cfg").exists() else ["there is no environment"]
+        wrong = (
+            _differences(folder, asked)
+            if (folder / "pyvenv.cfg").exists()
+            else ["there is no environment"]
+        )
         if wrong:
             if asked.torch == "auto":
                 asked.torch = _kind(folder)
@@ -73,22 +105,31 @@ def main() -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """End the program if the folder is something else than an environment with a Python that serves."""
+    """End the program if the folder is something else than an environment with a Python that
+    serves.
+    """
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not (folder / "pyvenv.cfg").exists():
-        sys.exit(f"{folder} is not empty, and no Python environment; name another folder: make setup VENV=/path")
+        sys.exit(
+            f"{folder} is not empty, and no Python environment; name another folder: make setup "
+            "VENV=/path"
+        )
     code = f"import sys; sys.exit(sys.version_info < {NEEDED})"
     try:
         works = (
-            subprocess.run([str(folder / "bin" / "python"), "-c", code], capture_output=True, check=False).returncode == 0
+            subprocess.run(
+                [str(folder / "bin" / "python"), "-c", code], capture_output=True, check=False
+            ).returncode
+            == 0
         )
     except OSError:
         works = False
     if not works:
         sys.exit(
-            f"the Python of the environment in {folder} does not start, or is older than {'.'.join(map(str, NEEDED))}; "
-            "remove that folder, or name another: make setup VENV=/path"
+            f"the Python of the environment in {folder} does not start, or is older than "
+            f"{'.'.join(map(str, NEEDED))}; remove that folder, or name another: make setup "
+            "VENV=/path"
         )
 
 
@@ -102,8 +143,16 @@ def _kind(folder: Path) -> str:
     code = "import importlib.metadata; print(importlib.metadata.version('torch'))"
     python = folder / "bin" / "python"
     if python.exists():
-        done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
-        found = "cpu" if done.stdout.strip().endswith("+cpu") else "gpu" if done.stdout.strip() else found
+        done = subprocess.run(
+            [str(python), "-c", code], capture_output=True, text=True, check=False
+        )
+        found = (
+            "cpu"
+            if done.stdout.strip().endswith("+cpu")
+            else "gpu"
+            if done.stdout.strip()
+            else found
+        )
     return str(found)
 
 
@@ -116,9 +165,17 @@ def _read_stamp(folder: Path) -> dict[str, object]:
 
 
 def stamp_of(lock: Path, extras: list[str], torch: str) -> dict[str, object]:
-    """What the last step of an installation writes into the environment; without it the installation is not complete."""
+    """What the last step of an installation writes into the environment; without it the
+    installation is not complete.
+    """
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()
-    return {"lock": digest, "extras": sorted(extras), "torch": torch, "checkout": str(ROOT), "complete": True}
+    return {
+        "lock": digest,
+        "extras": sorted(extras),
+        "torch": torch,
+        "checkout": str(ROOT),
+        "complete": True,
+    }
 
 
 def _install(folder: Path, asked: argparse.Namespace) -> None:
@@ -132,9 +189,15 @@ def _install(folder: Path, asked: argparse.Namespace) -> None:
     download, disk = locked.sizes[asked.torch]
     print(f"Setting up {folder}: {len(installed)} packages at the versions of {asked.lock.name}.")
     if not list(folder.glob("lib/python*/site-packages/torch/__init__.py")):
-        print(f"About {download:,} MB to download, {disk:,} MB on disk; 2 to 15 minutes, as fast as the network.")
+        print(
+            f"About {download:,} MB to download, {disk:,} MB on disk; 2 to 15 minutes, as fast as "
+            "the network."
+        )
         if asked.torch == "gpu":
-            print("Most of it is torch with its libraries for GPUs. Without a GPU: make setup TORCH=cpu")
+            print(
+                "Most of it is torch with its libraries for GPUs. Without a GPU: make setup "
+                "TORCH=cpu"
+            )
         _check_disk(folder, disk)
     if not (folder / "pyvenv.cfg").exists():
         _make(folder)
@@ -143,36 +206,77 @@ def _install(folder: Path, asked: argparse.Namespace) -> None:
     _check_pip(python, folder)
     stamp = stamp_of(asked.lock, asked.extras, asked.torch)
     (folder / STAMP).write_text(json.dumps(stamp | {"complete": False}))
-    pip = [str(python), "-m", "pip", "install", "--no-deps", "--progress-bar", "off", "--disable-pip-version-check"]
+    pip = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--progress-bar",
+        "off",
+        "--disable-pip-version-check",
+    ]
     other = _kind(folder) != asked.torch
     if asked.torch == "cpu":
         pins = "\n".join(lock.torch_pins(locked, names))
-        _run([*pip, "--extra-index-url", asked.torch_index], pins, folder, len(lock.TORCH), force=other)
+        _run(
+            [*pip, "--extra-index-url", asked.torch_index],
+            pins,
+            folder,
+            len(lock.TORCH),
+            force=other,
+        )
     lines = locked.part(names if asked.torch == "gpu" else lock.without_gpu(names))
     if asked.torch == "gpu" and other:
-        _run([*pip, "--require-hashes"], locked.part(set(lock.TORCH) & names), folder, len(lock.TORCH), force=True)
+        _run(
+            [*pip, "--require-hashes"],
+            locked.part(set(lock.TORCH) & names),
+            folder,
+            len(lock.TORCH),
+            force=True,
+        )
     _run([*pip, "--require-hashes"], lines, folder, len(installed))
     # Nothing but the command lines and the path of this checkout: all that it needs is there.
-    _run([*pip, "--no-build-isolation", "--force-reinstall", "--editable", str(ROOT)], "", folder, 0)
+    _run(
+        [*pip, "--no-build-isolation", "--force-reinstall", "--editable", str(ROOT)], "", folder, 0
+    )
     for words in (["-m", "pip", "check"], ["-c", IMPORTS]):
-        done = subprocess.run([str(python), *words], capture_output=True, text=True, check=False, cwd=ROOT)
+        done = subprocess.run(
+            [str(python), *words], capture_output=True, text=True, check=False, cwd=ROOT
+        )
         if done.returncode:
-            sys.exit(f"The packages are installed, but they do not work together:\n{done.stdout}{done.stderr}")
+            sys.exit(
+                "The packages are installed, but they do not work "
+                f"together:\n{done.stdout}{done.stderr}"
+            )
     (folder / STAMP).write_text(json.dumps(stamp))
     if wrong := _differences(folder, asked):
         (folder / STAMP).unlink()
         sys.exit("After the installation these packages are wrong: {}".format("; ".join(wrong)))
     size = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir()) / 1e6
-    print(f"Done in {(time.monotonic() - began) / 60:.1f} minutes: {size:,.0f} MB, every version and import checked.")
+    print(
+        f"Done in {(time.monotonic() - began) / 60:.1f} minutes: {size:,.0f} MB, every version and "
+        "import checked."
+    )
 
 
 def _check_pip(python: Path, folder: Path) -> None:
     """An environment of uv, or one whose making was interrupted, has no pip."""
-    if subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run(
+            [str(python), "-m", "pip", "--version"], capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
         return
-    done = subprocess.run([str(python), "-m", "ensurepip", "--upgrade"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(python), "-m", "ensurepip", "--upgrade"], capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        sys.exit(f"The environment in {folder} has no pip; remove that folder, and set up again. {VENV_HINT}")
+        sys.exit(
+            f"The environment in {folder} has no pip; remove that folder, and set up again. "
+            f"{VENV_HINT}"
+        )
 
 
 def _check_disk(folder: Path, needed: float) -> None:
@@ -186,7 +290,9 @@ def _check_disk(folder: Path, needed: float) -> None:
 
 
 def _make(folder: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         said = (done.stdout + done.stderr).strip()
         # Otherwise a part of it stays, which looks like an environment.
@@ -196,11 +302,17 @@ def _make(folder: Path) -> None:
 
 
 def _run(command: list[str], lines: str, folder: Path, packages: int, force: bool = False) -> None:
-    """Run pip with these requirements, count the packages that it has collected, and name the reason when it fails."""
+    """Run pip with these requirements, count the packages that it has collected, and name the
+    reason when it fails.
+    """
     said: list[str] = []
     wanted = folder / REQUIREMENTS
     wanted.write_text(lines)
-    command = [*command, *(["--force-reinstall"] if force else []), *(["-r", str(wanted)] if lines else [])]
+    command = [
+        *command,
+        *(["--force-reinstall"] if force else []),
+        *(["-r", str(wanted)] if lines else []),
+    ]
     variables = os.environ | {"PIP_QUIET": "0", "PIP_USER": "0"}
     variables.pop("PYTHONPATH", None)
     try:
@@ -210,10 +322,14 @@ def _run(command: list[str], lines: str, folder: Path, packages: int, force: boo
             collected, shown = 0, 0
             for line in process.stdout or ():
                 said.append(line)
-                collected += line.startswith(("Collecting ", "Processing ", "Requirement already satisfied: "))
+                collected += line.startswith(
+                    ("Collecting ", "Processing ", "Requirement already satisfied: ")
+                )
                 if packages and min(collected, packages) * 4 // packages > shown:
                     shown = min(collected, packages) * 4 // packages
-                    print(f"  {min(collected, packages)} of {packages} packages are here", flush=True)
+                    print(
+                        f"  {min(collected, packages)} of {packages} packages are here", flush=True
+                    )
                 if line.startswith("Installing collected packages") and packages:
                     print("  unpacking", flush=True)
     finally:
@@ -221,15 +337,22 @@ def _run(command: list[str], lines: str, folder: Path, packages: int, force: boo
     if process.returncode:
         text = "".join(said)
         hints = [hint for pattern, hint in REASONS if re.search(pattern, text)]
-        sys.exit("pip failed:\n{}{}".format("".join(said[-15:]), "".join(f"\n{hint}." for hint in hints[:1])))
+        sys.exit(
+            "pip failed:\n{}{}".format(
+                "".join(said[-15:]), "".join(f"\n{hint}." for hint in hints[:1])
+            )
+        )
 
 
 def _differences(folder: Path, asked: argparse.Namespace) -> list[str]:
-    """What this environment lacks, or has at another version than the lock; empty if it is as the lock says."""
+    """What this environment lacks, or has at another version than the lock; empty if it is as the
+    lock says.
+    """
     torch = _kind(folder) if asked.torch == "auto" else asked.torch
     stamp, wanted = _read_stamp(folder), stamp_of(asked.lock, asked.extras, torch)
     if stamp and not os.access(folder, os.W_OK):
-        # Of another user: make gives this checkout's path, whatever the commands in the environment have.
+        # Of another user: make gives this checkout's path, whatever the commands in the environment
+        # have.
         stamp["checkout"] = str(ROOT)
     if stamp != wanted:
         return ["it was not set up to the end, or for another lock, checkout or build of torch"]
@@ -238,9 +361,19 @@ def _differences(folder: Path, asked: argparse.Namespace) -> list[str]:
 
 def _wrong_versions(python: Path, asked: argparse.Namespace, torch: str) -> list[str]:
     """The packages of an environment that are not there, or at another version than in the lock."""
-    command = [str(python), "-c", CHECK, str(ROOT), str(asked.lock.absolute()), torch, *asked.extras]
+    command = [
+        str(python),
+        "-c",
+        CHECK,
+        str(ROOT),
+        str(asked.lock.absolute()),
+        torch,
+        *asked.extras,
+    ]
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=python.parent, env=variables)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=python.parent, env=variables
+    )
     if done.returncode:
         return [(done.stderr.strip().splitlines() or ["its Python does not start"])[-1]]
     return done.stdout.splitlines()

@@ -1,12 +1,14 @@
 """The lock: every package of every extra at one version, and every file of it by its hash.
 
-    python3 deploy/lock.py print core simulation   # what these extras need, for `pip install --require-hashes --no-deps -r`
-    python3 deploy/lock.py renew                   # `make lock`: resolve again; needs uv and an index of packages
-    python3 deploy/lock.py outdated                # `make outdated`: what has a newer version, and who holds it back
-    python3 deploy/lock.py oldest FILE             # a lock for `make test-oldest`: the oldest versions that are allowed
+    python3 deploy/lock.py print core simulation   # what these extras need, for `pip install
+    --require-hashes --no-deps -r` python3 deploy/lock.py renew                   # `make lock`:
+    resolve again; needs uv and an index of packages python3 deploy/lock.py outdated
+    # `make outdated`: what has a newer version, and who holds it back python3 deploy/lock.py oldest
+    FILE             # a lock for `make test-oldest`: the oldest versions that are allowed
 
-`print` needs nothing but Python: images are built with it. The head of the lock has the names of the packages of each extra,
-and the size of a whole installation, because pip's format cannot say either.
+`print` needs nothing but Python: images are built with it. The head of the lock has the names of
+the packages of each extra, and the size of a whole installation, because pip's format cannot say
+either.
 """
 
 import argparse
@@ -43,9 +45,11 @@ class Lock:
     """A lock that has been read.
 
     Attributes:
-        entries: pip's lines by the package's normal name; several where the version depends on that of Python.
+        entries: pip's lines by the package's normal name; several where the version depends on that
+            of Python.
         sets: normal names of the packages by extra, and by CORE.
-        sizes: MB to download and MB on disk, by "gpu" and "cpu", of an installation for development.
+        sizes: MB to download and MB on disk, by "gpu" and "cpu", of an installation for
+            development.
     """
 
     entries: Mapping[str, tuple[str, ...]]
@@ -53,21 +57,30 @@ class Lock:
     sizes: Mapping[str, tuple[int, int]]
 
     def names(self, extras: Collection[str]) -> frozenset[str]:
-        """Normal names of the packages that these extras need. Raises ValueError for an extra that is not there."""
+        """Normal names of the packages that these extras need. Raises ValueError for an extra that
+        is not there.
+        """
         if unknown := sorted(set(extras) - set(self.sets)):
-            raise ValueError(f"no extra {', '.join(unknown)} in {LOCK.name}; there are {', '.join(sorted(self.sets))}")
+            raise ValueError(
+                f"no extra {', '.join(unknown)} in {LOCK.name}; there are "
+                f"{', '.join(sorted(self.sets))}"
+            )
         return frozenset[str]().union(*(self.sets[each] for each in extras))
 
     def part(self, names: Collection[str]) -> str:
         """What pip reads to install these packages."""
-        return "".join(line for name, lines in self.entries.items() if name in names for line in lines)
+        return "".join(
+            line for name, lines in self.entries.items() if name in names for line in lines
+        )
 
 
 def read(file: Path = LOCK) -> Lock:
     """Read a lock. Raises ValueError where it has no entry, or an entry without a hash."""
     text = file.read_text()
     entries: dict[str, tuple[str, ...]] = {}
-    for found in re.finditer(r"^([A-Za-z0-9][\w.-]*)==[^\n]*\n(?:[ ]+[^\n]*\n)*", text, re.MULTILINE):
+    for found in re.finditer(
+        r"^([A-Za-z0-9][\w.-]*)==[^\n]*\n(?:[ ]+[^\n]*\n)*", text, re.MULTILINE
+    ):
         if "--hash=sha256:" not in found.group():
             raise ValueError(f"{file.name}: {found.group(1)} has no hash")
         name = normal(found.group(1))
@@ -76,20 +89,28 @@ def read(file: Path = LOCK) -> Lock:
         raise ValueError(f"{file.name} has no package")
     if not text.endswith(END):
         raise ValueError(f"{file.name} is damaged, its end is missing; take it from the repository")
-    sets = {name: frozenset(names.split()) for name, names in re.findall(r"^# extra (\S+): (.*)$", text, re.MULTILINE)}
+    sets = {
+        name: frozenset(names.split())
+        for name, names in re.findall(r"^# extra (\S+): (.*)$", text, re.MULTILINE)
+    }
     if lacking := sorted(frozenset[str]().union(*sets.values()) - set(entries)):
         raise ValueError(
-            f"{file.name} is damaged, it has no entry for {', '.join(lacking[:5])}; take it from the repository"
+            f"{file.name} is damaged, it has no entry for {', '.join(lacking[:5])}; take it from "
+            "the repository"
         )
     sizes = {
         kind: (int(download), int(disk))
-        for kind, download, disk in re.findall(r"^# size (\S+): (\d+) MB to download, (\d+) MB on disk", text, re.MULTILINE)
+        for kind, download, disk in re.findall(
+            r"^# size (\S+): (\d+) MB to download, (\d+) MB on disk", text, re.MULTILINE
+        )
     }
     return Lock(entries, sets, sizes)
 
 
 def versions_of(lines: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Version and marker of each entry of a package; the marker is empty where the version holds everywhere."""
+    """Version and marker of each entry of a package; the marker is empty where the version holds
+    everywhere.
+    """
     for line in lines:
         first = line.splitlines()[0].rstrip(" \\")
         version, _, marker = first.partition("==")[2].partition(";")
@@ -103,15 +124,23 @@ def without_gpu(names: Collection[str]) -> frozenset[str]:
 
 def with_build(names: Collection[str], torch: str) -> frozenset[str]:
     """The packages of an environment with this build of torch, "gpu" or "cpu"."""
-    return without_gpu(names) | frozenset(TORCH) & frozenset(names) if torch == "cpu" else frozenset(names)
+    return (
+        without_gpu(names) | frozenset(TORCH) & frozenset(names)
+        if torch == "cpu"
+        else frozenset(names)
+    )
 
 
 def torch_pins(lock: Lock, names: Collection[str]) -> list[str]:
-    """Builds for processors of torch and torchvision, at the versions of the lock. They are other files, so without hashes.
+    """Builds for processors of torch and torchvision, at the versions of the lock. They are other
+    files, so without hashes.
 
-    With "+cpu", so that no index without such builds can give one for GPUs, which does not start without their libraries.
+    With "+cpu", so that no index without such builds can give one for GPUs, which does not start
+    without their libraries.
     """
-    return [f"{name}=={next(versions_of(lock.entries[name]))[0]}+cpu" for name in TORCH if name in names]
+    return [
+        f"{name}=={next(versions_of(lock.entries[name]))[0]}+cpu" for name in TORCH if name in names
+    ]
 
 
 def normal(name: str) -> str:
@@ -120,18 +149,25 @@ def normal(name: str) -> str:
 
 
 def renew(file: Path = LOCK) -> None:
-    """Resolve all extras again, each package at the newest version that is allowed, and write the lock."""
+    """Resolve all extras again, each package at the newest version that is allowed, and write the
+    lock.
+    """
     from importlib.metadata import version
 
     if version("torch").endswith("+cpu"):
-        sys.exit("the lock says how large an environment for GPUs is: renew it in one that was set up with TORCH=gpu")
+        sys.exit(
+            "the lock says how large an environment for GPUs is: renew it in one that was set up "
+            "with TORCH=gpu"
+        )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     entries = _compile("--all-extras", "--generate-hashes")
     with_sizes = tomllib.loads(_compile("--all-extras", "--format", "pylock.toml"))
     pins = file.with_suffix(".pins")
     pins.write_text(re.sub(r" \\\n(?: +--hash.*\n)+", "\n", entries))
     try:
-        wanted: dict[str, list[str]] = {CORE: []} | {name: ["--extra", name] for name in project["optional-dependencies"]}
+        wanted: dict[str, list[str]] = {CORE: []} | {
+            name: ["--extra", name] for name in project["optional-dependencies"]
+        }
         sets = {
             name: sorted(set(_names(_compile("-c", str(pins), "--no-annotate", *options))))
             for name, options in sorted(wanted.items())
@@ -140,25 +176,49 @@ def renew(file: Path = LOCK) -> None:
         pins.unlink()
     head = HEAD + "".join(f"# extra {name}: {' '.join(names)}\n" for name, names in sets.items())
     download, disk = _downloads(with_sizes, sets["dev"]), _on_disk()
-    for kind, names, more in (("gpu", frozenset(sets["dev"]), (0, 0)), ("cpu", without_gpu(sets["dev"]), TORCH_OF_CPU)):
+    for kind, names, more in (
+        ("gpu", frozenset(sets["dev"]), (0, 0)),
+        ("cpu", without_gpu(sets["dev"]), TORCH_OF_CPU),
+    ):
         sizes = (
-            sum(size.get(name, 0) for name in names) + extra for size, extra in zip((download, disk), more, strict=True)
+            sum(size.get(name, 0) for name in names) + extra
+            for size, extra in zip((download, disk), more, strict=True)
         )
         head += "# size {}: {:.0f} MB to download, {:.0f} MB on disk\n".format(kind, *sizes)
     file.write_text(head + entries + END)
 
 
 def oldest(file: Path) -> None:
-    """Write a lock for development with the oldest allowed version of each package that pyproject.toml names."""
+    """Write a lock for development with the oldest allowed version of each package that
+    pyproject.toml names.
+    """
     entries = _compile("--extra", "dev", "--generate-hashes", "--resolution", "lowest-direct")
-    sizes = [line for line in LOCK.read_text().splitlines(keepends=True) if line.startswith("# size ")]
-    file.write_text(f"# extra dev: {' '.join(sorted(set(_names(entries))))}\n{''.join(sizes)}{entries}{END}")
+    sizes = [
+        line for line in LOCK.read_text().splitlines(keepends=True) if line.startswith("# size ")
+    ]
+    file.write_text(
+        f"# extra dev: {' '.join(sorted(set(_names(entries))))}\n{''.join(sizes)}{entries}{END}"
+    )
 
 
 def _compile(*options: str) -> str:
-    command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--quiet", "--universal", "--no-header"]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "pyproject.toml",
+        "--quiet",
+        "--universal",
+        "--no-header",
+    ]
     done = subprocess.run(
-        [*command, "--python-version", PYTHON, *options], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+        [*command, "--python-version", PYTHON, *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     if done.returncode:
         sys.exit("uv found no set of versions; its reason stands above")
@@ -194,22 +254,43 @@ def _on_disk() -> dict[str, float]:
     found = {}
     for each in distributions():
         places = [Path(str(file.locate())) for file in each.files or ()]
-        found[normal(each.name)] = sum(place.stat().st_size for place in places if place.is_file()) / 1e6
+        found[normal(each.name)] = (
+            sum(place.stat().st_size for place in places if place.is_file()) / 1e6
+        )
     return found
 
 
 def outdated() -> Iterator[tuple[str, str, str, str]]:
-    """Packages of this environment with a newer version: name, version here, newest, and who holds it back."""
+    """Packages of this environment with a newer version: name, version here, newest, and who holds
+    it back.
+    """
     from importlib.metadata import distributions
 
     from packaging.requirements import Requirement
 
-    command = [sys.executable, "-m", "uv", "pip", "list", "--outdated", "--format", "json", "--python", sys.executable]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "list",
+        "--outdated",
+        "--format",
+        "json",
+        "--python",
+        sys.executable,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit("the index did not answer; its reason stands above")
-    lines = [(each.name, Requirement(line)) for each in distributions() for line in each.requires or ()]
-    needed = [(name, each) for name, each in lines if each.marker is None or each.marker.evaluate({"extra": ""})]
+    lines = [
+        (each.name, Requirement(line)) for each in distributions() for line in each.requires or ()
+    ]
+    needed = [
+        (name, each)
+        for name, each in lines
+        if each.marker is None or each.marker.evaluate({"extra": ""})
+    ]
     for package in json.loads(done.stdout):
         name, newest = normal(package["name"]), package["latest_version"]
         holders = {
@@ -222,13 +303,23 @@ def outdated() -> Iterator[tuple[str, str, str, str]]:
 
 def main(arguments: Collection[str] | None = None) -> None:
     """The command line; see above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     printing = commands.add_parser("print", help="what some extras need, as pip reads it")
-    printing.add_argument("extras", nargs="+", metavar="EXTRA", help=f"an extra of pyproject.toml, or {CORE}")
+    printing.add_argument(
+        "extras", nargs="+", metavar="EXTRA", help=f"an extra of pyproject.toml, or {CORE}"
+    )
     torch = printing.add_mutually_exclusive_group()
-    torch.add_argument("--without-torch", action="store_true", help="leave out torch, torchvision and libraries of GPUs")
-    torch.add_argument("--only-torch", action="store_true", help="only torch and torchvision, with no hashes")
+    torch.add_argument(
+        "--without-torch",
+        action="store_true",
+        help="leave out torch, torchvision and libraries of GPUs",
+    )
+    torch.add_argument(
+        "--only-torch", action="store_true", help="only torch and torchvision, with no hashes"
+    )
     commands.add_parser("renew", help="resolve all extras again")
     commands.add_parser("outdated", help="list newer versions")
     old = commands.add_parser("oldest", help="write a lock with the oldest allowed versions")

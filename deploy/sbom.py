@@ -1,7 +1,8 @@
-"""Print all software of this environment (SBOM) as CycloneDX 1.5 JSON: Python packages, and Debian's if there are any.
+"""Print all software of this environment (SBOM) as CycloneDX 1.5 JSON: Python packages, and
+Debian's if there are any.
 
-Uses the standard library only. Usage: python sbom.py [dpkg status file]. The same environment always gives the same bytes;
-with SOURCE_DATE_EPOCH set, also the same time.
+Uses the standard library only. Usage: python sbom.py [dpkg status file]. The same environment
+always gives the same bytes; with SOURCE_DATE_EPOCH set, also the same time.
 """
 
 import json
@@ -20,7 +21,9 @@ MAIN = "fedsurrogate"
 
 
 def python_packages() -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Each installed Python package as a component, and the references of the packages that it requires."""
+    """Each installed Python package as a component, and the references of the packages that it
+    requires.
+    """
     installed = {_plain(each.name): each for each in distributions() if each.name}
     references = {name: f"pkg:pypi/{name}@{each.version}" for name, each in installed.items()}
     for name in sorted(installed):
@@ -33,7 +36,10 @@ def python_packages() -> Iterator[tuple[dict[str, Any], list[str]]]:
         }
         if text := _licence(installed[name]):
             component["licenses"] = [{"license": {"name": text}}]
-        needed = {_plain(re.split(r"[\s;<>=!~\[(]", line, maxsplit=1)[0]) for line in installed[name].requires or ()}
+        needed = {
+            _plain(re.split(r"[\s;<>=!~\[(]", line, maxsplit=1)[0])
+            for line in installed[name].requires or ()
+        }
         yield component, sorted(references[each] for each in needed if each in references)
 
 
@@ -42,7 +48,9 @@ def debian_packages(status: Path) -> Iterator[dict[str, Any]]:
     if not status.is_file():
         return
     for entry in status.read_text(errors="replace").split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Version|Status|Architecture): (.*)$", entry, re.MULTILINE))
+        fields = dict(
+            re.findall(r"^(Package|Version|Status|Architecture): (.*)$", entry, re.MULTILINE)
+        )
         if fields.get("Status", "").endswith(" installed"):
             purl = f"pkg:deb/debian/{fields['Package']}@{fields['Version']}?arch={fields['Architecture']}"
             yield {
@@ -57,8 +65,12 @@ def debian_packages(status: Path) -> Iterator[dict[str, Any]]:
 def bom(status: Path = DPKG) -> dict[str, Any]:
     """The whole document."""
     found = list(python_packages())
-    components = [component for component, _ in found] + sorted(debian_packages(status), key=lambda each: str(each["purl"]))
-    main = next((each for each in components if each["name"] == MAIN), {"type": "application", "name": MAIN})
+    components = [component for component, _ in found] + sorted(
+        debian_packages(status), key=lambda each: str(each["purl"])
+    )
+    main = next(
+        (each for each in components if each["name"] == MAIN), {"type": "application", "name": MAIN}
+    )
     moment = int(os.environ.get("SOURCE_DATE_EPOCH") or datetime.now(UTC).timestamp())
     identity = json.dumps([each["purl"] for each in components])
     return {
@@ -66,9 +78,14 @@ def bom(status: Path = DPKG) -> dict[str, Any]:
         "specVersion": "1.5",
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, identity)}",
         "version": 1,
-        "metadata": {"timestamp": datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "component": main},
+        "metadata": {
+            "timestamp": datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "component": main,
+        },
         "components": [each for each in components if each is not main],
-        "dependencies": [{"ref": component["bom-ref"], "dependsOn": needed} for component, needed in found],
+        "dependencies": [
+            {"ref": component["bom-ref"], "dependsOn": needed} for component, needed in found
+        ],
     }
 
 
@@ -81,7 +98,11 @@ def _licence(package: Distribution) -> str:
     named = str(package.metadata.get("License-Expression") or package.metadata.get("License") or "")
     if named and "\n" not in named and len(named) <= 80:
         return named
-    kinds = [str(each) for each in package.metadata.get_all("Classifier") or () if str(each).startswith("License ::")]
+    kinds = [
+        str(each)
+        for each in package.metadata.get_all("Classifier") or ()
+        if str(each).startswith("License ::")
+    ]
     return kinds[0].rpartition(" :: ")[2] if kinds else ""
 
 

@@ -10,11 +10,11 @@
     result = fs.simulate([(x_a, y_a), (x_b, y_b)], epsilon=2.0, delta=1e-5)
     result.accuracy, result.bytes, result.report()
 
-    table = fs.sweep(10, data=images, backbone="torchvision:resnet18", grid={"epsilon": [1.0, 8.0]}, delta=1e-5)
-    table.to_frame(), table.plot("accuracy.png")
+    table = fs.sweep(10, data=images, backbone="torchvision:resnet18", grid={"epsilon": [1.0, 8.0]},
+    delta=1e-5) table.to_frame(), table.plot("accuracy.png")
 
-Settings are keyword arguments: those of the run (`epsilon=2.0`), those of the method's section by their own name
-(`rank=16`), and those of other sections as `section__key` (`head__epochs=5`).
+Settings are keyword arguments: those of the run (`epsilon=2.0`), those of the method's section by
+their own name (`rank=16`), and those of other sections as `section__key` (`head__epochs=5`).
 
 `fit` decides nothing about release: a hospital's policy and ledger do, in the `site` command.
 """

@@ -1,4 +1,6 @@
-"""Images and labels as users have them: PIL images, files, arrays, tensors, and data sets of (image, label) pairs."""
+"""Images and labels as users have them: PIL images, files, arrays, tensors, and data sets of
+(image, label) pairs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from torch import Tensor
 
 from common.errors import DataError
 
-# What a data set may be: anything with `__len__` and `__getitem__`, an array or tensor of several images, or an iterable.
+# What a data set may be: anything with `__len__` and `__getitem__`, an array or tensor of several
+# images, or an iterable.
 Images = Any
 SHAPES = "(height, width), (height, width, 3) or (3, height, width)"
 
@@ -35,8 +38,8 @@ def records_of(data: Images) -> Iterator[tuple[int, Any, Any]]:
             yield number, item[0], item[1]
         elif isinstance(item, tuple | dict):
             raise DataError(
-                f"record {number} is a {type(item).__name__} of {len(item)}; a record is an image, or a pair (image, label) "
-                "with one label"
+                f"record {number} is a {type(item).__name__} of {len(item)}; a record is an image, "
+                "or a pair (image, label) with one label"
             )
         else:
             yield number, item, None
@@ -45,12 +48,19 @@ def records_of(data: Images) -> Iterator[tuple[int, Any, Any]]:
 def is_labelled(item: Any) -> bool:
     """Whether an item is a pair of an image and one label."""
     # Two numbers are a row of an array, not an image with its label.
-    return isinstance(item, tuple | list) and len(item) == 2 and _is_label(item[1]) and not _is_number(item[0])
+    return (
+        isinstance(item, tuple | list)
+        and len(item) == 2
+        and _is_label(item[1])
+        and not _is_number(item[0])
+    )
 
 
 def _items(data: Images) -> Iterable[Any]:
     if isinstance(data, str | Path):
-        raise DataError(f"'{data}' is one file or folder; give a list of files, images, or a data set")
+        raise DataError(
+            f"'{data}' is one file or folder; give a list of files, images, or a data set"
+        )
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         # Not `iter`: a data set need not raise IndexError behind its last record.
         return (data[number] for number in range(len(data)))
@@ -67,7 +77,11 @@ def _is_label(value: Any) -> bool:
     if isinstance(value, str | int | float | np.generic):
         return True
     # Some data sets return a label as an array of one number.
-    return isinstance(value, Tensor | np.ndarray) and value.ndim <= 1 and int(np.prod(value.shape)) == 1
+    return (
+        isinstance(value, Tensor | np.ndarray)
+        and value.ndim <= 1
+        and int(np.prod(value.shape)) == 1
+    )
 
 
 def label_of(value: Any, number: int) -> object:
@@ -89,8 +103,8 @@ def picture(image: Any, number: int) -> Image.Image:
     """An image in RGB.
 
     Args:
-        image: a PIL image, the path of a file, or an array or tensor (8 bits, or floating point in 0
-            to 1).
+        image: a PIL image, the path of a file, or an array or tensor (8 bits, or floating point in
+            0 to 1).
         number: of the record, for the error.
 
     Raises:
@@ -107,12 +121,14 @@ def picture(image: Any, number: int) -> Image.Image:
     if isinstance(image, Tensor | np.ndarray):
         return Image.fromarray(_pixels(image, number)).convert("RGB")
     raise DataError(
-        f"record {number}: {type(image).__name__} is no image; give PIL images, paths, arrays or tensors, or a module of "
-        "your own"
+        f"record {number}: {type(image).__name__} is no image; give PIL images, paths, arrays or "
+        "tensors, or a module of your own"
     )
 
 
-def _pixels(image: Tensor | np.ndarray[Any, Any], number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _pixels(
+    image: Tensor | np.ndarray[Any, Any], number: int
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """(height, width) or (height, width, 3), 8 bits."""
     values = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
     shape = tuple(values.shape)
@@ -125,15 +141,21 @@ def _pixels(image: Tensor | np.ndarray[Any, Any], number: int) -> np.ndarray[Any
             values = values[:, :, 0]
     if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
         raise DataError(
-            f"record {number} of shape {shape} is no image; an image is {SHAPES}; for other records give a module of your "
-            "own as the backbone"
+            f"record {number} of shape {shape} is no image; an image is {SHAPES}; for other "
+            "records give a module of your own as the backbone"
         )
     low, high = float(values.min()), float(values.max())
     whole = not np.issubdtype(values.dtype, np.floating)
     limit = 255 if whole else 1
     if not (low >= 0 and high <= limit):
-        kind = "integers, which must lie in 0 to 255" if whole else "floating point, which must lie in 0 to 1"
-        raise DataError(f"record {number} has values from {low:g} to {high:g} in {kind}; scale them")
+        kind = (
+            "integers, which must lie in 0 to 255"
+            if whole
+            else "floating point, which must lie in 0 to 1"
+        )
+        raise DataError(
+            f"record {number} has values from {low:g} to {high:g} in {kind}; scale them"
+        )
     scaled = values.astype(np.float32) * (1 if whole else 255)
     if values.dtype == np.bool_:
         scaled *= 255
@@ -155,9 +177,13 @@ def tensor_of(value: Any, number: int) -> Tensor:
         DataError: for a value that is no image, array or tensor.
     """
     if isinstance(value, str | Path | Image.Image):
-        return torch.from_numpy(np.array(picture(value, number), dtype=np.float32) / 255).permute(2, 0, 1)
+        return torch.from_numpy(np.array(picture(value, number), dtype=np.float32) / 255).permute(
+            2, 0, 1
+        )
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"record {number}: {type(value).__name__} is no image, array or tensor ({error})") from error
+        raise DataError(
+            f"record {number}: {type(value).__name__} is no image, array or tensor ({error})"
+        ) from error
     return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor.float()

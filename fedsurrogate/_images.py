@@ -36,7 +36,9 @@ def register_backbone(name: str, module: nn.Module, transform: Transform | None 
         ConfigError: for a name that the product uses.
     """
     if name in ("pixels", "own", "") or ":" in name:
-        raise ConfigError(f"backbone {name!r} is a name of the product; use one without a colon, such as 'mine'")
+        raise ConfigError(
+            f"backbone {name!r} is a name of the product; use one without a colon, such as 'mine'"
+        )
     _own[name] = module, transform
 
 
@@ -66,8 +68,8 @@ def features(
             "python:package.module:function", as at a site; a module or a registered name, which may
             take records that are no images.
         weights_path: file of the backbone's weights.
-        image_size: side in pixels to which images are resized; 0 for the backbone's own, or unchanged
-            pixels.
+        image_size: side in pixels to which images are resized; 0 for the backbone's own, or
+            unchanged pixels.
         device: that computes, such as "cpu", "cuda" or "auto".
         batch_size: images that the backbone takes at once.
 
@@ -123,10 +125,14 @@ def labelled_features(
     """
     take, forward = _parts(backbone, weights_path, image_size, device)
     x, labels = _computed(data, take, forward, batch_size)
-    return x, as_labels([label_of(label, number) for number, label in enumerate(labels)], len(labels))
+    return x, as_labels(
+        [label_of(label, number) for number, label in enumerate(labels)], len(labels)
+    )
 
 
-def records_for(entry: Any, backbone: str | nn.Module | None, options: dict[str, Any]) -> NamedRecords:
+def records_for(
+    entry: Any, backbone: str | nn.Module | None, options: dict[str, Any]
+) -> NamedRecords:
     """Features and class names of an entry.
 
     Args:
@@ -150,7 +156,9 @@ def records_for(entry: Any, backbone: str | nn.Module | None, options: dict[str,
 def are_features(values: Any) -> bool:
     """Whether values are an array (n, d), or could be meant as one, and not images."""
     if isinstance(values, list | tuple):
-        return not values or (not isinstance(values[0], str | Path | Image.Image) and np.ndim(values[0]) <= 1)
+        return not values or (
+            not isinstance(values[0], str | Path | Image.Image) and np.ndim(values[0]) <= 1
+        )
     return hasattr(values, "shape") and len(values.shape) <= 2
 
 
@@ -165,7 +173,9 @@ def _parts(
     return _of_backbone(backbone_of(backbone, weights_path, image_size, device))
 
 
-def backbone_of(name: str, weights_path: str = "", image_size: int = 0, device: str = "auto") -> Backbone:
+def backbone_of(
+    name: str, weights_path: str = "", image_size: int = 0, device: str = "auto"
+) -> Backbone:
     """A backbone of the product, or a function in Python that makes one.
 
     Args:
@@ -210,7 +220,9 @@ def _of_module(own: OwnModule, image_size: int) -> tuple[Take, Callable[[Tensor]
             tensor = transform(picture(value, number) if isinstance(value, str | Path) else value)
             if not isinstance(tensor, Tensor):
                 what = type(tensor).__name__
-                raise DataError(f"the transform returns {what} for record {number}; it must return a tensor")
+                raise DataError(
+                    f"the transform returns {what} for record {number}; it must return a tensor"
+                )
             return tensor
         return resized(picture(value, number)) if image_size else tensor_of(value, number)
 
@@ -222,18 +234,28 @@ def _of_module(own: OwnModule, image_size: int) -> tuple[Take, Callable[[Tensor]
                 output = module.eval()(batch.to(place))
         except RuntimeError as error:
             reason = str(error).split("\n")[0]
-            raise DataError(f"the module cannot take a batch of shape {tuple(batch.shape)}: {reason}") from error
+            raise DataError(
+                f"the module cannot take a batch of shape {tuple(batch.shape)}: {reason}"
+            ) from error
         finally:
             module.train(training)
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(batch):
-            what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            raise DataError(f"the module returns {what} for {len(batch)} records; it must be (n, d)")
+            what = (
+                f"shape {tuple(output.shape)}"
+                if isinstance(output, Tensor)
+                else type(output).__name__
+            )
+            raise DataError(
+                f"the module returns {what} for {len(batch)} records; it must be (n, d)"
+            )
         return output
 
     return take, forward
 
 
-def _computed(data: Images, take: Take, forward: Callable[[Tensor], Tensor], batch_size: int) -> tuple[Tensor, list[Any]]:
+def _computed(
+    data: Images, take: Take, forward: Callable[[Tensor], Tensor], batch_size: int
+) -> tuple[Tensor, list[Any]]:
     """Features of all records, and their labels, None where there is none."""
     parts: list[Tensor] = []
     labels: list[Any] = []
@@ -244,7 +266,8 @@ def _computed(data: Images, take: Take, forward: Callable[[Tensor], Tensor], bat
         shape = shape or taken.shape
         if taken.shape != shape:
             raise DataError(
-                f"record 0 has shape {tuple(shape)} and record {number} {tuple(taken.shape)}; set image_size, or resize them"
+                f"record 0 has shape {tuple(shape)} and record {number} {tuple(taken.shape)}; set "
+                "image_size, or resize them"
             )
         labels.append(label)
         batch.append(taken)

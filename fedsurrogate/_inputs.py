@@ -39,7 +39,9 @@ def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
         {'method': 'fedpft', 'fedpft.rank': 8, 'head.epochs': 5}
     """
     known, description = set(known_keys(Settings)), method_named(method)
-    sections = dict.fromkeys((method, description.shown, description.usual.training.section, "head"))
+    sections = dict.fromkeys(
+        (method, description.shown, description.usual.training.section, "head")
+    )
     flat: dict[str, Scalar] = {"method": method}
     for name, value in given.items():
         key = name.replace("__", ".").replace("_", "-")
@@ -79,11 +81,17 @@ def as_features(values: Array) -> Tensor:
     """
     features = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
     if features.ndim != 2 or not len(features):
-        raise DataError(f"features of shape {tuple(features.shape)}; they must be of shape (n, d) with n at least 1")
+        raise DataError(
+            f"features of shape {tuple(features.shape)}; they must be of shape (n, d) with n at "
+            "least 1"
+        )
     features = features.detach().to("cpu", torch.float32)
     if not features.isfinite().all():
         row = int((~features.isfinite().all(1)).nonzero()[0])
-        raise DataError(f"features hold NaN or infinity, first in row {row}; remove those rows or compute them again")
+        raise DataError(
+            f"features hold NaN or infinity, first in row {row}; remove those rows or compute them "
+            "again"
+        )
     return features
 
 
@@ -105,12 +113,23 @@ def as_labels(values: Array, count: int) -> list[str]:
         ['1', '0']
     """
     listed = values.tolist() if isinstance(values, Tensor) else np.asarray(values).tolist()
-    if not isinstance(listed, list) or len(listed) != count or any(isinstance(each, list) for each in listed):
-        raise DataError(f"{np.shape(values)} labels for {count} records; give one label for each record")
-    return [str(int(each)) if isinstance(each, float) and each.is_integer() else str(each) for each in listed]
+    if (
+        not isinstance(listed, list)
+        or len(listed) != count
+        or any(isinstance(each, list) for each in listed)
+    ):
+        raise DataError(
+            f"{np.shape(values)} labels for {count} records; give one label for each record"
+        )
+    return [
+        str(int(each)) if isinstance(each, float) and each.is_integer() else str(each)
+        for each in listed
+    ]
 
 
-def labelled(features: Array, labels: Array, classes: Sequence[object] | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+def labelled(
+    features: Array, labels: Array, classes: Sequence[object] | None
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Features with class indices.
 
     Args:
@@ -145,6 +164,6 @@ def check_budget(epsilon: float, classes: Sequence[object] | None) -> None:
     """
     if epsilon and classes is None:
         raise ConfigError(
-            f"epsilon = {epsilon:g} without classes: the list of a site's classes would show which ones it has; name "
-            "all classes of the run, such as classes=range(10)"
+            f"epsilon = {epsilon:g} without classes: the list of a site's classes would show which "
+            "ones it has; name all classes of the run, such as classes=range(10)"
         )

@@ -92,12 +92,15 @@ class Model:
         return float(np.mean(right))
 
     def _features(self, features: Array) -> Tensor:
-        """Features as the model needs them: raised to its power. Raises DataError for another dimension."""
+        """Features as the model needs them: raised to its power. Raises DataError for another
+        dimension.
+        """
         x = as_features(features)
         if x.shape[1] != self.classifier.dimension:
             raise DataError(
-                f"the features have {x.shape[1]} dimensions, and the model needs {self.classifier.dimension}; compute "
-                "them with the backbone and the image size of the run"
+                f"the features have {x.shape[1]} dimensions, and the model needs "
+                f"{self.classifier.dimension}; compute them with the backbone and the image size "
+                "of the run"
             )
         return raised(x, power_in(self.classifier.header.fingerprint))
 
@@ -113,7 +116,8 @@ class Model:
 
 
 class ImageModel(Model):
-    """A model of a signed file. It knows its backbone, so it takes images as well as features (n, d).
+    """A model of a signed file. It knows its backbone, so it takes images as well as features (n,
+    d).
 
     Args:
         model: that was read from the file.
@@ -179,17 +183,26 @@ class ImageModel(Model):
         return None if scores is None else torch.stack(scores, 1).numpy()
 
     def _prepared(self, images: Images) -> Tensor:
-        """Features (n, d), before the power. Raises BackboneError for a backbone other than the model's."""
+        """Features (n, d), before the power. Raises BackboneError for a backbone other than the
+        model's.
+        """
         if are_features(images):
             return as_features(images)
         if self._backbone is None:
             run, (weights_path, device) = self.manifest.run_config(), self._place
-            loaded = backbone_of(run.settings.backbone, weights_path, run.settings.image_size, device)
+            loaded = backbone_of(
+                run.settings.backbone, weights_path, run.settings.image_size, device
+            )
             wanted = self.manifest.fingerprint
-            if (fingerprint := with_power(loaded.fingerprint_at(self.manifest.dimension), power_in(wanted))) != wanted:
+            if (
+                fingerprint := with_power(
+                    loaded.fingerprint_at(self.manifest.dimension), power_in(wanted)
+                )
+            ) != wanted:
                 raise BackboneError(
-                    f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has "
-                    f"{fingerprint[:16]}; give the file of its weights as weights_path"
+                    f"the model is for a backbone with fingerprint {wanted[:16]}, but "
+                    f"{run.settings.backbone!r} here has {fingerprint[:16]}; give the file of its "
+                    "weights as weights_path"
                 )
             self._backbone = loaded
         # At 16 bits, as a site computes features.

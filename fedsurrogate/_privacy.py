@@ -10,7 +10,9 @@ from fedsurrogate._inputs import Array
 from fedsurrogate._surrogate import Surrogate, fit
 
 
-def epsilon(noise_multiplier: float, delta: float, *, sample_rate: float = 1.0, steps: int = 1) -> float:
+def epsilon(
+    noise_multiplier: float, delta: float, *, sample_rate: float = 1.0, steps: int = 1
+) -> float:
     """Epsilon at `delta` of Gaussian releases together, for adding or removing one record.
 
     Args:
@@ -35,7 +37,9 @@ def epsilon(noise_multiplier: float, delta: float, *, sample_rate: float = 1.0, 
     return epsilon_spent([GaussianEvent(noise_multiplier, sample_rate, steps)], delta)
 
 
-def noise_multiplier(epsilon: float, delta: float, *, sample_rate: float = 1.0, steps: int = 1) -> float:
+def noise_multiplier(
+    epsilon: float, delta: float, *, sample_rate: float = 1.0, steps: int = 1
+) -> float:
     """The smallest noise multiplier with which releases stay within (epsilon, delta).
 
     The inverse of `epsilon`.

@@ -53,8 +53,8 @@ class Result:
         """
         if (accuracy := self._accuracy()) is None:
             raise RunError(
-                f"the run in '{self.folder}' did not measure the accuracy on all test records; see metrics['accuracy'], "
-                "which has what the sites measured"
+                f"the run in '{self.folder}' did not measure the accuracy on all test records; see "
+                "metrics['accuracy'], which has what the sites measured"
             )
         return accuracy
 
@@ -78,8 +78,8 @@ class Result:
         file = self.folder / "model.safetensors"
         if not file.exists():
             raise RunError(
-                f"method = {self._settings()['method']!r}: this run has no model for all sites, because heads stay at the "
-                "sites; accuracy and metrics have what they achieved"
+                f"method = {self._settings()['method']!r}: this run has no model for all sites, "
+                "because heads stay at the sites; accuracy and metrics have what they achieved"
             )
         return Model(load_model(file))
 
@@ -91,11 +91,16 @@ class Result:
         """
         accuracy, sent = self.metrics["accuracy"]["per_site"], self.metrics["bytes"]["up_per_site"]
         names = sorted(accuracy.keys() | sent.keys())
-        rows = [{"site": name, "accuracy": accuracy.get(name), "bytes": sent.get(name)} for name in names]
+        rows = [
+            {"site": name, "accuracy": accuracy.get(name), "bytes": sent.get(name)}
+            for name in names
+        ]
         return data_frame(rows).set_index("site")
 
     def report(self) -> Path:
-        """The page with figures and tables, an HTML file; drawn at the first call, because that takes seconds."""
+        """The page with figures and tables, an HTML file; drawn at the first call, because that
+        takes seconds.
+        """
         page = self.folder / "report.html"
         return page if page.exists() else write_report(self.folder)
 
@@ -132,7 +137,9 @@ class Simulation:
     flat: Mapping[str, Scalar] = field(default_factory=dict)
     own: Mapping[str, Scalar] = field(default_factory=dict)
 
-    def run(self, settings: Mapping[str, Scalar], output_dir: str | Path, on_event: OnEvent) -> Path:
+    def run(
+        self, settings: Mapping[str, Scalar], output_dir: str | Path, on_event: OnEvent
+    ) -> Path:
         """Run the federation.
 
         Args:
@@ -149,7 +156,10 @@ class Simulation:
         from server_app.deployment.local_engine import run_here
 
         flat = dict(self.flat) | dict(settings) | {"output-dir": str(output_dir)}
-        nodes = [{"partition-id": index, "num-partitions": self.count} | dict(self.own) for index in range(self.count)]
+        nodes = [
+            {"partition-id": index, "num-partitions": self.count} | dict(self.own)
+            for index in range(self.count)
+        ]
         with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as folder:
             if self.records is not None:
                 names, classes = _write(self.records, self.test, Path(folder))
@@ -182,24 +192,34 @@ def gather(
     """
     flat: dict[str, Scalar] = {}
     if backbone == OWN_BACKBONE:
-        raise ConfigError("backbone = 'own' stands for a module of a site; give the module, or its name, as the backbone")
+        raise ConfigError(
+            "backbone = 'own' stands for a module of a site; give the module, or its name, as the "
+            "backbone"
+        )
     if backbone is not None:
         flat["backbone"] = OWN_BACKBONE if is_own(backbone) else str(backbone)
     if isinstance(sites, int) and sites < 1:
         raise ConfigError(f"sites = {sites}; a simulation needs at least one")
     if isinstance(sites, int) and (data is None or isinstance(data, str)):
         if test is not None:
-            raise ConfigError("test is for data of your own; the data that settings name have their own test records")
+            raise ConfigError(
+                "test is for data of your own; the data that settings name have their own test "
+                "records"
+            )
         if not is_own(backbone):
             return Simulation(sites, flat=flat | ({} if data is None else {"data": data}))
         if not isinstance(backbone, str) or not backbone.startswith("python:"):
             raise ConfigError(
-                "sites that read files make the backbone themselves; give it as 'python:package.module:function', or give "
-                "the images as data"
+                "sites that read files make the backbone themselves; give it as "
+                "'python:package.module:function', or give the images as data"
             )
-        return Simulation(sites, flat=flat | ({} if data is None else {"data": data}), own={"backbone": backbone})
+        return Simulation(
+            sites, flat=flat | ({} if data is None else {"data": data}), own={"backbone": backbone}
+        )
     if data is not None and not isinstance(sites, int):
-        raise ConfigError("sites and data both hold records; give a number of sites with data, or the sites alone")
+        raise ConfigError(
+            "sites and data both hold records; give a number of sites with data, or the sites alone"
+        )
     options = {key: value for key, value in settings.items() if key in OF_BACKBONE}
     entries = [data] if isinstance(sites, int) else list(sites)
     records = [records_for(entry, backbone, options) for entry in entries]
@@ -250,8 +270,11 @@ def simulate(
     return Result(run, json.loads((run / "metrics.json").read_text()))
 
 
-def _write(known: Sequence[NamedRecords], extra: NamedRecords | None, folder: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Write records as files, which sites read as their data. Returns names of the data sets, and classes.
+def _write(
+    known: Sequence[NamedRecords], extra: NamedRecords | None, folder: Path
+) -> tuple[list[str], tuple[str, ...]]:
+    """Write records as files, which sites read as their data. Returns names of the data sets, and
+    classes.
 
     known: of each site, or all in one, which the sites share. extra: the test records.
     """
@@ -259,14 +282,20 @@ def _write(known: Sequence[NamedRecords], extra: NamedRecords | None, folder: Pa
         raise DataError("no site; give at least one")
     everything = [*known, *([extra] if extra else [])]
     if len(dimensions := {x.shape[1] for x, _ in everything}) > 1:
-        raise DataError(f"features of {' and '.join(map(str, sorted(dimensions)))} dimensions; all sites need the same")
+        raise DataError(
+            f"features of {' and '.join(map(str, sorted(dimensions)))} dimensions; all sites need "
+            "the same"
+        )
     classes = in_class_order({name for _, labels in everything for name in labels})
     if wrong := [name for name in classes if "," in name or name != name.strip()]:
         raise DataError(f"class {wrong[0]!r} contains a comma or ends with a space; rename it")
     index = {name: number for number, name in enumerate(classes)}
 
     def save(name: str, x: torch.Tensor, labels: Sequence[str]) -> None:
-        content = {"x": x.contiguous(), "y": torch.tensor([index[label] for label in labels], dtype=torch.int64)}
+        content = {
+            "x": x.contiguous(),
+            "y": torch.tensor([index[label] for label in labels], dtype=torch.int64),
+        }
         save_file(content, folder / f"{name}.safetensors", {"classes": ",".join(classes)})
 
     names = [f"site-{number}" for number in range(len(known))]

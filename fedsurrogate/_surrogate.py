@@ -68,8 +68,8 @@ class Surrogate:
         own = self.config.settings
         budget = f"epsilon {own.epsilon:g}" if own.epsilon else "no privacy"
         return (
-            f"Surrogate(site {self.site!r}, {own.method}, {len(self.classes)} classes, dimension {self.dimension}, "
-            f"{len(self.payload)} bytes, {budget})"
+            f"Surrogate(site {self.site!r}, {own.method}, {len(self.classes)} classes, dimension "
+            f"{self.dimension}, {len(self.payload)} bytes, {budget})"
         )
 
 
@@ -198,13 +198,17 @@ def load(path: str | Path, **settings: Any) -> Surrogate | Model:
     if file.is_dir():
         file = file / "model.safetensors"
         if not file.is_file():
-            raise SurrogateError(f"'{path}' has no model.safetensors: it is no run folder, or its run did not finish")
+            raise SurrogateError(
+                f"'{path}' has no model.safetensors: it is no run folder, or its run did not finish"
+            )
     if file.suffix == ".safetensors":
         return Model(load_model(file))
     try:
         payload = file.read_bytes()
     except OSError as error:
-        raise SurrogateError(f"'{path}' cannot be read ({error.strerror}); give a .pb or .safetensors file") from error
+        raise SurrogateError(
+            f"'{path}' cannot be read ({error.strerror}); give a .pb or .safetensors file"
+        ) from error
     method = settings.pop("method", "fedpft")
     return _surrogate(payload, config_of(method, settings))
 

@@ -34,7 +34,9 @@ class Sweep:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One table row for each run: the varied settings, accuracy, bytes, epsilon spent, seconds, folder, error."""
+        """One table row for each run: the varied settings, accuracy, bytes, epsilon spent, seconds,
+        folder, error.
+        """
         return [trial.row() for trial in self.trials]
 
     @property
@@ -43,7 +45,9 @@ class Sweep:
         return [trial for trial in self.trials if trial.error]
 
     def summary(self) -> list[Summary]:
-        """One row for each combination of settings: mean and standard deviation of the accuracy over the seeds."""
+        """One row for each combination of settings: mean and standard deviation of the accuracy
+        over the seeds.
+        """
         return summarise(self.trials)
 
     def to_frame(self) -> Any:
@@ -66,7 +70,11 @@ class Sweep:
         return figure
 
     def __repr__(self) -> str:
-        best = max((each for each in self.summary() if each.accuracy is not None), key=_accuracy, default=None)
+        best = max(
+            (each for each in self.summary() if each.accuracy is not None),
+            key=_accuracy,
+            default=None,
+        )
         shown = "" if best is None else f", best mean accuracy {best.accuracy:.4f} at {best.varied}"
         return f"Sweep({len(self.trials)} runs, {len(self.failed)} failed{shown})"
 
@@ -113,7 +121,9 @@ def sweep(
 
     def flat(varied: Varied) -> dict[str, Scalar]:
         given = merged(fixed, varied)
-        return flat_settings(str(given["method"]), {key: given[key] for key in given.keys() - {"method", "backbone"}})
+        return flat_settings(
+            str(given["method"]), {key: given[key] for key in given.keys() - {"method", "backbone"}}
+        )
 
     def named_backbone(varied: Varied) -> str | nn.Module | None:
         return str(varied["backbone"]) if "backbone" in varied else backbone

@@ -24,11 +24,19 @@ def main(grid: Grid, context: Context) -> None:
     from server_app.federate import federate
     from strategies.base.registered import Registered
 
-    federate(config, grid, context.run_id, None if simulated else Registered.here(os.environ), simulated=simulated)
+    federate(
+        config,
+        grid,
+        context.run_id,
+        None if simulated else Registered.here(os.environ),
+        simulated=simulated,
+    )
 
 
 def _wait_for_ray(config: Run, run_id: int) -> None:
-    """Wait until Flower's simulation has started Ray. If it does not start, the run folder says why; raises RunError."""
+    """Wait until Flower's simulation has started Ray. If it does not start, the run folder says
+    why; raises RunError.
+    """
     from server_app.lifecycle.ray_start import ray_start
 
     with ray_start() as problem:

@@ -17,7 +17,15 @@ from strategies.counting.evaluated import payload_of, read_model
 
 # Of a simulated run, the settings that decide which records its sites have.
 RECORDS = (
-    *("data", "data-dir", "dataset", "label-column", "patient-column", "site-column", "weights-path"),
+    *(
+        "data",
+        "data-dir",
+        "dataset",
+        "label-column",
+        "patient-column",
+        "site-column",
+        "weights-path",
+    ),
     *("partition", "alpha", "classes-per-site"),
 )
 
@@ -42,7 +50,10 @@ class CountingBudget:
 
     def settings(self) -> dict[str, Scalar]:
         """As settings of a run."""
-        budget: dict[str, Scalar] = {"epsilon": self.epsilon, "delta": self.delta if self.epsilon else 0.0}
+        budget: dict[str, Scalar] = {
+            "epsilon": self.epsilon,
+            "delta": self.delta if self.epsilon else 0.0,
+        }
         return budget | ({"secure-sum": True} if self.secure_sum else {})
 
 
@@ -68,16 +79,33 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
         features = feature_settings(config)
         if read_json(source, "manifest.json").get("simulated") is True:
             kept = config.settings.model_dump(by_alias=True, mode="json")
-            more = {key: ",".join(kept[key]) if isinstance(kept[key], list) else kept[key] for key in RECORDS}
-            simulated = int(as_number(at(read_json(source, "metrics.json"), "sites", "invited")) or 0)
+            more = {
+                key: ",".join(kept[key]) if isinstance(kept[key], list) else kept[key]
+                for key in RECORDS
+            }
+            simulated = int(
+                as_number(at(read_json(source, "metrics.json"), "sites", "invited")) or 0
+            )
     elif source.is_file():
         file, features = source, read_signed_model(source).manifest.settings
     else:
-        raise ConfigError(f"{str(source)!r} is neither a run folder nor a model file; name one of them")
+        raise ConfigError(
+            f"{str(source)!r} is neither a run folder nor a model file; name one of them"
+        )
     model = read_model(file)
     digest = payload_of(model)[1]
-    counting = {"counting.kind": "evaluation", "counting.model": str(file.absolute()), "counting.digest": digest}
-    return {**features, **more, **_named(model.header.classes), **counting, **privacy.settings()}, simulated
+    counting = {
+        "counting.kind": "evaluation",
+        "counting.model": str(file.absolute()),
+        "counting.digest": digest,
+    }
+    return {
+        **features,
+        **more,
+        **_named(model.header.classes),
+        **counting,
+        **privacy.settings(),
+    }, simulated
 
 
 def survey_settings(classes: tuple[str, ...], privacy: CountingBudget) -> dict[str, Scalar]:
@@ -105,4 +133,8 @@ def _named(classes: tuple[str, ...]) -> dict[str, Scalar]:
 def rows_of(result: Mapping[str, object]) -> list[tuple[str, dict[str, object]]]:
     """The classes of a result with their measures, for tables."""
     classes = result.get("classes")
-    return [(str(name), dict(each)) for name, each in classes.items()] if isinstance(classes, dict) else []
+    return (
+        [(str(name), dict(each)) for name, each in classes.items()]
+        if isinstance(classes, dict)
+        else []
+    )

@@ -1,4 +1,6 @@
-"""One federation: run the strategy, write the run folder, write the report. It holds no mathematics."""
+"""One federation: run the strategy, write the run folder, write the report. It holds no
+mathematics.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from strategies import Federation, Grid, strategy_of
 from strategies.base.outcome import Outcome
 from strategies.base.registered import Registered
 
-STOPPED = "Flower ended this app: the run was stopped, or the SuperLink or SuperExec above the app ended or was restarted"
+STOPPED = (
+    "Flower ended this app: the run was stopped, or the SuperLink or SuperExec above the "
+    "app ended or was restarted"
+)
 
 log = logging.getLogger("flwr")
 
@@ -100,7 +105,9 @@ def _signer(config: Run, flower_run_id: int) -> Callable[[Outcome], SignedModel]
         private = signing_key(Path(config.settings.output_dir), os.environ)
         sampler = None if outcome.learned is None else outcome.learned.sample
         used = outcome.count("used")
-        return make_signed_model(outcome.model, config, sampler, str(flower_run_id), used, private, outcome.units)
+        return make_signed_model(
+            outcome.model, config, sampler, str(flower_run_id), used, private, outcome.units
+        )
 
     return sign
 

@@ -1,4 +1,5 @@
-"""Complete the folder of a run that did not record its own end: first its end is written, then its report is drawn.
+"""Complete the folder of a run that did not record its own end: first its end is written, then its
+report is drawn.
 
 Reading a run folder changes nothing, so commands and monitors call this before they read.
 """
@@ -15,7 +16,8 @@ from server_app.runs.reader import current_metrics
 
 
 def complete_killed(*folders: Path) -> None:
-    """Record the ends of runs whose writers were killed, and draw their reports. Other runs stay as they are.
+    """Record the ends of runs whose writers were killed, and draw their reports. Other runs stay as
+    they are.
 
     Args:
         folders: run folders; one that cannot be read or written stays as it is.
@@ -25,7 +27,9 @@ def complete_killed(*folders: Path) -> None:
 
 
 def final_metrics(folder: Path) -> Json:
-    """The metrics of a run, after the end of a killed one is recorded; empty if they may not be read."""
+    """The metrics of a run, after the end of a killed one is recorded; empty if they may not be
+    read.
+    """
     complete_killed(folder)
     with suppress(OSError):
         return current_metrics(folder)[0]

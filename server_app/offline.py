@@ -1,4 +1,6 @@
-"""Offline exchange: the coordinator signs a request, and learns from the files with which sites reply to it."""
+"""Offline exchange: the coordinator signs a request, and learns from the files with which sites
+reply to it.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,26 @@ from strategies.base.receipts import stored_receipts
 from strategies.pooling.public_mean import read_centre
 
 # Settings that matter only on the coordinator's machine, or name a file there.
-AT_HOME = ("output-dir", "resume", "data-dir", "weights-path", "device", "fedpft.public", "deadline", "grace", "compare")
+AT_HOME = (
+    "output-dir",
+    "resume",
+    "data-dir",
+    "weights-path",
+    "device",
+    "fedpft.public",
+    "deadline",
+    "grace",
+    "compare",
+)
 
 HERE = ("output-dir", "device", "quorum", "sites")
 
 Content = tuple[str, bytes] | SurrogateError
 
 
-def make_request(settings: Mapping[str, Scalar], file: Path, private: bytes, days: int = 0) -> Request:
+def make_request(
+    settings: Mapping[str, Scalar], file: Path, private: bytes, days: int = 0
+) -> Request:
     """Write a request for a run, signed with the coordinator's key.
 
     Args:
@@ -46,7 +60,9 @@ def make_request(settings: Mapping[str, Scalar], file: Path, private: bytes, day
         ConfigError: the file exists, or for a run that sites cannot take part in by file.
     """
     if file.exists():
-        raise ConfigError(f"{str(file)!r} exists, and sites may have replied to it already; choose another file")
+        raise ConfigError(
+            f"{str(file)!r} exists, and sites may have replied to it already; choose another file"
+        )
     config = parse_run(settings)
     centre = pack_question(read_centre(config.settings.fedpft.public, config.power))
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}
@@ -86,7 +102,9 @@ def learn_from_files(
     request = read_request(request_file, None)
     request.run()
     if wrong := sorted(set(local) - set(HERE)):
-        raise ConfigError(f"{wrong[0]} is fixed by the request; only {', '.join(HERE)} can be set here")
+        raise ConfigError(
+            f"{wrong[0]} is fixed by the request; only {', '.join(HERE)} can be set here"
+        )
     keys = read_keys(keys_file) if keys_file is not None else {}
     receipts: dict[str, object] = {}
     config = parse_run({**request.settings, **local})
@@ -106,7 +124,11 @@ def learn_from_files(
                     strategy.receipts.take(site, 0, receipt)
             strategy.learn_from(contents)
     except RunError as error:
-        refused = [f"{site.name}: {site.reason}" for site in strategy.outcome.sites.values() if site.fate == "rejected"]
+        refused = [
+            f"{site.name}: {site.reason}"
+            for site in strategy.outcome.sites.values()
+            if site.fate == "rejected"
+        ]
         raise RunError("; ".join([str(error), *refused, f"see {folder.path}"])) from None
     return folder.path
 
@@ -119,13 +141,17 @@ def _inside(run_folders: Sequence[Path]) -> Iterator[Path]:
         yield from inside
 
 
-def _signed(file: Path, request: Request, keys: Mapping[str, bytes], receipts: dict[str, object]) -> Content:
+def _signed(
+    file: Path, request: Request, keys: Mapping[str, bytes], receipts: dict[str, object]
+) -> Content:
     """The site and its surrogate's bytes from a bundle, or the error for which it is refused.
 
     Adds the bundle's receipt of the site's ledger to `receipts`.
     """
     if file.is_dir():
-        return SurrogateError("a folder without a site's signature; add a run folder with --trust-run-folder")
+        return SurrogateError(
+            "a folder without a site's signature; add a run folder with --trust-run-folder"
+        )
     if file.suffix == ".pb":
         return SurrogateError("a surrogate without a site's signature; add it with --unsigned")
     try:
@@ -138,7 +164,9 @@ def _signed(file: Path, request: Request, keys: Mapping[str, bytes], receipts: d
 
 
 def _unsigned(file: Path, site: str, reader: OneShot[Any]) -> Content:
-    """The site and the bytes of an unsigned surrogate. site: the name under which a run folder stores it, "" without one."""
+    """The site and the bytes of an unsigned surrogate. site: the name under which a run folder
+    stores it, "" without one.
+    """
     try:
         content = _read(file)
         name = reader.unpack(content).header.site
@@ -146,13 +174,16 @@ def _unsigned(file: Path, site: str, reader: OneShot[Any]) -> Content:
         return error
     if site and name != site:
         return SurrogateError(
-            f"a surrogate with the site name {name[:64]!r}, but the run folder stores it under {site[:64]!r}"
+            f"a surrogate with the site name {name[:64]!r}, but the run folder stores it under "
+            f"{site[:64]!r}"
         )
     return name, content
 
 
 def _read(file: Path) -> bytes:
-    """Read a file. Raises SurrogateError if it is too large or unreadable, ConfigError if it does not exist."""
+    """Read a file. Raises SurrogateError if it is too large or unreadable, ConfigError if it does
+    not exist.
+    """
     if not file.exists():
         raise ConfigError(f"there is no file {str(file)!r}")
     try:

@@ -24,7 +24,9 @@ from strategies.base.defended import Suspect
 from strategies.base.one_shot import CENTRE_FILE, in_order
 
 
-def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Path, Classifier]:
+def relearn(
+    run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()
+) -> tuple[Path, Classifier]:
     """Learn a head from all stored surrogates except those of some sites.
 
     Every site and class has its own sampling stream. So the head is exactly the head of a run
@@ -49,15 +51,18 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     config = parse_run(settings)
     if config.settings.secure_sum:
         raise RunError(
-            "this run stored only the sum over its sites, and a site cannot be taken out of a secure sum; run again without "
-            "that site, which the sites answer while enough of them take part"
+            "this run stored only the sum over its sites, and a site cannot be taken out of a "
+            "secure sum; run again without that site, which the sites answer while enough of them "
+            "take part"
         )
     if config.settings.fedpft.topology == "chain" and not config.settings.epsilon and without:
         raise RunError(
-            "the last surrogate of a chain stands for the records of all its sites, and one site cannot be removed from "
-            "it; run again without that site"
+            "the last surrogate of a chain stands for the records of all its sites, and one site "
+            "cannot be removed from it; run again without that site"
         )
-    strategy = stored_strategy(config)(config, Unrecorded(), pick_device(config.settings.device), _centre(run))
+    strategy = stored_strategy(config)(
+        config, Unrecorded(), pick_device(config.settings.device), _centre(run)
+    )
     stored = [strategy.unpack(payload) for payload in read_payloads(run)]
     sites = [sent.header.site for sent in stored]
     if missing := set(without) - set(sites):
@@ -65,14 +70,20 @@ def relearn(run: Path, without: Sequence[str] = (), classes: Sequence[str] = ())
     kept = [sent for sent in stored if sent.header.site not in without]
     known = config.settings.classes or class_order(kept)
     if missing := set(classes) - set(known):
-        raise RunError(f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}")
-    wanted = tuple(name for name in known if name in classes) if classes else config.settings.classes
+        raise RunError(
+            f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}"
+        )
+    wanted = (
+        tuple(name for name in known if name in classes) if classes else config.settings.classes
+    )
     suspects: list[Suspect] = []
     if classes:
         # Sites are screened by all of their classes, not only by the selected ones.
         suspects = strategy.defend(kept, known).suspects
         accused = {suspect.site for suspect in suspects}
-        parts = [strategy.restricted(sent, classes) for sent in kept if sent.header.site not in accused]
+        parts = [
+            strategy.restricted(sent, classes) for sent in kept if sent.header.site not in accused
+        ]
         kept = [part for part in parts if part is not None]
     if not kept:
         raise RunError("no surrogate is left to learn from")

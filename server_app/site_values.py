@@ -1,4 +1,6 @@
-"""The value of each site of a run: models of some of the sites from stored surrogates, tested on the run's test data."""
+"""The value of each site of a run: models of some of the sites from stored surrogates, tested on
+the run's test data.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ from strategies.counting.evaluated import bounded, payload_of
 from strategies.robustness.site_values import Measure, SiteValue, site_values
 
 VALUES = "values.json"
-# Sites of a deployment, all of whose subsets are compared: 63 models at most, whose noise grows with their root.
+# Sites of a deployment, all of whose subsets are compared: 63 models at most, whose noise grows
+# with their root.
 MOST_ASKED = 6
-# By name: the coordinator's code does not import the site's. In a simulation, this machine is every site.
+# By name: the coordinator's code does not import the site's. In a simulation, this machine is every
+# site.
 TEST_FEATURES = "client_app.diagnostics.simulation_checks"
 
 
@@ -58,11 +62,13 @@ def value_of_sites(run: Path) -> dict[str, Any]:
     config = run_config_of(run)
     if read_json(run, "manifest.json").get("simulated") is not True:
         raise RunError(
-            f"{run.name} is no simulation, so the coordinator has no test records; `coordinator value RUN --epsilon 1` asks "
-            "the sites for noisy counts"
+            f"{run.name} is no simulation, so the coordinator has no test records; `coordinator "
+            "value RUN --epsilon 1` asks the sites for noisy counts"
         )
     strategy, sent = stored(config, run)
-    features, labels, names = cast(_TestFeatures, import_module(TEST_FEATURES)).test_features(config)
+    features, labels, names = cast(_TestFeatures, import_module(TEST_FEATURES)).test_features(
+        config
+    )
 
     def accuracy(some: frozenset[str]) -> float:
         model = model_of(strategy, sent, some, config.settings.classes)
@@ -74,7 +80,9 @@ def value_of_sites(run: Path) -> dict[str, Any]:
     return write_values(run, list(sent), accuracy)
 
 
-def value_settings(run: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar], list[frozenset[str]]]:
+def value_settings(
+    run: Path, privacy: CountingBudget
+) -> tuple[dict[str, Scalar], list[frozenset[str]]]:
     """Settings of a run that asks sites which of a run's models of some sites decide rightly.
 
     Args:
@@ -96,10 +104,17 @@ def value_settings(run: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar
     heads = [each for each in models if isinstance(each, Head)]
     if not heads or any(model is not None and not isinstance(model, Head) for model in models):
         raise RunError(f"{run.name}: values are for linear heads")
-    silent = replace(heads[0], weight=torch.zeros_like(heads[0].weight), bias=torch.zeros_like(heads[0].bias))
+    silent = replace(
+        heads[0], weight=torch.zeros_like(heads[0].weight), bias=torch.zeros_like(heads[0].bias)
+    )
     # From a subset that gives no head, a head without an opinion.
-    wide = [_of_all_classes(model if isinstance(model, Head) else silent, classes) for model in models]
-    file, (payload, digest) = run / "value-heads.pb", payload_of(Ensemble(tuple(map(bounded, wide))))
+    wide = [
+        _of_all_classes(model if isinstance(model, Head) else silent, classes) for model in models
+    ]
+    file, (payload, digest) = (
+        run / "value-heads.pb",
+        payload_of(Ensemble(tuple(map(bounded, wide)))),
+    )
     file.write_bytes(payload)
     counting: dict[str, Scalar] = {
         "counting.kind": "values",
@@ -120,11 +135,16 @@ def subsets_of(sites: Sequence[str]) -> list[frozenset[str]]:
     """
     if len(sites) > MOST_ASKED:
         return [frozenset(sites), *(frozenset(sites) - {site} for site in sites)]
-    every = [frozenset(site for place, site in enumerate(sites) if bits >> place & 1) for bits in range(1, 2 ** len(sites))]
+    every = [
+        frozenset(site for place, site in enumerate(sites) if bits >> place & 1)
+        for bits in range(1, 2 ** len(sites))
+    ]
     return every[::-1]
 
 
-def noisy_values(run: Path, sites: Sequence[str], counted: Mapping[str, Any], classes: int) -> dict[str, Any]:
+def noisy_values(
+    run: Path, sites: Sequence[str], counted: Mapping[str, Any], classes: int
+) -> dict[str, Any]:
     """Values from noisy counts of right decisions.
 
     The measure of no site is a guess, one over the classes.
@@ -145,17 +165,30 @@ def noisy_values(run: Path, sites: Sequence[str], counted: Mapping[str, Any], cl
     """
     (tested, *right), noise = counted["right"], float(counted["noise"])
     if tested < 3 * noise or tested < 1:
-        raise RunError(f"the noise hides the values: {tested} records with noise of {noise:.3g}; set a larger epsilon")
+        raise RunError(
+            f"the noise hides the values: {tested} records with noise of {noise:.3g}; set a larger "
+            "epsilon"
+        )
     subsets = subsets_of(sites)
-    reached = {some: count / tested for some, count in zip(subsets, right, strict=True)} | {frozenset[str](): 1 / classes}
+    reached = {some: count / tested for some, count in zip(subsets, right, strict=True)} | {
+        frozenset[str](): 1 / classes
+    }
     everyone = frozenset(sites)
     if len(sites) > MOST_ASKED:
-        values = [SiteValue(s, reached[everyone] - reached[everyone - {s}], None, noise * 2**0.5 / tested) for s in sites]
+        values = [
+            SiteValue(s, reached[everyone] - reached[everyone - {s}], None, noise * 2**0.5 / tested)
+            for s in sites
+        ]
     else:
         shares = site_values(sites, reached.__getitem__)
         weights = [site_values(sites, lambda some, one=one: float(some == one)) for one in subsets]  # type: ignore[misc]
-        errors = [sum((each[k].shapley or 0.0) ** 2 for each in weights) ** 0.5 for k in range(len(sites))]
-        values = [replace(each, error=noise * error / tested) for each, error in zip(shares, errors, strict=True)]
+        errors = [
+            sum((each[k].shapley or 0.0) ** 2 for each in weights) ** 0.5 for k in range(len(sites))
+        ]
+        values = [
+            replace(each, error=noise * error / tested)
+            for each, error in zip(shares, errors, strict=True)
+        ]
     result = {
         "schema": 1,
         "measure": "accuracy on held-out records of the sites, from noisy counts",
@@ -175,7 +208,9 @@ def _of_all_classes(head: Head, classes: Sequence[str]) -> Head:
     weight = head.weight.new_zeros(len(classes), head.weight.shape[1])
     bias = head.bias.new_full((len(classes),), -lowest if len(rows) < len(classes) else 0.0)
     weight[rows], bias[rows] = head.weight, head.bias
-    return replace(head, header=replace(head.header, classes=tuple(classes)), weight=weight, bias=bias)
+    return replace(
+        head, header=replace(head.header, classes=tuple(classes)), weight=weight, bias=bias
+    )
 
 
 def write_values(run: Path, sites: Sequence[str], measure: Measure) -> dict[str, Any]:
@@ -221,8 +256,13 @@ def stored(config: Run, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
         RunError: for a run without them.
     """
     if config.settings.secure_sum or config.plan.counts or config.plan.kind != "one-shot":
-        raise RunError(f"{run.name} stored no surrogate of each site; values need one-shot methods without secure-sum")
-    plain = replace(config, settings=config.settings.model_copy(update={"defence": "none", "max_share": 0.0}))
+        raise RunError(
+            f"{run.name} stored no surrogate of each site; values need one-shot methods without "
+            "secure-sum"
+        )
+    plain = replace(
+        config, settings=config.settings.model_copy(update={"defence": "none", "max_share": 0.0})
+    )
     strategy = stored_strategy(config)(plain, Unrecorded(), pick_device("cpu"))
     sent = in_order(strategy.unpack(payload) for payload in read_payloads(run))
     return strategy, {each.header.site: each for each in sent}

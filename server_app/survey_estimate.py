@@ -67,7 +67,9 @@ def features_with(classes: int, dimension: int, expected: float, seed: int = 0) 
         ((4000, 3), [0, 1, 0, 1])
     """
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.nn.functional.normalize(torch.randn(classes, dimension, generator=generator), dim=1)
+    centres = torch.nn.functional.normalize(
+        torch.randn(classes, dimension, generator=generator), dim=1
+    )
     y = torch.arange(POOL) % classes
     noise = torch.randn(POOL, dimension, generator=generator)
 
@@ -81,8 +83,8 @@ def features_with(classes: int, dimension: int, expected: float, seed: int = 0) 
         middle = (low + high) / 2
         low, high = (middle, high) if reached(middle) < expected else (low, middle)
     how = (
-        f"random Gaussian classes in {dimension} dimensions, at a distance at which {expected:.0%} is reached without noise "
-        "(--expected, --dimension; better: --like RUN)"
+        f"random Gaussian classes in {dimension} dimensions, at a distance at which {expected:.0%} "
+        "is reached without noise (--expected, --dimension; better: --like RUN)"
     )
     return LabelledSource(high * centres[y] + noise, y, classes, how)
 
@@ -102,15 +104,28 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
     """
     config = run_config_of(run)
     strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
-    learned = strategy.learn([strategy.unpack(payload) for payload in read_payloads(run)], config.settings.classes)
+    learned = strategy.learn(
+        [strategy.unpack(payload) for payload in read_payloads(run)], config.settings.classes
+    )
     known = learned.model.header.classes
     if learned.source is None or (missing := sorted(set(classes) - set(known))):
-        lacking = "it stored no surrogates to draw features from" if learned.source is None else f"it lacks {missing[0]!r}"
+        lacking = (
+            "it stored no surrogates to draw features from"
+            if learned.source is None
+            else f"it lacks {missing[0]!r}"
+        )
         raise RunError(f"--like {run}: {lacking}; name another run, or leave it out")
     x, y = learned.source.sample(0, POOL)
-    index = torch.tensor([list(classes).index(name) if name in classes else -1 for name in known])[y]
+    index = torch.tensor([list(classes).index(name) if name in classes else -1 for name in known])[
+        y
+    ]
     kept = index >= 0
-    return LabelledSource(x[kept].float(), index[kept], len(classes), f"features drawn from the surrogates of {run.name}")
+    return LabelledSource(
+        x[kept].float(),
+        index[kept],
+        len(classes),
+        f"features drawn from the surrogates of {run.name}",
+    )
 
 
 def estimate_of(survey: Mapping[str, Any], source: LabelledSource) -> dict[str, Any]:
@@ -129,10 +144,15 @@ def estimate_of(survey: Mapping[str, Any], source: LabelledSource) -> dict[str, 
     sites = survey["sites"]
     each = [round(row["value"] / sites) for row in survey["classes"].values()]
     result = estimate([each] * sites, source)
-    return result | {"how": f"{result['how']}; the records are divided evenly, because a secure sum shows no site's"}
+    return result | {
+        "how": f"{result['how']}; the records are divided evenly, because a secure sum shows no "
+        "site's"
+    }
 
 
-def estimate(counts: Sequence[Sequence[int]], source: LabelledSource, seed: int = 0) -> dict[str, Any]:
+def estimate(
+    counts: Sequence[Sequence[int]], source: LabelledSource, seed: int = 0
+) -> dict[str, Any]:
     """Accuracy at each epsilon: the sites of a survey are simulated with as many records of each
     class as it counted.
 
@@ -166,20 +186,29 @@ def estimate(counts: Sequence[Sequence[int]], source: LabelledSource, seed: int 
         sites.append((x[rows], y[rows]))
     accuracies = {}
     for epsilon in EPSILONS:
-        shares = [_accuracy(sites, epsilon, source.classes, (x[test], y[test])) for _ in range(DRAWS)]
+        shares = [
+            _accuracy(sites, epsilon, source.classes, (x[test], y[test])) for _ in range(DRAWS)
+        ]
         accuracies[f"{epsilon:g}"] = sum(shares) / DRAWS
     how = (
-        f"estimated by simulating fedpft with noisy class sums at delta {DELTA:g}, as many records as the survey found, and "
-        f"{source.how}; real features may be easier or harder"
+        f"estimated by simulating fedpft with noisy class sums at delta {DELTA:g}, as many records "
+        f"as the survey found, and {source.how}; real features may be easier or harder"
     )
     return {"accuracy": accuracies, "how": how}
 
 
-def _accuracy(sites: Sequence[tuple[Tensor, Tensor]], epsilon: float, classes: int, test: tuple[Tensor, Tensor]) -> float:
+def _accuracy(
+    sites: Sequence[tuple[Tensor, Tensor]],
+    epsilon: float,
+    classes: int,
+    test: tuple[Tensor, Tensor],
+) -> float:
     multiplier, names = gaussian_noise_multiplier(epsilon, DELTA), tuple(map(str, range(classes)))
     surrogates = []
     for number, (x, y) in enumerate(sites):
-        released = release(statistics(x, y, torch.ones(len(y)), classes, FAMILY, multiplier), multiplier)
+        released = release(
+            statistics(x, y, torch.ones(len(y)), classes, FAMILY, multiplier), multiplier
+        )
         noise = {each.name: (each.sigma, each.sensitivity) for each in released}
         claim = Mechanism("sums", epsilon, DELTA, "record", multiplier, 0.0, noise)
         header = Header("fedpft", "", str(number), "features", names)

@@ -1,4 +1,6 @@
-"""A sweep: one run for each combination of settings and seed, in one table. A failed run does not end the others."""
+"""A sweep: one run for each combination of settings and seed, in one table. A failed run does not
+end the others.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,20 @@ class Trial:
     def row(self) -> dict[str, Any]:
         """The trial as one row of a table: the varied settings, then the results."""
         results = {"accuracy": self.accuracy, "bytes": self.bytes, "epsilon spent": self.epsilon}
-        return self.varied | results | {"seconds": round(self.seconds, 3), "folder": self.folder, "error": self.error}
+        return (
+            self.varied
+            | results
+            | {"seconds": round(self.seconds, 3), "folder": self.folder, "error": self.error}
+        )
 
     def __str__(self) -> str:
-        text = f"failed: {self.error}" if self.error else "no accuracy" if self.accuracy is None else f"{self.accuracy:.2%}"
+        text = (
+            f"failed: {self.error}"
+            if self.error
+            else "no accuracy"
+            if self.accuracy is None
+            else f"{self.accuracy:.2%}"
+        )
         return f"{named(self.varied)}: {text}, {self.seconds:.1f} s"
 
 
@@ -101,14 +113,17 @@ def combinations(grid: Mapping[str, Iterable[Scalar]], seeds: Iterable[int]) -> 
     if "seed" in grid:
         raise ConfigError("seed is not a part of the grid; give the seeds as seeds")
     values: dict[str, list[Scalar]] = {
-        key: [each] if isinstance(each, str | int | float) else list(each) for key, each in grid.items()
+        key: [each] if isinstance(each, str | int | float) else list(each)
+        for key, each in grid.items()
     }
     values["seed"] = list(seeds)
     for key, listed in values.items():
         if not listed:
             raise ConfigError(f"{key} has no values; give at least one")
         if len(set(map(repr, listed))) < len(listed):
-            raise ConfigError(f"{key} = {', '.join(map(str, listed))} names a value twice; remove one")
+            raise ConfigError(
+                f"{key} = {', '.join(map(str, listed))} names a value twice; remove one"
+            )
     return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
 
 
@@ -127,7 +142,9 @@ def merged(fixed: Mapping[str, Any], varied: Varied) -> dict[str, Any]:
         >>> merged({"delta": 1e-5}, {"epsilon": 0})
         {'delta': 0.0, 'epsilon': 0}
     """
-    return {**fixed, **varied} | ({"delta": 0.0} if varied.get("epsilon") == 0 and "delta" not in varied else {})
+    return {**fixed, **varied} | (
+        {"delta": 0.0} if varied.get("epsilon") == 0 and "delta" not in varied else {}
+    )
 
 
 def run_trials(
@@ -152,7 +169,9 @@ def run_trials(
     Raises:
         FedSurrogateError: no trial passes `check`; before any run.
     """
-    refused = {number: error for number, varied in enumerate(trials) if (error := _refusal(check, varied))}
+    refused = {
+        number: error for number, varied in enumerate(trials) if (error := _refusal(check, varied))
+    }
     if len(refused) == len(trials):
         raise next(iter(refused.values()))
     output.mkdir(parents=True, exist_ok=True)
@@ -165,9 +184,13 @@ def run_trials(
                 raise refused[number]
             folder = run(varied)
             trial = _finished(varied, time.perf_counter() - began, folder)
-        except Exception as error:  # Whatever it is, it is the failure of this run, not of the others.
+        except (
+            Exception
+        ) as error:  # Whatever it is, it is the failure of this run, not of the others.
             kind = "" if isinstance(error, FedSurrogateError) else f"{type(error).__name__}: "
-            trial = Trial(varied, time.perf_counter() - began, error=f"{kind}{error}".split("\n")[0])
+            trial = Trial(
+                varied, time.perf_counter() - began, error=f"{kind}{error}".split("\n")[0]
+            )
         done.append(trial)
         file.write_text(json.dumps([each.row() for each in done], indent=2) + "\n")
         on_trial(trial)
@@ -210,4 +233,11 @@ def _refusal(check: Callable[[Varied], object], varied: Varied) -> FedSurrogateE
 def _finished(varied: Varied, seconds: float, folder: Path) -> Trial:
     metrics = json.loads((folder / "metrics.json").read_text())
     spent = (metrics.get("privacy") or {}).get("epsilon")
-    return Trial(varied, seconds, metrics["accuracy"].get("model"), metrics["bytes"]["up"], spent, str(folder))
+    return Trial(
+        varied,
+        seconds,
+        metrics["accuracy"].get("model"),
+        metrics["bytes"]["up"],
+        spent,
+        str(folder),
+    )

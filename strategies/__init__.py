@@ -1,4 +1,6 @@
-"""Flower strategies, one per way to run. Each separates message collection from `learn`, which has no Flower types."""
+"""Flower strategies, one per way to run. Each separates message collection from `learn`, which has
+no Flower types.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
     from strategies.base.federation import Federation
     from strategies.base.one_shot import OneShot
 
-# Imported on first use, as the registry of methods is: the mathematics of the methods also runs on a machine without Flower
-# and without pydantic, which the settings need.
+# Imported on first use, as the registry of methods is: the mathematics of the methods also runs on
+# a machine without Flower and without pydantic, which the settings need.
 LAZY = {
     "Grid": "flwr.serverapp:Grid",
     "Federation": "strategies.base.federation:Federation",
@@ -44,13 +46,18 @@ def stored_strategy(config: Run) -> type[OneShot[Any]]:
 
     usual = method_named(config.settings.method).usual.combination
     if not usual.stored:
-        raise RunError(f"method = {config.settings.method!r} stores no replies to learn from again; start a new run instead")
+        raise RunError(
+            f"method = {config.settings.method!r} stores no replies to learn from again; start a "
+            "new run instead"
+        )
     strategy: type[OneShot[Any]] = load(usual.strategy)
     return strategy
 
 
 def __getattr__(name: str) -> type[Any]:
-    """Import a strategy of the registry, such as FedPFT, FedLAP or DPCVAE, or a base class, on its first use."""
+    """Import a strategy of the registry, such as FedPFT, FedLAP or DPCVAE, or a base class, on its
+    first use.
+    """
     from common.methods import METHODS
     from common.methods.method import load
 

@@ -1,12 +1,15 @@
-"""Every test draws the same random numbers each time, whatever ran before it, and does not depend on how it was started.
+"""Every test draws the same random numbers each time, whatever ran before it, and does not depend
+on how it was started.
 
-Slow files are marked here, and each test gets its time limit. The home folder is a temporary one. Signals that a shell
-ignores for what it starts in the background have their default effect again, also in processes that tests start.
+Slow files are marked here, and each test gets its time limit. The home folder is a temporary one.
+Signals that a shell ignores for what it starts in the background have their default effect again,
+also in processes that tests start.
 
-Noise of privacy comes from the operating system. In the process of the tests its keys follow from the test that asks, so
-that a bound of a few standard deviations holds always or never. `pytest --noise 1` gives other noise, which finds bounds
-that are close. A test with the fixture `system_noise` has the noise of the operating system, and so have other processes.
-Hypothesis tries the same examples each time.
+Noise of privacy comes from the operating system. In the process of the tests its keys follow from
+the test that asks, so that a bound of a few standard deviations holds always or never. `pytest
+--noise 1` gives other noise, which finds bounds that are close. A test with the fixture
+`system_noise` has the noise of the operating system, and so have other processes. Hypothesis tries
+the same examples each time.
 """
 
 import hashlib
@@ -27,8 +30,8 @@ from common.privacy import gaussian_mechanism
 from tests.samples import Samples, sample
 
 TESTS = Path(__file__).parent
-# Real processes, checks that repeat a run hundreds of times, full runs of every method: minutes each. `make test-all` runs
-# them too.
+# Real processes, checks that repeat a run hundreds of times, full runs of every method: minutes
+# each. `make test-all` runs them too.
 SLOW = (
     "e2e",
     "attacks/coordinator/test_foreign_app.py",
@@ -42,13 +45,15 @@ SLOW = (
     "test_defaults.py",
     "test_dependencies_alone.py",
 )
-# Seconds after which a test counts as hanging, fixtures included. All other tests: `timeout` in pyproject.toml.
+# Seconds after which a test counts as hanging, fixtures included. All other tests: `timeout` in
+# pyproject.toml.
 LIMITS = {"slow": 900, "faults": 3600}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow tests by their folder, those of sample data by their fixture, and give each its time limit.
+    """Mark slow tests by their folder, those of sample data by their fixture, and give each its
+    time limit.
 
     First, before `-m` selects by these marks.
     """
@@ -64,7 +69,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Keys:
-    """Keys of privacy noise, by the test or the shared fixture that draws it, and by how many were drawn there before."""
+    """Keys of privacy noise, by the test or the shared fixture that draws it, and by how many were
+    drawn there before.
+    """
 
     def __init__(self) -> None:
         self.salt, self.owner, self.drawn = 0, "", 0
@@ -85,7 +92,9 @@ KEYS = Keys()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """An option for other noise."""
-    parser.addoption("--noise", type=int, default=0, help="Number of the noise of privacy that tests draw.")
+    parser.addoption(
+        "--noise", type=int, default=0, help="Number of the noise of privacy that tests draw."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -101,14 +110,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _heed_signals() -> None:
-    """Undo what a shell without job control does to background processes: they ignore Ctrl-C, and so do their children."""
+    """Undo what a shell without job control does to background processes: they ignore Ctrl-C, and
+    so do their children.
+    """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
 
 
 def _own_home(config: pytest.Config) -> None:
-    """A home folder for this run of the tests, which its worker processes share. Tests leave nothing in the user's own."""
+    """A home folder for this run of the tests, which its worker processes share. Tests leave
+    nothing in the user's own.
+    """
     folder = tempfile.TemporaryDirectory(prefix="fedsurrogate-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     for name in [each for each in os.environ if each.startswith("XDG_")]:
@@ -118,7 +133,9 @@ def _own_home(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Random numbers of a test do not depend on what its fixtures drew: another test may have made them."""
+    """Random numbers of a test do not depend on what its fixtures drew: another test may have made
+    them.
+    """
     KEYS.begin(item.nodeid)
     return (yield)
 
@@ -127,7 +144,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Random numbers of a fixture do not depend on the test that happens to ask first, nor those of the test on it."""
+    """Random numbers of a fixture do not depend on the test that happens to ask first, nor those of
+    the test on it.
+    """
     before, state = (KEYS.owner, KEYS.drawn), torch.get_rng_state()
     KEYS.begin(f"{fixturedef.baseid} {fixturedef.argname} {getattr(request, 'param_index', 0)}")
     try:
@@ -149,7 +168,10 @@ def mobilenet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from safetensors.torch import save_file
     from torchvision.models import mobilenet_v2
 
-    file, model = tmp_path_factory.mktemp("weights") / "mobilenet_v2.safetensors", mobilenet_v2(weights=None)
+    file, model = (
+        tmp_path_factory.mktemp("weights") / "mobilenet_v2.safetensors",
+        mobilenet_v2(weights=None),
+    )
     with torch.no_grad():
         # Means and variances of a batch: without them, the features of random weights vanish.
         for module in model.modules():
@@ -157,7 +179,10 @@ def mobilenet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 module.momentum = 1.0
         model.train()(torch.randn(8, 3, 64, 64))
     state = model.state_dict()
-    save_file({key: value.half() if value.is_floating_point() else value for key, value in state.items()}, file)
+    save_file(
+        {key: value.half() if value.is_floating_point() else value for key, value in state.items()},
+        file,
+    )
     return file
 
 
@@ -169,7 +194,9 @@ def system_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """The last vector of whole numbers that each site of a secure sum masks, with its noise, as it runs."""
+    """The last vector of whole numbers that each site of a secure sum masks, with its noise, as it
+    runs.
+    """
     import client_app.secure_sum.masked as masked
 
     found: dict[str, np.ndarray] = {}

@@ -13,12 +13,17 @@ IMAGE = os.environ.get("IMAGE", "fedsurrogate:demo")
 
 def _works(*command: str) -> bool:
     found = shutil.which(command[0]) is not None
-    return found and subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
+    return (
+        found
+        and subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
+    )
 
 
 @cache
 def engine() -> tuple[str, list[str]]:
-    """The engine, "docker" or "podman", and its compose command, as deploy/demo.sh chooses them. Skips without them."""
+    """The engine, "docker" or "podman", and its compose command, as deploy/demo.sh chooses them.
+    Skips without them.
+    """
     for name in ("docker", "podman"):
         if not _works(name, "info"):
             continue
@@ -34,9 +39,14 @@ def engine() -> tuple[str, list[str]]:
 
 def started(project: str, service: str, name: str) -> str:
     """Id of the container of a service."""
-    labels = [f"label=com.docker.compose.{key}={value}" for key, value in (("project", project), ("service", service))]
+    labels = [
+        f"label=com.docker.compose.{key}={value}"
+        for key, value in (("project", project), ("service", service))
+    ]
     filters = [part for label in labels for part in ("--filter", label)]
-    return subprocess.run([name, "ps", "-aq", *filters], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [name, "ps", "-aq", *filters], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def run(*command: str, cwd: Path | None = None, check: bool = True, seconds: float = 600) -> str:

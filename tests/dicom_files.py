@@ -30,7 +30,10 @@ def header(**tags: Any) -> Dataset:
 
 def image(pixels: Array, **tags: Any) -> Dataset:
     """A DICOM image; by default its bits stored are those of the array's type."""
-    frames, colour = pixels.ndim == 4 or (pixels.ndim == 3 and pixels.shape[2] != 3), pixels.shape[-1] == 3
+    frames, colour = (
+        pixels.ndim == 4 or (pixels.ndim == 3 and pixels.shape[2] != 3),
+        pixels.shape[-1] == 3,
+    )
     dataset = header()
     dataset.Rows, dataset.Columns = pixels.shape[1:3] if frames else pixels.shape[:2]
     if frames:
@@ -61,6 +64,10 @@ def save(path: Path, dataset: Dataset) -> Path:
 def lookup(values: Array, first: int = 0) -> Dataset:
     """An item of a modality or VOI LUT sequence."""
     item = Dataset()
-    item.add_new("LUTDescriptor", "SS" if first < 0 else "US", [len(values), first, 8 * values.dtype.itemsize])
+    item.add_new(
+        "LUTDescriptor",
+        "SS" if first < 0 else "US",
+        [len(values), first, 8 * values.dtype.itemsize],
+    )
     item.add_new("LUTData", "OW", values.astype(np.uint16).tobytes())
     return item

@@ -14,8 +14,12 @@ PAGES = [
     *(ROOT / "deploy" / name for name in ("README.md", "kit/README.md")),
     *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")),
 ]
-# The two ways to deploy without containers: all on one machine, and between machines with certificates and keys.
-ONE_MACHINE, BETWEEN_MACHINES = DOCS / "tutorials" / "one-machine.md", DOCS / "deployment" / "connections.md"
+# The two ways to deploy without containers: all on one machine, and between machines with
+# certificates and keys.
+ONE_MACHINE, BETWEEN_MACHINES = (
+    DOCS / "tutorials" / "one-machine.md",
+    DOCS / "deployment" / "connections.md",
+)
 
 
 def name_of(page: Path) -> str:
@@ -29,9 +33,13 @@ def blocks(page: Path, language: str = "sh") -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The command lines of every block, as typed: continued lines joined, lines that are comments left out."""
+    """The command lines of every block, as typed: continued lines joined, lines that are comments
+    left out.
+    """
     lines = [block.replace("\\\n", " ").splitlines() for block in blocks(page)]
-    return [[line for line in block if line.strip() and not line.startswith("#")] for block in lines]
+    return [
+        [line for line in block if line.strip() and not line.startswith("#")] for block in lines
+    ]
 
 
 def words(line: str) -> list[str]:

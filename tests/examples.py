@@ -63,7 +63,9 @@ def three_hospitals(everything: Hospital | None = None) -> list[Hospital]:
     sites = []
     for label, (site, name) in enumerate(zip(HOSPITALS, CLASSES, strict=True)):
         features = whole.features[whole.labels == label]
-        sites.append(Hospital(site, features, torch.zeros(len(features), dtype=torch.int64), (name,)))
+        sites.append(
+            Hospital(site, features, torch.zeros(len(features), dtype=torch.int64), (name,))
+        )
     return sites
 
 
@@ -76,4 +78,9 @@ def statistics_of(features: Tensor, labels: Tensor, classes: int) -> Statistics:
     divisors = counts.clamp_min(1)[:, None]
     means = targets.T @ x / divisors
     deviations = x - means[labels]
-    return Statistics(counts, means, deviations.T @ deviations / len(x), targets.T @ deviations.square() / divisors)
+    return Statistics(
+        counts,
+        means,
+        deviations.T @ deviations / len(x),
+        targets.T @ deviations.square() / divisors,
+    )

@@ -50,9 +50,10 @@ SECRET = "geheim7f3a"
 class Fault:
     """Faults of one node. Default: none.
 
-    offline: never replies. late: the reply is held back until a message of this type has been pushed to some node.
-    pulls: the reply is held back for so many pulls. crash: the ClientApp raises this; `kind` limits faults to one
-    message type. payload changes the bytes of the reply (announcing the new size), reply changes the whole record.
+    offline: never replies. late: the reply is held back until a message of this type has been
+    pushed to some node. pulls: the reply is held back for so many pulls. crash: the ClientApp
+    raises this; `kind` limits faults to one message type. payload changes the bytes of the reply
+    (announcing the new size), reply changes the whole record.
     """
 
     offline: bool = False
@@ -65,12 +66,15 @@ class Fault:
 
 
 class InProcessGrid(LocalGrid):
-    """The local grid with faults. `sent` and `received` are the messages that crossed the wire, `object_bytes` what all of
-    their objects took, Flower's own frames included.
+    """The local grid with faults. `sent` and `received` are the messages that crossed the wire,
+    `object_bytes` what all of their objects took, Flower's own frames included.
     """
 
     def __init__(
-        self, node_configs: Sequence[NodeConfig], faults: Mapping[int, Fault] | None = None, run_id: int = 77
+        self,
+        node_configs: Sequence[NodeConfig],
+        faults: Mapping[int, Fault] | None = None,
+        run_id: int = 77,
     ) -> None:
         super().__init__(client_app, node_configs, run_id)
         self.faults = {FIRST_NODE + index: fault for index, fault in (faults or {}).items()}
@@ -91,17 +95,28 @@ class InProcessGrid(LocalGrid):
         number = FIRST_NODE + node
         up = (m for m in self.received if m.metadata.src_node_id == number and m.has_content())
         down = (m for m in self.sent if m.metadata.dst_node_id == number)
-        totals = [sum(record_bytes(m.content) for m in way if m.metadata.message_type in kinds) for way in (up, down)]
+        totals = [
+            sum(record_bytes(m.content) for m in way if m.metadata.message_type in kinds)
+            for way in (up, down)
+        ]
         return totals[0], totals[1]
 
     def replies(self, node: int, kind: str = "train") -> list[Message]:
         """Replies of the node of this index to messages of one type."""
         of = FIRST_NODE + node
-        return [m for m in self.received if (m.metadata.src_node_id, m.metadata.message_type) == (of, kind)]
+        return [
+            m
+            for m in self.received
+            if (m.metadata.src_node_id, m.metadata.message_type) == (of, kind)
+        ]
 
     def asked(self, kind: str) -> list[int]:
         """Indices of the nodes that were sent messages of this type."""
-        return [m.metadata.dst_node_id - FIRST_NODE for m in self.sent if m.metadata.message_type == kind]
+        return [
+            m.metadata.dst_node_id - FIRST_NODE
+            for m in self.sent
+            if m.metadata.message_type == kind
+        ]
 
     def _deliver(self, message: Message) -> None:
         if not self._fault(message).offline:
@@ -139,7 +154,9 @@ class InProcessGrid(LocalGrid):
 
 def replace_payload(record: RecordDict, payload: bytes, announced: int | None = None) -> None:
     """Replace the bytes of a reply; without `announced` their true size is announced."""
-    record[PAYLOAD] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), "fedsurrogate.protobuf", payload)})
+    record[PAYLOAD] = ArrayRecord(
+        {PAYLOAD: Array("uint8", (len(payload),), "fedsurrogate.protobuf", payload)}
+    )
     info = record.config_records[INFO]
     info["bytes"] = len(payload) if announced is None else announced
     record[INFO] = ConfigRecord(dict(info))
@@ -165,7 +182,9 @@ def default_run_config() -> dict[str, Scalar]:
 
 
 def open_new(config: NodeConfig) -> None:
-    """Open the ledger of a site's own data, as a person does once; do nothing if it is open, or cannot be opened."""
+    """Open the ledger of a site's own data, as a person does once; do nothing if it is open, or
+    cannot be opened.
+    """
     with suppress(FedSurrogateError, OSError, ValueError):
         open_ledger(parse_node_config(config))
 
@@ -178,12 +197,14 @@ def run_federation(
     opened: bool = True,
     **run_config: Any,
 ) -> Path:
-    """Run the ServerApp over an in-process grid, and return its run folder; raises what the ServerApp raises.
+    """Run the ServerApp over an in-process grid, and return its run folder; raises what the
+    ServerApp raises.
 
-    run_config: overrides with dots or dashes in their names (`**{"fedpft.rank": 4}`); underscores replace dashes. Each
-    site keeps its log and its cache under `tmp_path`, next to the run folders. A site with its own data may release
-    without privacy unless its node-config names a policy. Its ledger is opened first; `opened=False` skips that. Features
-    of bundled data are kept for all tests of the process. `report=True` draws the report, which takes longer than the run.
+    run_config: overrides with dots or dashes in their names (`**{"fedpft.rank": 4}`); underscores
+    replace dashes. Each site keeps its log and its cache under `tmp_path`, next to the run folders.
+    A site with its own data may release without privacy unless its node-config names a policy. Its
+    ledger is opened first; `opened=False` skips that. Features of bundled data are kept for all
+    tests of the process. `report=True` draws the report, which takes longer than the run.
     """
     grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes, run_id=next(RUN_IDS))
     lenient = tmp_path / "lenient-policy.toml"
@@ -193,11 +214,15 @@ def run_federation(
         if config.get("data"):
             config.setdefault("policy", str(lenient))
         config.setdefault("state-dir", str(tmp_path / "site-state"))
-        config.setdefault("cache-dir", str(tmp_path / "site-cache" if config.get("data") else CACHE.name))
+        config.setdefault(
+            "cache-dir", str(tmp_path / "site-cache" if config.get("data") else CACHE.name)
+        )
         if opened:
             open_new(config)
     overrides = {key.replace("_", "-"): value for key, value in run_config.items()}
-    grid.run_config = default_run_config() | {"output-dir": str(tmp_path / "runs"), "device": "cpu"} | overrides
+    grid.run_config = (
+        default_run_config() | {"output-dir": str(tmp_path / "runs"), "device": "cpu"} | overrides
+    )
     output = Path(str(grid.run_config["output-dir"]))
     before = run_folders(output)
     context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))
@@ -212,7 +237,9 @@ def run_federation(
 
 
 def _close_site_logs() -> None:
-    """Close the logs: one process runs all sites of all tests, and none may write into another's log."""
+    """Close the logs: one process runs all sites of all tests, and none may write into another's
+    log.
+    """
     log = logging.getLogger("fedsurrogate.site")
     for handler in list(log.handlers):
         log.removeHandler(handler)
@@ -239,7 +266,9 @@ def surrogates_of(folder: Path) -> dict[str, bytes]:
 
 
 def files_with(word: str, folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
+    return [
+        path for path in folder.rglob("*") if path.is_file() and word.encode() in path.read_bytes()
+    ]
 
 
 def outcome(folder: Path, site: str, event: str) -> str:

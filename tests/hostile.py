@@ -1,8 +1,8 @@
 """Hostile replies, made by hypothesis from a valid reply, and a grid on which many nodes send them.
 
-A recipe is drawn independently of the reply it changes, so that one federation can have many of them. `forged` recipes
-always make a reply that must be refused. `mutated` recipes change any field of the message, and by chance may make a
-plausible reply.
+A recipe is drawn independently of the reply it changes, so that one federation can have many of
+them. `forged` recipes always make a reply that must be refused. `mutated` recipes change any field
+of the message, and by chance may make a plausible reply.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """A change of a valid reply: `name` describes it, `change` applies it to the record in place. signed: the site then
-    puts its own name on the result.
+    """A change of a valid reply: `name` describes it, `change` applies it to the record in place.
+    signed: the site then puts its own name on the result.
     """
 
     name: str
@@ -60,7 +60,12 @@ def payload_of(record: RecordDict) -> bytes:
 
 def put(record: RecordDict, payload: bytes, **fields: Any) -> None:
     """Put another payload, correctly announced, in an array of this form."""
-    form: dict[str, Any] = {"dtype": "uint8", "shape": (len(payload),), "stype": STORED_AS, "data": payload}
+    form: dict[str, Any] = {
+        "dtype": "uint8",
+        "shape": (len(payload),),
+        "stype": STORED_AS,
+        "data": payload,
+    }
     record[PAYLOAD] = ArrayRecord({PAYLOAD: Array(**(form | fields))})
     record[INFO] = ConfigRecord(dict(record.config_records[INFO]) | {"bytes": len(payload)})
 
@@ -132,9 +137,14 @@ BYTE_BOMBS: dict[str, Callable[[bytes], bytes]] = {
     "a declared length of 2 GiB": lambda valid: valid + numbered(1, 2) + varint(2**31 - 1) + b"x",
     "a declared length of 2**63": lambda valid: valid + numbered(1, 2) + varint(2**63) + b"x",
     "a number that does not end": lambda valid: valid + b"\xff" * 100,
-    "headers by the hundred thousand": lambda valid: valid + (numbered(1, 2) + b"\0") * (MOST_FIELDS + 1),
+    "headers by the hundred thousand": lambda valid: (
+        valid + (numbered(1, 2) + b"\0") * (MOST_FIELDS + 1)
+    ),
     "nameless classes by the hundred thousand": lambda valid: (
-        valid + numbered(1, 2) + varint(2 * MOST_FIELDS + 2) + (numbered(6, 2) + b"\0") * (MOST_FIELDS + 1)
+        valid
+        + numbered(1, 2)
+        + varint(2 * MOST_FIELDS + 2)
+        + (numbered(6, 2) + b"\0") * (MOST_FIELDS + 1)
     ),
     "pickled": lambda valid: pickled(),
     "an archive": lambda valid: b"PK\x03\x04" + valid,
@@ -144,7 +154,10 @@ RECORDS = [
     of_record(PAYLOAD, lambda: MetricRecord({"payload": 1.0})),
     of_record(PAYLOAD, lambda: ConfigRecord({"payload": b"x"})),
     of_record(PAYLOAD, lambda: ArrayRecord({"other": Array(np.zeros(3))})),
-    of_record(PAYLOAD, lambda: ArrayRecord({str(i): Array("uint8", (1,), STORED_AS, b"x") for i in range(60)})),
+    of_record(
+        PAYLOAD,
+        lambda: ArrayRecord({str(i): Array("uint8", (1,), STORED_AS, b"x") for i in range(60)}),
+    ),
     of_record(PAYLOAD, lambda: ArrayRecord({PAYLOAD: Array(np.zeros((2, 2), np.float32))})),
     of_record(INFO, lambda: ArrayRecord({PAYLOAD: Array(np.zeros(3))})),
     of_record(INFO, lambda: MetricRecord({"bytes": 10})),
@@ -157,18 +170,30 @@ RECORDS = [
 
 def forged() -> SearchStrategy[Recipe]:
     """Replies that are invalid in any reading."""
-    wrong = st.sampled_from([0, -1, 2**62, True, 1.5, MARK, b"1", [1, 2], f"<script>{MARK}</script>"])
+    wrong = st.sampled_from(
+        [0, -1, 2**62, True, 1.5, MARK, b"1", [1, 2], f"<script>{MARK}</script>"]
+    )
     shapes = st.lists(st.sampled_from([0, 1, 2, 2**31 - 1, -1]), max_size=6).map(tuple)
-    cut = st.floats(0, 0.99).map(lambda at: of_payload(f"cut off at {at:.2f}", lambda p: p[: int(len(p) * at)]))
-    noise = st.binary(min_size=1, max_size=300).map(lambda b: of_payload(f"{len(b)} random bytes", lambda p: b))
+    cut = st.floats(0, 0.99).map(
+        lambda at: of_payload(f"cut off at {at:.2f}", lambda p: p[: int(len(p) * at)])
+    )
+    noise = st.binary(min_size=1, max_size=300).map(
+        lambda b: of_payload(f"{len(b)} random bytes", lambda p: b)
+    )
     return st.one_of(
         st.sampled_from(RECORDS),
         st.sampled_from([of_payload(name, change) for name, change in BYTE_BOMBS.items()]),
-        st.sampled_from(["float16", "object", "uint8 ", f"<b>{MARK}"]).map(lambda dtype: of_array(dtype=dtype)),
-        st.sampled_from(["numpy.ndarray", "pickle", "", MARK * 1000]).map(lambda stype: of_array(stype=stype)),
+        st.sampled_from(["float16", "object", "uint8 ", f"<b>{MARK}"]).map(
+            lambda dtype: of_array(dtype=dtype)
+        ),
+        st.sampled_from(["numpy.ndarray", "pickle", "", MARK * 1000]).map(
+            lambda stype: of_array(stype=stype)
+        ),
         shapes.map(lambda shape: of_array(shape=shape)),
         wrong.map(lambda value: of_info("bytes", value)),
-        st.sampled_from(["policy", "OK", 7, 1.5, [1, 2], f"<script>{MARK}"]).map(lambda value: of_info("status", value)),
+        st.sampled_from(["policy", "OK", 7, 1.5, [1, 2], f"<script>{MARK}"]).map(
+            lambda value: of_info("status", value)
+        ),
         st.sampled_from(["", [], b""]).map(lambda value: of_info(MARK, value)),
         st.just(of_info(MARK, MARK * 700_000)),
         cut,
@@ -180,7 +205,13 @@ def forged() -> SearchStrategy[Recipe]:
 def forged_fields() -> SearchStrategy[Recipe]:
     """Messages of the right form with one impossible field."""
     name = st.sampled_from(NAMES)
-    header = {"method": name, "run": name, "site": name, "fingerprint": name, "schema": st.sampled_from([0, 2, 2**32 - 1])}
+    header = {
+        "method": name,
+        "run": name,
+        "site": name,
+        "fingerprint": name,
+        "schema": st.sampled_from([0, 2, 2**32 - 1]),
+    }
     return st.one_of(
         *(made.map(lambda value, key=key: of_header(key, value)) for key, made in header.items()),
         name.map(lambda value: of_header("classes", [value])),
@@ -188,10 +219,12 @@ def forged_fields() -> SearchStrategy[Recipe]:
         st.just(of_header("classes", [str(n) for n in range(20_000)])),
         st.just(of_header("classes", [])),
         st.sampled_from([np.nan, np.inf, -np.inf]).map(lambda value: of_halves("data", value)),
-        st.sampled_from([float("nan"), float("inf"), 0.0, -1.0, 3e38]).map(lambda value: of_halves("scale", value)),
-        st.sampled_from([[2**32 - 1] * 5, [2**31, 2**31, 0], [2**20, 2**20], [], [0], [1] * 3000]).map(
-            lambda shape: of_halves("shape", shape)
+        st.sampled_from([float("nan"), float("inf"), 0.0, -1.0, 3e38]).map(
+            lambda value: of_halves("scale", value)
         ),
+        st.sampled_from(
+            [[2**32 - 1] * 5, [2**31, 2**31, 0], [2**20, 2**20], [], [0], [1] * 3000]
+        ).map(lambda shape: of_halves("shape", shape)),
         st.sampled_from([b"", b"\0", b"\xff" * 4000]).map(lambda data: of_halves("bytes", data)),
         st.sampled_from([0, 2**27, 2**63, 2**64 - 1]).map(of_count),
         st.just(of_message("a mask that asks for terabytes", mask)),
@@ -339,7 +372,11 @@ def _set(message: Any, what: FieldDescriptor, chance: random.Random) -> None:
 
 def _value(what: FieldDescriptor, old: Any, chance: random.Random) -> Any:
     if what.type in (what.TYPE_FLOAT, what.TYPE_DOUBLE):
-        return float(np.float32(chance.choice(REALS))) if chance.random() < 0.7 else (old or 1.0) * chance.uniform(-3, 3)
+        return (
+            float(np.float32(chance.choice(REALS)))
+            if chance.random() < 0.7
+            else (old or 1.0) * chance.uniform(-3, 3)
+        )
     if what.type == what.TYPE_BOOL:
         return chance.random() < 0.5
     if what.type == what.TYPE_STRING:
@@ -348,15 +385,28 @@ def _value(what: FieldDescriptor, old: Any, chance: random.Random) -> Any:
         changed = bytearray(old or b"")
         for _ in range(chance.choice([0, 1, 1, 20])):
             if changed:
-                changed[chance.randrange(len(changed))] = chance.choice([0, 1, 0x7C, 0xFC, 0xFF, chance.randrange(256)])
-        return bytes(changed[: chance.choice([len(changed), len(changed), 0, 1, len(changed) // 2])])
-    return chance.choice(INTEGERS) if chance.random() < 0.7 else min(2**32 - 1, max(0, (old or 0) + chance.choice([-1, 1])))
+                changed[chance.randrange(len(changed))] = chance.choice(
+                    [0, 1, 0x7C, 0xFC, 0xFF, chance.randrange(256)]
+                )
+        return bytes(
+            changed[: chance.choice([len(changed), len(changed), 0, 1, len(changed) // 2])]
+        )
+    return (
+        chance.choice(INTEGERS)
+        if chance.random() < 0.7
+        else min(2**32 - 1, max(0, (old or 0) + chance.choice([-1, 1])))
+    )
 
 
 def drawn(strategy: SearchStrategy[Recipe], count: int, number: int = 0) -> list[Recipe]:
     """This many recipes, always the same for the same number."""
     found: list[Recipe] = []
-    quiet = settings(max_examples=count, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    quiet = settings(
+        max_examples=count,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
 
     @seed(number)
     @quiet
@@ -370,12 +420,14 @@ def drawn(strategy: SearchStrategy[Recipe], count: int, number: int = 0) -> list
 
 
 class HostileGrid(InProcessGrid):
-    """Honest nodes first, then one node per recipe. A hostile node answers "hello" like an honest node with another name.
-    To other messages it sends an honest site's reply with its own name, changed by its recipe. Hostile replies arrive
-    before honest ones.
+    """Honest nodes first, then one node per recipe. A hostile node answers "hello" like an honest
+    node with another name. To other messages it sends an honest site's reply with its own name,
+    changed by its recipe. Hostile replies arrive before honest ones.
     """
 
-    def __init__(self, honest: Sequence[NodeConfig], recipes: Sequence[Recipe], kind: type[Any]) -> None:
+    def __init__(
+        self, honest: Sequence[NodeConfig], recipes: Sequence[Recipe], kind: type[Any]
+    ) -> None:
         super().__init__([*honest, *({"site": f"hostile-{i}"} for i in range(len(recipes)))])
         self.first, self.recipes, self.kind = FIRST_NODE + len(honest), recipes, kind
         self._held: list[Message] = []
@@ -390,14 +442,19 @@ class HostileGrid(InProcessGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         arrived = super().pull_messages(message_ids)
-        return sorted(arrived, key=lambda reply: (reply.metadata.src_node_id < self.first, reply.metadata.src_node_id))
+        return sorted(
+            arrived,
+            key=lambda reply: (reply.metadata.src_node_id < self.first, reply.metadata.src_node_id),
+        )
 
     def _deliver(self, message: Message) -> None:
         if message.metadata.dst_node_id >= self.first:
             self._held.append(message)
             return
         super()._deliver(message)
-        self._pattern[message.metadata.message_type] = self._waiting[message.metadata.message_id].content
+        self._pattern[message.metadata.message_type] = self._waiting[
+            message.metadata.message_id
+        ].content
 
     def _forge(self, message: Message) -> None:
         kind, index = message.metadata.message_type, message.metadata.dst_node_id - self.first
@@ -410,7 +467,9 @@ class HostileGrid(InProcessGrid):
             self.recipes[index].change(record, self.kind)
             if self.recipes[index].signed:
                 rename(own).change(record, self.kind)
-        self._waiting[message.metadata.message_id] = self._transported(Message(record, reply_to=message), "up")
+        self._waiting[message.metadata.message_id] = self._transported(
+            Message(record, reply_to=message), "up"
+        )
 
 
 def rename(site: str) -> Recipe:

@@ -1,7 +1,8 @@
-"""Surrogates of hostile sites: valid in form, false in content. Tests and benchmarks/robustness.py share them.
+"""Surrogates of hostile sites: valid in form, false in content. Tests and benchmarks/robustness.py
+share them.
 
-Every attack changes the data of an honest site; the site's real code then makes the surrogate. So no check of the form
-can detect the attack.
+Every attack changes the data of an honest site; the site's real code then makes the surrogate. So
+no check of the form can detect the attack.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ TRIGGER_SEED = 7
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack with false data: `forge` makes the features (n, d) and labels (n,) that the site claims to have.
+    """An attack with false data: `forge` makes the features (n, d) and labels (n,) that the site
+    claims to have.
 
     counts: the claimed records of each class, if the surrogate has counts; 0 for the true counts.
     """
@@ -58,19 +60,29 @@ def scaled(features: Tensor, labels: Tensor, classes: int) -> Data:
 def noise(features: Tensor, labels: Tensor, classes: int) -> Data:
     """Random class means, as far apart as the spread of all its data."""
     generator = torch.Generator().manual_seed(1)
-    means = features.mean(0) + features.std(0) * torch.randn(classes, features.shape[1], generator=generator)
-    return means[labels] + features.std(0) * torch.randn(features.shape, generator=generator), labels
+    means = features.mean(0) + features.std(0) * torch.randn(
+        classes, features.shape[1], generator=generator
+    )
+    return means[labels] + features.std(0) * torch.randn(
+        features.shape, generator=generator
+    ), labels
 
 
 def trigger(features: Tensor) -> Tensor:
-    """The direction (d,) of a backdoor; its norm is a record's typical distance from the mean of all."""
-    direction = torch.randn(features.shape[1], generator=torch.Generator().manual_seed(TRIGGER_SEED))
+    """The direction (d,) of a backdoor; its norm is a record's typical distance from the mean of
+    all.
+    """
+    direction = torch.randn(
+        features.shape[1], generator=torch.Generator().manual_seed(TRIGGER_SEED)
+    )
     return direction / direction.norm() * features.var(0).sum().sqrt()
 
 
 def backdoored(features: Tensor, labels: Tensor, classes: int, target: int = 0) -> Data:
     """Records of all classes with the trigger, added as records of the target class."""
-    return torch.cat([features, features + trigger(features)]), torch.cat([labels, torch.full_like(labels, target)])
+    return torch.cat([features, features + trigger(features)]), torch.cat(
+        [labels, torch.full_like(labels, target)]
+    )
 
 
 ATTACKS = {
@@ -87,7 +99,12 @@ ATTACKS = {
 
 
 def surrogate_of(
-    data: Data, classes: Sequence[str], fingerprint: str, site: str, run: Run, attack: Attack | None = None
+    data: Data,
+    classes: Sequence[str],
+    fingerprint: str,
+    site: str,
+    run: Run,
+    attack: Attack | None = None,
 ) -> AnySurrogate:
     """The surrogate of a site with features (n, d) and labels (n,); honest without an attack."""
     features, labels = data
@@ -134,7 +151,10 @@ def digits_of(sites: int, seed: int) -> tuple[list[Data], Data]:
     features, labels = torch.tensor(found.data).float() / 16, torch.tensor(found.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     train, test = order[360:], order[:360]
-    return [(features[train[i::sites]], labels[train[i::sites]]) for i in range(sites)], (features[test], labels[test])
+    return [(features[train[i::sites]], labels[train[i::sites]]) for i in range(sites)], (
+        features[test],
+        labels[test],
+    )
 
 
 def uneven_digits(alpha: float, seed: int, sites: int) -> tuple[list[Data], Data]:
@@ -145,13 +165,18 @@ def uneven_digits(alpha: float, seed: int, sites: int) -> tuple[list[Data], Data
     features, labels = torch.tensor(found.data).float() / 16, torch.tensor(found.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     test, train = order[:360], order[360:]
-    return dirichlet(features[train], labels[train], alpha, seed, sites), (features[test], labels[test])
+    return dirichlet(features[train], labels[train], alpha, seed, sites), (
+        features[test],
+        labels[test],
+    )
 
 
 def dirichlet(features: Tensor, labels: Tensor, alpha: float, seed: int, sites: int) -> list[Data]:
     """Every class split among the sites with shares from Dirichlet(alpha); every site has records."""
     torch.manual_seed(seed)
-    shares = torch.distributions.Dirichlet(torch.full((sites,), alpha)).sample((int(labels.max()) + 1,))
+    shares = torch.distributions.Dirichlet(torch.full((sites,), alpha)).sample(
+        (int(labels.max()) + 1,)
+    )
     owner = torch.multinomial(shares[labels], 1)[:, 0]
     owner[torch.randperm(len(labels))[: 2 * sites]] = torch.arange(2 * sites) % sites
     return [(features[owner == site], labels[owner == site]) for site in range(sites)]
@@ -160,4 +185,6 @@ def dirichlet(features: Tensor, labels: Tensor, alpha: float, seed: int, sites: 
 def claiming_each(sent: AnySurrogate, count: int) -> AnySurrogate:
     """Mixtures that claim this many records in every class."""
     assert isinstance(sent, Surrogate)
-    return replace(sent, mixtures=replace(sent.mixtures, counts=torch.full_like(sent.mixtures.counts, count)))
+    return replace(
+        sent, mixtures=replace(sent.mixtures, counts=torch.full_like(sent.mixtures.counts, count))
+    )

@@ -1,4 +1,6 @@
-"""Imports between the project's own modules, at any place in a file, and what functions read of a run's settings."""
+"""Imports between the project's own modules, at any place in a file, and what functions read of a
+run's settings.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,16 @@ def parsed(path: Path) -> ast.Module:
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """All modules by dotted name; a package by the name of its folder."""
     files = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
-    return {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files
+    }
 
 
 def names_imported(path: Path) -> Iterator[str]:
-    """Dotted names that a file imports anywhere: in functions and for types too. With `from a import b`, that is a.b."""
+    """Dotted names that a file imports anywhere: in functions and for types too. With `from a
+    import b`, that is a.b.
+    """
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -44,17 +51,27 @@ def within(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def arrows(root: Path = ROOT) -> dict[str, set[str]]:
-    """By module, the modules that it imports. Imports of a package by its own modules, for its names, are left out."""
+    """By module, the modules that it imports. Imports of a package by its own modules, for its
+    names, are left out.
+    """
     known = modules(root)
     found: dict[str, set[str]] = {}
     for module, path in known.items():
-        targets = {name if name in known else name.rpartition(".")[0] for name in names_imported(path)}
-        found[module] = {each for each in targets & set(known) if each != module and known[each].name != "__init__.py"}
+        targets = {
+            name if name in known else name.rpartition(".")[0] for name in names_imported(path)
+        }
+        found[module] = {
+            each
+            for each in targets & set(known)
+            if each != module and known[each].name != "__init__.py"
+        }
     return found
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that reach each other, sorted. Each module is followed as far as its imports lead."""
+    """Groups of modules that reach each other, sorted. Each module is followed as far as its
+    imports lead.
+    """
     reached = {module: _reached(module, graph) for module in graph}
     groups = {
         tuple(sorted({module, *(each for each in reached[module] if module in reached[each])}))
@@ -75,29 +92,43 @@ def _reached(module: str, graph: Mapping[str, set[str]]) -> set[str]:
 
 
 def takers_of_all_settings(root: Path = ROOT) -> list[str]:
-    """Functions that take all settings of a run, read at most two of them, and never pass them on: "file:line name"."""
+    """Functions that take all settings of a run, read at most two of them, and never pass them on:
+    "file:line name".
+    """
     found = []
     for module, path in modules(root).items():
         names = WHOLE if within(module, ("common",)) else _whole_in(path)
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                few = [each.arg for each in taken if _annotated(each, names) and _reads_few(node, each.arg)]
-                found += [f"{path.relative_to(root)}:{node.lineno} {node.name}({name})" for name in few]
+                few = [
+                    each.arg
+                    for each in taken
+                    if _annotated(each, names) and _reads_few(node, each.arg)
+                ]
+                found += [
+                    f"{path.relative_to(root)}:{node.lineno} {node.name}({name})" for name in few
+                ]
     return found
 
 
 def _whole_in(path: Path) -> set[str]:
     """The types of all settings that a file imports from `common`."""
-    return {name.rpartition(".")[2] for name in names_imported(path) if within(name, ("common",))} & WHOLE
+    return {
+        name.rpartition(".")[2] for name in names_imported(path) if within(name, ("common",))
+    } & WHOLE
 
 
 def _annotated(parameter: ast.arg, names: set[str]) -> bool:
-    return parameter.annotation is not None and ast.unparse(parameter.annotation).strip("'\"") in names
+    return (
+        parameter.annotation is not None and ast.unparse(parameter.annotation).strip("'\"") in names
+    )
 
 
 def _reads_few(function: ast.AST, name: str) -> bool:
-    """Whether every use of a parameter reads an attribute of it or of a part of it, and these are few."""
+    """Whether every use of a parameter reads an attribute of it or of a part of it, and these are
+    few.
+    """
     uses = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))
     of_parts, read = 0, set()
     whole = 0
@@ -120,5 +151,8 @@ def _reads_few(function: ast.AST, name: str) -> bool:
 def _is_part(node: ast.AST, name: str) -> bool:
     """Whether this is the parameter's settings or plan."""
     return (
-        isinstance(node, ast.Attribute) and node.attr in PARTS and isinstance(node.value, ast.Name) and node.value.id == name
+        isinstance(node, ast.Attribute)
+        and node.attr in PARTS
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
     )

@@ -1,4 +1,6 @@
-"""All methods of the registry with small settings. Tests that iterate over them include a new method without new code."""
+"""All methods of the registry with small settings. Tests that iterate over them include a new
+method without new code.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,33 @@ SPECS: dict[str, Method] = {**METHODS, "fedpft chain": FEDPFT_CHAIN}
 SMALL: dict[str, Scalar] = {
     **{"fedavg.rounds": 2, "fedavg.local-epochs": 2},
     **{"head.min-steps": 60, "head.epochs": 2, "head.max-samples": 2000, "alpha": 1.0},
-    **{"fedlap.rounds": 1, "fedlap.image-steps": 20, "fedlap.images-per-class": 2, "fedlap.model": "linear"},
+    **{
+        "fedlap.rounds": 1,
+        "fedlap.image-steps": 20,
+        "fedlap.images-per-class": 2,
+        "fedlap.model": "linear",
+    },
     "fedlap.trust-radius": 2.0,
     **{"dpcvae.rounds": 3, "dpcvae.synthetic": 100},
 }
 # For runs of about a second, which learn little.
 TINY: dict[str, Scalar] = {
     **SMALL,
-    **{"head.min-steps": 20, "head.epochs": 1, "fedavg.rounds": 1, "fedavg.local-epochs": 1, "fedlap.image-steps": 2},
+    **{
+        "head.min-steps": 20,
+        "head.epochs": 1,
+        "fedavg.rounds": 1,
+        "fedavg.local-epochs": 1,
+        "fedlap.image-steps": 2,
+    },
     "ghofl.head": "nb-diag",
-    **{"fedlap.server-steps": 3, "dpcvae.rounds": 2, "dpcvae.local-epochs": 1, "dpcvae.latent": 4, "dpcvae.synthetic": 10},
+    **{
+        "fedlap.server-steps": 3,
+        "dpcvae.rounds": 2,
+        "dpcvae.local-epochs": 1,
+        "dpcvae.latent": 4,
+        "dpcvae.synthetic": 10,
+    },
 }
 
 
@@ -32,7 +51,13 @@ def settings_of(spec: Method, small: dict[str, Scalar] = SMALL) -> dict[str, Sca
     if spec is FEDPFT_CHAIN:
         found["fedpft.topology"] = "chain"
     if spec.needs_budget:
-        found |= {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES, "fedavg.sample-rate": 1.0, "dpcvae.sample-rate": 1.0}
+        found |= {
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "classes": CLASSES,
+            "fedavg.sample-rate": 1.0,
+            "dpcvae.sample-rate": 1.0,
+        }
     return found
 
 

@@ -1,4 +1,6 @@
-"""Real replies of a run, spoiled one table at a time, and the check that the method's strategy makes of them."""
+"""Real replies of a run, spoiled one table at a time, and the check that the method's strategy
+makes of them.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ Check = Callable[[bytes], object]
 def replies(config: Run, grid: InProcessGrid) -> Iterator[tuple[bytes, type[Any], Check]]:
     """The replies of a site in a run over this grid: payload, type of message, and a check.
 
-    The check is that of the method's strategy, and then, without the method's own part, that of its base class: a method
-    whose author forgets a check refuses the same replies.
+    The check is that of the method's strategy, and then, without the method's own part, that of its
+    base class: a method whose author forgets a check refuses the same replies.
     """
     for own in (True, False):
         strategy = strategy_of(config)(config)
@@ -47,7 +49,9 @@ def replies(config: Run, grid: InProcessGrid) -> Iterator[tuple[bytes, type[Any]
         yield from _replies(strategy, config, grid)
 
 
-def _replies(strategy: object, config: Run, grid: InProcessGrid) -> Iterator[tuple[bytes, type[Any], Check]]:
+def _replies(
+    strategy: object, config: Run, grid: InProcessGrid
+) -> Iterator[tuple[bytes, type[Any], Check]]:
     if isinstance(strategy, OneShot):
         payload = payload_of(grid.replies(0)[0].content)
         yield payload, MESSAGES[type(strategy.parse(payload))], strategy.unpack
@@ -72,7 +76,9 @@ def _replies(strategy: object, config: Run, grid: InProcessGrid) -> Iterator[tup
 
 
 def spoiled(payload: bytes, kind: type[Any]) -> Iterator[tuple[str, bytes]]:
-    """The reply with one change to one table of numbers, with a count below zero, and without a tensor."""
+    """The reply with one change to one table of numbers, with a count below zero, and without a
+    tensor.
+    """
     for index in range(len(tables(kind.FromString(payload)))):
         for name, change in CHANGES.items():
             message = kind.FromString(payload)
@@ -96,7 +102,9 @@ def _first(value: float) -> Callable[[Any], None]:
 def _reshaped(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
     def reshape(table: Any) -> None:
         shape = tuple(table.shape)
-        values = torch.from_numpy(np.frombuffer(table.data, "<f2").astype(np.float32)).reshape(shape)
+        values = torch.from_numpy(np.frombuffer(table.data, "<f2").astype(np.float32)).reshape(
+            shape
+        )
         new = change(values)
         table.shape[:], table.data = list(new.shape), new.numpy().astype("<f2").tobytes()
 
@@ -112,7 +120,9 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 
 
 def _with_count(payload: bytes, kind: type[Any], value: float) -> bytes | None:
-    """The reply with this count of records of one class; None if it has no counts that can be below zero."""
+    """The reply with this count of records of one class; None if it has no counts that can be below
+    zero.
+    """
     message, found = kind.FromString(payload), []
     if kind is pb.Parameters:
         found = [tensor.values for tensor in message.tensors if tensor.name == "counts"]

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import arrows, circles, modules, names_imported, parsed, takers_of_all_settings, within
+from tests.imports import (
+    arrows,
+    circles,
+    modules,
+    names_imported,
+    parsed,
+    takers_of_all_settings,
+    within,
+)
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
@@ -36,17 +44,40 @@ FLOWER_ROOM = "common/flower/"
 PUBLIC_FLOWER = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
 # Plays many SuperNodes, over the connection of Flower's own.
 PLAYS_SUPERNODES = "benchmarks/many_senders.py"
-UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
+UNPICKLERS = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "shelve",
+    "marshal",
+    "jsonpickle",
+}
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
 # Functions that take all settings of a run, read at most two, and pass them to nobody.
 MOST_TAKERS = 10
-HEAVY = ("torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom")
+HEAVY = (
+    "torchvision",
+    "open_clip",
+    "timm",
+    "matplotlib",
+    "sklearn",
+    "datasets",
+    "pyarrow",
+    "pydicom",
+)
 
 
 def sources(*folders: str) -> list[str]:
     """Python files below the folders, as paths from the root."""
-    return sorted(path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+    )
 
 
 def tree(path: str) -> ast.Module:
@@ -59,7 +90,9 @@ def imported(path: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} line {node.lineno}: write out where a relative import comes from"
+            assert node.level == 0, (
+                f"{path} line {node.lineno}: write out where a relative import comes from"
+            )
             yield node.module or ""
 
 
@@ -69,7 +102,14 @@ def packages(path: str) -> set[str]:
 
 def keyword(call: ast.Call, name: str) -> object:
     """Constant value of a keyword argument; None if it is missing or not constant."""
-    return next((k.value.value for k in call.keywords if k.arg == name and isinstance(k.value, ast.Constant)), None)
+    return next(
+        (
+            k.value.value
+            for k in call.keywords
+            if k.arg == name and isinstance(k.value, ast.Constant)
+        ),
+        None,
+    )
 
 
 @pytest.mark.parametrize("path", sources(*ROOMS))
@@ -80,22 +120,33 @@ def test_rooms_import_only_what_they_may(path: str) -> None:
 
 @pytest.mark.parametrize("path", sources(*ROOMS))
 def test_flower_is_named_only_where_it_carries(path: str) -> None:
-    assert "flwr" not in packages(path) or path in MAY_NAME_FLOWER or path.startswith(("strategies/", FLOWER_ROOM))
+    assert (
+        "flwr" not in packages(path)
+        or path in MAY_NAME_FLOWER
+        or path.startswith(("strategies/", FLOWER_ROOM))
+    )
 
 
 def private_flower(path: Path) -> list[str]:
-    """What a file imports from Flower outside its documented modules, or without being exported by them."""
+    """What a file imports from Flower outside its documented modules, or without being exported by
+    them.
+    """
     dynamic = (
         argument.value
         for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__"))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("import_module", "__import__"))
         for argument in node.args[:1]
         if isinstance(argument, ast.Constant)
     )
-    wrong = [str(name) for name in dynamic if within(str(name), ("flwr",)) and name not in PUBLIC_FLOWER]
+    wrong = [
+        str(name) for name in dynamic if within(str(name), ("flwr",)) and name not in PUBLIC_FLOWER
+    ]
     for name in names_imported(path):
         module, _, attribute = name.rpartition(".")
-        if within(name, ("flwr",)) and (module not in PUBLIC_FLOWER or attribute not in import_module(module).__all__):
+        if within(name, ("flwr",)) and (
+            module not in PUBLIC_FLOWER or attribute not in import_module(module).__all__
+        ):
             wrong.append(name)
     return wrong
 
@@ -120,20 +171,33 @@ def test_private_modules_of_flower_are_imported_in_their_room_only(path: str) ->
         ("from flwr.app import message", ["flwr.app.message"]),
         ("from flwr.app.message import Message", ["flwr.app.message.Message"]),
         ("from flwr.common.constant import ErrorCode", ["flwr.common.constant.ErrorCode"]),
-        ("def late():\n    from flwr.proto.control_pb2 import Run as Flowers", ["flwr.proto.control_pb2.Run"]),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import flwr.supercore.run", ["flwr.supercore.run"]),
+        (
+            "def late():\n    from flwr.proto.control_pb2 import Run as Flowers",
+            ["flwr.proto.control_pb2.Run"],
+        ),
+        (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import flwr.supercore.run",
+            ["flwr.supercore.run"],
+        ),
         ("import flwr", ["flwr"]),
         ("import flwr.app", ["flwr.app"]),
-        ("import importlib\nimportlib.import_module('flwr.supercore.grpc')", ["flwr.supercore.grpc"]),
+        (
+            "import importlib\nimportlib.import_module('flwr.supercore.grpc')",
+            ["flwr.supercore.grpc"],
+        ),
         ("import flwrx.proto", []),
     ],
 )
-def test_private_modules_of_flower_are_told_from_public_ones(tmp_path: Path, line: str, private: list[str]) -> None:
+def test_private_modules_of_flower_are_told_from_public_ones(
+    tmp_path: Path, line: str, private: list[str]
+) -> None:
     (tmp_path / "some.py").write_text(line)
     assert private_flower(tmp_path / "some.py") == private
 
 
-@pytest.mark.parametrize("path", [PLAYS_SUPERNODES, "common/flower/v134.py", "common/flower/v134_simulation.py"])
+@pytest.mark.parametrize(
+    "path", [PLAYS_SUPERNODES, "common/flower/v134.py", "common/flower/v134_simulation.py"]
+)
 def test_what_may_import_private_modules_of_flower_does(path: str) -> None:
     """Otherwise the exception is not needed, or the rule does not see."""
     assert private_flower(ROOT / path)
@@ -146,7 +210,9 @@ def test_nothing_is_ever_unpickled(path: str) -> None:
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
-        assert called != "torch.load" or keyword(node, "weights_only") is True, f"line {node.lineno}"
+        assert called != "torch.load" or keyword(node, "weights_only") is True, (
+            f"line {node.lineno}"
+        )
         assert not called.endswith("read_pickle"), f"line {node.lineno}"
         assert keyword(node, "allow_pickle") in (None, False), f"line {node.lineno}"
 
@@ -163,9 +229,12 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg
 
 
 def is_command(path: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether Typer makes a command from the function: its parameters are then options that users type."""
+    """Whether Typer makes a command from the function: its parameters are then options that users
+    type.
+    """
     return "/cli/" in path and any(
-        each.annotation and "typer." in ast.unparse(each.annotation) for each in parameters(function)
+        each.annotation and "typer." in ast.unparse(each.annotation)
+        for each in parameters(function)
     )
 
 
@@ -175,8 +244,8 @@ def test_a_function_has_at_most_seven_parameters(path: str) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_command(path, node):
             names = [each.arg for each in parameters(node)]
             assert len(names) <= MOST_PARAMETERS, (
-                f"{path} line {node.lineno}: {node.name} has {len(names)} parameters; group those that name one thing in a "
-                "frozen dataclass"
+                f"{path} line {node.lineno}: {node.name} has {len(names)} parameters; group those "
+                "that name one thing in a frozen dataclass"
             )
 
 
@@ -191,7 +260,9 @@ OF_METHODS = {
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_says_what_it_is_for(folder: str) -> None:
-    assert ast.get_docstring(tree(f"{folder}/__init__.py")), f"{folder}/__init__.py: say in a line what the folder is for"
+    assert ast.get_docstring(tree(f"{folder}/__init__.py")), (
+        f"{folder}/__init__.py: say in a line what the folder is for"
+    )
 
 
 @pytest.mark.parametrize("folder", sorted(OF_METHODS))
@@ -199,11 +270,15 @@ def test_methods_do_not_import_each_other(folder: str) -> None:
     others = {other.replace("/", ".") for other in OF_METHODS - {folder}}
     for path in sources(folder):
         for name in imported(path):
-            assert not any(name == other or name.startswith(f"{other}.") for other in others), f"{path} imports {name}"
+            assert not any(name == other or name.startswith(f"{other}.") for other in others), (
+                f"{path} imports {name}"
+            )
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    """The public interface is left out: `fedsurrogate.Surrogate` is what users see of the type of this name inside."""
+    """The public interface is left out: `fedsurrogate.Surrogate` is what users see of the type of
+    this name inside.
+    """
     found: dict[str, list[str]] = {}
     for path in sources(*(room for room in ROOMS if room != "fedsurrogate")):
         for node in ast.walk(tree(path)):
@@ -221,11 +296,15 @@ def test_command_lines_import_public_names_only(path: str) -> None:
             assert not private, f"{path} line {node.lineno}: {private[0]} is private"
 
 
-@pytest.mark.parametrize("folder", sorted({folder.partition("/")[0] + "/cli" for folder in FOLDERS if "/cli" in folder}))
+@pytest.mark.parametrize(
+    "folder", sorted({folder.partition("/")[0] + "/cli" for folder in FOLDERS if "/cli" in folder})
+)
 def test_nothing_but_an_entry_point_imports_command_lines(folder: str) -> None:
     name = folder.replace("/", ".")
     users = [
-        path for path in sources(*ROOMS) if not path.startswith(folder) and any(n.startswith(name) for n in imported(path))
+        path
+        for path in sources(*ROOMS)
+        if not path.startswith(folder) and any(n.startswith(name) for n in imported(path))
     ]
     assert not users
 
@@ -242,14 +321,25 @@ def test_the_rules_see_what_they_look_for() -> None:
     assert "open_clip" in packages("common/backbones/backbones.py")
 
 
-# What a newcomer expects: files that begin so, and what they do not import. A rule that has become true fails as an
-# unexpected success: then its mark goes. Rules name the folders of today and those that are planned.
+# What a newcomer expects: files that begin so, and what they do not import. A rule that has become
+# true fails as an unexpected success: then its mark goes. Rules name the folders of today and those
+# that are planned.
 REGISTRY = ("common.methods",)
 ACCOUNTING = ("common.privacy.accounting", "common.privacy.gaussian_mechanism")
 METHOD_SETTINGS = ("common.settings", "common.run")
 OTHER_STRATEGIES = tuple(
     f"strategies.{name}"
-    for name in ("closed_form", "dpcvae", "fedavg", "fedlap", "fedpft", "heads", "pooling", "robustness", "secure_sum")
+    for name in (
+        "closed_form",
+        "dpcvae",
+        "fedavg",
+        "fedlap",
+        "fedpft",
+        "heads",
+        "pooling",
+        "robustness",
+        "secure_sum",
+    )
 )
 
 
@@ -259,13 +349,23 @@ EXPECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "a method names its noise, privacy computes it": (REGISTRY, ACCOUNTING),
     "noise knows no method": (("common.privacy",), (*REGISTRY, *METHOD_SETTINGS)),
     "the gate knows no method's types": (
-        ("client_app.governance.gate", "client_app.governance.ledger", "client_app.governance.budget"),
+        (
+            "client_app.governance.gate",
+            "client_app.governance.ledger",
+            "client_app.governance.budget",
+        ),
         ("client_app.methods",),
     ),
-    "data know no policy": (("client_app.datasets", "client_app.features"), ("client_app.governance",)),
+    "data know no policy": (
+        ("client_app.datasets", "client_app.features"),
+        ("client_app.governance",),
+    ),
     "collecting knows no mathematics": (("strategies.base",), OTHER_STRATEGIES),
     "reading draws nothing": (("server_app.runs", "server_app.lifecycle"), ("server_app.report",)),
-    "reading settles nothing": (("server_app.runs",), ("server_app.lifecycle", "server_app.interrupted_runs")),
+    "reading settles nothing": (
+        ("server_app.runs",),
+        ("server_app.lifecycle", "server_app.interrupted_runs"),
+    ),
 }
 
 
@@ -273,7 +373,10 @@ EXPECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def test_what_a_newcomer_expects_is_true(sentence: str) -> None:
     files, without = EXPECTED[sentence]
     chosen = {module: path for module, path in modules().items() if within(module, files)}
-    found = {module: [name for name in names_imported(path) if within(name, without)] for module, path in chosen.items()}
+    found = {
+        module: [name for name in names_imported(path) if within(name, without)]
+        for module, path in chosen.items()
+    }
     assert not {module: names for module, names in found.items() if names}
 
 
@@ -282,7 +385,9 @@ def test_what_a_newcomer_expects_is_about_files_that_exist(sentence: str) -> Non
     """Otherwise a folder that moves would make a sentence true, or keep it false for ever."""
     files, without = EXPECTED[sentence]
     for names in (files, without):
-        assert any(within(module, names) for module in modules()), f"name the folder of today in the rule: {names}"
+        assert any(within(module, names) for module in modules()), (
+            f"name the folder of today in the rule: {names}"
+        )
 
 
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types_or_inside_functions() -> None:
@@ -295,7 +400,8 @@ def test_circles_of_all_kinds_of_imports_are_found(tmp_path: Path) -> None:
         "__init__": "",
         "first": "from common import second",
         "second": "def late():\n    import common.third",
-        "third": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from common.first import name",
+        "third": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from common.first "
+        "import name",
         "apart": "from common.first import name",
     }
     for name, text in texts.items():
@@ -306,7 +412,8 @@ def test_circles_of_all_kinds_of_imports_are_found(tmp_path: Path) -> None:
 def test_no_more_functions_take_all_settings_of_a_run_to_read_one_or_two() -> None:
     found = takers_of_all_settings()
     assert len(found) <= MOST_TAKERS, (
-        "pass the value, not all settings; if there are fewer now, lower the number: " + "; ".join(found)
+        "pass the value, not all settings; if there are fewer now, lower the number: "
+        + "; ".join(found)
     )
 
 
@@ -321,7 +428,10 @@ def test_functions_that_take_all_settings_to_read_few_are_told_from_others(tmp_p
         "def deep(run: Run): return run.settings.seed + run.settings.sites + run.plan.kind\n"
         "def handed(run: Run): return few(run.settings) + run.digest\n"
     )
-    assert takers_of_all_settings(tmp_path) == ["common/some.py:1 few(run)", "common/some.py:5 parts(run)"]
+    assert takers_of_all_settings(tmp_path) == [
+        "common/some.py:1 few(run)",
+        "common/some.py:5 parts(run)",
+    ]
 
 
 def descriptor(code: str) -> bytes:
@@ -337,18 +447,29 @@ def descriptor(code: str) -> bytes:
 
 def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc")
-    arguments = [f"-I{ROOT / 'common'}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "surrogate.proto"]
+    arguments = [
+        f"-I{ROOT / 'common'}",
+        f"--python_out={tmp_path}",
+        f"--pyi_out={tmp_path}",
+        "surrogate.proto",
+    ]
     assert protoc.main(["protoc", *arguments]) == 0
-    fresh, committed = (descriptor((at / "surrogate_pb2.py").read_text()) for at in (tmp_path, ROOT / "common"))
+    fresh, committed = (
+        descriptor((at / "surrogate_pb2.py").read_text()) for at in (tmp_path, ROOT / "common")
+    )
     assert fresh == committed, "run `make proto`"
-    assert (tmp_path / "surrogate_pb2.pyi").read_text() == (ROOT / "common" / "surrogate_pb2.pyi").read_text()
+    assert (tmp_path / "surrogate_pb2.pyi").read_text() == (
+        ROOT / "common" / "surrogate_pb2.pyi"
+    ).read_text()
 
 
 def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
     """Those of these modules that a new process has imported after a statement."""
     script = f"import sys; {statement}; print(*(name for name in {names!r} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -360,6 +481,11 @@ def test_apps_start_without_heavy_libraries(module: str) -> None:
 
 def test_flowers_room_opens_without_flower() -> None:
     """The process that starts and ends a site's others stays free of gRPC's threads."""
-    opened = "import client_app.processes.supervisor; from common.flower import flower; flower().supernode_log"
+    opened = (
+        "import client_app.processes.supervisor; from common.flower import flower; "
+        "flower().supernode_log"
+    )
     assert imported_by(opened, ("flwr", "grpc", "ray", "torch", "numpy")) == []
-    assert imported_by("from common.flower import flower; flower().open_log()", ("flwr", "ray")) == ["flwr"]
+    assert imported_by(
+        "from common.flower import flower; flower().open_log()", ("flwr", "ray")
+    ) == ["flwr"]

@@ -1,4 +1,6 @@
-"""Properties of all commands: what they load, -h, --version, completion, 80 columns, and no traceback on wrong usage."""
+"""Properties of all commands: what they load, -h, --version, completion, 80 columns, and no
+traceback on wrong usage.
+"""
 
 import json
 import os
@@ -24,7 +26,19 @@ ROOT = Path(__file__).parents[1]
 APPS = {"site": client_app.cli.main.app, "coordinator": server_app.cli.main.app}
 PROGRAMS = {"site": "client_app.cli.main", "coordinator": "server_app.cli.main"}
 RUNNERS = {"site": commands.site, "coordinator": commands.coordinator}
-LIBRARIES = ("flwr", "torch", "ray", "numpy", "scipy", "sklearn", "matplotlib", "cryptography", "grpc", "psutil", "jinja2")
+LIBRARIES = (
+    "flwr",
+    "torch",
+    "ray",
+    "numpy",
+    "scipy",
+    "sklearn",
+    "matplotlib",
+    "cryptography",
+    "grpc",
+    "psutil",
+    "jinja2",
+)
 MODELS = ("pydantic", "common.run", "client_app.node_config")
 NARROW = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
 Captured = pytest.CaptureFixture[str]
@@ -34,10 +48,16 @@ def leaves(found: Command, *path: str) -> list[tuple[tuple[str, ...], Command]]:
     """Every command with its words."""
     if not isinstance(found, Group):
         return [(path, found)]
-    return [each for name, command in found.commands.items() for each in leaves(command, *path, name)]
+    return [
+        each for name, command in found.commands.items() for each in leaves(command, *path, name)
+    ]
 
 
-LEAVES = [(app, path, command) for app, typed in APPS.items() for path, command in leaves(get_command(typed))]
+LEAVES = [
+    (app, path, command)
+    for app, typed in APPS.items()
+    for path, command in leaves(get_command(typed))
+]
 NAMES = [" ".join((app, *path)) for app, path, _ in LEAVES]
 
 
@@ -53,18 +73,27 @@ for line in {lines!r}:
 print(*(name for name in {modules!r} if name in sys.modules))
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
     return done.stdout.split()
 
 
 @pytest.mark.parametrize("program", APPS)
 def test_help_and_version_load_no_heavy_library_and_no_model_of_settings(program: str) -> None:
-    lines = [["--help"], ["--version"], *([*path, "--help"] for app, path, _ in LEAVES if app == program)]
+    lines = [
+        ["--help"],
+        ["--version"],
+        *([*path, "--help"] for app, path, _ in LEAVES if app == program),
+    ]
     lines += [["preset"], ["preset", "fedlap"]] if program == "coordinator" else []
     assert loaded(program, lines, LIBRARIES + MODELS) == []
 
 
-LISTS = {"coordinator": [["settings"], ["settings", "fedpft.rank"]], "site": [["settings"], ["policy", "check"]]}
+LISTS = {
+    "coordinator": [["settings"], ["settings", "fedpft.rank"]],
+    "site": [["settings"], ["policy", "check"]],
+}
 
 
 @pytest.mark.parametrize("program", APPS)
@@ -73,7 +102,9 @@ def test_lists_load_no_heavy_library(program: str) -> None:
 
 
 @pytest.mark.parametrize(("app", "path", "command"), LEAVES, ids=NAMES)
-def test_every_command_has_short_help_and_version(app: str, path: tuple[str, ...], command: Command) -> None:
+def test_every_command_has_short_help_and_version(
+    app: str, path: tuple[str, ...], command: Command
+) -> None:
     def run(option: str) -> str:
         done = CliRunner().invoke(APPS[app], [*path, option], env=NARROW)
         assert done.exit_code == 0
@@ -84,7 +115,9 @@ def test_every_command_has_short_help_and_version(app: str, path: tuple[str, ...
 
 
 @pytest.mark.parametrize(("app", "path", "command"), LEAVES, ids=NAMES)
-def test_help_fits_80_columns_and_cuts_nothing(app: str, path: tuple[str, ...], command: Command) -> None:
+def test_help_fits_80_columns_and_cuts_nothing(
+    app: str, path: tuple[str, ...], command: Command
+) -> None:
     shown = CliRunner().invoke(APPS[app], [*path, "--help"], env=NARROW).output
     words = re.sub(r"[][,;]", " ", shown).split()
     assert "…" not in shown
@@ -126,10 +159,20 @@ def test_shells_complete_keys_methods_presets_and_runs(typed: str, tmp_path: Pat
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "manifest.json").write_text("{}")
     program = typed.split()[0]
-    asked = {f"_{program.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    asked = {
+        f"_{program.upper()}_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
     script = f"import sys; sys.argv = [{program!r}]; from {PROGRAMS[program]} import main; main()"
     environment = os.environ | asked | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert COMPLETED[typed] in done.stdout.split()
 
 
@@ -161,7 +204,12 @@ def filled(command: Command, value: str) -> list[str]:
 
 @pytest.mark.parametrize(("app", "path", "command"), LEAVES, ids=NAMES)
 def test_wrong_usage_is_no_traceback(
-    app: str, path: tuple[str, ...], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    app: str,
+    path: tuple[str, ...],
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -169,9 +217,15 @@ def test_wrong_usage_is_no_traceback(
     lines = [["--nonsense"], [*["one"] * 9, "--nonsense"]]
     if command.name not in STARTS:
         values = ("plain.txt", "nothing/at/all", "plain.txt/below", 'a="b"', "data=")
-        lines += [[*filled(command, value), *extra] for value in values for extra in (["--nonsense"], [])]
-        options = [each for each in command.params if isinstance(each, click.Option) and not each.is_flag]
-        lines += [[*filled(command, "plain.txt"), each.opts[0], "plain.txt/below"] for each in options]
+        lines += [
+            [*filled(command, value), *extra] for value in values for extra in (["--nonsense"], [])
+        ]
+        options = [
+            each for each in command.params if isinstance(each, click.Option) and not each.is_flag
+        ]
+        lines += [
+            [*filled(command, "plain.txt"), each.opts[0], "plain.txt/below"] for each in options
+        ]
         lines += [[*filled(command, "plain.txt"), each.opts[0]] for each in options]
     for line in lines:
         if not line and command.name in COMPLETE:
@@ -198,11 +252,15 @@ def test_every_setting_of_a_site_has_a_meaning_and_a_range() -> None:
     for row in rows:
         assert row["text"].endswith(".")
         assert row["range"]
-    (one,) = json.loads(CliRunner().invoke(client_app.cli.main.app, ["settings", "num-partitions", "--json"]).output)
+    (one,) = json.loads(
+        CliRunner().invoke(client_app.cli.main.app, ["settings", "num-partitions", "--json"]).output
+    )
     assert (one["default"], one["range"], one["unit"]) == (1, "at least 1", "shares")
 
 
-def test_an_unknown_setting_of_a_site_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_an_unknown_setting_of_a_site_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     assert commands.site(monkeypatch, "settings", "datadir") == 1
     assert capsys.readouterr().err == "error: unknown key 'datadir'; did you mean 'data-dir'?\n"
 

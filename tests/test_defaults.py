@@ -1,4 +1,6 @@
-"""Every method learns the bundled digits with no setting but its name, and a budget where it needs one."""
+"""Every method learns the bundled digits with no setting but its name, and a budget where it needs
+one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
 def test_a_method_learns_with_its_defaults(tmp_path: Path, spec: Method) -> None:
-    budget: dict[str, Scalar] = {"epsilon": 8.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
-    folder = run_federation(tmp_path, sites(3), method=spec.name, **(budget if spec.needs_budget else {}))
+    budget: dict[str, Scalar] = {
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "classes": ",".join(map(str, range(10))),
+    }
+    folder = run_federation(
+        tmp_path, sites(3), method=spec.name, **(budget if spec.needs_budget else {})
+    )
     accuracy = metrics_of(folder)["accuracy"]["model"]
     assert accuracy > FLOOR, f"method {spec.name}: {accuracy:.1%} with its defaults"

@@ -1,4 +1,6 @@
-"""Every import of the packages is of a declared dependency, or of an extra through the helper that reports its absence."""
+"""Every import of the packages is of a declared dependency, or of an extra through the helper that
+reports its absence.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def normal(name: str) -> str:
 
 @cache
 def closure(*lines: str) -> frozenset[str]:
-    """Names of all distributions that these requirements install, by the metadata of what is installed here."""
+    """Names of all distributions that these requirements install, by the metadata of what is
+    installed here.
+    """
     seen: set[tuple[str, str]] = set()
 
     def walk(line: str, extra: str) -> None:
@@ -62,7 +66,9 @@ def origins() -> Mapping[str, list[str]]:
 
 @dataclass(frozen=True)
 class Import:
-    """A top-level name that source imports from another project; by a helper: inside `with needed_for(...)`."""
+    """A top-level name that source imports from another project; by a helper: inside `with
+    needed_for(...)`.
+    """
 
     name: str
     in_function: bool
@@ -70,12 +76,21 @@ class Import:
 
 
 def imported(node: ast.AST, in_function: bool = False, by_helper: bool = False) -> Iterator[Import]:
-    """All imports of a piece of source, those by name among them, but for those that only type checkers read."""
+    """All imports of a piece of source, those by name among them, but for those that only type
+    checkers read.
+    """
     names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
     if isinstance(node, ast.ImportFrom) and not node.level:
         names = [node.module or ""]
-    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
-        names = [each.value for each in node.args[:1] if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
+        "import_module",
+        "__import__",
+    ):
+        names = [
+            each.value
+            for each in node.args[:1]
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
     for name in (each.partition(".")[0] for each in names):
         if name not in (*PACKAGES, *SCRIPTS) and name not in sys.stdlib_module_names:
             yield Import(name, in_function, by_helper)
@@ -83,14 +98,17 @@ def imported(node: ast.AST, in_function: bool = False, by_helper: bool = False) 
         return
     in_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     inside = by_helper or (
-        isinstance(node, ast.With) and any(ast.unparse(each.context_expr).startswith("needed_for(") for each in node.items)
+        isinstance(node, ast.With)
+        and any(ast.unparse(each.context_expr).startswith("needed_for(") for each in node.items)
     )
     for child in ast.iter_child_nodes(node):
         yield from imported(child, in_function, inside)
 
 
 def undeclared(source: str) -> set[str]:
-    """Imported names that no dependency installs, and no extra whose absence the helper reports where it is used."""
+    """Imported names that no dependency installs, and no extra whose absence the helper reports
+    where it is used.
+    """
 
     def declared(each: Import) -> bool:
         found = {normal(name) for name in origins().get(each.name, ())}
@@ -113,11 +131,17 @@ HELPED = "def f():\n    with needed_for('x'):\n        "
 @pytest.mark.parametrize(
     ("source", "names"),
     [
-        ("import json, numpy.linalg\nfrom common.errors import ConfigError\nfrom . import here", set()),
+        (
+            "import json, numpy.linalg\nfrom common.errors import ConfigError\nfrom . import here",
+            set(),
+        ),
         ("import pandas", {"pandas"}),
         ("def f():\n    from pandas import DataFrame", {"pandas"}),
         ("def f():\n    importlib.import_module('pandas')", {"pandas"}),
-        ("def f():\n    try:\n        import pandas\n    except ImportError:\n        raise", {"pandas"}),
+        (
+            "def f():\n    try:\n        import pandas\n    except ImportError:\n        raise",
+            {"pandas"},
+        ),
         (f"{HELPED}import pandas", set()),
         (f"{HELPED}import_module('onnxruntime').run()", set()),
         (f"{HELPED}import matplotlib.figure, torch", set()),
@@ -140,7 +164,11 @@ def parts(extra: str) -> list[str]:
     found: list[str] = []
     for line in PROJECT["optional-dependencies"][extra]:
         wanted = Requirement(line)
-        found += [line] if wanted.name != PROJECT["name"] else [each for name in wanted.extras for each in parts(name)]
+        found += (
+            [line]
+            if wanted.name != PROJECT["name"]
+            else [each for name in wanted.extras for each in parts(name)]
+        )
     return found
 
 
@@ -152,7 +180,9 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
     assert set(EXTRAS.values()) == set(PROJECT["optional-dependencies"]) - OTHER_EXTRAS
     for extra in set(EXTRAS.values()):
         lines = parts(extra)
-        wanted = {normal(DISTRIBUTIONS.get(name, name)) for name, of in EXTRAS.items() if of == extra}
+        wanted = {
+            normal(DISTRIBUTIONS.get(name, name)) for name, of in EXTRAS.items() if of == extra
+        }
         named = {normal(Requirement(line).name) for line in lines}
         # Ray is named by an extra of Flower.
         assert wanted - named <= {"ray"}
@@ -163,7 +193,9 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
 
 def test_the_documentation_lists_every_extra() -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
-    rows = re.findall(r"(?m)^\| `([a-z-]+)` \|", page.partition("## What to install")[2].partition("\n## ")[0])
+    rows = re.findall(
+        r"(?m)^\| `([a-z-]+)` \|", page.partition("## What to install")[2].partition("\n## ")[0]
+    )
     assert rows
     assert len(set(rows)) == len(rows)
     assert set(rows) == set(PROJECT["optional-dependencies"])
@@ -182,12 +214,15 @@ def test_all_has_every_extra_of_a_run_and_neither_tools_nor_decoders_under_the_g
 
 
 def test_packages_that_a_method_needs_are_in_the_table() -> None:
-    """Names that the helper gets as text; a wrong one would end in a KeyError, and only where the package is missing."""
+    """Names that the helper gets as text; a wrong one would end in a KeyError, and only where the
+    package is missing.
+    """
     named = {
         call.args[0].value
         for path in FILES
         for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("check_installed", "is_installed", "missing")
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) in ("check_installed", "is_installed", "missing")
         if call.args and isinstance(call.args[0], ast.Constant)
     }
     assert {"ray", "matplotlib"} <= named <= set(EXTRAS)
@@ -200,7 +235,18 @@ def test_the_closure_follows_extras_of_dependencies_but_installs_no_other_extra(
     assert "pytest" not in closure("scikit-learn")
 
 
-HEAVY = ("ray", "torchvision", "timm", "open-clip-torch", "opacus", "pyarrow", "pydicom", "matplotlib", "pot", "pandas")
+HEAVY = (
+    "ray",
+    "torchvision",
+    "timm",
+    "open-clip-torch",
+    "opacus",
+    "pyarrow",
+    "pydicom",
+    "matplotlib",
+    "pot",
+    "pandas",
+)
 
 
 @pytest.mark.parametrize("name", HEAVY)
@@ -213,5 +259,7 @@ def test_the_library_is_imported_without_flower_and_heavy_packages() -> None:
     names = [*EXTRAS, "flwr", "sklearn", "scipy", "dp_accounting"]
     script = f"import sys, fedsurrogate; print(*(name for name in {names} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == []

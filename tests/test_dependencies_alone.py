@@ -1,4 +1,6 @@
-"""An environment with the dependencies alone: what works there, and what every optional feature answers."""
+"""An environment with the dependencies alone: what works there, and what every optional feature
+answers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ QUICK = "head.min-steps=20 head.epochs=1"
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs Python with the project and its dependencies alone, which a folder of links shows it; without pip."""
+    """Runs Python with the project and its dependencies alone, which a folder of links shows it;
+    without pip.
+    """
     home = tmp_path_factory.mktemp("alone")
     packages = home / "packages"
     packages.mkdir()
@@ -38,26 +42,42 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
         except PackageNotFoundError:
             # For another platform, or a part of torch for GPUs.
             continue
-        for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+        for top in {
+            file.parts[0]
+            for file in found.files or ()
+            if file.parts[0] not in ("..", "__pycache__")
+        }:
             link, target = packages / top, Path(str(found.locate_file(top)))
             if target.exists() and not link.exists():
                 link.symlink_to(target)
     venv.create(home / "venv", with_pip=False)
     base = {"base": str(home / "venv"), "platbase": str(home / "venv")}
-    (Path(sysconfig.get_path("purelib", vars=base)) / "alone.pth").write_text(f"{packages}\n{ROOT}\n")
+    (Path(sysconfig.get_path("purelib", vars=base)) / "alone.pth").write_text(
+        f"{packages}\n{ROOT}\n"
+    )
     environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     environment |= {"HOME": str(home), "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
         command = [str(home / "venv" / "bin" / "python"), *map(str, words)]
-        return subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, check=False, timeout=300)
+        return subprocess.run(
+            command,
+            env=environment,
+            cwd=home,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
 
     return run
 
 
 def test_the_environment_has_no_optional_package(alone: Run) -> None:
     names = [*EXTRAS, "pytest", "pip"]
-    done = alone("-c", f"import importlib.util as u; print(*(name for name in {names} if u.find_spec(name)))")
+    done = alone(
+        "-c", f"import importlib.util as u; print(*(name for name in {names} if u.find_spec(name)))"
+    )
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
@@ -128,10 +148,15 @@ def test_a_command_works(alone: Run, words: tuple[str, ...]) -> None:
 
 
 def test_a_site_examines_itself(alone: Run, tmp_path: Path) -> None:
-    node = f'data="{{}}" data-dir="{tmp_path}" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
+    node = (
+        f'data="{{}}" data-dir="{tmp_path}" state-dir="{tmp_path}/state" '
+        f'cache-dir="{tmp_path}/cache"'
+    )
     done = alone(*SITE, "doctor", "--node-config", node.format("digits"), "--json")
     found = {each["what"]: each["state"] for each in json.loads(done.stdout)}
-    assert (found["packages"], found["data"], found["backbone"]) == ("PASS", "PASS", "PASS"), done.stderr
+    assert (found["packages"], found["data"], found["backbone"]) == ("PASS", "PASS", "PASS"), (
+        done.stderr
+    )
     assert alone(*SITE, "dry-run", "--node-config", node.format("digits"), "--json").returncode == 0
     for kind, extra in (("parquet", "tables"), ("dicom", "dicom")):
         done = alone(*SITE, "doctor", "--node-config", node.format(kind), "--json")
@@ -141,7 +166,9 @@ def test_a_site_examines_itself(alone: Run, tmp_path: Path) -> None:
         assert install_command(extra) in finding["found"]
 
 
-def test_every_optional_feature_answers_with_its_package_and_its_command(alone: Run, tmp_path: Path) -> None:
+def test_every_optional_feature_answers_with_its_package_and_its_command(
+    alone: Run, tmp_path: Path
+) -> None:
     done = alone("-m", "tests.uses_of_extras", tmp_path)
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)
@@ -151,7 +178,11 @@ def test_every_optional_feature_answers_with_its_package_and_its_command(alone: 
         assert text.startswith(user)
         assert text.count(install_command(EXTRAS[package])) == 1
         # Of several packages of an extra the first that is missing is named.
-        names = {DISTRIBUTIONS.get(name, name) for name, extra in EXTRAS.items() if extra == EXTRAS[package]}
+        names = {
+            DISTRIBUTIONS.get(name, name)
+            for name, extra in EXTRAS.items()
+            if extra == EXTRAS[package]
+        }
         assert any(f"needs the package {name}," in text for name in names)
 
 

@@ -36,7 +36,9 @@ def test_examples_give_what_they_show(module: str) -> None:
     with torch.random.fork_rng():
         for each in examples(module):
             printed: list[str] = []
-            outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(each, out=printed.append)
+            outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(
+                each, out=printed.append
+            )
             assert not outcome.failed, "".join(printed)
 
 

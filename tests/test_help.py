@@ -15,14 +15,19 @@ def commands(found: Command, *path: str) -> list[tuple[str, ...]]:
     """The words of every command."""
     if not isinstance(found, Group):
         return [path]
-    return [each for name, command in found.commands.items() for each in commands(command, *path, name)]
+    return [
+        each for name, command in found.commands.items() for each in commands(command, *path, name)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("app", "path"), [(name, path) for name, app in APPS.items() for path in commands(get_command(app))]
+    ("app", "path"),
+    [(name, path) for name, app in APPS.items() for path in commands(get_command(app))],
 )
 def test_every_command_explains_itself_and_all_it_takes(app: str, path: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(APPS[app], [*path, "--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})
+    shown = CliRunner().invoke(
+        APPS[app], [*path, "--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}
+    )
     assert shown.exit_code == 0
     command: Command = get_command(APPS[app])
     for name in path:

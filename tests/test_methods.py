@@ -26,7 +26,11 @@ from tests.registry import PLANS, SPECS, settings_of
 from tests.replies import mutations, refused, replies, spoiled
 
 # Settings that do not change a site's reply.
-NOT_IN_THE_DIGEST = {"fedpft": {"public", "order", "seal", "bits"}, "head": {"solver", "shrinkage"}, "fedcof": {"shrinkage"}}
+NOT_IN_THE_DIGEST = {
+    "fedpft": {"public", "order", "seal", "bits"},
+    "head": {"solver", "shrinkage"},
+    "fedcof": {"shrinkage"},
+}
 
 
 # Accuracy on the digits of methods that learn well in these short runs.
@@ -61,13 +65,19 @@ def test_a_method_is_described_in_full(spec: Method) -> None:
     strategy = plan.combination.strategy
     assert issubclass(load(strategy), Federation), f"method {spec.name}: {strategy} is no strategy"
     for section in (plan.training.section, spec.shown, *spec.digest):
-        assert isinstance(getattr(config.settings, section, None), Section), f"method {spec.name}: no section {section!r}"
+        assert isinstance(getattr(config.settings, section, None), Section), (
+            f"method {spec.name}: no section {section!r}"
+        )
     sizes = plan.messages.sizes(10, 64, 400)
     for field in (*plan.messages.sends, *plan.messages.receives, *plan.messages.result):
-        assert all(n > 0 for n in field.sizes(sizes)), f"method {spec.name}: field {field.name} has an empty axis"
+        assert all(n > 0 for n in field.sizes(sizes)), (
+            f"method {spec.name}: field {field.name} has an empty axis"
+        )
     work = plan.work(10, 64)
     assert all(value >= 0 for value in vars(work).values())
-    assert plan.defences.available, f"method {spec.name}: the registry needs its defences, 'none' at least"
+    assert plan.defences.available, (
+        f"method {spec.name}: the registry needs its defences, 'none' at least"
+    )
     assert plan.kind != "one-shot" or plan.combination.stored, (
         f"method {spec.name}: what is sent once is kept, so that it can be relearned"
     )
@@ -78,7 +88,10 @@ def test_every_setting_of_a_section_is_in_the_digest_or_named_as_irrelevant(spec
     for section, keys in spec.digest.items():
         fields = set(type(getattr(Settings(), section)).model_fields)
         left = fields - set(keys) - NOT_IN_THE_DIGEST.get(section, set())
-        assert not left, f"method {spec.name}: {section}.{sorted(left)[0]} decides what a site sends; list it in the digest"
+        assert not left, (
+            f"method {spec.name}: {section}.{sorted(left)[0]} decides what a site sends; list it "
+            "in the digest"
+        )
         assert set(keys) <= fields
 
 
@@ -90,7 +103,9 @@ def test_a_setting_of_the_digest_changes_it_and_another_does_not() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_readme_names_every_method(name: str) -> None:
-    assert f"`{name}`" in (ROOT / "README.md").read_text(), f"method {name}: the README needs a row for it"
+    assert f"`{name}`" in (ROOT / "README.md").read_text(), (
+        f"method {name}: the README needs a row for it"
+    )
 
 
 def test_an_unknown_method_is_refused_everywhere_alike() -> None:
@@ -108,17 +123,23 @@ def test_no_method_is_compared_by_name_outside_its_own_files() -> None:
                 r"\.method(\.name)? (==|in|!=|not in|is) (?!METHODS|found|self\.policy)|\.method(\.name)?\.startswith",
                 file.read_text(),
             )
-            assert not found or own.search(file.as_posix()), f"{file}: compares {found and found[0]!r}; ask the registry"
+            assert not found or own.search(file.as_posix()), (
+                f"{file}: compares {found and found[0]!r}; ask the registry"
+            )
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_path: Path, spec: Method) -> None:
+def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(
+    tmp_path: Path, spec: Method
+) -> None:
     settings, grid = settings_of(spec), InProcessGrid(sites(3))
     folder = run_federation(tmp_path, grid, partition="iid", **settings)
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
     assert metrics["sites"]["used"] == 3
-    assert metrics["accuracy"]["model"] > LEAST.get(spec.name, 0.2), "a guess is right one time in ten"
+    assert metrics["accuracy"]["model"] > LEAST.get(spec.name, 0.2), (
+        "a guess is right one time in ten"
+    )
     assert set(metrics["accuracy"]["per_site"]) == {"0", "1", "2"}
     assert (metrics["privacy"] is None) == (not spec.needs_budget)
     config = parse_run(settings)
@@ -127,9 +148,15 @@ def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_pat
     sent, received = grid.counted(1, ("train", "evaluate", "query.hello"))
     # Zeros need fewer bytes: pixels that are always dark, and the first linear model.
     assert 0.85 * planned.up < sent < 1.1 * planned.up, "bytes up"
-    assert 0.9 * received < planned.down < 1.05 * received + 2 * count(config.plan.messages.receives, sizes)
+    assert (
+        0.9 * received
+        < planned.down
+        < 1.05 * received + 2 * count(config.plan.messages.receives, sizes)
+    )
     assert metrics["card"]["used"] == ["0", "1", "2"]
-    assert spec.title in write_report(folder).read_text(), f"method {spec.name}: the report names it by its title"
+    assert spec.title in write_report(folder).read_text(), (
+        f"method {spec.name}: the report names it by its title"
+    )
     for payload, kind, check in replies(config, grid):
         assert not refused(check, payload)
         for changed in mutations(payload, kind, 20):
@@ -153,22 +180,38 @@ def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(tmp_pat
     ],
     ids=lambda own: " ".join(str(value) for value in own.values()),
 )
-def test_a_private_run_costs_what_the_plan_says(tmp_path: Path, own: dict[str, str | int | bool]) -> None:
-    settings = {"epsilon": 8.0, "delta": 1e-5, "classes": ",".join(map(str, range(10))), "sites": 3} | own
+def test_a_private_run_costs_what_the_plan_says(
+    tmp_path: Path, own: dict[str, str | int | bool]
+) -> None:
+    settings = {
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "classes": ",".join(map(str, range(10))),
+        "sites": 3,
+    } | own
     grid = InProcessGrid(sites(3))
     assert metrics_of(run_federation(tmp_path, grid, partition="iid", **settings))["status"] == "ok"
     config = parse_run(settings)
     planned = costs(config, 64, 10, 479, 20)[0]
-    # Every message of the run, and the mean over the sites: in a chain a site's share depends on its place.
-    kinds = {message.metadata.message_type for message in grid.sent} - {"query.compare", "query.name"}
-    sent, received = (sum(way) / 3 for way in zip(*(grid.counted(node, tuple(kinds)) for node in range(3)), strict=True))
+    # Every message of the run, and the mean over the sites: in a chain a site's share depends on
+    # its place.
+    kinds = {message.metadata.message_type for message in grid.sent} - {
+        "query.compare",
+        "query.name",
+    }
+    sent, received = (
+        sum(way) / 3
+        for way in zip(*(grid.counted(node, tuple(kinds)) for node in range(3)), strict=True)
+    )
     assert 0.85 * planned.up < sent < 1.1 * planned.up, "bytes up"
     zeros = 2 * count(config.plan.messages.receives, config.plan.messages.sizes(10, 64, 479))
     assert 0.9 * received < planned.down < 1.05 * received + zeros
 
 
 @pytest.mark.parametrize(
-    "spec", [spec for name, spec in METHODS.items() if PLANS[name].combination.stored], ids=lambda spec: spec.name
+    "spec",
+    [spec for name, spec in METHODS.items() if PLANS[name].combination.stored],
+    ids=lambda spec: spec.name,
 )
 def test_what_sites_sent_once_is_learned_from_again(tmp_path: Path, spec: Method) -> None:
     settings = settings_of(spec)

@@ -1,4 +1,6 @@
-"""The suite itself: the same on every machine, with nothing beside the checkout, and no test that hangs for ever."""
+"""The suite itself: the same on every machine, with nothing beside the checkout, and no test that
+hangs for ever.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,23 @@ from tests.documents import ROOT
 from tests.samples import VARIABLE, sample
 
 FILES = sorted((ROOT / "tests").rglob("*.py"))
-# These may name the folder of sample data: the one that finds it, and benchmarks' own tests, which hide it.
+# These may name the folder of sample data: the one that finds it, and benchmarks' own tests, which
+# hide it.
 MAY = {"tests/samples.py", "tests/benchmarks/test_scripts.py", "tests/test_suite.py"}
 
 
 def outside(tree: ast.AST) -> list[str]:
-    """Pieces of source that reach for files beside the checkout: the folder of samples, by its name or its variable."""
+    """Pieces of source that reach for files beside the checkout: the folder of samples, by its name
+    or its variable.
+    """
     found = []
     for node in ast.walk(tree):
         # A path is joined from strings: folder / "shared" / "features".
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             found += [
-                part.value for part in (node.left, node.right) if isinstance(part, ast.Constant) and part.value == "shared"
+                part.value
+                for part in (node.left, node.right)
+                if isinstance(part, ast.Constant) and part.value == "shared"
             ]
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found += re.findall(rf"{VARIABLE}|(?:^|/)\.\./shared\b", node.value)
@@ -37,12 +44,20 @@ def outside(tree: ast.AST) -> list[str]:
 
 
 def test_no_test_looks_for_sample_data_except_by_the_fixture() -> None:
-    found = {path.relative_to(ROOT).as_posix(): outside(ast.parse(path.read_text())) for path in FILES}
+    found = {
+        path.relative_to(ROOT).as_posix(): outside(ast.parse(path.read_text())) for path in FILES
+    }
     assert {path for path, pieces in found.items() if pieces} <= MAY
 
 
 @pytest.mark.parametrize(
-    "source", ['ROOT.parent / "shared" / "x"', 'open("../shared/x")', f'os.environ["{VARIABLE}"]', 'Path(f"{x}/../shared")']
+    "source",
+    [
+        'ROOT.parent / "shared" / "x"',
+        'open("../shared/x")',
+        f'os.environ["{VARIABLE}"]',
+        'Path(f"{x}/../shared")',
+    ],
 )
 def test_a_look_at_sample_data_is_found(source: str) -> None:
     assert outside(ast.parse(source))
@@ -57,10 +72,14 @@ def test_the_fixture_marks_its_tests_and_without_the_folder_they_are_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(pytest.skip.Exception, match=f"needs a/b of the sample data; {VARIABLE} names no folder"):
+    with pytest.raises(
+        pytest.skip.Exception, match=f"needs a/b of the sample data; {VARIABLE} names no folder"
+    ):
         sample("a/b")
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    with pytest.raises(pytest.skip.Exception, match="needs a/b of the sample data, which is not in the folder"):
+    with pytest.raises(
+        pytest.skip.Exception, match="needs a/b of the sample data, which is not in the folder"
+    ):
         sample("a/b")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nothing"))
     with pytest.raises(pytest.fail.Exception, match="is no folder"):
@@ -73,11 +92,15 @@ def test_the_fixture_marks_its_tests_and_without_the_folder_they_are_skipped(
 def collected(*words: str, **variables: str) -> set[str]:
     """Names of the tests that pytest collects with these words."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | variables)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | variables
+    )
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
-def test_the_quick_part_has_no_test_of_samples_even_where_the_folder_is_there(tmp_path: Path) -> None:
+def test_the_quick_part_has_no_test_of_samples_even_where_the_folder_is_there(
+    tmp_path: Path,
+) -> None:
     file = "tests/client_app/features/test_extraction.py"
     name = f"{file}::test_real_images_give_the_published_features"
     quick = collected(file, **{VARIABLE: str(tmp_path)})
@@ -87,14 +110,22 @@ def test_the_quick_part_has_no_test_of_samples_even_where_the_folder_is_there(tm
 
 
 def test_a_shell_that_ignores_signals_does_not_reach_the_tests_and_their_children() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
+    }
     assert signal.SIG_IGN not in before.values(), "as this suite was started"
     try:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
         conftest._heed_signals()
-        code = f"import signal; print(*(signal.getsignal(each) is signal.SIG_IGN for each in {[int(n) for n in before]}))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        code = (
+            "import signal; print(*(signal.getsignal(each) is signal.SIG_IGN for each in "
+            f"{[int(n) for n in before]}))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         assert "True" not in done.stdout
     finally:
         for number, handler in before.items():
@@ -122,12 +153,19 @@ class Item:
 
 def test_every_test_has_a_time_limit_and_slow_ones_have_more(pytestconfig: pytest.Config) -> None:
     assert float(pytestconfig.getini("timeout")) == 120
-    quick, slow = Item(conftest.TESTS / "common" / "test_x.py"), Item(conftest.TESTS / "e2e" / "test_x.py", "samples")
+    quick, slow = (
+        Item(conftest.TESTS / "common" / "test_x.py"),
+        Item(conftest.TESTS / "e2e" / "test_x.py", "samples"),
+    )
     faulty = Item(conftest.TESTS / "faults" / "test_x.py")
     faulty.add_marker(pytest.mark.faults)
     conftest.pytest_collection_modifyitems([quick, slow, faulty])  # type: ignore[list-item]
     assert quick.marks == {}
-    assert {name: mark.args for name, mark in slow.marks.items()} == {"slow": (), "samples": (), "timeout": (900,)}
+    assert {name: mark.args for name, mark in slow.marks.items()} == {
+        "slow": (),
+        "samples": (),
+        "timeout": (900,),
+    }
     assert faulty.marks["timeout"].args == (3600,)
 
 
@@ -137,7 +175,9 @@ def test_every_slow_place_exists() -> None:
 
 
 def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
-    (tmp_path / "test_x.py").write_text("import threading\ndef test_hang():\n    threading.Event().wait()\n")
+    (tmp_path / "test_x.py").write_text(
+        "import threading\ndef test_hang():\n    threading.Event().wait()\n"
+    )
     command = [
         sys.executable,
         "-m",
@@ -149,6 +189,13 @@ def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
         "-p",
         "no:cacheprovider",
     ]
-    done = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [*command, str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 1
     assert "Timeout" in done.stdout

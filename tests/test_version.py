@@ -46,11 +46,15 @@ def test_code_of_a_checkout_has_its_own_number_whatever_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(version, "CHECKOUT", tmp_path)
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "fedsurrogate"\nversion = "9.8.7"\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "fedsurrogate"\nversion = "9.8.7"\n'
+    )
     assert version.own_version() == "9.8.7"
 
 
-@pytest.mark.parametrize("content", [None, "not toml [", '[project]\nname = "other"\nversion = "1"\n', "[tool.x]\n"])
+@pytest.mark.parametrize(
+    "content", [None, "not toml [", '[project]\nname = "other"\nversion = "1"\n', "[tool.x]\n"]
+)
 def test_code_of_a_wheel_has_the_number_of_the_wheel(
     content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
-"""One use or more of every optional package, and what an environment without the package must answer.
+"""One use or more of every optional package, and what an environment without the package must
+answer.
 
-Run as a program, it does every use and prints the errors: for an environment that has the dependencies alone.
+Run as a program, it does every use and prints the errors: for an environment that has the
+dependencies alone.
 """
 
 from __future__ import annotations
@@ -50,10 +52,26 @@ def _table(folder: Path) -> object:
 # The package, what the error names as its user, and the use.
 USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("ray", "--engine flower", lambda _: flower_engine(True)),
-    ("torchvision", "backbone = 'torchvision:resnet18'", lambda at: _simulate(at, backbone="torchvision:resnet18")),
-    ("torchvision", "backbone = 'torchvision:resnet18'", lambda _: load_backbone("torchvision:resnet18")),
-    ("open_clip", "backbone = 'open_clip:RN50/openai'", lambda at: _simulate(at, backbone="open_clip:RN50/openai")),
-    ("open_clip", "backbone = 'open_clip:RN50/openai'", lambda _: load_backbone("open_clip:RN50/openai")),
+    (
+        "torchvision",
+        "backbone = 'torchvision:resnet18'",
+        lambda at: _simulate(at, backbone="torchvision:resnet18"),
+    ),
+    (
+        "torchvision",
+        "backbone = 'torchvision:resnet18'",
+        lambda _: load_backbone("torchvision:resnet18"),
+    ),
+    (
+        "open_clip",
+        "backbone = 'open_clip:RN50/openai'",
+        lambda at: _simulate(at, backbone="open_clip:RN50/openai"),
+    ),
+    (
+        "open_clip",
+        "backbone = 'open_clip:RN50/openai'",
+        lambda _: load_backbone("open_clip:RN50/openai"),
+    ),
     ("timm", "backbone = 'timm:resnet18'", lambda at: _simulate(at, backbone="timm:resnet18")),
     ("timm", "backbone = 'timm:resnet18'", lambda _: load_backbone("timm:resnet18")),
     ("opacus", "method = 'dp-fedavg'", lambda at: _simulate(at, method="dp-fedavg", **PRIVATE)),
@@ -61,11 +79,17 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     (
         "opacus",
         "DP-SGD",
-        lambda _: clipped_gradients(convnet(64, 2, 4), "convnet", torch.zeros(2, 64), torch.tensor([0, 1]), 1.0),
+        lambda _: clipped_gradients(
+            convnet(64, 2, 4), "convnet", torch.zeros(2, 64), torch.tensor([0, 1]), 1.0
+        ),
     ),
     ("ot", "method = 'dpcvae'", lambda at: _simulate(at, method="dpcvae")),
     ("ot", "method = 'dpcgan'", lambda at: _simulate(at, method="dpcgan", **PRIVATE)),
-    ("ot", "the distance between records and synthetic records", lambda _: fidelity(torch.eye(4), torch.eye(4), 0)),
+    (
+        "ot",
+        "the distance between records and synthetic records",
+        lambda _: fidelity(torch.eye(4), torch.eye(4), 0),
+    ),
     ("pyarrow", "data = 'parquet'", lambda at: _simulate(at, data="parquet", data_dir=str(at))),
     ("pyarrow", "the table '", _table),
     ("pydicom", "data = 'dicom'", lambda at: _simulate(at, data="dicom", data_dir=str(at))),

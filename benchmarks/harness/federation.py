@@ -199,7 +199,9 @@ def released(run: Run, features: Tensor, labels: Tensor, classes: Classes) -> An
     """
     records = LabelledFeatures(features, labels)
     own = SiteFeatures(records, records, classes, "a" * 16, 0.0, True)
-    return unpack_surrogate(site_function(run.plan.combination)(Task(run, NodeConfig(), "site", own)).payload)
+    return unpack_surrogate(
+        site_function(run.plan.combination)(Task(run, NodeConfig(), "site", own)).payload
+    )
 
 
 def centralised(run: Run, data: Federation) -> Measured:
@@ -274,7 +276,9 @@ def federate(run: Run, data: Federation) -> Measured:
 def _own_head(run: Run, data: Federation, train: LabelledFeatures) -> Head:
     """A head trained on these records alone."""
     count = len(data.classes)
-    trained = train_on_features(train.features, train.labels, count, run.settings.head, run.settings.seed)
+    trained = train_on_features(
+        train.features, train.labels, count, run.settings.head, run.settings.seed
+    )
     return Head(Header("", "", "", data.sites[0].fingerprint, data.classes), *trained)
 
 
@@ -291,7 +295,10 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
         reported["confirmed"] = training.round
         question = training.payload()
         started = time.perf_counter()
-        made = [site_function(run.plan.combination)(replace(task, payload=question, info=reported)) for task in tasks]
+        made = [
+            site_function(run.plan.combination)(replace(task, payload=question, info=reported))
+            for task in tasks
+        ]
         seconds += time.perf_counter() - started
         for each in made:
             _keep(each.keep)
@@ -333,7 +340,10 @@ def _shared(training: Training) -> Classifier:
 def _personal(model: Classifier, tasks: Sequence[Task]) -> list[Classifier]:
     """The model that each site makes for itself of the one of all sites."""
     question = pack_classifier(model)
-    return [imported(task.run.plan.combination.personal)(replace(task, payload=question)) for task in tasks]
+    return [
+        imported(task.run.plan.combination.personal)(replace(task, payload=question))
+        for task in tasks
+    ]
 
 
 def _generator(training: Training) -> Generator:

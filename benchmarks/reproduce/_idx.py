@@ -16,7 +16,8 @@ PARTS = {
 
 
 def read_idx(file: Path) -> Tensor:
-    """An array of unsigned bytes: two zero bytes, type, number of dimensions, sizes (big-endian), then the entries.
+    """An array of unsigned bytes: two zero bytes, type, number of dimensions, sizes (big-endian),
+    then the entries.
 
     Raises ValueError for another type, or a file of another length than its sizes give.
     """
@@ -24,20 +25,27 @@ def read_idx(file: Path) -> Tensor:
     if content[:2] == b"\x1f\x8b":
         content = gzip.decompress(content)
     if len(content) < 4 or content[:3] != bytes((0, 0, BYTES)):
-        raise ValueError(f"{file}: starts with {content[:4].hex()}; an idx file of bytes starts with 000008")
+        raise ValueError(
+            f"{file}: starts with {content[:4].hex()}; an idx file of bytes starts with 000008"
+        )
     start = 4 + 4 * content[3]
     if len(content) < start:
-        raise ValueError(f"{file}: {len(content)} bytes, shorter than its header of {start}; fetch it again")
+        raise ValueError(
+            f"{file}: {len(content)} bytes, shorter than its header of {start}; fetch it again"
+        )
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) != start + math.prod(shape):
         raise ValueError(
-            f"{file}: {len(content) - start} entries, but its sizes {shape} give {math.prod(shape)}; fetch it again"
+            f"{file}: {len(content) - start} entries, but its sizes {shape} give "
+            f"{math.prod(shape)}; fetch it again"
         )
     return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).reshape(shape)
 
 
 def read_images(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """Pixels (n, height x width) from 0 to 1 and labels (n,) of "train" or "test". Raises ValueError, FileNotFoundError."""
+    """Pixels (n, height x width) from 0 to 1 and labels (n,) of "train" or "test". Raises
+    ValueError, FileNotFoundError.
+    """
     images, labels = (read_idx(_find(folder, name)) for name in PARTS[part])
     if len(images) != len(labels):
         raise ValueError(f"{folder}: {len(images)} images but {len(labels)} labels of {part}")

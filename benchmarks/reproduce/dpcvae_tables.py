@@ -1,16 +1,18 @@
 """DP-CVAE, table 1: accuracy and balanced accuracy of a classifier at each site, mean over sites.
 
-The paper's three columns are abdominal CT (OrganSMNIST) among 10 sites, IID and Dirichlet 0.3, and Camelyon17 among five
-hospitals. Stand-ins, on the sample data next to the checkout: features of CIFAR-10, IID and Dirichlet 0.3, and chest X-rays
-among five sites. With own data (images with a backbone, or features), one column is printed next to a column of the paper:
+The paper's three columns are abdominal CT (OrganSMNIST) among 10 sites, IID and Dirichlet 0.3, and
+Camelyon17 among five hospitals. Stand-ins, on the sample data next to the checkout: features of
+CIFAR-10, IID and Dirichlet 0.3, and chest X-rays among five sites. With own data (images with a
+backbone, or features), one column is printed next to a column of the paper:
 
     python benchmarks/reproduce/dpcvae_tables.py --column "CT IID" --sites 10 --rounds 50 \\
-        -c 'data="parquet" data-dir="/data/organs" backbone="timm:vit_small_patch16_224.dino" partition="iid"' \\
-        -c 'classes="0,1,2,3,4,5,6,7,8,9,10"'
+        -c 'data="parquet" data-dir="/data/organs" backbone="timm:vit_small_patch16_224.dino"
+        partition="iid"' \\ -c 'classes="0,1,2,3,4,5,6,7,8,9,10"'
 
-Differs from the paper: epsilon 1 holds over all rounds and with Poisson samples in each (the paper's code accounts 20 of 250
-epochs); the label histogram of the synthetic set is a noisy one of all sites; each site chooses its own weight; FedAvg
-keeps its learning rate; a generator of DP-CGAN keeps its weights between rounds; the row "local" is new.
+Differs from the paper: epsilon 1 holds over all rounds and with Poisson samples in each (the
+paper's code accounts 20 of 250 epochs); the label histogram of the synthetic set is a noisy one of
+all sites; each site chooses its own weight; FedAvg keeps its learning rate; a generator of DP-CGAN
+keeps its weights between rounds; the row "local" is new.
 """
 
 import statistics
@@ -43,7 +45,8 @@ ROWS = {
     "DP-CGAN": ("DP-CGAN", "mixed"),
     "DP-CVAE": ("DP-CVAE", "mixed"),
 }
-# Accuracy and balanced accuracy; mean and deviation over sites. Camelyon17 is balanced, so the paper gives accuracy alone.
+# Accuracy and balanced accuracy; mean and deviation over sites. Camelyon17 is balanced, so the
+# paper gives accuracy alone.
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "CT IID": {
         "FedAvg": ("73.33 ± 1.14", "67.00 ± 1.15"),
@@ -69,7 +72,9 @@ PAPER: dict[str, dict[str, tuple[str, str]]] = {
 }
 
 
-def column(settings: dict[str, Scalar], sites: int, seeds: int, runs: list[str]) -> dict[str, list[dict[str, float]]]:
+def column(
+    settings: dict[str, Scalar], sites: int, seeds: int, runs: list[str]
+) -> dict[str, list[dict[str, float]]]:
     """Scores of every run at every seed, in percent; with the same sites for all runs of a seed."""
 
     def one(seed: int, data: Federation, own: dict[str, Any]) -> dict[str, float]:
@@ -81,9 +86,16 @@ def column(settings: dict[str, Scalar], sites: int, seeds: int, runs: list[str])
 
 def main() -> None:
     parser = arguments(__doc__, "reproduce-dpcvae-table1")
-    parser.add_argument("--column", choices=list(PAPER), help="of the paper, next to which own data are printed")
+    parser.add_argument(
+        "--column", choices=list(PAPER), help="of the paper, next to which own data are printed"
+    )
     parser.add_argument("--sites", type=int, default=10, help="of own data")
-    parser.add_argument("--rounds", type=int, default=0, help="of FedAvg and generators (paper: 50); 0: the defaults")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=0,
+        help="of FedAvg and generators (paper: 50); 0: the defaults",
+    )
     parser.add_argument("--only", default=",".join(RUNS), help=f"runs, of {', '.join(RUNS)}")
     options = parser.parse_args()
     rounds: dict[str, Scalar] = {}
@@ -106,7 +118,11 @@ def main() -> None:
                 "classes": ",".join(NAMES),
             }
             columns["CT IID"] = settings | {"partition": "iid"}, 10, "CIFAR-10 features"
-            columns["CT Dirichlet 0.3"] = settings | {"partition": "dirichlet", "alpha": 0.3}, 10, "CIFAR-10 features"
+            columns["CT Dirichlet 0.3"] = (
+                settings | {"partition": "dirichlet", "alpha": 0.3},
+                10,
+                "CIFAR-10 features",
+            )
             columns["Camelyon17"] = xrays, 5, "chest X-rays"
         rows: list[tuple[Any, ...]] = []
         for name, (chosen, sites, data) in columns.items():
@@ -115,12 +131,18 @@ def main() -> None:
                 if run not in scores:
                     continue
                 each = scores[run]
-                ours = [mean_and_deviation([one[f"{n}-{kind}"] for one in each]) for n in ("accuracy", "balanced")]
+                ours = [
+                    mean_and_deviation([one[f"{n}-{kind}"] for one in each])
+                    for n in ("accuracy", "balanced")
+                ]
                 sent = 0.0 if row == "local" else statistics.mean(one["bytes"] for one in each)
                 rows.append((name, data, row, *ours, *PAPER[name].get(row, ("", "")), sent))
     heads = ("paper's column", "our data", "row", "accuracy, %", "balanced, %")
     heads += ("paper: accuracy", "paper: balanced", "MB sent")
-    title = f"DP-CVAE table 1, {options.seeds} seeds (ours: mean and deviation over seeds; paper: over sites)"
+    title = (
+        f"DP-CVAE table 1, {options.seeds} seeds (ours: mean and deviation over seeds; paper: "
+        "over sites)"
+    )
     report(options.name, title, heads, rows, message=message, rounds=options.rounds or "defaults")
 
 

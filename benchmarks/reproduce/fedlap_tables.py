@@ -1,14 +1,16 @@
 """FedLAP, tables 1 to 3: five sites with two classes each; the paper's figures next to ours.
 
-    python benchmarks/reproduce/fedlap_tables.py                                  the digits, for two cores
-    python benchmarks/reproduce/fedlap_tables.py --data mnist --folder /data/mnist               idx archives or parquet
-    python benchmarks/reproduce/fedlap_tables.py --data cifar10 --folder /data/cifar10 --full    the paper's size, on a GPU
+    python benchmarks/reproduce/fedlap_tables.py                                  the digits, for
+    two cores python benchmarks/reproduce/fedlap_tables.py --data mnist --folder /data/mnist
+    idx archives or parquet python benchmarks/reproduce/fedlap_tables.py --data cifar10 --folder
+    /data/cifar10 --full    the paper's size, on a GPU
 
-Table 1: without privacy. Table 2: with a budget of 2.79 in one round, or of 10.18 in all rounds (15 in the paper). Table
-3: the rule of the radius. --full takes the paper's settings, 200 rounds (--rounds for fewer) and all records. Without it,
-the network has width 32, images of CIFAR-10 have 16 x 16 pixels, and --fraction of the records takes part. Sites have the
-paper's pairs of classes. The paper's table 1 is not whole in the copy that we have: rows of MNIST and of Fashion-MNIST,
-and the names above four figures of CIFAR-10, are missing, so these cells are empty.
+Table 1: without privacy. Table 2: with a budget of 2.79 in one round, or of 10.18 in all rounds (15
+in the paper). Table 3: the rule of the radius. --full takes the paper's settings, 200 rounds
+(--rounds for fewer) and all records. Without it, the network has width 32, images of CIFAR-10 have
+16 x 16 pixels, and --fraction of the records takes part. Sites have the paper's pairs of classes.
+The paper's table 1 is not whole in the copy that we have: rows of MNIST and of Fashion-MNIST, and
+the names above four figures of CIFAR-10, are missing, so these cells are empty.
 """
 
 import argparse
@@ -31,20 +33,32 @@ PAIRS = ((5, 6), (1, 2), (0, 8), (9, 3), (4, 7))
 SIDES = {"digits": 16, "mnist": 28, "fashion-mnist": 28, "cifar10": 16}
 LOW, HIGH = 2.79, 10.18
 Rows = dict[str, dict[str, Any]]
-PRIVATE = [f"{row}, {epsilon}" for epsilon in (LOW, HIGH) for row in ("DP-FedAvg", "DP-FedProx", "FedLAP-DP")]
+PRIVATE = [
+    f"{row}, {epsilon}"
+    for epsilon in (LOW, HIGH)
+    for row in ("DP-FedAvg", "DP-FedProx", "FedLAP-DP")
+]
 PAPER: dict[str, dict[str, dict[str, float]]] = {
     "1": {"cifar10": {"DSC, one shot": 53.90, "FedAvg": 75.20, "FedLAP": 71.91}},
     "2": {
-        "mnist": dict(zip(["PSG", *PRIVATE], (88.34, 45.25, 54.58, 60.72, 86.99, 88.75, 87.77), strict=True)),
-        "fashion-mnist": dict(zip(["PSG", *PRIVATE], (67.91, 50.11, 54.57, 59.85, 72.78, 71.67, 73.00), strict=True)),
-        "cifar10": dict(zip(["PSG", *PRIVATE], (34.58, 17.11, 19.40, 21.42, 31.15, 35.04, 36.09), strict=True)),
+        "mnist": dict(
+            zip(["PSG", *PRIVATE], (88.34, 45.25, 54.58, 60.72, 86.99, 88.75, 87.77), strict=True)
+        ),
+        "fashion-mnist": dict(
+            zip(["PSG", *PRIVATE], (67.91, 50.11, 54.57, 59.85, 72.78, 71.67, 73.00), strict=True)
+        ),
+        "cifar10": dict(
+            zip(["PSG", *PRIVATE], (34.58, 17.11, 19.40, 21.42, 31.15, 35.04, 36.09), strict=True)
+        ),
     },
     "3": {"cifar10": {"min": 71.90, "max": 72.39, "median": 72.33, "fixed": 71.26}},
 }
 
 
 def rows_of(table: str, rounds: int, full: dict[str, Any], records: int) -> Rows:
-    """The rows of a table and their settings. full: the paper's settings of FedLAP; empty for the small size."""
+    """The rows of a table and their settings. full: the paper's settings of FedLAP; empty for the
+    small size.
+    """
     lap = {"fedlap.memory": 0.0, **full, "method": "fedlap", "fedlap.rounds": rounds}
     width = {"fedavg.model": "convnet", "fedavg.width": full.get("fedlap.width", 32)}
     average = {**width, "fedavg.rounds": rounds, "fedavg.local-epochs": 5}
@@ -64,13 +78,19 @@ def rows_of(table: str, rounds: int, full: dict[str, Any], records: int) -> Rows
         }
     if table == "3":
         return {rule: lap | {"fedlap.rule": rule} for rule in ("min", "max", "median", "fixed")}
-    private = {key: value for key, value in average.items() if key != "fedavg.momentum"} | {"fedavg.sample-rate": 1.0}
+    private = {key: value for key, value in average.items() if key != "fedavg.momentum"} | {
+        "fedavg.sample-rate": 1.0
+    }
     private |= {"fedavg.batch-size": records, "fedavg.learning-rate": 0.5, "delta": 1e-5}
     dp = {"fedlap.images-per-class": 10 if full else 3, "delta": 1e-5}
     rows: Rows = {"PSG": one | {"method": "psg", "fedlap.trajectories": 5, "epsilon": 32.0} | dp}
     for epsilon, times in ((LOW, 1), (HIGH, rounds)):
         for name, method in (("DP-FedAvg", "dp-fedavg"), ("DP-FedProx", "dp-fedprox")):
-            rows[f"{name}, {epsilon}"] = private | {"method": method, "fedavg.rounds": times, "epsilon": epsilon}
+            rows[f"{name}, {epsilon}"] = private | {
+                "method": method,
+                "fedavg.rounds": times,
+                "epsilon": epsilon,
+            }
         rows[f"FedLAP-DP, {epsilon}"] = lap | dp | {"fedlap.rounds": times, "epsilon": epsilon}
     return rows
 
@@ -78,7 +98,10 @@ def rows_of(table: str, rounds: int, full: dict[str, Any], records: int) -> Rows
 def read(data: str, folder: str, full: bool) -> tuple[dict[str, Any], Federation]:
     """Settings of the data, and a federation of one site with all training and test records."""
     side = 32 if full and data == "cifar10" else SIDES[data]
-    base: dict[str, Any] = {"image-size": side, "backbone": "pixels:rgb" if data == "cifar10" else "pixels"}
+    base: dict[str, Any] = {
+        "image-size": side,
+        "backbone": "pixels:rgb" if data == "cifar10" else "pixels",
+    }
     if any(Path(folder).glob(f"{PARTS['train'][0][:12]}*")) and folder:
         train, test = (LabelledFeatures(*read_images(Path(folder), part)) for part in PARTS)
         names = tuple(str(label) for label in range(10))
@@ -115,7 +138,12 @@ def main() -> None:
     parser.add_argument("--folder", default="", help="of the idx archives or parquet files")
     parser.add_argument("--table", nargs="*", choices=["1", "2", "3"], default=["1", "2", "3"])
     parser.add_argument("--full", action="store_true")
-    parser.add_argument("--fraction", type=float, default=0.0, help="of the records; 0: 0.2 for CIFAR-10, otherwise 1")
+    parser.add_argument(
+        "--fraction",
+        type=float,
+        default=0.0,
+        help="of the records; 0: 0.2 for CIFAR-10, otherwise 1",
+    )
     parser.add_argument("--rounds", type=int, default=0, help="0: 5, or the paper's")
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
@@ -129,7 +157,13 @@ def main() -> None:
         measure_table(table, options, base, whole, fraction)
 
 
-def measure_table(table: str, options: argparse.Namespace, base: dict[str, Any], whole: Federation, fraction: float) -> None:
+def measure_table(
+    table: str,
+    options: argparse.Namespace,
+    base: dict[str, Any],
+    whole: Federation,
+    fraction: float,
+) -> None:
     """Measure and report one table. fraction: of the records that take part."""
     full = paper_settings(options.data, table == "2") if options.full else {}
     rounds = options.rounds or ((15 if table == "2" else 200) if options.full else 5)

@@ -1,6 +1,8 @@
-"""FedPFT, figure 6: a chain of five sites with 100 images each; accuracy of each site's head on all test data.
+"""FedPFT, figure 6: a chain of five sites with 100 images each; accuracy of each site's head on all
+test data.
 
-Default: the sample CIFAR-10 features next to the checkout. "once" is the paper's one sample per record.
+Default: the sample CIFAR-10 features next to the checkout. "once" is the paper's one sample per
+record.
 """
 
 from typing import Any
@@ -20,7 +22,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "lowrank r=64 (ours)": {"fedpft.rank": 64},
     "lowrank r=16 (ours)": {"fedpft.rank": 16},
     "diag K=1": {"fedpft.covariance": "diag"},
-    "diag K=10, as published": {"fedpft.covariance": "diag", "fedpft.components": 10, "fedpft.samples-per-component": 1},
+    "diag K=10, as published": {
+        "fedpft.covariance": "diag",
+        "fedpft.components": 10,
+        "fedpft.samples-per-component": 1,
+    },
 }
 
 
@@ -33,7 +39,9 @@ def main() -> None:
         whole = load_seed(settings, 1, seed)
         order = torch.randperm(whole.sizes[0], generator=torch.Generator().manual_seed(seed))
         parts = order[: SITES * RECORDS].split(RECORDS)
-        return Federation([with_rows(whole.sites[0], rows, whole.test) for rows in parts], whole.test)
+        return Federation(
+            [with_rows(whole.sites[0], rows, whole.test) for rows in parts], whole.test
+        )
 
     def curve(seed: int, data: Federation, row: tuple[dict[str, Any] | None, int]) -> list[float]:
         own, draws = row
@@ -66,7 +74,11 @@ def plot(curves: dict[str, list[list[float]]], oracle: float, name: str) -> None
         line, colour = ":" if row.endswith("once") else "-", f"C{index // 2}"
         axes.plot(range(1, SITES + 1), means, line, marker="o", color=colour, label=row)
     axes.axhline(oracle, color="black", linestyle="--", label="centralised")
-    axes.set(xlabel="site in the chain", ylabel="accuracy of its head on all test data, %", xticks=range(1, SITES + 1))
+    axes.set(
+        xlabel="site in the chain",
+        ylabel="accuracy of its head on all test data, %",
+        xticks=range(1, SITES + 1),
+    )
     axes.legend(fontsize=8)
     draw(axes, name, legend=False)
 

@@ -1,14 +1,18 @@
-"""FedPFT, table 1: data sets and foundation models. Accuracy of the heads on each pair that you have, at 50 sites.
+"""FedPFT, table 1: data sets and foundation models. Accuracy of the heads on each pair that you
+have, at 50 sites.
 
-The paper's table 1 lists the pairs without figures. This script prints it, and next to each pair the accuracy of one head on
-all real features, of FedPFT as published, and of our families, among the sites of one run (Dirichlet 0.1). A pair is named
-with its settings; `data-dir` and `weights-path` are files of yours:
+The paper's table 1 lists the pairs without figures. This script prints it, and next to each pair
+the accuracy of one head on all real features, of FedPFT as published, and of our families, among
+the sites of one run (Dirichlet 0.1). A pair is named with its settings; `data-dir` and
+`weights-path` are files of yours:
 
     python benchmarks/reproduce/fedpft_table1.py \\
-        --pair 'Oxford Pets' 'data="imagefolder" data-dir="/data/pets" backbone="open_clip:ViT-B-32/openai"' \\
-        --pair 'CIFAR100' 'data="parquet" data-dir="/data/cifar100" backbone="torchvision:resnet50"'
+        --pair 'Oxford Pets' 'data="imagefolder" data-dir="/data/pets"
+        backbone="open_clip:ViT-B-32/openai"' \\ --pair 'CIFAR100' 'data="parquet"
+        data-dir="/data/cifar100" backbone="torchvision:resnet50"'
 
-Without a pair: features of MobileNetV2 of CIFAR-10 and PACS, on the sample features next to the checkout.
+Without a pair: features of MobileNetV2 of CIFAR-10 and PACS, on the sample features next to the
+checkout.
 """
 
 from functools import lru_cache
@@ -47,12 +51,19 @@ STAND_INS = {"CIFAR10": "cifar10", "PACS (P)": "pacs-photo", "PACS (S)": "pacs-s
 
 def main() -> None:
     parser = arguments(__doc__, "reproduce-fedpft-table1")
-    parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("NAME", "'key=value ...'"))
+    parser.add_argument(
+        "--pair", nargs=2, action="append", default=[], metavar=("NAME", "'key=value ...'")
+    )
     parser.add_argument("--sites", type=int, default=50)
     options = parser.parse_args()
-    pairs: dict[str, dict[str, Scalar]] = {name: DIVIDED | parse_overrides([text]) for name, text in options.pair}
+    pairs: dict[str, dict[str, Scalar]] = {
+        name: DIVIDED | parse_overrides([text]) for name, text in options.pair
+    }
     if not pairs:
-        pairs = {name: DIVIDED | settings_of(options, {"dataset": file})[0] for name, file in STAND_INS.items()}
+        pairs = {
+            name: DIVIDED | settings_of(options, {"dataset": file})[0]
+            for name, file in STAND_INS.items()
+        }
     measured: dict[str, list[Any]] = {}
     megabytes: dict[str, float] = {}
     for name, settings in pairs.items():
@@ -70,7 +81,10 @@ def main() -> None:
     columns = ["data", *(f"paper: {what}" for what in ("images", "classes", "model"))]
     columns += ["ours: model", "images", "classes", "dimensions", *ROWS]
     alphas = " and ".join(sorted({str(each["alpha"]) for each in pairs.values()}))
-    title = f"FedPFT table 1, {options.sites} sites, Dirichlet {alphas}, {options.seeds} seeds, accuracy in %"
+    title = (
+        f"FedPFT table 1, {options.sites} sites, Dirichlet {alphas}, {options.seeds} seeds, "
+        "accuracy in %"
+    )
     report(options.name, title, columns, rows, megabytes=megabytes)
 
 

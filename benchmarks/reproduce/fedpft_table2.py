@@ -1,10 +1,13 @@
-"""FedPFT, table 2: two sites, source and destination; accuracy of the destination's head on the test data of both.
+"""FedPFT, table 2: two sites, source and destination; accuracy of the destination's head on the
+test data of both.
 
-Default: PACS photo to sketch and CIFAR-10 labels 0-4 to 5-9, on the sample features next to the checkout. Example with the
-paper's backbone and data (two data sets are the two sites; one data set is split by classes):
+Default: PACS photo to sketch and CIFAR-10 labels 0-4 to 5-9, on the sample features next to the
+checkout. Example with the paper's backbone and data (two data sets are the two sites; one data set
+is split by classes):
 
     python benchmarks/reproduce/fedpft_table2.py --name pacs-vit \\
-        -c 'data="parquet" data-dir="/data/pacs" dataset="photo,sketch" backbone="timm:vit_base_patch16_224"'
+        -c 'data="parquet" data-dir="/data/pacs" dataset="photo,sketch"
+        backbone="timm:vit_base_patch16_224"'
 """
 
 from typing import Any
@@ -30,7 +33,8 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "FedPFT lowrank r=16 (ours)": CHAIN | {"fedpft.rank": 16},
     "FedPFT lowrank r=64 (ours)": CHAIN | {"fedpft.rank": 64},
 }
-# PACS photo -> sketch with ViT-B/16; CIFAR-10 with ResNet-50. For KD, the paper gives its best temperature only.
+# PACS photo -> sketch with ViT-B/16; CIFAR-10 with ResNet-50. For KD, the paper gives its best
+# temperature only.
 PAPER = {
     "pacs": dict(zip(ROWS, (89.15, 79.59, 77.83, *[67.69] * 3, 89.12, 89.00), strict=False)),
     "cifar10": dict(zip(ROWS, (90.85, 80.18, 77.66, *[74.22] * 3, 86.19, 86.89), strict=False)),
@@ -48,7 +52,9 @@ def halves(run: Run) -> Federation:
     return Federation(parts, whole.test)
 
 
-def table(name: str, message: str, settings: dict[str, Scalar], paper: dict[str, float], seeds: int) -> None:
+def table(
+    name: str, message: str, settings: dict[str, Scalar], paper: dict[str, float], seeds: int
+) -> None:
     # The sites are small, so the head needs more steps to converge; the same number for all rows.
     base = {"head.min-steps": 1000} | settings
 

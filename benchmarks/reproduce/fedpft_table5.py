@@ -1,9 +1,12 @@
-"""FedPFT, table 5 and figure 4: 50 sites, Dirichlet 0.1; all one-shot methods, and the multi-round methods as curves.
+"""FedPFT, table 5 and figure 4: 50 sites, Dirichlet 0.1; all one-shot methods, and the multi-round
+methods as curves.
 
-Default: the sample CIFAR-10 features next to the checkout. Example with the paper's backbone and data:
+Default: the sample CIFAR-10 features next to the checkout. Example with the paper's backbone and
+data:
 
     python benchmarks/reproduce/fedpft_table5.py --name cifar100-resnet50 \\
-        -c 'data="parquet" data-dir="/data" dataset="cifar100" backbone="torchvision:resnet50" alpha=0.1'
+        -c 'data="parquet" data-dir="/data" dataset="cifar100" backbone="torchvision:resnet50"
+        alpha=0.1'
 """
 
 import re
@@ -40,7 +43,8 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "FedCOF": {"method": "fedcof"},
     "FedCOF, 4 groups a class": {"method": "fedcof", "fedcof.groups": 4},
     "FedPFT spherical K=1": {"fedpft.covariance": "spherical"},
-    "FedPFT spherical K=10": PUBLISHED | {"fedpft.covariance": "spherical", "fedpft.components": 10},
+    "FedPFT spherical K=10": PUBLISHED
+    | {"fedpft.covariance": "spherical", "fedpft.components": 10},
     "FedPFT diag K=10": PUBLISHED | {"fedpft.covariance": "diag", "fedpft.components": 10},
     "FedPFT diag K=50": PUBLISHED | {"fedpft.covariance": "diag", "fedpft.components": 50},
     "FedPFT lowrank r=16 (ours)": {"fedpft.rank": 16},
@@ -54,7 +58,10 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "FedPFT gram, lda, power 0.5 (ours)": {"fedpft.covariance": "gram", "features.power": 0.5},
     "FedPFT gram, ridge (ours)": {"fedpft.covariance": "gram", "head.solver": "ridge"},
     "FedPFT diag, naive Bayes": {"fedpft.covariance": "diag", "head.solver": "naive-bayes"},
-    "FedPFT theorem 4.1, epsilon 1": {"fedpft.covariance": "spherical", "fedpft.privacy": "theorem-4.1"},
+    "FedPFT theorem 4.1, epsilon 1": {
+        "fedpft.covariance": "spherical",
+        "fedpft.privacy": "theorem-4.1",
+    },
     "FedPFT noisy sums, epsilon 1 (ours)": {"fedpft.covariance": "spherical"},
 }
 # CIFAR-100 with ResNet-50.
@@ -81,7 +88,9 @@ def main() -> None:
     options = parser.parse_args()
     settings, message = settings_of(options, {"dataset": "cifar10", "alpha": 0.1})
     settings = settings | {"fedavg.rounds": options.rounds}
-    chosen = {row: (row, own) for row, own in (ROWS | ROUNDS).items() if re.search(options.only, row)}
+    chosen = {
+        row: (row, own) for row, own in (ROWS | ROUNDS).items() if re.search(options.only, row)
+    }
     last = {"rows": [], "curves": {}} | (stored(options.name) if options.only else {})
     load = partial(load_powers, settings, options.sites)
     results = over_seeds(options.seeds, load, chosen, partial(measure_row, settings))
@@ -90,14 +99,29 @@ def main() -> None:
         own = mean_and_deviation([one.own for one in each]) if row != "centralised" else ""
         sent = sum(one.bytes for one in each) / len(each) / 1e6
         rounds = options.rounds if row in ROUNDS else 1
-        known[row] = (row, mean_and_deviation(accuracies(each)), own, sent, rounds, PAPER.get(row, ""))
+        known[row] = (
+            row,
+            mean_and_deviation(accuracies(each)),
+            own,
+            sent,
+            rounds,
+            PAPER.get(row, ""),
+        )
     rows = [known[row] for row in ROWS | ROUNDS if row in known]
-    columns = ("row", "accuracy, %", "at sites, on their own test data", "MB sent, all sites", "rounds", "paper")
+    columns = (
+        "row",
+        "accuracy, %",
+        "at sites, on their own test data",
+        "MB sent, all sites",
+        "rounds",
+        "paper",
+    )
     title = f"FedPFT table 5, {options.sites} sites, {options.seeds} seeds. {message}"
     # The global model of FedLambda and kNN-Per is FedAvg's.
     several = [row for row in list(ROUNDS)[:5] if row in results]
     curves = last["curves"] | {
-        row: [_mean(step) for step in zip(*(one.curve for one in results[row]), strict=True)] for row in several
+        row: [_mean(step) for step in zip(*(one.curve for one in results[row]), strict=True)]
+        for row in several
     }
     single = {row[0]: (row[3] * 1e6, float(row[1].split()[0])) for row in rows if row[0] in ROWS}
     report(options.name, title, columns, rows, curves=curves)
@@ -110,7 +134,10 @@ def load_powers(settings: dict[str, Any], sites: int, seed: int) -> dict[float |
 
 
 def measure_row(
-    settings: dict[str, Any], seed: int, loaded: dict[float | None, Federation], row: tuple[str, Any]
+    settings: dict[str, Any],
+    seed: int,
+    loaded: dict[float | None, Federation],
+    row: tuple[str, Any],
 ) -> Measured:
     """The result of a row, which is its name and its settings."""
     name, own = row
@@ -131,7 +158,9 @@ def plot(single: dict[str, Pair], curves: dict[str, list[Pair]], title: str, nam
     for index, (row, curve) in enumerate(curves.items()):
         megabytes, heights = [sent / 1e6 for sent, _ in curve], [accuracy for _, accuracy in curve]
         axes.plot(megabytes, heights, color=f"C{index}", label=f"{row}, every round")
-    for index, (row, (sent, accuracy)) in enumerate((row, pair) for row, pair in single.items() if pair[0]):
+    for index, (row, (sent, accuracy)) in enumerate(
+        (row, pair) for row, pair in single.items() if pair[0]
+    ):
         marker = "*" if "ours" in row else "s" if "FedPFT" in row else "o"
         colour, size = f"C{(index + len(curves)) % 10}", 13 if marker == "*" else 7
         axes.plot([sent / 1e6], [accuracy], marker, color=colour, markersize=size, label=row)

@@ -14,7 +14,8 @@ from common.privacy.one_run import epsilon_bound
 SHARES = (0.001, 0.01, 0.1, 0.5)
 # Probability that the interval of an excess does not hold it.
 INTERVAL_ERROR = 0.01
-# Probability that `proven_epsilon` exceeds a true claim. Theorem 5.2 refutes nothing at an error below ten times delta.
+# Probability that `proven_epsilon` exceeds a true claim. Theorem 5.2 refutes nothing at an error
+# below ten times delta.
 FALSE_ALARM = 1e-3
 
 
@@ -84,12 +85,17 @@ def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) 
 
     order = np.sort(ratios, axis=None)
     counts = [max(1, round(share * order.size)) for share in SHARES]
-    named = [ratios >= order[-number] for number in counts] + [ratios <= order[number - 1] for number in counts]
+    named = [ratios >= order[-number] for number in counts] + [
+        ratios <= order[number - 1] for number in counts
+    ]
     pairs, count = len(ratios) // 2, members.shape[1]
     width = float(student.ppf(1 - INTERVAL_ERROR / (4 * len(named)), pairs - 1))
     excesses = []
     for chosen in named:
-        rates = [(chosen & mask)[: 2 * pairs].reshape(pairs, -1).sum(1) / count for mask in (members, ~members)]
+        rates = [
+            (chosen & mask)[: 2 * pairs].reshape(pairs, -1).sum(1) / count
+            for mask in (members, ~members)
+        ]
         for true, false in (rates, rates[::-1]):
             if math.exp(epsilon) * float(false.mean()) + delta >= 1:
                 continue
@@ -98,7 +104,11 @@ def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) 
             least = (spread[0] + math.exp(2 * epsilon) * spread[1]) / (pairs * count)
             error = width * math.sqrt(max(float(each.var(ddof=1)) / pairs, float(least)))
             middle = float(each.mean())
-            excesses.append(Excess(middle, middle - error, middle + error, float(true.mean()), float(false.mean())))
+            excesses.append(
+                Excess(
+                    middle, middle - error, middle + error, float(true.mean()), float(false.mean())
+                )
+            )
     return max(excesses, key=lambda each: each.low, default=None)
 
 

@@ -1,4 +1,6 @@
-"""The disclosure sheet of a release: facts for the person who signs, by the five safes. It gives no verdict."""
+"""The disclosure sheet of a release: facts for the person who signs, by the five safes. It gives no
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ from common.run import Run, parse_run
 Part = dict[str, Any]
 # Settings that name folders and files of this machine.
 PLACES = ("data-dir", "output-dir", "weights-path")
-REFUSALS = "that the policy refuses a release without privacy because of an attack, which depends on the records"
+REFUSALS = (
+    "that the policy refuses a release without privacy because of an attack, which depends "
+    "on the records"
+)
 
 
 def disclose(run: Run, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Path, Path]:
@@ -95,7 +100,9 @@ def _changed(run: Run) -> Part:
         json.loads(each.settings.model_dump_json(by_alias=True))
         for each in (run, parse_run({"method": run.settings.method}))
     )
-    changed = {key: value for key, value in chosen.items() if value != usual[key] and key not in PLACES}
+    changed = {
+        key: value for key, value in chosen.items() if value != usual[key] and key not in PLACES
+    }
     return {key: _inner(value, usual[key]) for key, value in changed.items()}
 
 
@@ -108,8 +115,10 @@ def _inner(value: Any, usual: Any) -> Any:
 def _people(node: NodeConfig) -> Part:
     return {
         "receives it": "the coordinator whose requests this site answers",
-        "key of the coordinator": node.coordinator_key or "none is set: any coordinator that the connection admits",
-        "others who may read it": "the coordinator's network and whoever it forwards the release or the learned model to",
+        "key of the coordinator": node.coordinator_key
+        or "none is set: any coordinator that the connection admits",
+        "others who may read it": "the coordinator's network and whoever it forwards the release "
+        "or the learned model to",
     }
 
 
@@ -125,12 +134,27 @@ def _data(kind: str, backbone: str, facts: Part) -> Part:
 
 
 def _settings(secure_sum: bool, sealed: bool, policy: Policy) -> Part:
-    names = ("methods", "mechanisms", "epsilon_per_run", "epsilon_total", "delta", "without_dp", "smallest_class")
-    limits = {f"policy: {name.replace('_', '-')}": getattr(policy, name) for name in (*names, "largest_payload_mib")}
+    names = (
+        "methods",
+        "mechanisms",
+        "epsilon_per_run",
+        "epsilon_total",
+        "delta",
+        "without_dp",
+        "smallest_class",
+    )
+    limits = {
+        f"policy: {name.replace('_', '-')}": getattr(policy, name)
+        for name in (*names, "largest_payload_mib")
+    }
     return {
-        "the coordinator sees": "the sum of all sites only" if secure_sum else "this site's release by itself",
+        "the coordinator sees": "the sum of all sites only"
+        if secure_sum
+        else "this site's release by itself",
         "sealed for other sites": sealed,
-        **{key: list(value) if isinstance(value, tuple) else value for key, value in limits.items()},
+        **{
+            key: list(value) if isinstance(value, tuple) else value for key, value in limits.items()
+        },
     }
 
 
@@ -138,15 +162,21 @@ def _outputs(sends: Sequence[Field], node: NodeConfig, made: DryRun, audit: Rele
     facts, ledger = made.facts, own_ledger(node)
     entries = ledger.entries() if ledger is not None else []
     shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
-    claim = {key: facts[key] for key in ("mechanism", "epsilon", "delta", "unit", "sigmas", "sensitivities") if facts[key]}
+    claim = {
+        key: facts[key]
+        for key in ("mechanism", "epsilon", "delta", "unit", "sigmas", "sensitivities")
+        if facts[key]
+    }
     return {
         "what leaves": [f"{each.name} ({each.shape}), {each.bits} bits a number" for each in sends],
         "bytes": facts["bytes"],
-        "sha256 of the payload": facts["sha256"] or "new noise is drawn when it leaves; the ledger's entry has the hash",
+        "sha256 of the payload": facts["sha256"]
+        or "new noise is drawn when it leaves; the ledger's entry has the hash",
         "claim": claim if facts["epsilon"] else "no privacy is claimed",
         "not covered": [*NOT_COVERED, REFUSALS] if facts["epsilon"] else [REFUSALS],
         "attacks": {
-            name: {key: value for key, value in asdict(each).items() if key in shown} for name, each in audit.attacks.items()
+            name: {key: value for key, value in asdict(each).items() if key in shown}
+            for name, each in audit.attacks.items()
         },
         "attacked": {
             "records": audit.records,

@@ -58,5 +58,7 @@ def page_of(content: dict[str, Any], address: str) -> str:
     """
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.from_string(PAGE).render(s=content, parts=PARTS, address=address)

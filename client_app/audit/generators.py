@@ -1,7 +1,9 @@
-"""Membership inference on generators of embeddings: scores of records, larger for members, from the decoder alone.
+"""Membership inference on generators of embeddings: scores of records, larger for members, from the
+decoder alone.
 
-Source: the attacks that DP-CVAE's paper reports. Black box: how near is the closest synthetic embedding (Chen et al. 2020,
-"GAN-Leaks", section 4.1)? White box: how likely is the record under the decoder?
+Source: the attacks that DP-CVAE's paper reports. Black box: how near is the closest synthetic
+embedding (Chen et al. 2020, "GAN-Leaks", section 4.1)? White box: how likely is the record under
+the decoder?
 """
 
 from __future__ import annotations
@@ -62,12 +64,17 @@ def generator_of(run: Run, node: NodeConfig, site_features: SiteFeatures) -> Any
         for number in range(1, run.rounds + 1):
             payload = pack_parameters(Parameters(header, number, tensors))
             info = {"round": number, "confirmed": number - 1, "lineage": "audit"}
-            made = site_function(run.plan.combination)(Task(run, here, "audit", site_features, payload=payload, info=info))
+            made = site_function(run.plan.combination)(
+                Task(run, here, "audit", site_features, payload=payload, info=info)
+            )
             for file, content in made.keep.items():
                 replace_file(file, content)
             reply = unpack_parameters(made.payload).tensors
             if number > 1:
-                tensors = {key: tensor + reply[key] if key in reply else tensor for key, tensor in tensors.items()}
+                tensors = {
+                    key: tensor + reply[key] if key in reply else tensor
+                    for key, tensor in tensors.items()
+                }
                 continue
             tensors = tensors | {COUNTS: reply[COUNTS].clamp_min(0)}
             if SUMS in reply:
@@ -91,10 +98,14 @@ def generator_scores(module: AnyGenerator, features: Tensor, labels: Tensor) -> 
     black = {"closest synthetic embedding (black box)": closest_synthetic(module, features, labels)}
     if not isinstance(module, Decoder):
         return black
-    return {"likelihood under the decoder (white box)": likelihood(module, features, labels)} | black
+    return {
+        "likelihood under the decoder (white box)": likelihood(module, features, labels)
+    } | black
 
 
-def closest_synthetic(module: AnyGenerator, features: Tensor, labels: Tensor, seed: int = 0, drawn: int = DRAWN) -> Tensor:
+def closest_synthetic(
+    module: AnyGenerator, features: Tensor, labels: Tensor, seed: int = 0, drawn: int = DRAWN
+) -> Tensor:
     """Black box: minus the distance of records from the closest synthetic one of their class.
 
     Args:
@@ -136,7 +147,11 @@ def likelihood(decoder: Decoder, features: Tensor, labels: Tensor) -> Tensor:
         Log likelihoods (n,) in nats.
     """
     records, kinds = scaled(features), one_hot(labels, len(decoder.means)).float()
-    return _exact(decoder, records, kinds) if decoder.layers is None else _best(decoder, records, kinds)
+    return (
+        _exact(decoder, records, kinds)
+        if decoder.layers is None
+        else _best(decoder, records, kinds)
+    )
 
 
 def _exact(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
@@ -150,7 +165,9 @@ def _exact(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
             at = int(own.nonzero()[0])
             diagonal = torch.ones(records.shape[1]) if spread is None else spread[at].exp()
             gaussian = torch.distributions.LowRankMultivariateNormal(
-                mean[at].double(), (loadings * (log_width[at] / 2).exp()).double(), diagonal.double()
+                mean[at].double(),
+                (loadings * (log_width[at] / 2).exp()).double(),
+                diagonal.double(),
             )
             likelihoods[own] = gaussian.log_prob(records[own].double()).float()  # type: ignore[no-untyped-call]
     return likelihoods
@@ -164,7 +181,9 @@ def _best(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
     def losses() -> Tensor:
         squares, spread = (records - decoder(z, kinds)).square(), decoder.log_variance(kinds)
         missed = squares if spread is None else squares / spread.exp() + spread
-        misfits: Tensor = (missed.sum(1) + ((z - middle).square() / log_width.exp() + log_width).sum(1)) / 2
+        misfits: Tensor = (
+            missed.sum(1) + ((z - middle).square() / log_width.exp() + log_width).sum(1)
+        ) / 2
         return misfits
 
     for _ in range(STEPS):

@@ -1,4 +1,6 @@
-"""Membership inference: the likelihood-ratio attack (LiRA), its success, and the scores that it compares."""
+"""Membership inference: the likelihood-ratio attack (LiRA), its success, and the scores that it
+compares.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from common.models.parameters import Parameters
 from common.privacy.one_run import Guesses, guess
 from common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
 
-# Records of the prior for a record's own variance: with few trials, the variance of all records counts more.
+# Records of the prior for a record's own variance: with few trials, the variance of all records
+# counts more.
 PRIOR = 4.0
 # A score that is not finite lies this many ranges of the finite ones below them.
 BEYOND = 2.0
@@ -44,7 +47,10 @@ class Trials:
 
     def __post_init__(self) -> None:
         if len(self.scores) < 4 or self.scores.shape != self.members.shape:
-            raise ConfigError(f"{len(self.scores)} trials of shape {self.scores.shape}: an attack needs four of one shape")
+            raise ConfigError(
+                f"{len(self.scores)} trials of shape {self.scores.shape}: an attack needs four of "
+                "one shape"
+            )
 
 
 @dataclass(frozen=True)
@@ -93,11 +99,12 @@ def lira(trials: Trials) -> Matrix:
 
 
 def _ratios(attacked: Matrix, scores: Matrix, members: Mask) -> Matrix:
-    """Log likelihood ratios (r, n) of attacked releases with scores (r, n), from shadow models: scores, members (s, n).
+    """Log likelihood ratios (r, n) of attacked releases with scores (r, n), from shadow models:
+    scores, members (s, n).
 
-    Source: Carlini et al. 2022, "Membership inference attacks from first principles", algorithm 1 (online).
-    Differs: with few shadow models, the difference between a record's two means and its variances are shrunk to those of all
-    records, which makes the attack stronger.
+    Source: Carlini et al. 2022, "Membership inference attacks from first principles", algorithm 1
+    (online). Differs: with few shadow models, the difference between a record's two means and its
+    variances are shrunk to those of all records, which makes the attack stronger.
     """
     deviation = _deviation(scores, members)
     scores, attacked = scores / deviation, attacked / deviation
@@ -125,8 +132,13 @@ def _ratios(attacked: Matrix, scores: Matrix, members: Mask) -> Matrix:
 
 
 def _deviation(scores: Matrix, members: Mask) -> Matrix:
-    """Standard deviations (n,) of the records' finite scores around their two means, shrunk to that of all records."""
-    means = [np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (members, ~members)]
+    """Standard deviations (n,) of the records' finite scores around their two means, shrunk to that
+    of all records.
+    """
+    means = [
+        np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1)
+        for mask in (members, ~members)
+    ]
     rest = scores - np.where(members, means[0], means[1])
     variance = (len(scores) * rest.var(0) + PRIOR * rest.var(0).mean()) / (len(scores) - 2 + PRIOR)
     return np.asarray(np.sqrt(np.maximum(variance, SMALLEST * (1 + scores.std() ** 2))))
@@ -150,7 +162,9 @@ def answers(trials: Trials, share: float = 0.2) -> Guesses:
     shadows, attacked = np.arange(2 * (pairs // 2)), np.arange(2 * (pairs // 2), 2 * pairs, 2)
     scores = _finite(trials.scores[np.concatenate([shadows, attacked])])
     attack_ratios = _ratios(scores[len(shadows) :], scores[: len(shadows)], trials.members[shadows])
-    ratios, tosses = (torch.from_numpy(each.ravel()) for each in (attack_ratios, trials.members[attacked]))
+    ratios, tosses = (
+        torch.from_numpy(each.ravel()) for each in (attack_ratios, trials.members[attacked])
+    )
     return guess(ratios, tosses, max(2, round(share * len(ratios))))
 
 
@@ -199,7 +213,9 @@ def _rates(ratios: Matrix, members: Mask, false: Matrix) -> list[float]:
 def distinct(trials: Trials) -> Matrix:
     """How far a record's own scores (n,) with and without it lie apart, in standard deviations."""
     scores, inside = _finite(trials.scores), trials.members
-    means = [np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (inside, ~inside)]
+    means = [
+        np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (inside, ~inside)
+    ]
     return np.asarray((means[0] - means[1]) / _deviation(scores, inside))
 
 
@@ -239,9 +255,13 @@ def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:
         case Surrogate():
             return lambda x, y: _log_density(sent, x, y)
         case SumsSurrogate():
-            return lambda x, y: (x / x.norm(dim=1, keepdim=True).clamp_min(1e-12) * sent.sums.sums.double()[y]).sum(1)
+            return lambda x, y: (
+                x / x.norm(dim=1, keepdim=True).clamp_min(1e-12) * sent.sums.sums.double()[y]
+            ).sum(1)
         case Parameters() if {"weight", "bias"} <= sent.tensors.keys():
-            return lambda x, y: _log_odds(x @ sent.tensors["weight"].double().T + sent.tensors["bias"].double(), y)
+            return lambda x, y: _log_odds(
+                x @ sent.tensors["weight"].double().T + sent.tensors["bias"].double(), y
+            )
     if means_of(sent) is not None:
         return lambda x, y: _near_means(sent, x, y)
     raise ConfigError(f"no membership attack reads a release of type {type(sent).__name__}")
@@ -249,7 +269,10 @@ def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:
 
 def _log_density(sent: Surrogate, features: Tensor, labels: Tensor) -> Tensor:
     table = sent.mixtures
-    joint = table.covariance.log_density(features.float(), table.means.float()).double() + table.weights.double().log()
+    joint = (
+        table.covariance.log_density(features.float(), table.means.float()).double()
+        + table.weights.double().log()
+    )
     return joint.masked_fill(labels[:, None] != table.labels[None], -torch.inf).logsumexp(1)
 
 
@@ -264,7 +287,12 @@ def _near_means(sent: object, features: Tensor, labels: Tensor) -> Tensor:
     read = means_of(sent)
     assert read is not None
     means, kinds = read
-    return -torch.cdist(features, means).square().masked_fill(labels[:, None] != kinds[None], torch.inf).amin(1)
+    return (
+        -torch.cdist(features, means)
+        .square()
+        .masked_fill(labels[:, None] != kinds[None], torch.inf)
+        .amin(1)
+    )
 
 
 def _finite(scores: Matrix) -> Matrix:

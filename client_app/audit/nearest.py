@@ -11,7 +11,8 @@ from torch import Tensor
 from common.models.parameters import Parameters
 from common.surrogates.surrogates import Header, Surrogate, in_class_order
 
-# A mean is a copy of a record if it is nearer than this share of the usual distance between any two records.
+# A mean is a copy of a record if it is nearer than this share of the usual distance between any two
+# records.
 COPY = 0.1
 Near = tuple[str, float, float]
 
@@ -37,7 +38,9 @@ class NearestRecords:
 
 def usual_distance(features: Tensor) -> float:
     """The median distance of two records; features (n, d)."""
-    some = features[torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:500]].double()
+    some = features[
+        torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:500]
+    ].double()
     return float(torch.pdist(some).median())
 
 
@@ -60,14 +63,20 @@ def means_of(sent: object) -> tuple[Tensor, Tensor] | None:
         case Parameters() if "counts" in sent.tensors and sent.tensors.keys() & {"sums", "means"}:
             counts = sent.tensors["counts"].double()
             sums = sent.tensors.get("sums")
-            means = sent.tensors["means"].double() if sums is None else sums.double() / counts.clamp_min(1)[:, None]
+            means = (
+                sent.tensors["means"].double()
+                if sums is None
+                else sums.double() / counts.clamp_min(1)[:, None]
+            )
             labels = torch.arange(len(counts)).repeat_interleave(counts[0].numel())
             there = counts.flatten() > 0
             return means.reshape(-1, means.shape[-1])[there], labels[there]
     return None
 
 
-def nearest(sent: object, classes: tuple[str, ...], features: Tensor, labels: Tensor, inside: Tensor) -> list[Near]:
+def nearest(
+    sent: object, classes: tuple[str, ...], features: Tensor, labels: Tensor, inside: Tensor
+) -> list[Near]:
     """For each mean of a release, distances to the records next to it.
 
     Args:
@@ -116,4 +125,6 @@ def summary(near: list[Near], usual: float) -> NearestRecords | None:
         return None
     ratios = [used / max(other, 1e-12) for _, used, other in near]
     copies = [name for name, used, _ in near if used < COPY * usual]
-    return NearestRecords(float(np.median(ratios)), min(ratios), len(copies) / len(near), in_class_order(set(copies)))
+    return NearestRecords(
+        float(np.median(ratios)), min(ratios), len(copies) / len(near), in_class_order(set(copies))
+    )

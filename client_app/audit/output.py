@@ -24,7 +24,9 @@ from common.run import Run
 SECRET_BYTES = 32
 
 
-def write_audit(audit: ReleaseAudit, folder: Path, pictures: Sequence[bytes] = ()) -> tuple[Path, Path]:
+def write_audit(
+    audit: ReleaseAudit, folder: Path, pictures: Sequence[bytes] = ()
+) -> tuple[Path, Path]:
     """Write audit.json and audit.html; only their owner may read them, for they name records.
 
     Args:
@@ -71,7 +73,10 @@ def claim_broken(audit: ReleaseAudit) -> str:
     proofs = []
     for name, each in audit.attacks.items():
         if each.low > audit.allowed or each.high < 1 - audit.allowed:
-            proofs.append(f"{name}: AUC {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}), {audit.allowed:.3f} is allowed")
+            proofs.append(
+                f"{name}: AUC {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}), "
+                f"{audit.allowed:.3f} is allowed"
+            )
         if (excess := audit.excess[name]) is not None and excess.low > 0:
             rates = f"{excess.true_rate:.2%} right at {excess.false_rate:.2%} false"
             proofs.append(f"{name}: {rates}, {excess.excess:.2%} more than allowed")
@@ -101,12 +106,18 @@ def limit_broken(audit: ReleaseAudit, policy: Policy) -> str:
     for name, each in audit.attacks.items():
         if max(each.high, 1 - each.low) > policy.largest_attack_auc:
             limit = f"largest-attack-auc = {policy.largest_attack_auc:g}"
-            return f"{name} reaches an AUC of {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}); the policy has {limit}"
+            return (
+                f"{name} reaches an AUC of {each.auc:.3f} ({each.low:.3f} to {each.high:.3f}); "
+                f"the policy has {limit}"
+            )
     # A private release without means is bounded by its claim.
     if policy.smallest_nearest_ratio and (audit.nearest is not None or not audit.epsilon):
         limit = f"smallest-nearest-ratio = {policy.smallest_nearest_ratio:g} in the policy"
         if audit.nearest is None:
-            return f"method = {audit.method!r} sends no means, so their distance from records is unknown; {limit}"
+            return (
+                f"method = {audit.method!r} sends no means, so their distance from records is "
+                f"unknown; {limit}"
+            )
         if audit.nearest.ratio < policy.smallest_nearest_ratio:
             distance = f"{audit.nearest.ratio:.2f} of the distance"
             return f"the means are nearer to the records used than to others ({distance}); {limit}"
@@ -130,7 +141,10 @@ def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
     if run.settings.epsilon or run.plan.counts or not policy.limits_attacks:
         return
     method = f"method = {run.settings.method!r}"
-    unknown = f"{method}: the policy limits attacks on releases without privacy, and what this method sends "
+    unknown = (
+        f"{method}: the policy limits attacks on releases without privacy, and what this "
+        "method sends "
+    )
     if not run.plan.releases_once:
         raise PolicyError(f"{unknown}cannot be attacked before it leaves")
     try:
@@ -143,13 +157,16 @@ def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
 
 
 def _same_records(node: NodeConfig, site_features: SiteFeatures) -> None:
-    """Raise PolicyError where a run selects other records of the same files than the first run under limits.
+    """Raise PolicyError where a run selects other records of the same files than the first run
+    under limits.
 
-    With other records (seed, test-fraction, classes), the halves would be new, and two releases that pass show by their
-    difference the records of one alone.
+    With other records (seed, test-fraction, classes), the halves would be new, and two releases
+    that pass show by their difference the records of one alone.
     """
     chosen = hashlib.sha256(f"{node.label_column}\0{site_features.selected}".encode()).digest()
-    file = node.state / "audited" / f"{dataset_id(node.data, node.data_dir)}-{site_features.key[:32]}"
+    file = (
+        node.state / "audited" / f"{dataset_id(node.data, node.data_dir)}-{site_features.key[:32]}"
+    )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=60):
@@ -157,23 +174,29 @@ def _same_records(node: NodeConfig, site_features: SiteFeatures) -> None:
                 replace_file(file, chosen)
             elif file.read_bytes() != chosen:
                 raise PolicyError(
-                    "the run selects other records than an earlier one under limits on attacks (seed, test-fraction, "
-                    f"classes); the difference of both would show these; remove {str(file)!r} to allow it"
+                    "the run selects other records than an earlier one under limits on attacks "
+                    "(seed, test-fraction, classes); the difference of both would show these; "
+                    f"remove {str(file)!r} to allow it"
                 )
     except OSError as error:
-        raise PolicyError(f"{str(file)!r} cannot be used ({error}), and limits on attacks need it; see state-dir") from None
+        raise PolicyError(
+            f"{str(file)!r} cannot be used ({error}), and limits on attacks need it; see state-dir"
+        ) from None
 
 
 def _seed(node: NodeConfig) -> int:
     """The seed of the halves: a secret of the site, the same for all runs.
 
-    With new halves for each request, or for each seed of a run, a coordinator could repeat a request until it passes.
+    With new halves for each request, or for each seed of a run, a coordinator could repeat a
+    request until it passes.
     """
     file = node.state / "audit.key"
     try:
         secret = kept_secret(file, SECRET_BYTES)
     except OSError as error:
-        raise PolicyError(f"{str(file)!r} cannot be used ({error}), and limits on attacks need it; see state-dir") from None
+        raise PolicyError(
+            f"{str(file)!r} cannot be used ({error}), and limits on attacks need it; see state-dir"
+        ) from None
     if len(secret) != SECRET_BYTES:
         raise PolicyError(f"{str(file)!r} is damaged, and limits on attacks need it; remove it")
     return int.from_bytes(secret)

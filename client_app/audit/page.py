@@ -81,7 +81,9 @@ def page_of(audit: ReleaseAudit, broken: str = "", pictures: Sequence[bytes] = (
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     faces = [base64.b64encode(content).decode() for content in pictures]
     curve = Markup(render("audit-curve", 3.4, lambda figure: _draw(figure, audit)))
     page = environment.from_string(PAGE)

@@ -11,7 +11,9 @@ GAMMA = 2.0
 SMALLEST = 1e-12
 
 
-def rmia(own: Matrix, reference: Matrix, others: Matrix, others_reference: Matrix, gamma: float = GAMMA) -> Matrix:
+def rmia(
+    own: Matrix, reference: Matrix, others: Matrix, others_reference: Matrix, gamma: float = GAMMA
+) -> Matrix:
     """The share of other records that a record beats in the ratio of its probability to the usual.
 
     Args:
@@ -28,9 +30,14 @@ def rmia(own: Matrix, reference: Matrix, others: Matrix, others_reference: Matri
     Source: Zarifzadeh, Liu & Shokri 2024, "Low-Cost High-Power Membership Inference Attacks",
     equations 5 and 9.
     """
-    ratio, usual = own / np.maximum(reference, SMALLEST), others / np.maximum(others_reference, SMALLEST)
+    ratio, usual = (
+        own / np.maximum(reference, SMALLEST),
+        others / np.maximum(others_reference, SMALLEST),
+    )
     sorted_others = np.sort(usual)
-    beaten = np.searchsorted(sorted_others, ratio / gamma, side="right") / max(1, len(sorted_others))
+    beaten = np.searchsorted(sorted_others, ratio / gamma, side="right") / max(
+        1, len(sorted_others)
+    )
     # The share is a step function of the ratio; the ratio itself decides between equal shares.
     return np.asarray(beaten * (1 - 1e-6) + 1e-6 * ratio / (1 + ratio))
 
@@ -60,5 +67,8 @@ def rmia_of(trials: Trials, gamma: float = GAMMA) -> Matrix:
 
 def _balanced(probabilities: Matrix, members: Mask) -> Matrix:
     """The mean over models with the record and without it, each half (equation 9)."""
-    means = [np.where(mask, probabilities, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (members, ~members)]
+    means = [
+        np.where(mask, probabilities, 0).sum(0) / np.maximum(mask.sum(0), 1)
+        for mask in (members, ~members)
+    ]
     return np.asarray((means[0] + means[1]) / 2)

@@ -1,4 +1,6 @@
-"""Attacks on the release that this site would make for a run: does it show which records were used? Nothing leaves."""
+"""Attacks on the release that this site would make for a run: does it show which records were used?
+Nothing leaves.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,24 @@ from torch import Tensor
 
 from client_app.audit.claim_check import Excess, allowed_auc, largest_excess, proven_epsilon
 from client_app.audit.generators import generator_of, generator_scores
-from client_app.audit.membership import AttackResult, Mask, Matrix, Trials, distinct, lira, scores_of, success
+from client_app.audit.membership import (
+    AttackResult,
+    Mask,
+    Matrix,
+    Trials,
+    distinct,
+    lira,
+    scores_of,
+    success,
+)
 from client_app.audit.nearest import Near, NearestRecords, nearest, summary, usual_distance
 from client_app.audit.reference import rmia_of
-from client_app.features.site_features import LabelledFeatures, SiteFeatures, in_simulation, load_site
+from client_app.features.site_features import (
+    LabelledFeatures,
+    SiteFeatures,
+    in_simulation,
+    load_site,
+)
 from client_app.governance.policy import policy_of
 from client_app.governance.release import site_function
 from client_app.governance.site_limits import SiteLimits
@@ -32,10 +48,11 @@ from common.wire.records import unpack_surrogate
 
 # Fewest and most releases that are made from halves of the records, in pairs of complements.
 FEWEST, MOST = 8, 64
-# Most records that are attacked. More are drawn at random, so that an audit ends in minutes at a large site.
+# Most records that are attacked. More are drawn at random, so that an audit ends in minutes at a
+# large site.
 MOST_RECORDS = 4000
-# A record stands out if its scores with and without it lie so many standard deviations apart: at one false alarm in a
-# thousand, the attack then finds it in more than half of the releases.
+# A record stands out if its scores with and without it lie so many standard deviations apart: at
+# one false alarm in a thousand, the attack then finds it in more than half of the releases.
 STANDS_OUT = 3.1
 MOST_NAMED = 20
 LIRA, RMIA = "LiRA on the release", "RMIA on the head"
@@ -140,8 +157,8 @@ def audit_release(
     """
     if not (run.plan.releases_once or run.plan.training.section == "dpcvae"):
         raise ConfigError(
-            f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and generators; this one "
-            "replies to received models"
+            f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and "
+            "generators; this one replies to received models"
         )
     started, drawn = time.monotonic(), np.random.default_rng(seed)
     site_features = load_site(run, node, policy_of(node).cache_mib)
@@ -183,7 +200,10 @@ def audit_release(
     inside, apart = trials[first].members, distinct(trials[first])
     attacks = {name: success(each, inside) for name, each in ratios.items()}
     epsilon, delta = float(run.settings.epsilon or 0), float(run.settings.delta or 0)
-    excess = {name: largest_excess(each, inside, epsilon, delta) if epsilon else None for name, each in ratios.items()}
+    excess = {
+        name: largest_excess(each, inside, epsilon, delta) if epsilon else None
+        for name, each in ratios.items()
+    }
     return ReleaseAudit(
         method=run.settings.method,
         mechanism=run.plan.mechanism_name if run.settings.epsilon else "none",
@@ -197,7 +217,9 @@ def audit_release(
         allowed=allowed_auc(epsilon, delta),
         excess=excess,
         # For patients with several records the answers are not counted here.
-        proven=proven_epsilon(trials[first], delta) if len(np.unique(groups)) == len(groups) else 0.0,
+        proven=proven_epsilon(trials[first], delta)
+        if len(np.unique(groups)) == len(groups)
+        else 0.0,
         per_class=_by_class(ratios[first], inside, site_features, sample),
         nearest=summary(near, usual),
         standing_out=_named(run, node, site_features, sample, apart),
@@ -208,18 +230,26 @@ def audit_release(
 
 def _sample(train: LabelledFeatures, drawn: np.random.Generator) -> Tensor:
     rows = np.arange(len(train.labels))
-    return torch.from_numpy(rows if len(rows) <= MOST_RECORDS else np.sort(drawn.choice(rows, MOST_RECORDS, replace=False)))
+    return torch.from_numpy(
+        rows
+        if len(rows) <= MOST_RECORDS
+        else np.sort(drawn.choice(rows, MOST_RECORDS, replace=False))
+    )
 
 
 def _groups(train: LabelledFeatures, sample: Tensor) -> NDArray[np.int64]:
     """The unit (n,) of each attacked record: itself, or its patient."""
     if train.units is None:
         return np.arange(len(sample))
-    return np.unique([train.units[row] for row in sample.tolist()], return_inverse=True)[1].astype(np.int64)
+    return np.unique([train.units[row] for row in sample.tolist()], return_inverse=True)[1].astype(
+        np.int64
+    )
 
 
 def _half(groups: NDArray[np.int64], drawn: np.random.Generator) -> Mask:
-    """Half of the units, each with probability 1/2: a claim holds for one unit, whatever the others are."""
+    """Half of the units, each with probability 1/2: a claim holds for one unit, whatever the others
+    are.
+    """
     return np.asarray((drawn.random(groups.max() + 1) < 0.5)[groups])
 
 
@@ -250,7 +280,9 @@ def _unpacked(is_surrogate: bool, payload: bytes) -> object:
     return unpack_surrogate(payload) if is_surrogate else unpack_parameters(payload)
 
 
-def _by_class(ratios: Matrix, members: Mask, site_features: SiteFeatures, sample: Tensor) -> dict[str, tuple[int, float]]:
+def _by_class(
+    ratios: Matrix, members: Mask, site_features: SiteFeatures, sample: Tensor
+) -> dict[str, tuple[int, float]]:
     from sklearn.metrics import roc_auc_score
 
     labels, result = site_features.train.labels[sample].numpy(), {}
@@ -262,7 +294,9 @@ def _by_class(ratios: Matrix, members: Mask, site_features: SiteFeatures, sample
     return result
 
 
-def _named(run: Run, node: NodeConfig, site_features: SiteFeatures, sample: Tensor, apart: Any) -> tuple[StandingOut, ...]:
+def _named(
+    run: Run, node: NodeConfig, site_features: SiteFeatures, sample: Tensor, apart: Any
+) -> tuple[StandingOut, ...]:
     """The records that stand out most, with their places on this site's disk."""
     order = [int(place) for place in np.argsort(-apart) if apart[place] > STANDS_OUT][:MOST_NAMED]
     rows = [int(sample[place]) for place in order]

@@ -1,4 +1,6 @@
-"""How much a reconstructed image looks like a real one: PSNR and SSIM of batches, and the best match in a set."""
+"""How much a reconstructed image looks like a real one: PSNR and SSIM of batches, and the best
+match in a set.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def ssim(first: Tensor, second: Tensor) -> Tensor:
     a, b = mean(first), mean(second)
     vary, other = mean(first.square()) - a.square(), mean(second.square()) - b.square()
     both = mean(first * second) - a * b
-    similarity = (2 * a * b + C1) * (2 * both + C2) / ((a.square() + b.square() + C1) * (vary + other + C2))
+    similarity = (
+        (2 * a * b + C1) * (2 * both + C2) / ((a.square() + b.square() + C1) * (vary + other + C2))
+    )
     return similarity.flatten(1).mean(1)
 
 

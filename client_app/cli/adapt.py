@@ -18,18 +18,29 @@ from common.errors import StateError
 def adapt(
     node_config: Node,
     model: ModelArgument = "in-use",
-    data_dir: Annotated[str, typer.Option(help="Labelled records; else the training records of this site.")] = "",
-    data: Annotated[Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")] = None,
-    label_column: Annotated[str, typer.Option(help="Column of the class in a table of --data-dir.")] = "label",
-    patient_column: Annotated[str, typer.Option(help="Column of the patient ID in that table.")] = "",
-    store: Annotated[bool, typer.Option("--store", help="Use the chosen model at this site from now on.")] = False,
+    data_dir: Annotated[
+        str, typer.Option(help="Labelled records; else the training records of this site.")
+    ] = "",
+    data: Annotated[
+        Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")
+    ] = None,
+    label_column: Annotated[
+        str, typer.Option(help="Column of the class in a table of --data-dir.")
+    ] = "label",
+    patient_column: Annotated[
+        str, typer.Option(help="Column of the patient ID in that table.")
+    ] = "",
+    store: Annotated[
+        bool, typer.Option("--store", help="Use the chosen model at this site from now on.")
+    ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Go back to the shared model.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Adapt a shared model to this site's own records, if that is better beyond chance. Nothing leaves.
+    """Adapt a shared model to this site's own records, if that is better beyond chance. Nothing
+    leaves.
 
-    Compares by cross-validation: the shared model, a head on own records, a mixture of both, a closed-form update, and the
-    nearest own records.
+    Compares by cross-validation: the shared model, a head on own records, a mixture of both, a
+    closed-form update, and the nearest own records.
     """
     from client_app.model_use.adaptation import adapt as compare
     from client_app.model_use.adapted import adapted_file, store_adapted
@@ -61,21 +72,35 @@ def adapt(
         }
         print(
             json.dumps(
-                facts | {"judged": [asdict(each) for each in adaptation.judged], "records": len(held.labels)}, indent=2
+                facts
+                | {
+                    "judged": [asdict(each) for each in adaptation.judged],
+                    "records": len(held.labels),
+                },
+                indent=2,
             )
         )
         return
     from rich.table import Table
 
     table = Table(
-        "candidate", "accuracy", "gain in likelihood", "95 % interval", "own share", title=f"{len(held.labels)} records"
+        "candidate",
+        "accuracy",
+        "gain in likelihood",
+        "95 % interval",
+        "own share",
+        title=f"{len(held.labels)} records",
     )
     for each in adaptation.judged:
         limits = "" if each.name == "shared" else f"{each.low:+.3f} to {each.high:+.3f}"
-        table.add_row(each.name, f"{each.accuracy:.1%}", f"{each.gain:+.3f}", limits, f"{each.share:.0%}")
+        table.add_row(
+            each.name, f"{each.accuracy:.1%}", f"{each.gain:+.3f}", limits, f"{each.share:.0%}"
+        )
     console.print(table)
     console.print(f"chosen: {adaptation.chosen}; {adaptation.reason}", soft_wrap=True)
     if stored is not None:
-        console.print(f"in use at this site: {stored}; `site adapt --remove` goes back", soft_wrap=True)
+        console.print(
+            f"in use at this site: {stored}; `site adapt --remove` goes back", soft_wrap=True
+        )
     elif adaptation.own is not None:
         console.print("give --store to use it at this site", soft_wrap=True)

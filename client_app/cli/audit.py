@@ -1,4 +1,6 @@
-"""The commands `site audit` and `site disclose`: attacks on this site's own release, and a sheet about it."""
+"""The commands `site audit` and `site disclose`: attacks on this site's own release, and a sheet
+about it.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,19 @@ from common.command_line import Json, RunSettings, console, print_error, run_con
 def audit(
     node_config: Node,
     run_config: RunSettings = None,
-    out: Annotated[Path, typer.Option(help="Folder for audit.html and audit.json.")] = Path("audit"),
-    seconds: Annotated[float, typer.Option(help="Make further releases for this long, at least eight.")] = 60.0,
+    out: Annotated[Path, typer.Option(help="Folder for audit.html and audit.json.")] = Path(
+        "audit"
+    ),
+    seconds: Annotated[
+        float, typer.Option(help="Make further releases for this long, at least eight.")
+    ] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Attack the release of a run with these settings: does it show which records were used?
 
-    Makes the release again and again from halves of the records, and lets an attacker who knows every record guess which
-    were used. Exits with 1 if the attack beats the run's epsilon, or a limit of the policy.
+    Makes the release again and again from halves of the records, and lets an attacker who knows
+    every record guess which were used. Exits with 1 if the attack beats the run's epsilon, or a
+    limit of the policy.
 
     Example: site audit -c 'fedpft.components=10' --out audit
     """
@@ -36,29 +43,58 @@ def audit(
     run, node = run_config_of(run_config), node_of(node_config)
     with Progress(console=console, transient=True, disable=as_json) as bar:
         task = bar.add_task("releases", total=None)
-        result = audit_release(run, node, seconds, progress=lambda done, most: bar.update(task, completed=done, total=most))
+        result = audit_release(
+            run,
+            node,
+            seconds,
+            progress=lambda done, most: bar.update(task, completed=done, total=most),
+        )
     pictures = pictures_of(run, node, [each.row for each in result.standing_out])
     facts, page = write_audit(result, out, pictures)
     broken = limit_broken(result, policy_of(node))
     if as_json:
-        print(json.dumps({"page": str(page), "refusal": broken or None} | json.loads(facts.read_text()), indent=2))
+        print(
+            json.dumps(
+                {"page": str(page), "refusal": broken or None} | json.loads(facts.read_text()),
+                indent=2,
+            )
+        )
     else:
-        table = Table("attack", "value", "95 % interval", title=f"{result.releases} releases, {result.records} records")
+        table = Table(
+            "attack",
+            "value",
+            "95 % interval",
+            title=f"{result.releases} releases, {result.records} records",
+        )
         attack = result.attack
-        table.add_row("AUC (0.5 is a guess)", f"{attack.auc:.3f}", f"{attack.low:.3f} to {attack.high:.3f}")
+        table.add_row(
+            "AUC (0.5 is a guess)", f"{attack.auc:.3f}", f"{attack.low:.3f} to {attack.high:.3f}"
+        )
         table.add_row("found at 1 % false alarms", f"{100 * attack.rate_at_one_percent:.1f} %", "")
-        table.add_row("found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %", "")
+        table.add_row(
+            "found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %", ""
+        )
         for name, other in result.others.items():
-            table.add_row(f"AUC, {name}", f"{other.auc:.3f}", f"{other.low:.3f} to {other.high:.3f}")
+            table.add_row(
+                f"AUC, {name}", f"{other.auc:.3f}", f"{other.low:.3f} to {other.high:.3f}"
+            )
         if result.epsilon:
             table.add_row(f"largest AUC at epsilon {result.epsilon:g}", f"{result.allowed:.3f}", "")
         if result.nearest is not None:
-            table.add_row("means that are nearly a record", f"{100 * result.nearest.copies:.1f} %", "")
+            table.add_row(
+                "means that are nearly a record", f"{100 * result.nearest.copies:.1f} %", ""
+            )
         console.print(table)
         if result.nearest is not None and result.nearest.classes:
-            console.print(f"a mean is nearly a record: class {', '.join(result.nearest.classes)}", style="yellow")
+            console.print(
+                f"a mean is nearly a record: class {', '.join(result.nearest.classes)}",
+                style="yellow",
+            )
         if result.standing_out_count:
-            console.print(f"{result.standing_out_count} records stand out; the page names them", style="yellow")
+            console.print(
+                f"{result.standing_out_count} records stand out; the page names them",
+                style="yellow",
+            )
         console.print(str(page), soft_wrap=True)
     if broken:
         print_error(broken)
@@ -68,12 +104,15 @@ def audit(
 def disclose(
     node_config: Node,
     run_config: RunSettings = None,
-    seconds: Annotated[float, typer.Option(help="Attack for this long, at least eight releases.")] = 0.0,
+    seconds: Annotated[
+        float, typer.Option(help="Attack for this long, at least eight releases.")
+    ] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Write a disclosure sheet for a run: what leaves, to whom, its claim, and what attacks find.
 
-    The sheet lies in the state folder. The ledger's entry of the release has its address. It gives no verdict.
+    The sheet lies in the state folder. The ledger's entry of the release has its address. It gives
+    no verdict.
 
     Example: site disclose -c 'fedpft.components=10'
     """

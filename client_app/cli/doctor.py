@@ -32,7 +32,10 @@ def doctor(
     node_config: MaybeNode = None,
     run_config: RunSettings = None,
     superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The coordinator; without it only this machine is checked.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="The coordinator; without it only this machine is checked."
+        ),
     ] = "",
     root_certificates: Annotated[
         Path | None, typer.Option(help="ca.crt of the site kit, to authenticate the coordinator.")
@@ -40,14 +43,20 @@ def doctor(
     auth_supernode_private_key: Annotated[
         Path | None, typer.Option(help="site.key of the site kit, to authenticate this site.")
     ] = None,
-    fingerprint: Annotated[str, typer.Option(help="Fingerprint of the coordinator's backbone.")] = "",
-    link_only: Annotated[bool, typer.Option("--link-only", help="Check the connection only, as a health check.")] = False,
+    fingerprint: Annotated[
+        str, typer.Option(help="Fingerprint of the coordinator's backbone.")
+    ] = "",
+    link_only: Annotated[
+        bool, typer.Option("--link-only", help="Check the connection only, as a health check.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check this machine and its connection to the coordinator before a run: PASS, WARN or FAIL, and what to do.
+    """Check this machine and its connection to the coordinator before a run: PASS, WARN or FAIL,
+    and what to do.
 
-    Takes the same options as `site join`. Without any, it asks on a terminal what to examine; elsewhere it lists what it
-    needs. Nothing is changed, nothing leaves. Exits with 1 if a check fails, with 2 if there is nothing to examine.
+    Takes the same options as `site join`. Without any, it asks on a terminal what to examine;
+    elsewhere it lists what it needs. Nothing is changed, nothing leaves. Exits with 1 if a check
+    fails, with 2 if there is nothing to examine.
     """
     from dataclasses import asdict
     from itertools import chain
@@ -66,10 +75,13 @@ def doctor(
             print_error(NEEDED)
             raise typer.Exit(USAGE)
     run, node = run_config_of(run_config), node_of(node_config or [])
-    link = Link.parse(superlink, root_certificates, auth_supernode_private_key) if superlink else None
+    link = (
+        Link.parse(superlink, root_certificates, auth_supernode_private_key) if superlink else None
+    )
     findings = []
     for each in chain(
-        check_link(link) if link else (), () if link_only else _check_site(run, node, fingerprint, bool(run_config))
+        check_link(link) if link else (),
+        () if link_only else _check_site(run, node, fingerprint, bool(run_config)),
     ):
         findings.append(each)
         if not as_json:
@@ -93,9 +105,13 @@ def _check_site(run: Run, node: NodeConfig, fingerprint: str, run_named: bool) -
 
 
 def _ask() -> tuple[list[str], str]:
-    """Ask for this site's settings, or a file that holds them, and for the coordinator. Empty answers leave a part out."""
+    """Ask for this site's settings, or a file that holds them, and for the coordinator. Empty
+    answers leave a part out.
+    """
     typer.echo("What shall be examined? An empty answer leaves a part out.")
-    settings = typer.prompt("Settings of this site (key=value ...), or a file with them", default="", show_default=False)
+    settings = typer.prompt(
+        "Settings of this site (key=value ...), or a file with them", default="", show_default=False
+    )
     superlink = typer.prompt("Coordinator (HOST:PORT)", default="", show_default=False)
     return settings_in(settings.strip()), superlink.strip()
 
@@ -119,6 +135,13 @@ def settings_in(text: str) -> list[str]:
         return [text] if text else []
     content = Path(text).expanduser().read_text("utf-8", errors="replace")
     try:
-        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in tomllib.loads(content).items()]
+        return [
+            f"{key}={json.dumps(value, ensure_ascii=False)}"
+            for key, value in tomllib.loads(content).items()
+        ]
     except tomllib.TOMLDecodeError:
-        return [line for line in content.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        return [
+            line
+            for line in content.splitlines()
+            if line.strip() and not line.lstrip().startswith("#")
+        ]

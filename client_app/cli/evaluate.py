@@ -26,36 +26,73 @@ class Labelled(StrEnum):
 def evaluate(
     node_config: Node,
     model: ModelArgument = "in-use",
-    out: Annotated[Path, typer.Option(help="Folder for evaluation.html and evaluation.json.")] = Path("evaluation"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for evaluation.html and evaluation.json.")
+    ] = Path("evaluation"),
     data_dir: Annotated[
-        str, typer.Option(help="Labelled records that the run has not seen; else the test records of this site.")
+        str,
+        typer.Option(
+            help="Labelled records that the run has not seen; else the test records of this site."
+        ),
     ] = "",
-    data: Annotated[Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")] = None,
-    label_column: Annotated[str, typer.Option(help="Column of the class in a table of --data-dir.")] = "label",
-    patient_column: Annotated[str, typer.Option(help="Column of the patient ID in that table.")] = "",
-    by: Annotated[str, typer.Option(metavar="column,column", help="Also by the values of these columns of the table.")] = "",
+    data: Annotated[
+        Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")
+    ] = None,
+    label_column: Annotated[
+        str, typer.Option(help="Column of the class in a table of --data-dir.")
+    ] = "label",
+    patient_column: Annotated[
+        str, typer.Option(help="Column of the patient ID in that table.")
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="column,column", help="Also by the values of these columns of the table."
+        ),
+    ] = "",
     known_only: Annotated[
-        bool, typer.Option("--known-only", help="Leave out records of classes that the model does not know.")
+        bool,
+        typer.Option(
+            "--known-only", help="Leave out records of classes that the model does not know."
+        ),
     ] = False,
-    positive: Annotated[str, typer.Option(help="The class that a threshold is for; of two classes, the last.")] = "",
-    threshold: Annotated[float | None, typer.Option(help="Smallest probability of that class.")] = None,
+    positive: Annotated[
+        str, typer.Option(help="The class that a threshold is for; of two classes, the last.")
+    ] = "",
+    threshold: Annotated[
+        float | None, typer.Option(help="Smallest probability of that class.")
+    ] = None,
     sensitivity: Annotated[
-        float, typer.Option(help="Choose the threshold for this sensitivity, on half of the records.")
+        float,
+        typer.Option(help="Choose the threshold for this sensitivity, on half of the records."),
     ] = 0.0,
     temperature: Annotated[
-        bool, typer.Option("--temperature", help="Fit a temperature for probabilities, on half of the records.")
+        bool,
+        typer.Option(
+            "--temperature", help="Fit a temperature for probabilities, on half of the records."
+        ),
     ] = False,
     abstain: Annotated[
         float,
-        typer.Option(help="Choose the score above which the model abstains, for this share of records, on half of them."),
+        typer.Option(
+            help="Choose the score above which the model abstains, for this share of records, on "
+            "half of them."
+        ),
     ] = 0.0,
-    score: Annotated[OodScore | None, typer.Option(help="The out-of-distribution score for --abstain.")] = None,
+    score: Annotated[
+        OodScore | None, typer.Option(help="The out-of-distribution score for --abstain.")
+    ] = None,
     store: Annotated[
-        bool, typer.Option("--store", help="Store threshold, temperature and the number of --abstain with the model.")
+        bool,
+        typer.Option(
+            "--store",
+            help="Store threshold, temperature and the number of --abstain with the model.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Judge a model on labelled records of this site: measures with intervals, plots, by groups. Nothing leaves.
+    """Judge a model on labelled records of this site: measures with intervals, plots, by groups.
+    Nothing leaves.
 
     Example: site evaluate --out evaluation --by scanner,sex
     """
@@ -69,24 +106,47 @@ def evaluate(
     node = node_of(node_config)
     signed = open_model(model, node)
     note = None if threshold is None else "given by a person"
-    calibration = read_calibration(node, signed).chosen(positive=positive or None, threshold=threshold, note=note)
+    calibration = read_calibration(node, signed).chosen(
+        positive=positive or None, threshold=threshold, note=note
+    )
     calibration = calibration.checked(tuple(signed.manifest.classes))
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
     kind: Any = "" if data is None else data.value
     by_score: Any = score and score.value
-    held = held_out(signed, node, Source(data_dir, kind, label_column, patient_column, columns, known_only))
+    held = held_out(
+        signed, node, Source(data_dir, kind, label_column, patient_column, columns, known_only)
+    )
     classifier = adapted_classifier(node, signed) or signed.classifier
     own = own_gaussians(node, signed)
-    evaluation = judge(signed, classifier, held, calibration, Wish(temperature, sensitivity, abstain, by_score), own)
+    evaluation = judge(
+        signed,
+        classifier,
+        held,
+        calibration,
+        Wish(temperature, sensitivity, abstain, by_score),
+        own,
+    )
     facts, page = write_evaluation(evaluation, out)
-    stored = store_calibration(node, signed, evaluation.calibration, evaluation.gaussians) if store else None
+    stored = (
+        store_calibration(node, signed, evaluation.calibration, evaluation.gaussians)
+        if store
+        else None
+    )
     if as_json:
-        print(json.dumps({"page": str(page), "stored": stored and str(stored)} | json.loads(facts.read_text()), indent=2))
+        print(
+            json.dumps(
+                {"page": str(page), "stored": stored and str(stored)}
+                | json.loads(facts.read_text()),
+                indent=2,
+            )
+        )
         return
     from rich.table import Table
 
     report = evaluation.report
-    table = Table("", "value", "95 % interval", "records", title=f"{report.records} records, {held.where}")
+    table = Table(
+        "", "value", "95 % interval", "records", title=f"{report.records} records, {held.where}"
+    )
     for name, each in report.averages.items():
         if name in ("accuracy", "balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"):
             value = "undefined" if each.value is None else f"{each.value:.3f}"
@@ -97,9 +157,17 @@ def evaluate(
         text = f"fewer than ten records: {', '.join(report.left_out)}; no average includes them"
         console.print(text, style="yellow", soft_wrap=True)
     if evaluation.promise is not None:
-        verdict = "as good here as promised" if evaluation.promise.kept else "worse here than promised"
-        text = f"{verdict}: error {evaluation.promise.error:.1%}, on the shared surrogate {evaluation.promise.promised:.1%}"
+        verdict = (
+            "as good here as promised" if evaluation.promise.kept else "worse here than promised"
+        )
+        text = (
+            f"{verdict}: error {evaluation.promise.error:.1%}, on the shared surrogate "
+            f"{evaluation.promise.promised:.1%}"
+        )
         console.print(text, style=None if evaluation.promise.kept else "yellow", soft_wrap=True)
     if evaluation.calibration.note:
-        console.print(f"decision: {evaluation.calibration.note}" + ("" if store else "; --store keeps it"), soft_wrap=True)
+        console.print(
+            f"decision: {evaluation.calibration.note}" + ("" if store else "; --store keeps it"),
+            soft_wrap=True,
+        )
     console.print(str(page), soft_wrap=True)

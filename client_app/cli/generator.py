@@ -1,4 +1,6 @@
-"""The `site` commands that use a generator: synthetic sets, classifiers, out-of-distribution scores."""
+"""The `site` commands that use a generator: synthetic sets, classifiers, out-of-distribution
+scores.
+"""
 
 from __future__ import annotations
 
@@ -27,41 +29,71 @@ File = Annotated[Path, typer.Argument(help="A synthetic set, written by `site sy
 def synthesize(
     run: Annotated[
         str,
-        typer.Argument(help="A run's folder, a generator's file, Flower's number of a run of this site, or 'latest'."),
+        typer.Argument(
+            help="A run's folder, a generator's file, Flower's number of a run of this site, or "
+            "'latest'."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The safetensors file to write: x, y, and a manifest with the privacy claim.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The safetensors file to write: x, y, and a manifest with the privacy claim."
+        ),
+    ],
     per_class: Annotated[int, typer.Option(min=0, help="Number of embeddings of every class.")] = 0,
-    total: Annotated[int, typer.Option(min=0, help="Or their number in all; shares of classes as at all sites.")] = 0,
+    total: Annotated[
+        int, typer.Option(min=0, help="Or their number in all; shares of classes as at all sites.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Another seed gives other embeddings.")] = 0,
     node_config: MaybeNode = None,
     as_json: Json = False,
 ) -> None:
-    """Draw synthetic embeddings from the generator of a dpcvae run. This costs no privacy, even if repeated."""
+    """Draw synthetic embeddings from the generator of a dpcvae run. This costs no privacy, even if
+    repeated.
+    """
     from common.models.generators import labels_evenly, labels_like
     from common.wire.generator_files import read_generator, read_manifest, write_synthetic_set
 
     if bool(per_class) == bool(total):
-        raise ConfigError("give either --per-class, the number for every class, or --total, the number in all")
+        raise ConfigError(
+            "give either --per-class, the number for every class, or --total, the number in all"
+        )
     _check_writable(out)
     file = _generator_file(run, node_config)
     generator, manifest = read_generator(file), read_manifest(file)
     classes = generator.header.classes
     if total and not sum(generator.shares):
-        raise ConfigError("--total: no site has reported numbers of records by class; use --per-class")
-    labels = labels_like(generator.shares, total) if total else labels_evenly(len(classes), per_class)
+        raise ConfigError(
+            "--total: no site has reported numbers of records by class; use --per-class"
+        )
+    labels = (
+        labels_like(generator.shares, total) if total else labels_evenly(len(classes), per_class)
+    )
     kept = {key: value for key, value in manifest.items() if key != "settings"}
     write_synthetic_set(out, generator, labels, seed, kept)
     if as_json:
-        print(json.dumps({"file": str(out), "records": len(labels), "dimension": generator.dimension} | kept, indent=2))
+        print(
+            json.dumps(
+                {"file": str(out), "records": len(labels), "dimension": generator.dimension} | kept,
+                indent=2,
+            )
+        )
         return
     console.print(
-        f"{len(labels)} embeddings of dimension {generator.dimension}, {len(classes)} classes: {out}", soft_wrap=True
+        f"{len(labels)} embeddings of dimension {generator.dimension}, {len(classes)} classes: "
+        f"{out}",
+        soft_wrap=True,
     )
     privacy = manifest["privacy"]
     if privacy is None:
-        console.print("no differential privacy: the generator was trained without it", style="yellow")
+        console.print(
+            "no differential privacy: the generator was trained without it", style="yellow"
+        )
     else:
-        budget = f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}, to {privacy['relation']}"
+        budget = (
+            f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}, to "
+            f"{privacy['relation']}"
+        )
         console.print(budget, soft_wrap=True)
 
 
@@ -69,19 +101,32 @@ def classify(
     file: File,
     node_config: Node,
     run_config: RunSettings = None,
-    groups: Annotated[str, typer.Option(metavar="'name=class,class; ...'", help="Coarser labels; every class in one.")] = "",
-    validation: Annotated[float, typer.Option(min=0.01, max=0.9, help="Share of training records for validation.")] = 0.2,
-    out: Annotated[Path | None, typer.Option(help="Write both heads and the weight: safetensors.")] = None,
+    groups: Annotated[
+        str,
+        typer.Option(metavar="'name=class,class; ...'", help="Coarser labels; every class in one."),
+    ] = "",
+    validation: Annotated[
+        float, typer.Option(min=0.01, max=0.9, help="Share of training records for validation.")
+    ] = 0.2,
+    out: Annotated[
+        Path | None, typer.Option(help="Write both heads and the weight: safetensors.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a head on this site's records and one on synthetic embeddings, and mix them.
 
-    The weight of the own head maximises validation accuracy. Prints accuracy and balanced accuracy on the site's test
-    records. Nothing leaves the site.
+    The weight of the own head maximises validation accuracy. Prints accuracy and balanced accuracy
+    on the site's test records. Nothing leaves the site.
     """
     from rich.table import Table
 
-    from client_app.methods.dpcvae.downstream import SOURCES, LabelledEmbeddings, grouped, head_on, mix
+    from client_app.methods.dpcvae.downstream import (
+        SOURCES,
+        LabelledEmbeddings,
+        grouped,
+        head_on,
+        mix,
+    )
     from common.surrogates.surrogates import Header
 
     _check_writable(out)
@@ -90,20 +135,44 @@ def classify(
     names, group = grouped(groups, synthetic.classes) if groups else (synthetic.classes, None)
     own, test, made = _records(synthetic, site_features)
     if group is not None:
-        own, test, made = (LabelledEmbeddings(each.features, group[each.labels]) for each in (own, test, made))
-    header = Header(synthetic.manifest["method"], synthetic.manifest["run"], "site", synthetic.fingerprint, names)
+        own, test, made = (
+            LabelledEmbeddings(each.features, group[each.labels]) for each in (own, test, made)
+        )
+    header = Header(
+        synthetic.manifest["method"],
+        synthetic.manifest["run"],
+        "site",
+        synthetic.fingerprint,
+        names,
+    )
     shared = head_on(made, header, run.settings.head, run.settings.seed)
     mixture = mix(own, shared, run.settings.head, run.settings.seed, validation)
     scores = mixture.scores(test)
     if out is not None:
         _write_heads(out, {"local": mixture.local, "synthetic": shared}, mixture.share)
-    numbers = {name: {"accuracy": scores[name].accuracy, "balanced": scores[name].balanced} for name in SOURCES}
+    numbers = {
+        name: {"accuracy": scores[name].accuracy, "balanced": scores[name].balanced}
+        for name in SOURCES
+    }
     if as_json:
-        facts_: dict[str, Any] = {"classes": list(names), "share": mixture.share, "tested": len(test.labels)}
+        facts_: dict[str, Any] = {
+            "classes": list(names),
+            "share": mixture.share,
+            "tested": len(test.labels),
+        }
         print(json.dumps(facts_ | {"scores": numbers}, indent=2))
         return
-    table = Table("head of", "accuracy", "balanced accuracy", title=f"{len(test.labels)} test records, {len(names)} classes")
-    own_name = {"local": "own records", "synthetic": "synthetic embeddings", "mixed": f"both, {mixture.share:.0%} own"}
+    table = Table(
+        "head of",
+        "accuracy",
+        "balanced accuracy",
+        title=f"{len(test.labels)} test records, {len(names)} classes",
+    )
+    own_name = {
+        "local": "own records",
+        "synthetic": "synthetic embeddings",
+        "mixed": f"both, {mixture.share:.0%} own",
+    }
     for name, each in numbers.items():
         table.add_row(own_name[name], f"{each['accuracy']:.1%}", f"{each['balanced']:.1%}")
     console.print(table)
@@ -114,20 +183,31 @@ def ood(
     node_config: Node,
     run_config: RunSettings = None,
     unknown: Annotated[
-        str, typer.Option(metavar="class,class", help="Classes to treat as unknown, for a test of the scores.")
+        str,
+        typer.Option(
+            metavar="class,class", help="Classes to treat as unknown, for a test of the scores."
+        ),
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="Write the score of every test record: CSV.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the score of every test record: CSV.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Out-of-distribution scores of this site's test records: against synthetic embeddings, its own, and both.
+    """Out-of-distribution scores of this site's test records: against synthetic embeddings, its
+    own, and both.
 
-    The score is the squared Mahalanobis distance to the nearest known class. Classes in --unknown, and classes that the run
-    does not have, are not known. The area under the ROC curve measures how well the scores detect them.
+    The score is the squared Mahalanobis distance to the nearest known class. Classes in --unknown,
+    and classes that the run does not have, are not known. The area under the ROC curve measures how
+    well the scores detect them.
     """
     import torch
     from rich.table import Table
 
-    from client_app.methods.dpcvae.downstream import LabelledEmbeddings, out_of_distribution, ranks_above
+    from client_app.methods.dpcvae.downstream import (
+        LabelledEmbeddings,
+        out_of_distribution,
+        ranks_above,
+    )
     from client_app.methods.dpcvae.received_generator import site_records
     from common.privacy.gaussian_mechanism import clip
 
@@ -145,17 +225,35 @@ def ood(
     marks = torch.tensor([name in hidden for name in synthetic.classes])
     if bool(marks.all()):
         raise ConfigError(f"--unknown {unknown!r} leaves no known class")
-    known = {name: each.take(~marks[each.labels]) for name, each in (("local", own), ("synthetic", made))}
-    columns = [[getattr(known[name], part) for name in ("local", "synthetic")] for part in ("features", "labels")]
+    known = {
+        name: each.take(~marks[each.labels]) for name, each in (("local", own), ("synthetic", made))
+    }
+    columns = [
+        [getattr(known[name], part) for name in ("local", "synthetic")]
+        for part in ("features", "labels")
+    ]
     known["both"] = LabelledEmbeddings(*map(torch.cat, columns))
     # Test records keep classes that the run does not have: the scores are meant to detect them.
-    features, labels = clip(site_features.test.features.double(), 0.0)[0].float(), site_features.test.labels
+    features, labels = (
+        clip(site_features.test.features.double(), 0.0)[0].float(),
+        site_features.test.labels,
+    )
     if not len(labels):
         raise DataError("no test record at this site")
-    foreign = torch.tensor([name in hidden or name not in synthetic.classes for name in site_features.classes])
-    scores = {name: out_of_distribution(each, features) for name, each in known.items() if len(each.labels) > 1}
+    foreign = torch.tensor(
+        [name in hidden or name not in synthetic.classes for name in site_features.classes]
+    )
+    scores = {
+        name: out_of_distribution(each, features)
+        for name, each in known.items()
+        if len(each.labels) > 1
+    }
     outside = foreign[labels]
-    areas = {n: ranks_above(s[~outside], s[outside]) for n, s in scores.items() if outside.any() and not outside.all()}
+    areas = {
+        n: ranks_above(s[~outside], s[outside])
+        for n, s in scores.items()
+        if outside.any() and not outside.all()
+    }
     if out is not None:
         rows = zip(labels.tolist(), *(score.tolist() for score in scores.values()), strict=True)
         with out.open("w", newline="") as stream:
@@ -164,9 +262,16 @@ def ood(
             writer.writerows([site_features.classes[label], *row] for label, *row in rows)
     medians = {name: float(score.median()) for name, score in scores.items()}
     if as_json:
-        print(json.dumps({"tested": len(labels), "unknown": hidden, "median": medians, "area": areas}, indent=2))
+        print(
+            json.dumps(
+                {"tested": len(labels), "unknown": hidden, "median": medians, "area": areas},
+                indent=2,
+            )
+        )
         return
-    table = Table("against", "median score", "finds the unknown (AUROC)", title=f"{len(labels)} test records")
+    table = Table(
+        "against", "median score", "finds the unknown (AUROC)", title=f"{len(labels)} test records"
+    )
     for name, median in medians.items():
         table.add_row(name, f"{median:.4g}", f"{areas[name]:.3f}" if name in areas else "")
     console.print(table)
@@ -175,18 +280,29 @@ def ood(
 def _check_writable(out: Path | None) -> None:
     """Raise ConfigError, before any work, for an output file whose folder does not exist."""
     if out is not None and not out.expanduser().absolute().parent.is_dir():
-        raise ConfigError(f"--out {str(out)!r}: there is no folder {str(out.parent)!r}; create it first")
+        raise ConfigError(
+            f"--out {str(out)!r}: there is no folder {str(out.parent)!r}; create it first"
+        )
 
 
 def _write_heads(out: Path, heads: Mapping[str, Head], share: float) -> None:
-    """Write weights (C, d) and biases (C,) by the head's name; `clip` = 0: divide features by their norm first."""
+    """Write weights (C, d) and biases (C,) by the head's name; `clip` = 0: divide features by their
+    norm first.
+    """
     from safetensors.torch import save_file
 
     tensors = {
-        f"{name}.{part}": getattr(head, part).contiguous() for name, head in heads.items() for part in ("weight", "bias")
+        f"{name}.{part}": getattr(head, part).contiguous()
+        for name, head in heads.items()
+        for part in ("weight", "bias")
     }
     header = heads["local"].header
-    facts = {"classes": json.dumps(header.classes), "fingerprint": header.fingerprint, "share": f"{share:g}", "clip": "0"}
+    facts = {
+        "classes": json.dumps(header.classes),
+        "fingerprint": header.fingerprint,
+        "share": f"{share:g}",
+        "clip": "0",
+    }
     save_file(tensors, out, facts)
 
 
@@ -195,11 +311,16 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
     if path.is_dir():
         path = path / "generator.safetensors"
         if not path.is_file():
-            raise DataError(f"{path.parent} has no generator.safetensors; give the folder of a dpcvae run")
+            raise DataError(
+                f"{path.parent} has no generator.safetensors; give the folder of a dpcvae run"
+            )
     if path.is_file():
         return path
     if not node_config:
-        raise ConfigError(f"{run!r} is neither a run folder nor a file; to name a run by its number, give --node-config")
+        raise ConfigError(
+            f"{run!r} is neither a run folder nor a file; to name a run by its number, give "
+            "--node-config"
+        )
     from client_app.methods.dpcvae.received_generator import generators
 
     folder = generators(node_of(node_config))
@@ -222,8 +343,9 @@ def _opened(file: Path, run: Run, node_config: list[str]) -> tuple[SyntheticSet,
     site_features = load_site(run, node, policy_of(node).cache_mib)
     if site_features.fingerprint != synthetic.fingerprint:
         raise DataError(
-            f"{file} is for backbone {synthetic.fingerprint[:16]}, this site has {site_features.fingerprint[:16]}; give the "
-            "run's backbone, weights-path, image-size and features.power with -c"
+            f"{file} is for backbone {synthetic.fingerprint[:16]}, this site has "
+            f"{site_features.fingerprint[:16]}; give the run's backbone, weights-path, image-size "
+            "and features.power with -c"
         )
     return synthetic, site_features
 

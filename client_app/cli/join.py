@@ -21,26 +21,38 @@ FILES = ("policy", "peers", "weights-path")
 
 def join(
     node_config: Node,
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator's Fleet API.")],
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The coordinator's Fleet API.")
+    ],
     root_certificates: Annotated[
         Path | None, typer.Option(help="ca.crt of the site kit, to authenticate the coordinator.")
     ] = None,
     auth_supernode_private_key: Annotated[
         Path | None, typer.Option(help="site.key of the site kit, to authenticate this site.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")
+    ] = False,
     runtime_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on this machine between SuperNode and app; 0 takes a free one.")
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port on this machine between SuperNode and app; 0 takes a free one.",
+        ),
     ] = 0,
 ) -> None:
-    """Take part in a federation until Ctrl-C: start this site's SuperNode and its app, and keep both running.
+    """Take part in a federation until Ctrl-C: start this site's SuperNode and its app, and keep
+    both running.
 
     Only the code installed here runs. Code that arrives with a run is never started.
 
-    Example: site join --superlink fl.example.org:9092 --root-certificates ca.crt --auth-supernode-private-key site.key
-    --node-config 'site="north" data="imagefolder" data-dir="/data/xrays" policy="policy.toml"'
+    Example: site join --superlink fl.example.org:9092 --root-certificates ca.crt
+    --auth-supernode-private-key site.key --node-config 'site="north" data="imagefolder"
+    data-dir="/data/xrays" policy="policy.toml"'
 
-    Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot join.
+    Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
+    join.
     """
     from client_app.diagnostics.findings import Link
     from client_app.diagnostics.first_look import check_files
@@ -50,7 +62,9 @@ def join(
     for warning in check_files(node):
         _print("join", f"warning: {warning}")
     _check_link(Link.parse(superlink, root_certificates, auth_supernode_private_key), insecure)
-    commands = site_commands(superlink, " ".join(node_config), root_certificates, auth_supernode_private_key)
+    commands = site_commands(
+        superlink, " ".join(node_config), root_certificates, auth_supernode_private_key
+    )
     Supervisor(commands, _print, runtime_port).run()
 
 
@@ -66,14 +80,17 @@ def check_settings(node: NodeConfig) -> None:
 
     if not node.data:
         raise ConfigError(
-            'node-config: data is not set; set it to a kind of data, such as data="imagefolder" data-dir="/data/xrays"'
+            'node-config: data is not set; set it to a kind of data, such as data="imagefolder" '
+            'data-dir="/data/xrays"'
         )
     if node.policy:
         load_policy(node.policy)
-    if node.data != "digits" and not _readable(folder := Path(node.data_dir).expanduser(), folder=True):
+    if node.data != "digits" and not _readable(
+        folder := Path(node.data_dir).expanduser(), folder=True
+    ):
         raise ConfigError(
-            f"node-config: data-dir = {node.data_dir!r} is not a folder that user {os.getuid()} may read; "
-            f"data = {node.data!r} is read from {folder.absolute()}"
+            f"node-config: data-dir = {node.data_dir!r} is not a folder that user {os.getuid()} "
+            f"may read; data = {node.data!r} is read from {folder.absolute()}"
         )
     _check_files_and_device(node)
     check_folders(node)
@@ -88,7 +105,9 @@ def _check_files_and_device(node: NodeConfig) -> None:
     for key in FILES:
         name = getattr(node, key.replace("-", "_"))
         if name and not _readable(Path(name).expanduser()):
-            raise ConfigError(f"node-config: {key} = {name!r} is not a file that user {os.getuid()} may read")
+            raise ConfigError(
+                f"node-config: {key} = {name!r} is not a file that user {os.getuid()} may read"
+            )
     if node.weights_path:
         check_weights_file(Path(node.weights_path).expanduser())
     if node.device.startswith("cuda"):
@@ -98,13 +117,23 @@ def _check_files_and_device(node: NodeConfig) -> None:
 
 def _check_link(link: Link, insecure: bool) -> None:
     if insecure and (link.authority or link.key):
-        raise ConfigError("--insecure excludes --root-certificates and --auth-supernode-private-key; leave --insecure out")
+        raise ConfigError(
+            "--insecure excludes --root-certificates and --auth-supernode-private-key; leave "
+            "--insecure out"
+        )
     if not (insecure or link.authority):
-        raise ConfigError("--root-certificates is missing: give ca.crt of the site kit; --insecure is for one machine only")
-    for option, file in (("--root-certificates", link.authority), ("--auth-supernode-private-key", link.key)):
+        raise ConfigError(
+            "--root-certificates is missing: give ca.crt of the site kit; --insecure is for one "
+            "machine only"
+        )
+    for option, file in (
+        ("--root-certificates", link.authority),
+        ("--auth-supernode-private-key", link.key),
+    ):
         if file is not None and not _readable(file.expanduser()):
             raise ConfigError(
-                f"{option} {str(file)!r} is not a file that user {os.getuid()} may read; take it from the site kit"
+                f"{option} {str(file)!r} is not a file that user {os.getuid()} may read; take it "
+                "from the site kit"
             )
 
 

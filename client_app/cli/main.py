@@ -19,7 +19,15 @@ from client_app.cli.models import models_app
 from client_app.cli.options import Node, node_of
 from client_app.cli.predict import predict
 from client_app.cli.settings import forget_sums, policy_check, settings
-from common.command_line import Json, RunSettings, console, new_app, print_error, run_command, run_config_of
+from common.command_line import (
+    Json,
+    RunSettings,
+    console,
+    new_app,
+    print_error,
+    run_command,
+    run_config_of,
+)
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,19 +49,38 @@ policy_app = new_app("The policy file: limits on releases and on work.", main=Fa
 app.add_typer(policy_app, name="policy")
 policy_app.command("check")(policy_check)
 app.add_typer(models_app, name="models")
-for command in (join, doctor, settings, predict, evaluate, adapt, synthesize, classify, ood, audit, disclose, forget_sums):
+for command in (
+    join,
+    doctor,
+    settings,
+    predict,
+    evaluate,
+    adapt,
+    synthesize,
+    classify,
+    ood,
+    audit,
+    disclose,
+    forget_sums,
+):
     app.command()(command)
 
 
 @app.command("app")
 def run_app(
     runtime: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="The SuperNode's Runtime API: unix:/path of `site node`, or host:port.")
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="The SuperNode's Runtime API: unix:/path of `site node`, or host:port.",
+        ),
     ],
 ) -> None:
-    """Run the tasks of a SuperNode with the code installed here; code that arrives with a run is never started.
+    """Run the tasks of a SuperNode with the code installed here; code that arrives with a run is
+    never started.
 
-    `site join` starts this command. Start it by hand next to `flower-supernode --isolation process`, in its own container.
+    `site join` starts this command. Start it by hand next to `flower-supernode --isolation
+    process`, in its own container.
     """
     from client_app.processes.app_process import serve
 
@@ -63,17 +90,25 @@ def run_app(
 @app.command("node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run_node(
     context: typer.Context,
-    runtime: Annotated[str, typer.Option(metavar="unix:/PATH", help="The socket to which `site app` connects.")],
+    runtime: Annotated[
+        str, typer.Option(metavar="unix:/PATH", help="The socket to which `site app` connects.")
+    ],
     retry: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Start again this long after an error; 0: end with it.")
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Start again this long after an error; 0: end with it."
+        ),
     ] = 0.0,
 ) -> None:
-    """Start this site's SuperNode, which starts no app, on a Unix socket. Takes the other arguments of flower-supernode.
+    """Start this site's SuperNode, which starts no app, on a Unix socket. Takes the other arguments
+    of flower-supernode.
 
-    `site join` does without it. It is for an app in a container of its own, which so needs no network.
+    `site join` does without it. It is for an app in a container of its own, which so needs no
+    network.
 
-    Example: site node --runtime unix:/runtime/app --superlink fl.example.org:9092 --root-certificates ca.crt
-    --auth-supernode-private-key site.key --node-config 'site="north" data="digits"'
+    Example: site node --runtime unix:/runtime/app --superlink fl.example.org:9092
+    --root-certificates ca.crt --auth-supernode-private-key site.key --node-config 'site="north"
+    data="digits"'
     """
     from client_app.processes.node_process import serve
 
@@ -84,7 +119,10 @@ def run_node(
 def ledger(
     node_config: Node,
     open_new: Annotated[
-        bool, typer.Option("--open", help="Open the ledger of new data, once; without it nothing leaves.")
+        bool,
+        typer.Option(
+            "--open", help="Open the ledger of new data, once; without it nothing leaves."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -99,7 +137,10 @@ def ledger(
     if open_new:
         opened = open_ledger(node)
         console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)
-        console.print("keep both, and never restore an older copy of either: it lacks later releases", soft_wrap=True)
+        console.print(
+            "keep both, and never restore an older copy of either: it lacks later releases",
+            soft_wrap=True,
+        )
         return
     gate = open_gate(node, Settings().data, "")
     entries, policy = gate.ledger.entries(), gate.policy
@@ -121,17 +162,28 @@ def ledger(
     if not entries:
         console.print(f"nothing has left yet; the ledger is {gate.ledger.path}", soft_wrap=True)
         if runs := sorted(gate.ledger.path.parent.glob(f"*/{gate.ledger.path.name}")):
-            console.print("public data: every run has its own ledger, and no budget adds them up", soft_wrap=True)
+            console.print(
+                "public data: every run has its own ledger, and no budget adds them up",
+                soft_wrap=True,
+            )
             for file in runs:
                 console.print(f"  {file}", soft_wrap=True)
         return
     console.print(ledger_table(entries))
     of_total = f"spent epsilon {spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
-    console.print(f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}", soft_wrap=True)
+    console.print(
+        f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}", soft_wrap=True
+    )
     fits = f"{more} more runs of noisy sums at epsilon-per-run = {policy.epsilon_per_run:g} fit"
-    console.print(f"{fits}; the total holds at delta {shown['delta_total']:g}, for any later requests", soft_wrap=True)
+    console.print(
+        f"{fits}; the total holds at delta {shown['delta_total']:g}, for any later requests",
+        soft_wrap=True,
+    )
     if shown["without_privacy"]:
-        console.print(f"{shown['without_privacy']} releases left without privacy: no epsilon covers them", style="yellow")
+        console.print(
+            f"{shown['without_privacy']} releases left without privacy: no epsilon covers them",
+            style="yellow",
+        )
 
 
 def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
@@ -148,11 +200,18 @@ def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
 def _row(entry: dict[str, Any]) -> list[str]:
     from common.number_format import human_bytes
 
-    when, budget = entry["time"][:19].replace("T", " "), f"epsilon {entry['epsilon']:g}, delta {entry['delta']:g}"
+    when, budget = (
+        entry["time"][:19].replace("T", " "),
+        f"epsilon {entry['epsilon']:g}, delta {entry['delta']:g}",
+    )
     if entry["kind"] == "decision":
         return [when, "", "a person's decision", f"{entry['reason']}; {budget}", ""]
     noise = "".join(f", {name} {sigma:.3g}" for name, sigma in entry["sigmas"].items())
-    privacy = f"{entry['mechanism']}, a {entry['unit']}: {budget}; noise{noise[1:]}" if entry["events"] else "none"
+    privacy = (
+        f"{entry['mechanism']}, a {entry['unit']}: {budget}; noise{noise[1:]}"
+        if entry["events"]
+        else "none"
+    )
     sent = f"{human_bytes(entry['bytes'])}, sha256 {entry['sha256'][:12]}"
     return [when, entry["flower_run"], f"{entry['method']}, round {entry['round']}", privacy, sent]
 
@@ -160,33 +219,44 @@ def _row(entry: dict[str, Any]) -> list[str]:
 @app.command("reopen-ledger")
 def reopen_ledger(
     node_config: Node,
-    reason: Annotated[str, typer.Option(help="The reason; it is written to the new ledger.", prompt="Why")],
+    reason: Annotated[
+        str, typer.Option(help="The reason; it is written to the new ledger.", prompt="Why")
+    ],
     epsilon_spent: Annotated[
         float,
         typer.Option(
-            min=0, help="Epsilon to count as spent, at the policy's delta; --keep adds it.", prompt="Epsilon spent"
+            min=0,
+            help="Epsilon to count as spent, at the policy's delta; --keep adds it.",
+            prompt="Epsilon spent",
         ),
     ],
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the entries: the ledger is intact, its witness is not.")
+        bool,
+        typer.Option("--keep", help="Keep the entries: the ledger is intact, its witness is not."),
     ] = False,
 ) -> None:
     """Decide about a ledger that is damaged or lost, or that its witness contradicts.
 
-    Begins a new ledger with a new witness. The old files are kept under other names, which the new ledger lists.
+    Begins a new ledger with a new witness. The old files are kept under other names, which the new
+    ledger lists.
     """
     from client_app.governance.gate import open_gate
     from common.settings import Settings
 
     gate = open_gate(node_of(node_config), Settings().data, "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep)
-    what = "the ledger continues, with epsilon {} more" if keep else "a new ledger begins with epsilon {}"
+    what = (
+        "the ledger continues, with epsilon {} more"
+        if keep
+        else "a new ledger begins with epsilon {}"
+    )
     console.print(f"{what.format(f'{epsilon_spent:g}')} spent: {gate.ledger.path}", soft_wrap=True)
 
 
 @app.command()
 def key(node_config: Node) -> None:
-    """Show this site's public key: a line for the `peers` file of other sites and for the coordinator's keys file.
+    """Show this site's public key: a line for the `peers` file of other sites and for the
+    coordinator's keys file.
 
     The private key is created when first needed and stays in the state folder.
     """
@@ -196,22 +266,28 @@ def key(node_config: Node) -> None:
 
     node = node_of(node_config)
     if not (node.site or node.num_partitions > 1):
-        raise ConfigError("the node-config names no site, and other sites know keys by name; set site")
+        raise ConfigError(
+            "the node-config names no site, and other sites know keys by name; set site"
+        )
     name = site_name(node, 0)
     print(f'{name} = "{public_key(private_key(node, name)).hex()}"')
 
 
 @app.command()
 def release(
-    request: Annotated[Path, typer.Argument(help="A file of `coordinator request` or `coordinator exchange`.")],
+    request: Annotated[
+        Path, typer.Argument(help="A file of `coordinator request` or `coordinator exchange`.")
+    ],
     node_config: Node,
     out: Annotated[Path, typer.Option(help="The bundle or reply to write, for the coordinator.")],
     as_json: Json = False,
 ) -> None:
-    """Answer a request in a signed file, for a site without a network connection to the coordinator.
+    """Answer a request in a signed file, for a site without a network connection to the
+    coordinator.
 
-    The request must be signed with the coordinator's key in the node-config (coordinator-key), and is answered only once.
-    A release is charged to the ledger, and is byte for byte the same as over the network.
+    The request must be signed with the coordinator's key in the node-config (coordinator-key), and
+    is answered only once. A release is charged to the ledger, and is byte for byte the same as over
+    the network.
     """
     from client_app.offline.bundle_writer import release_to
     from client_app.offline.replies import is_message, reply_to
@@ -221,17 +297,33 @@ def release(
         facts, line = {"file": str(out)}, reply_to(out, request, node_of(node_config))
     else:
         made = release_to(out, request, node_of(node_config))
-        facts = {"file": str(out), **{key: getattr(made, key) for key in ("bytes", "sha256", "epsilon", "delta")}}
-        budget = f"epsilon {made.epsilon:g}, delta {made.delta:g}" if made.events else "no differential privacy"
+        facts = {
+            "file": str(out),
+            **{key: getattr(made, key) for key in ("bytes", "sha256", "epsilon", "delta")},
+        }
+        budget = (
+            f"epsilon {made.epsilon:g}, delta {made.delta:g}"
+            if made.events
+            else "no differential privacy"
+        )
         line = f"{out}: {human_bytes(made.bytes)}, {budget}; it is in the ledger"
-    console.print(json.dumps(facts, indent=2) if as_json else line, soft_wrap=True, highlight=False, markup=False)
+    console.print(
+        json.dumps(facts, indent=2) if as_json else line,
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
 
 
 @app.command("dry-run")
-def dry_run_command(node_config: Node, run_config: RunSettings = None, as_json: Json = False) -> None:
-    """Compute the release of a run with these settings, and show its noise and epsilon. Nothing leaves.
+def dry_run_command(
+    node_config: Node, run_config: RunSettings = None, as_json: Json = False
+) -> None:
+    """Compute the release of a run with these settings, and show its noise and epsilon. Nothing
+    leaves.
 
-    Exits with 1 if the gate would refuse it, or if the records cannot be used and only noise would leave.
+    Exits with 1 if the gate would refuse it, or if the records cannot be used and only noise would
+    leave.
     """
     from client_app.offline.dry_run import dry_run
 
@@ -252,12 +344,18 @@ def dry_run_command(node_config: Node, run_config: RunSettings = None, as_json: 
 
 @app.command()
 def features(
-    out: Annotated[Path, typer.Option(help="The safetensors file to write: x, y, and the backbone's fingerprint.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="The safetensors file to write: x, y, and the backbone's fingerprint."),
+    ],
     node_config: Node,
     run_config: RunSettings = None,
-    part: Annotated[Split, typer.Option(help="Which images: all of them, or those of one part of their split.")] = Split.all,
+    part: Annotated[
+        Split, typer.Option(help="Which images: all of them, or those of one part of their split.")
+    ] = Split.all,
 ) -> None:
-    """Write the features of a folder of images to a file, for public images (fedpft.public) or for later use.
+    """Write the features of a folder of images to a file, for public images (fedpft.public) or for
+    later use.
 
     Names every image that cannot be read, and exits with 0 if there are others.
     """
@@ -276,11 +374,20 @@ def features(
     rows = torch.cat([site_share.train, site_share.test]).sort().values if rows is None else rows
     records = usable(dataset, computed, rows)
     metadata = {"fingerprint": computed.fingerprint, "classes": ",".join(dataset.classes)}
-    save_file({"x": records.features.half().contiguous(), "y": records.labels.contiguous()}, out, metadata)
+    save_file(
+        {"x": records.features.half().contiguous(), "y": records.labels.contiguous()}, out, metadata
+    )
     for row in rows[~torch.as_tensor(computed.ok)[rows]].tolist():
         print_error(f"cannot be read, and is left out: {dataset.where(row)}")
-    left = f"; {len(rows) - len(records.labels)} images left out" if len(rows) > len(records.labels) else ""
-    console.print(f"{len(records.labels)} features of dimension {records.features.shape[1]}: {out}{left}", soft_wrap=True)
+    left = (
+        f"; {len(rows) - len(records.labels)} images left out"
+        if len(rows) > len(records.labels)
+        else ""
+    )
+    console.print(
+        f"{len(records.labels)} features of dimension {records.features.shape[1]}: {out}{left}",
+        soft_wrap=True,
+    )
 
 
 def _text(value: object) -> str:

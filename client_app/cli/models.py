@@ -12,7 +12,9 @@ from client_app.cli.options import MaybeNode, Node, node_of
 from common.command_line import Json, console, new_app
 from common.errors import ConfigError
 
-models_app = new_app("The models of this site's runs: list them, add one, put one in use, go back.", main=False)
+models_app = new_app(
+    "The models of this site's runs: list them, add one, put one in use, go back.", main=False
+)
 
 
 @models_app.callback(invoke_without_command=True, no_args_is_help=False)
@@ -34,12 +36,21 @@ def models(context: typer.Context, node_config: MaybeNode = None, as_json: Json 
     index = read_index(node)
     rows: list[dict[str, Any]] = []
     for name, kept in index.models.items():
-        row: dict[str, Any] = {"name": name, "in_use": name == index.in_use, "arrived": kept.arrived, "source": kept.source}
+        row: dict[str, Any] = {
+            "name": name,
+            "in_use": name == index.in_use,
+            "arrived": kept.arrived,
+            "source": kept.source,
+        }
         try:
             model = read_kept(node, name)
             facts = model.manifest
             claim = "none" if facts.privacy is None else facts.privacy.in_words()
-            row |= {"classes": facts.classes, "backbone": facts.settings["backbone"], "privacy": claim}
+            row |= {
+                "classes": facts.classes,
+                "backbone": facts.settings["backbone"],
+                "privacy": claim,
+            }
             row |= {"fingerprint": facts.fingerprint, "signer": model.signer, "state": "intact"}
         except FedSurrogateError as error:
             row |= {"state": str(error)}
@@ -48,23 +59,40 @@ def models(context: typer.Context, node_config: MaybeNode = None, as_json: Json 
         print(json.dumps({"folder": str(models_folder(node)), "models": rows}, indent=2))
         return
     if not rows:
-        console.print(f"no model is kept in {models_folder(node)}; runs bring theirs", soft_wrap=True)
+        console.print(
+            f"no model is kept in {models_folder(node)}; runs bring theirs", soft_wrap=True
+        )
         return
-    table = Table(*(Column(name, overflow="fold") for name in ("", "model", "for", "privacy", "signed by")), show_lines=True)
+    table = Table(
+        *(Column(name, overflow="fold") for name in ("", "model", "for", "privacy", "signed by")),
+        show_lines=True,
+    )
     for row in rows:
         intact = row["state"] == "intact"
         use = ", ".join(row["classes"]) + f"; {row['backbone']}" if intact else row["state"]
-        table.add_row("*" if row["in_use"] else "", row["name"], use, row.get("privacy", ""), row.get("signer", ""))
+        table.add_row(
+            "*" if row["in_use"] else "",
+            row["name"],
+            use,
+            row.get("privacy", ""),
+            row.get("signer", ""),
+        )
     console.print(table)
     console.print(f"* in use; all in {models_folder(node)}", soft_wrap=True)
 
 
 @models_app.command()
 def add(
-    file: Annotated[Path, typer.Argument(help="A model file, written by a run or by `coordinator export`.")],
+    file: Annotated[
+        Path, typer.Argument(help="A model file, written by a run or by `coordinator export`.")
+    ],
     node_config: Node,
     signer: Annotated[
-        str, typer.Option(help="Public key of the coordinator, if the node-config has no coordinator-key.", metavar="HEX")
+        str,
+        typer.Option(
+            help="Public key of the coordinator, if the node-config has no coordinator-key.",
+            metavar="HEX",
+        ),
     ] = "",
 ) -> None:
     """Keep a model file that was brought by a person. Its signature must fit the coordinator's key."""
@@ -75,22 +103,32 @@ def add(
     try:
         trusted = frozenset({bytes.fromhex(signer)}) if signer else trusted_keys(node)
     except ValueError:
-        raise ConfigError(f"--signer {signer[:40]!r}: must be the digits that `coordinator key` prints") from None
+        raise ConfigError(
+            f"--signer {signer[:40]!r}: must be the digits that `coordinator key` prints"
+        ) from None
     if not trusted:
         raise ConfigError(
-            "this site knows no coordinator's key, so the file could come from anyone; set coordinator-key in the "
-            "node-config to the output of `coordinator key` there, or give it with --signer"
+            "this site knows no coordinator's key, so the file could come from anyone; set "
+            "coordinator-key in the node-config to the output of `coordinator key` there, or give "
+            "it with --signer"
         )
-    console.print(f"kept as {keep_model(node, read_signed_model(file, trusted), 'file')}", soft_wrap=True)
+    console.print(
+        f"kept as {keep_model(node, read_signed_model(file, trusted), 'file')}", soft_wrap=True
+    )
 
 
 @models_app.command()
-def use(name: Annotated[str, typer.Argument(help="The name of a kept model.")], node_config: Node) -> None:
+def use(
+    name: Annotated[str, typer.Argument(help="The name of a kept model.")], node_config: Node
+) -> None:
     """Put a kept model in use: commands take it when they name none."""
     from client_app.model_use.store import use_model
 
     before = use_model(node_of(node_config), name)
-    console.print(f"in use: {name}" + (f"; before: {before}" if before not in ("", name) else ""), soft_wrap=True)
+    console.print(
+        f"in use: {name}" + (f"; before: {before}" if before not in ("", name) else ""),
+        soft_wrap=True,
+    )
 
 
 @models_app.command()

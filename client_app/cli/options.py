@@ -1,4 +1,6 @@
-"""Options of `site` commands only, and what a shell completes in them; others are in `common.command_line`."""
+"""Options of `site` commands only, and what a shell completes in them; others are in
+`common.command_line`.
+"""
 
 from __future__ import annotations
 

@@ -29,29 +29,49 @@ class OodScore(StrEnum):
     mahalanobis = "mahalanobis"
 
 
-ModelArgument = Annotated[str, typer.Argument(metavar="[MODEL]", help="A model file, the name of a kept model, or in-use.")]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(metavar="[MODEL]", help="A model file, the name of a kept model, or in-use."),
+]
 
 
 def predict(
-    data_dir: Annotated[str, typer.Option(help="Folder of the new images: image files, a table of paths, or DICOM.")],
-    out: Annotated[Path, typer.Option(help="The CSV file to write, or to continue after an interruption.")],
+    data_dir: Annotated[
+        str, typer.Option(help="Folder of the new images: image files, a table of paths, or DICOM.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The CSV file to write, or to continue after an interruption.")
+    ],
     model: ModelArgument = "in-use",
     node_config: MaybeNode = None,
     data: Annotated[DataOf, typer.Option(help="Kind of the images.")] = DataOf.auto,
-    patient_column: Annotated[str, typer.Option(help="Column of the table that holds the patient ID.")] = "",
-    by_patient: Annotated[Path | None, typer.Option(help="Also write one row for each patient: CSV.")] = None,
+    patient_column: Annotated[
+        str, typer.Option(help="Column of the table that holds the patient ID.")
+    ] = "",
+    by_patient: Annotated[
+        Path | None, typer.Option(help="Also write one row for each patient: CSV.")
+    ] = None,
     positive: Annotated[str, typer.Option(help="The class that --threshold is for.")] = "",
-    threshold: Annotated[float | None, typer.Option(help="Smallest probability of that class; else the stored one.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Smallest probability of that class; else the stored one.")
+    ] = None,
     abstain_above: Annotated[
-        float | None, typer.Option(help="Abstain where the out-of-distribution score is larger; else the stored number.")
+        float | None,
+        typer.Option(
+            help="Abstain where the out-of-distribution score is larger; else the stored number."
+        ),
     ] = None,
     score: Annotated[OodScore | None, typer.Option(help="The score for --abstain-above.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Classify new images with a model: probabilities, decision and out-of-distribution score of each, as CSV.
+    """Classify new images with a model: probabilities, decision and out-of-distribution score of
+    each, as CSV.
 
-    Nothing leaves this site. An interrupted command continues where it stopped when it is given again.
+    Nothing leaves this site. An interrupted command continues where it stopped when it is given
+    again.
 
     Example: site predict --data-dir /data/new --out predictions.csv
     """
@@ -69,30 +89,63 @@ def predict(
     own = node or NodeConfig()
     for file in (out, by_patient):
         if file is not None and not file.expanduser().absolute().parent.is_dir():
-            raise ConfigError(f"{str(file)!r}: there is no folder {str(file.parent)!r}; create it first")
-        if file is not None and file.expanduser().resolve().is_relative_to(Path(data_dir).expanduser().resolve()):
-            raise ConfigError(f"{str(file)!r} lies in --data-dir, where it would be read as data; choose another folder")
+            raise ConfigError(
+                f"{str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
+            )
+        if file is not None and file.expanduser().resolve().is_relative_to(
+            Path(data_dir).expanduser().resolve()
+        ):
+            raise ConfigError(
+                f"{str(file)!r} lies in --data-dir, where it would be read as data; choose another "
+                "folder"
+            )
     signed = open_model(model, node)
     calibration = read_calibration(node, signed).chosen(
-        positive=positive or None, threshold=threshold, abstain_above=abstain_above, score=score and score.value
+        positive=positive or None,
+        threshold=threshold,
+        abstain_above=abstain_above,
+        score=score and score.value,
     )
     classifier = adapted_classifier(node, signed) or signed.classifier
     predictor = Predictor(classifier, calibration, own_gaussians(node, signed))
     inputs = find_inputs(data_dir, data.value, patient_column, own.dicom_frames)
     backbone = site_backbone(signed.manifest.run_config({"device": "auto"}), own)
     done = run(signed, predictor, inputs, backbone, out, overwrite)
-    patients = None if by_patient is None else write_patients(out, by_patient, predictor.calibration, predictor.classes)
+    patients = (
+        None
+        if by_patient is None
+        else write_patients(out, by_patient, predictor.calibration, predictor.classes)
+    )
     if as_json:
-        facts: dict[str, Any] = {"file": str(out), "model": signed.manifest.name, "classes": predictor.classes}
+        facts: dict[str, Any] = {
+            "file": str(out),
+            "model": signed.manifest.name,
+            "classes": predictor.classes,
+        }
         facts |= {"adapted": classifier is not signed.classifier}
-        facts |= {"written": done.written, "earlier": done.earlier, "unreadable": done.unreadable, "patients": patients}
+        facts |= {
+            "written": done.written,
+            "earlier": done.earlier,
+            "unreadable": done.unreadable,
+            "patients": patients,
+        }
         print(json.dumps(facts, indent=2))
         return
     earlier = f", {done.earlier} were there already" if done.earlier else ""
-    console.print(f"{done.written} images, {done.rate:.0f} a second{earlier}: {out}", soft_wrap=True)
+    console.print(
+        f"{done.written} images, {done.rate:.0f} a second{earlier}: {out}", soft_wrap=True
+    )
     if done.unreadable:
-        console.print(f"{done.unreadable} images cannot be read; their rows have a problem", style="yellow", soft_wrap=True)
+        console.print(
+            f"{done.unreadable} images cannot be read; their rows have a problem",
+            style="yellow",
+            soft_wrap=True,
+        )
     if predictor.gaussians is None:
-        console.print(f"no out-of-distribution score: {signed.manifest.gaussians}", style="yellow", soft_wrap=True)
+        console.print(
+            f"no out-of-distribution score: {signed.manifest.gaussians}",
+            style="yellow",
+            soft_wrap=True,
+        )
     if patients is not None:
         console.print(f"{patients} patients: {by_patient}", soft_wrap=True)

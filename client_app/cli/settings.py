@@ -1,4 +1,6 @@
-"""The commands `site settings`, `site policy check` and `site forget-sums`: what a site decides for itself."""
+"""The commands `site settings`, `site policy check` and `site forget-sums`: what a site decides for
+itself.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from common.command_line import Json, console
 
 def settings(
     key: Annotated[
-        str, typer.Argument(metavar="[KEY]", help="A setting, such as data-dir.", autocompletion=complete_node_keys)
+        str,
+        typer.Argument(
+            metavar="[KEY]", help="A setting, such as data-dir.", autocompletion=complete_node_keys
+        ),
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -30,18 +35,26 @@ def settings(
 
     rows = model_descriptions(NodeConfig, key, LISTS_ALL)
     if as_json:
-        typer.echo(json.dumps([{k: v for k, v in asdict(row).items() if k != "methods"} for row in rows], indent=2))
+        typer.echo(
+            json.dumps(
+                [{k: v for k, v in asdict(row).items() if k != "methods"} for row in rows], indent=2
+            )
+        )
         return
     for table in setting_tables(rows, key):
         console.print(table)
 
 
 def policy_check(
-    file: Annotated[Path | None, typer.Argument(help="A policy file; without one, that of the node-config.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A policy file; without one, that of the node-config.")
+    ] = None,
     node_config: MaybeNode = None,
     as_json: Json = False,
 ) -> None:
-    """Check a policy file, or the default policy, and show its settings. Exits with 1 if the file is wrong."""
+    """Check a policy file, or the default policy, and show its settings. Exits with 1 if the file
+    is wrong.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
     from rich.text import Text
@@ -55,8 +68,13 @@ def policy_check(
     if as_json:
         print(json.dumps(values, indent=2))
         return
-    narrow = (Column(name, overflow="fold", max_width=max(14, console.width // 5)) for name in ("value", "default"))
-    table = Table(Column("key", no_wrap=True), *narrow, Column("meaning", overflow="fold"), box=SIMPLE_HEAD)
+    narrow = (
+        Column(name, overflow="fold", max_width=max(14, console.width // 5))
+        for name in ("value", "default")
+    )
+    table = Table(
+        Column("key", no_wrap=True), *narrow, Column("meaning", overflow="fold"), box=SIMPLE_HEAD
+    )
     for name, field in Policy.model_fields.items():
         value, default = getattr(policy, name), getattr(DEFAULT, name)
         shown = Text(_shown(value), style="" if value == default else "bold")
@@ -83,18 +101,23 @@ def forget_sums(
         bool,
         typer.Option(
             "--yes",
-            prompt="Several exact sums with different sites may together show this hospital's own part. Forget",
-            help="Accept that further sums, together with earlier ones, may show this hospital's own part.",
+            prompt="Several exact sums with different sites may together show this hospital's own "
+            "part. Forget",
+            help="Accept that further sums, together with earlier ones, may show this hospital's "
+            "own part.",
         ),
     ],
 ) -> None:
     """Forget with which sites this hospital has taken part in secure sums without joint noise.
 
-    The next such sum may be with other sites, or over changed data. The old record is kept under another name.
+    The next such sum may be with other sites, or over changed data. The old record is kept under
+    another name.
     """
     from client_app.secure_sum.same_sites import forget
 
     if not yes:
         raise typer.Abort
     kept = forget(node_of(node_config))
-    console.print(f"forgotten; the record is kept in {kept}" if kept else "nothing to forget", soft_wrap=True)
+    console.print(
+        f"forgotten; the record is kept in {kept}" if kept else "nothing to forget", soft_wrap=True
+    )

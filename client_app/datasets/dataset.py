@@ -73,9 +73,13 @@ class DataSource:
 
     @classmethod
     def of_node(cls, node: NodeConfig, run: Run) -> DataSource:
-        """Return the site's own data. The run sets only the classes and the test fraction, nothing about files."""
+        """Return the site's own data. The run sets only the classes and the test fraction, nothing
+        about files.
+        """
         if not node.data:
-            raise DataError("data is not set in this site's node-config; set data and data-dir there")
+            raise DataError(
+                "data is not set in this site's node-config; set data and data-dir there"
+            )
         protected = is_protected(run.private, node)
         judged = run.settings.counting.kind in JUDGING and bool(node.held_out_dir)
         apart = judged and node.held_out_apart
@@ -159,12 +163,15 @@ class Dataset:
         """
         if self.opener is None:
             raise DataError(
-                f"data set {self.name!r} holds precomputed features, no images; use a backbone on images instead"
+                f"data set {self.name!r} holds precomputed features, no images; use a backbone on "
+                "images instead"
             )
         return self.opener(index, shortest)
 
     def where(self, index: int) -> str:
-        """Where record `index` is, such as the path of its file: for the site's own log and console only."""
+        """Where record `index` is, such as the path of its file: for the site's own log and console
+        only.
+        """
         return f"record {index + 1}" if self.place is None else self.place(index)
 
 
@@ -179,7 +186,10 @@ def load(source: DataSource, seed: int) -> Dataset:
         DataError: for several names (see `load_all`) and for unusable data.
     """
     if len(source.names) > 1:
-        raise DataError(f"dataset = {', '.join(source.names)!r} names {len(source.names)} data sets where one is needed")
+        raise DataError(
+            f"dataset = {', '.join(source.names)!r} names {len(source.names)} data sets where one "
+            "is needed"
+        )
     return load_all(source, seed)[0]
 
 
@@ -220,7 +230,9 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct))
 
 
-def stratified_split(labels: Tensor, test_fraction: float, seed: int, patients: Sequence[str] | None = None) -> Tensor:
+def stratified_split(
+    labels: Tensor, test_fraction: float, seed: int, patients: Sequence[str] | None = None
+) -> Tensor:
     """Hold out the same share of every class, but never its last record.
 
     Args:
@@ -266,20 +278,25 @@ def group(names: Sequence[str]) -> tuple[Tensor, Tensor]:
     """
     seen: dict[str, int] = {}
     of = torch.tensor([seen.setdefault(name, len(seen)) for name in names], dtype=torch.int64)
-    first = torch.full((len(seen),), len(names)).scatter_reduce_(0, of, torch.arange(len(names)), "amin")
+    first = torch.full((len(seen),), len(names)).scatter_reduce_(
+        0, of, torch.arange(len(names)), "amin"
+    )
     return first, of
 
 
 def _read(source: DataSource, name: str) -> Records:
     if source.kind == "digits":
-        refuse_columns("the digits have no columns; leave it out", source.site_column, source.patient_column)
+        refuse_columns(
+            "the digits have no columns; leave it out", source.site_column, source.patient_column
+        )
         return read_digits()
     folder, left = folder_of(source, name), LeftOut(source.one_by_one)
     try:
         if source.kind == "safetensors":
             if source.site_column:
                 raise DataError(
-                    f"site-column = {source.site_column!r}: safetensors files have no columns; use another partition"
+                    f"site-column = {source.site_column!r}: safetensors files have no columns; use "
+                    "another partition"
                 )
             return read_safetensors(folder, name, source.patient_column, left)
         columns = (source.label_column, source.site_column, source.patient_column)
@@ -289,7 +306,9 @@ def _read(source: DataSource, name: str) -> Records:
             return read_parquet(folder, name, *columns, left)
         return read_imagefolder(folder, name, *columns, left, source.classes)
     except OSError as error:
-        raise DataError(f"data in '{folder}' cannot be read ({error}); check the files and who may read them") from error
+        raise DataError(
+            f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
+        ) from error
 
 
 def folder_of(source: DataSource, name: str) -> Path:
@@ -304,35 +323,51 @@ def folder_of(source: DataSource, name: str) -> Path:
     """
     folder = Path(source.folder).expanduser()
     if not source.folder or not folder.is_dir():
-        raise DataError(f"data-dir = {source.folder!r}: no such folder; give the folder that holds the {source.kind} data")
+        raise DataError(
+            f"data-dir = {source.folder!r}: no such folder; give the folder that holds the "
+            f"{source.kind} data"
+        )
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(f"dataset = {name!r} leaves data-dir; give names of files or folders inside '{folder}'")
+        raise DataError(
+            f"dataset = {name!r} leaves data-dir; give names of files or folders inside '{folder}'"
+        )
     return folder
 
 
 def _common_classes(all_records: list[Records]) -> tuple[str, ...]:
-    """The order of classes that the files declare; sorted classes if they declare none, or different ones."""
+    """The order of classes that the files declare; sorted classes if they declare none, or
+    different ones.
+    """
     declared = {records.classes for records in all_records}
     first = all_records[0].classes
     if first is not None and len(declared) == 1:
         return first
-    return class_order(name for records in all_records for name in (records.classes or records.labels))
+    return class_order(
+        name for records in all_records for name in (records.classes or records.labels)
+    )
 
 
-def _assemble(source: DataSource, name: str, records: Records, classes: tuple[str, ...], seed: int) -> Dataset:
+def _assemble(
+    source: DataSource, name: str, records: Records, classes: tuple[str, ...], seed: int
+) -> Dataset:
     index = {class_name: i for i, class_name in enumerate(classes)}
     labels = torch.tensor([index.get(label, -1) for label in records.labels], dtype=torch.int64)
     kept = (labels >= 0).nonzero().flatten()
     if not len(kept) and not source.one_by_one:
         present = ", ".join(class_order(records.labels)[:5]) or "none"
         raise DataError(
-            f"data set {name!r} has no record of the classes {', '.join(classes) or '(none)'}; it has {len(labels)} "
-            f"records of the classes {present}; correct classes, or the data"
+            f"data set {name!r} has no record of the classes {', '.join(classes) or '(none)'}; it "
+            f"has {len(labels)} records of the classes {present}; correct classes, or the data"
         )
     whole: Dataset | None = None
     if source.classes:
         whole = _of_all_classes(name, records)
-        LOG.info("%s: %d of %d records left out: their class is not in the run", name, len(labels) - len(kept), len(labels))
+        LOG.info(
+            "%s: %d of %d records left out: their class is not in the run",
+            name,
+            len(labels) - len(kept),
+            len(labels),
+        )
         records = select(records, kept.tolist())
         labels = labels[kept]
     is_train = records.is_train
@@ -341,7 +376,12 @@ def _assemble(source: DataSource, name: str, records: Records, classes: tuple[st
     drawn = records.is_train is None
     rows, why = (None, ()) if source.one_by_one else without_leaks(records, is_train)
     if rows is not None:
-        records, labels, is_train, kept = only(records, rows), labels[rows], is_train[rows], kept[rows]
+        records, labels, is_train, kept = (
+            only(records, rows),
+            labels[rows],
+            is_train[rows],
+            kept[rows],
+        )
     return Dataset(
         name,
         labels,

@@ -1,4 +1,6 @@
-"""DICOM studies as records: headers, read once without pixels, give labels and patients; pixels are read on demand."""
+"""DICOM studies as records: headers, read once without pixels, give labels and patients; pixels are
+read on demand.
+"""
 
 from __future__ import annotations
 
@@ -92,12 +94,20 @@ def read_dicom(
     if table:
         images, records = _by_table(root, table, label_column, site_column, patient_column, left)
     else:
-        refuse_columns(f"'{root}' has no table with columns; put one next to the images", site_column, patient_column)
+        refuse_columns(
+            f"'{root}' has no table with columns; put one next to the images",
+            site_column,
+            patient_column,
+        )
         images, records = _by_folder(root, label_column, left)
     _refuse_frames(images, frames, left)
     decoders = _decoders(images, left)
     if burned_in := sum(image.burned_in for image in images):
-        LOG.warning("%d of %d DICOM images have text burned into their pixels (see headers)", burned_in, len(images))
+        LOG.warning(
+            "%d of %d DICOM images have text burned into their pixels (see headers)",
+            burned_in,
+            len(images),
+        )
     patients = records.patients or _patients(images, left)
     if not (table or left.one_by_one):
         _refuse_folders_of_patients(root, records.labels, patients)
@@ -106,7 +116,9 @@ def read_dicom(
     # The key includes decoders: a new decoder may read an image that was broken before.
     files = content_key(root, [path for path, _ in places])
     key = hashlib.sha256(repr(("dicom", files, frames, decoders)).encode()).hexdigest()
-    readable = replace(records, key=key, opener=partial(open_place, places), patients=patients, burned_in=burned_in)
+    readable = replace(
+        records, key=key, opener=partial(open_place, places), patients=patients, burned_in=burned_in
+    )
     paths = [path for path, _ in places]
     same = partial(remembered, key, partial(same_files, paths))
     return without(replace(readable, same=same, place=lambda i: str(paths[i])), left)
@@ -116,14 +128,17 @@ def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[Dicom
     files, is_train = in_class_folders(root, Path.is_file)
     if not files and not left.one_by_one:
         raise DataError(
-            f"'{root}' has no files in class folders; it has {listing(root)}; put a table with the column {label_column!r} "
-            f"and one of {', '.join(KEYS)} next to them, or make one folder per class"
+            f"'{root}' has no files in class folders; it has {listing(root)}; put a table with the "
+            f"column {label_column!r} and one of {', '.join(KEYS)} next to them, or make one "
+            "folder per class"
         )
     note_depth(root, files, left, None)
     images = scan_images(root, [path for path, _ in files], left)
     position = {path: index for index, (path, _) in enumerate(files)}
     kept = [position[image.path] for image in images]
-    return images, Records([files[i][1] for i in kept], "", None if is_train is None else is_train[kept])
+    return images, Records(
+        [files[i][1] for i in kept], "", None if is_train is None else is_train[kept]
+    )
 
 
 def _by_table(
@@ -134,17 +149,30 @@ def _by_table(
     require_columns(table, given, list(columns))
     key = key_of(table, list(columns))
     rows = _rows(table, columns, key, given + ["split"] * ("split" in columns), left)
-    scanned = scan_images(root, sorted(path for path in root.rglob("*") if path.is_file() and path != table), left)
+    scanned = scan_images(
+        root, sorted(path for path in root.rglob("*") if path.is_file() and path != table), left
+    )
     images = [image for image in scanned if image.keys[key] in rows]
     if not images and not left.one_by_one:
         raise DataError(
-            f"none of the {len(scanned)} DICOM images in '{root}' is named by the column {key!r} of '{table}'; correct it"
+            f"none of the {len(scanned)} DICOM images in '{root}' is named by the column {key!r} "
+            f"of '{table}'; correct it"
         )
     matched = [rows[image.keys[key]] for image in images]
     if missing := len(scanned) - len(images):
-        LOG.warning("%d of %d DICOM images are left out, '%s' has no label for them", missing, len(scanned), table)
+        LOG.warning(
+            "%d of %d DICOM images are left out, '%s' has no label for them",
+            missing,
+            len(scanned),
+            table,
+        )
     if unmatched := sorted(set(rows.values()) - set(matched)):
-        LOG.warning("%d rows of '%s' name no DICOM image, such as row %d", len(unmatched), table, unmatched[0] + 1)
+        LOG.warning(
+            "%d rows of '%s' name no DICOM image, such as row %d",
+            len(unmatched),
+            table,
+            unmatched[0] + 1,
+        )
     # From here on, each row belongs to an image.
     columns = {name: [values[row] for row in matched] for name, values in columns.items()}
     return images, Records(
@@ -152,7 +180,9 @@ def _by_table(
         "",
         split_of(columns, table, left),
         tuple(str(value) for value in columns[site_column]) if site_column else None,
-        patients=patient_names(columns[patient_column], patient_column, left) if patient_column else None,
+        patients=patient_names(columns[patient_column], patient_column, left)
+        if patient_column
+        else None,
     )
 
 
@@ -168,26 +198,37 @@ def key_of(table: Path, columns: Sequence[str]) -> str:
     """
     key = next((key for key in KEYS if key in columns), None)
     if key is None:
-        raise DataError(f"'{table}' names no images; it has {some(columns)}; add one of the columns {', '.join(KEYS)}")
+        raise DataError(
+            f"'{table}' names no images; it has {some(columns)}; add one of the columns "
+            f"{', '.join(KEYS)}"
+        )
     return key
 
 
-def _rows(table: Path, columns: dict[str, list[Any]], key: str, given: Sequence[str], left: LeftOut) -> dict[str, int]:
-    """Index of the row for every value of the key. Errors give the number of a row, never its content."""
+def _rows(
+    table: Path, columns: dict[str, list[Any]], key: str, given: Sequence[str], left: LeftOut
+) -> dict[str, int]:
+    """Index of the row for every value of the key. Errors give the number of a row, never its
+    content.
+    """
     rows: dict[str, int] = {}
     torn: set[str] = set()
     for row, (value, label) in enumerate(zip(columns[key], columns[given[0]], strict=True)):
         text = "" if value is None else str(value).strip()
         if not text or label in (None, ""):
-            left.note_unread(1, f"row {row + 1} of '{table}' has no {key} or no {given[0]}; fill it in or remove it")
+            left.note_unread(
+                1,
+                f"row {row + 1} of '{table}' has no {key} or no {given[0]}; fill it in or remove "
+                "it",
+            )
             continue
         name = Path(text).as_posix() if key == "path" else text
         first = rows.setdefault(name, row)
         if differing := [name for name in given if columns[name][first] != columns[name][row]]:
             left.note_unread(
                 1,
-                f"rows {first + 1} and {row + 1} of '{table}' name the same {key} but differ in {differing[0]!r}; keep one, "
-                "or name images by a more specific column",
+                f"rows {first + 1} and {row + 1} of '{table}' name the same {key} but differ in "
+                f"{differing[0]!r}; keep one, or name images by a more specific column",
             )
             torn.add(name)
     return {name: row for name, row in rows.items() if name not in torn}
@@ -218,21 +259,36 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
             foreign += 1
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # pydicom and its plugins raise almost anything for a damaged file.
-            broken.append(f"'{file}' ({error if isinstance(error, DataError | OSError) else type(error).__name__})")
+        except (
+            BaseException
+        ) as error:  # pydicom and its plugins raise almost anything for a damaged file.
+            broken.append(
+                f"'{file}' "
+                f"({error if isinstance(error, DataError | OSError) else type(error).__name__})"
+            )
         else:
             if image:
                 images.append(image)
             else:
                 without += 1
-    summary = f"{foreign} files are not DICOM, {without} have no image (DICOMDIR, reports), {len(broken)} are broken"
+    summary = (
+        f"{foreign} files are not DICOM, {without} have no image (DICOMDIR, reports), "
+        f"{len(broken)} are broken"
+    )
     summary += f", such as {broken[0]}" if broken else ""
     if not images and not left.one_by_one:
         raise DataError(
-            f"no DICOM image among {len(files)} files in '{root}': {summary}; check data-dir and the rights to read it"
+            f"no DICOM image among {len(files)} files in '{root}': {summary}; check data-dir and "
+            "the rights to read it"
         )
     if len(images) < len(files):
-        LOG.log(logging.WARNING if broken else logging.INFO, "'%s': %d DICOM images; %s", root, len(images), summary)
+        LOG.log(
+            logging.WARNING if broken else logging.INFO,
+            "'%s': %d DICOM images; %s",
+            root,
+            len(images),
+            summary,
+        )
     return images
 
 
@@ -244,7 +300,9 @@ def _read_header(root: Path, file: Path) -> DicomImage | None:
     if "Rows" not in header:
         return None
     if header.Rows * header.Columns > MOST_PIXELS:
-        raise DataError(f"{header.Columns} x {header.Rows} pixels, more than the limit of {MOST_PIXELS}")
+        raise DataError(
+            f"{header.Columns} x {header.Rows} pixels, more than the limit of {MOST_PIXELS}"
+        )
     texts = {tag: str(header.get(tag) or "").strip() for tag in (*KEYS[1:], "IssuerOfPatientID")}
     return DicomImage(
         file,
@@ -257,12 +315,13 @@ def _read_header(root: Path, file: Path) -> DicomImage | None:
 
 
 def _patients(images: Sequence[DicomImage], left: LeftOut) -> tuple[str, ...]:
-    """A number for every image's patient, in order of appearance. IDs are not kept, nor their hashes, which trying all IDs
-    would reverse.
+    """A number for every image's patient, in order of appearance. IDs are not kept, nor their
+    hashes, which trying all IDs would reverse.
 
-    A file without the issuer of its ID gets that of other files, if there is one. Images without a patient ID are left out
-    or refused: they may belong to any patient. In a private run an ID is one patient for all issuers: otherwise another
-    patient's file would decide to whom this image belongs.
+    A file without the issuer of its ID gets that of other files, if there is one. Images without a
+    patient ID are left out or refused: they may belong to any patient. In a private run an ID is
+    one patient for all issuers: otherwise another patient's file would decide to whom this image
+    belongs.
     """
     issuers: dict[str, set[str]] = defaultdict(set)
     for image in images:
@@ -272,7 +331,13 @@ def _patients(images: Sequence[DicomImage], left: LeftOut) -> tuple[str, ...]:
     nameless: list[int] = []
     for row, image in enumerate(images):
         patient = image.keys["PatientID"]
-        possible = {""} if left.one_by_one else {image.issuer} if image.issuer else issuers[patient] or {""}
+        possible = (
+            {""}
+            if left.one_by_one
+            else {image.issuer}
+            if image.issuer
+            else issuers[patient] or {""}
+        )
         if not patient or len(possible) > 1:
             nameless.append(row)
             names.append("")
@@ -281,9 +346,10 @@ def _patients(images: Sequence[DicomImage], left: LeftOut) -> tuple[str, ...]:
     first = images[nameless[0]].path if nameless else ""
     left.note(
         nameless,
-        f"{len(nameless)} of {len(images)} DICOM images do not identify a patient, such as '{first}': PatientID is empty, "
-        "or has several issuers; fill in PatientID and IssuerOfPatientID, leave these images out, or set patient-column to "
-        "a column of the table",
+        f"{len(nameless)} of {len(images)} DICOM images do not identify a patient, such as "
+        f"'{first}': PatientID is empty, or has several issuers; fill in PatientID and "
+        "IssuerOfPatientID, leave these images out, or set patient-column to a column of the "
+        "table",
     )
     return tuple(names)
 
@@ -295,8 +361,8 @@ def _refuse_folders_of_patients(root: Path, labels: Sequence[str], patients: Seq
         owners[label].add(patient)
     if len(owners) > 1 and all(len(own) == 1 for own in owners.values()):
         raise DataError(
-            f"each of the {len(owners)} folders in '{root}' has images of one patient only, so they are not classes; put a "
-            "table of labels next to them"
+            f"each of the {len(owners)} folders in '{root}' has images of one patient only, so "
+            "they are not classes; put a table of labels next to them"
         )
 
 
@@ -311,7 +377,9 @@ def _refuse_frames(images: Sequence[DicomImage], frames: Frames, left: LeftOut) 
 
 
 def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tuple[str, ...]]]:
-    """The available decoders for every transfer syntax. Images without a decoder are left out or refused."""
+    """The available decoders for every transfer syntax. Images without a decoder are left out or
+    refused.
+    """
     with needed_for(DICOM):
         from pydicom.pixels.decoders.base import get_decoder
         from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
@@ -331,7 +399,8 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
             remedy = remedy if decoder.is_available else f"run {install_command(DECODERS)}"
         left.note(
             those,
-            f"{len(those)} DICOM images, such as '{images[those[0]].path}', have the transfer syntax {UID(syntax).name} "
-            f"({syntax}), for which there is no decoder; {remedy}, or export them uncompressed (Explicit VR Little Endian)",
+            f"{len(those)} DICOM images, such as '{images[those[0]].path}', have the transfer "
+            f"syntax {UID(syntax).name} ({syntax}), for which there is no decoder; {remedy}, or "
+            "export them uncompressed (Explicit VR Little Endian)",
         )
     return decoders

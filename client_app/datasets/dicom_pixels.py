@@ -20,10 +20,24 @@ DICOM = "a folder of DICOM files"
 
 # All tags that affect how pixels are shown, and none that identifies the patient.
 DISPLAY = (
-    *("PhotometricInterpretation", "BitsStored", "PixelRepresentation", "ModalityLUTSequence", "RescaleSlope"),
+    *(
+        "PhotometricInterpretation",
+        "BitsStored",
+        "PixelRepresentation",
+        "ModalityLUTSequence",
+        "RescaleSlope",
+    ),
     *("RescaleIntercept", "VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction"),
-    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "PaletteColorLookupTableUID"),
-    *(f"{c}PaletteColorLookupTable{part}" for c in ("Red", "Green", "Blue") for part in ("Descriptor", "Data")),
+    *(
+        "SharedFunctionalGroupsSequence",
+        "PerFrameFunctionalGroupsSequence",
+        "PaletteColorLookupTableUID",
+    ),
+    *(
+        f"{c}PaletteColorLookupTable{part}"
+        for c in ("Red", "Green", "Blue")
+        for part in ("Descriptor", "Data")
+    ),
     *(f"Segmented{c}PaletteColorLookupTableData" for c in ("Red", "Green", "Blue")),
 )
 
@@ -43,7 +57,9 @@ def open_place(places: Sequence[tuple[Path, int]], index: int, _: int = 0) -> Im
 
 
 def without_warnings() -> None:
-    """Turn off pydicom's warnings in this process: they show malformed values, and a value may identify a patient."""
+    """Turn off pydicom's warnings in this process: they show malformed values, and a value may
+    identify a patient.
+    """
     with needed_for(DICOM):
         from pydicom import config
 
@@ -81,9 +97,13 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
         shown = _colour(values, header) if _in_colour(values, header) else _grey(values, header)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # Decoders raise almost anything for a damaged file; a Rust panic is no Exception.
+    except (
+        BaseException
+    ) as error:  # Decoders raise almost anything for a damaged file; a Rust panic is no Exception.
         why = " ".join(str(error).split())
-        raise DataError(f"'{file}' cannot be shown ({type(error).__name__}: {why}); export it again") from error
+        raise DataError(
+            f"'{file}' cannot be shown ({type(error).__name__}: {why}); export it again"
+        ) from error
     return Image.fromarray(shown).convert("RGB")
 
 
@@ -113,14 +133,17 @@ def _grey(values: Array, header: Dataset) -> Array:
 
 
 def _range(values: Array, header: Dataset) -> tuple[float, float]:
-    """The values shown as black and as white: of the output of the VOI LUT or window, or of `values` without either."""
+    """The values shown as black and as white: of the output of the VOI LUT or window, or of
+    `values` without either.
+    """
     with needed_for(DICOM):
         from pydicom.pixels.processing import apply_modality_lut, apply_windowing
 
     if header.get("VOILUTSequence"):
         return 0, 2 ** header.VOILUTSequence[0].LUTDescriptor[2] - 1
     if None not in (header.get("WindowCenter"), header.get("WindowWidth")):
-        # Values far below and far above any window map to its ends, which depend on the stored bits and the rescaling.
+        # Values far below and far above any window map to its ends, which depend on the stored bits
+        # and the rescaling.
         with np.errstate(over="ignore"):
             low, high = apply_windowing(np.array([-1e12, 1e12]), header)
         return low, high
@@ -134,12 +157,21 @@ def _to_8_bits(values: Array, low: float, high: float) -> Array:
     # With a negative slope pydicom's window runs from high to low; its lower end is still black.
     if not abs(high - low) > 0:
         return np.zeros(values.shape, np.uint8)
-    return np.rint((values.astype(np.float64) - low) * (255 / (high - low))).clip(0, 255).astype(np.uint8)
+    return (
+        np.rint((values.astype(np.float64) - low) * (255 / (high - low)))
+        .clip(0, 255)
+        .astype(np.uint8)
+    )
 
 
 def _take_from_groups(header: Dataset, frame: int) -> None:
-    """Copy rescaling and window into the header: enhanced multi-frame images have them in groups, shared or per frame."""
-    shared, own = header.get("SharedFunctionalGroupsSequence"), header.get("PerFrameFunctionalGroupsSequence")
+    """Copy rescaling and window into the header: enhanced multi-frame images have them in groups,
+    shared or per frame.
+    """
+    shared, own = (
+        header.get("SharedFunctionalGroupsSequence"),
+        header.get("PerFrameFunctionalGroupsSequence"),
+    )
     for groups in ([shared[0]] if shared else []) + ([own[frame]] if own else []):
         for name in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
             if inner := groups.get(name):

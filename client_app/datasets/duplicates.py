@@ -1,23 +1,28 @@
-"""Copies among the records of a site: one image must count once, and must not be in training and test.
+"""Copies among the records of a site: one image must count once, and must not be in training and
+test.
 
-Two records are copies if their content is equal byte for byte: the image file, the stored image, or the row of features.
+Two records are copies if their content is equal byte for byte: the image file, the stored image, or
+the row of features.
 
-Under privacy the noise covers one more or one less record (or patient). Removing copies must keep this: the records that are
-left from some data, and from the same data with one record more, may differ by one record only, at any noise that a method
-adds. So what is left of one content depends on the records of this content alone, and
+Under privacy the noise covers one more or one less record (or patient). Removing copies must keep
+this: the records that are left from some data, and from the same data with one record more, may
+differ by one record only, at any noise that a method adds. So what is left of one content depends
+on the records of this content alone, and
 
 - copies with one label leave one record; the number and order of the copies do not matter;
-- copies with different labels leave none. If one of them were chosen, a new copy could change the label of an old record,
-  which is two changes: one record removed, one added;
+- copies with different labels leave none. If one of them were chosen, a new copy could change the
+  label of an old record, which is two changes: one record removed, one added;
 - a copy in training takes all copies out of the test records;
-- where patients are protected, only copies within a patient are compared. Otherwise a new patient could remove a record of
-  another one, and the change would be two patients.
+- where patients are protected, only copies within a patient are compared. Otherwise a new patient
+  could remove a record of another one, and the change would be two patients.
 
-Nothing is refused and nothing is reported to the coordinator, because a neighbour would change that. The site's own log,
-`site doctor` and `site dry-run` state the numbers. A file that cannot be read is a copy of nothing.
+Nothing is refused and nothing is reported to the coordinator, because a neighbour would change
+that. The site's own log, `site doctor` and `site dry-run` state the numbers. A file that cannot be
+read is a copy of nothing.
 
-Without privacy, records are kept where copies do no harm: in training, where some benchmarks and tables have equal rows.
-Test records that are copies of training records are left out. A split that is drawn here keeps copies together.
+Without privacy, records are kept where copies do no harm: in training, where some benchmarks and
+tables have equal rows. Test records that are copies of training records are left out. A split that
+is drawn here keeps copies together.
 """
 
 from __future__ import annotations
@@ -37,8 +42,8 @@ from client_app.datasets.left_out import LeftOut
 from client_app.datasets.records import Records, only
 
 log = logging.getLogger("fedsurrogate.site")
-# Bytes from the middle of a file that are compared before the whole file is: headers are often equal, and the last rows
-# of a radiograph black.
+# Bytes from the middle of a file that are compared before the whole file is: headers are often
+# equal, and the last rows of a radiograph black.
 SAMPLE = 4096
 # Bytes of rows whose sums are computed at a time.
 SUMMED = 2**22
@@ -62,8 +67,13 @@ def remembered(key: str, compute: Callable[[], Tensor]) -> Tensor:
 
 
 def same_files(paths: Sequence[Path]) -> Tensor:
-    """Group (n,) of each file: equal numbers for equal content. Reads files of equal size only, and mostly a part."""
-    return _groups(len(paths), (lambda i: _size(paths[i]), lambda i: _sample(paths[i]), lambda i: _digest(paths[i])))
+    """Group (n,) of each file: equal numbers for equal content. Reads files of equal size only, and
+    mostly a part.
+    """
+    return _groups(
+        len(paths),
+        (lambda i: _size(paths[i]), lambda i: _sample(paths[i]), lambda i: _digest(paths[i])),
+    )
 
 
 def same_bytes(contents: Callable[[int], bytes], count: int) -> Tensor:
@@ -103,16 +113,24 @@ def same_rows(x: Tensor) -> Tensor:
         return torch.arange(len(x))
     rows = x.contiguous().view(torch.uint8).reshape(len(x), -1).numpy()
     # First a sum of bytes with fixed weights, in chunks; then whole rows where sums are equal.
-    weights = np.random.default_rng(0).integers(1, 2**63, rows.shape[1], dtype=np.uint64) | np.uint64(1)
+    weights = np.random.default_rng(0).integers(
+        1, 2**63, rows.shape[1], dtype=np.uint64
+    ) | np.uint64(1)
     step = max(1, SUMMED // rows.shape[1])
-    sums = np.concatenate([rows[at : at + step].astype(np.uint64) @ weights for at in range(0, len(rows), step)])
+    sums = np.concatenate(
+        [rows[at : at + step].astype(np.uint64) @ weights for at in range(0, len(rows), step)]
+    )
     _, first, sizes = np.unique(sums, return_inverse=True, return_counts=True)
     suspects = (sizes[first] > 1).nonzero()[0].tolist()
     group = torch.arange(len(rows))
     if suspects:
         own = torch.tensor(suspects)
         numbers = _groups(
-            len(suspects), (lambda i: sums[suspects[i]], lambda i: hashlib.sha256(rows[suspects[i]].data).digest())
+            len(suspects),
+            (
+                lambda i: sums[suspects[i]],
+                lambda i: hashlib.sha256(rows[suspects[i]].data).digest(),
+            ),
         )
         group[own] = own[numbers]
     return group
@@ -133,7 +151,11 @@ def once(records: Records, patients_protected: bool) -> Records:
     copies = len(records.labels) - len(kept) - torn
     left = LeftOut(one_by_one=True)
     left.note_unread(copies, f"{copies} records are copies of others; each content counts once")
-    left.note_unread(torn, f"{torn} records have the same content as another, but a different label; correct the labels")
+    left.note_unread(
+        torn,
+        f"{torn} records have the same content as another, but a different label; correct the "
+        "labels",
+    )
     if not left.reasons:
         return records
     return replace(only(records, kept), left_out=(*records.left_out, *left.reasons))
@@ -142,7 +164,9 @@ def once(records: Records, patients_protected: bool) -> Records:
 def _kept_once(
     group: Tensor, labels: Sequence[str], units: Sequence[str] | None, is_train: Tensor | None
 ) -> tuple[list[int], int]:
-    """The records (ascending indices) that are left, and the number of records with contradictory labels."""
+    """The records (ascending indices) that are left, and the number of records with contradictory
+    labels.
+    """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for i, number in enumerate(group.tolist()):
         members[number if units is None else (units[i], number)].append(i)
@@ -182,7 +206,8 @@ def without_leaks(records: Records, is_train: Tensor) -> tuple[list[int] | None,
 
 
 def _groups(count: int, steps: Sequence[Callable[[int], Hashable]]) -> Tensor:
-    """Number the records by their keys, step by step: the next key is computed only for records with equal keys so far.
+    """Number the records by their keys, step by step: the next key is computed only for records
+    with equal keys so far.
 
     A record with the key None is alone.
     """

@@ -28,8 +28,12 @@ from client_app.datasets.tables import read_table
 from common.errors import DataError
 
 # Names of folders that hold a part of the records, not a class.
-SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "eval", "dev"})
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SPLITS = frozenset(
+    {"train", "training", "test", "testing", "val", "valid", "validation", "eval", "dev"}
+)
+IMAGE_SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
 
 
 def read_imagefolder(
@@ -60,12 +64,17 @@ def read_imagefolder(
     root, table = find_table(folder, name)
     if table:
         return _read_path_table(root, table, label_column, site_column, patient_column, left)
-    refuse_columns(f"'{root}' has no table with columns; put one next to the images", site_column, patient_column)
+    refuse_columns(
+        f"'{root}' has no table with columns; put one next to the images",
+        site_column,
+        patient_column,
+    )
     files, is_train = in_class_folders(root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES)
     if not files and not left.one_by_one:
         raise DataError(
-            f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per class "
-            f"with images in it, or put a table with the columns 'path' and {label_column!r} next to them"
+            f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per "
+            f"class with images in it, or put a table with the columns 'path' and {label_column!r} "
+            "next to them"
         )
     note_depth(root, files, left, classes)
     return _files([path for path, _ in files], [label for _, label in files], root, is_train, None)
@@ -84,17 +93,27 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
     if name and (folder / name).is_dir():
         return find_table(folder / name, "")
     if name:
-        tables = [p for p in (folder / f"{name}{s}" for s in ("", ".csv", ".parquet")) if p.is_file()]
+        tables = [
+            p for p in (folder / f"{name}{s}" for s in ("", ".csv", ".parquet")) if p.is_file()
+        ]
         if not tables:
-            raise DataError(f"dataset = {name!r}: '{folder}' has no such sub-folder or table; it has {listing(folder)}")
+            raise DataError(
+                f"dataset = {name!r}: '{folder}' has no such sub-folder or table; it has "
+                f"{listing(folder)}"
+            )
     else:
         tables = sorted(p for p in folder.iterdir() if p.suffix in (".csv", ".parquet"))
     if len(tables) > 1:
-        raise DataError(f"'{folder}' has several tables ({some(p.name for p in tables)}); name one of them in dataset")
+        raise DataError(
+            f"'{folder}' has several tables ({some(p.name for p in tables)}); name one of them in "
+            "dataset"
+        )
     return folder, tables[0] if tables else None
 
 
-def in_class_folders(root: Path, wanted: Callable[[Path], bool]) -> tuple[list[tuple[Path, str]], Tensor | None]:
+def in_class_folders(
+    root: Path, wanted: Callable[[Path], bool]
+) -> tuple[list[tuple[Path, str]], Tensor | None]:
     """Files below class folders.
 
     Args:
@@ -110,13 +129,20 @@ def in_class_folders(root: Path, wanted: Callable[[Path], bool]) -> tuple[list[t
     sizes: list[int] = []
     for top in splits if all(s.is_dir() for s in splits) else [root]:
         before = len(files)
-        for class_folder in sorted(p for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")):
-            files += [(path, class_folder.name) for path in sorted(p for p in class_folder.rglob("*") if wanted(p))]
+        for class_folder in sorted(
+            p for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")
+        ):
+            files += [
+                (path, class_folder.name)
+                for path in sorted(p for p in class_folder.rglob("*") if wanted(p))
+            ]
         sizes.append(len(files) - before)
     return files, split_by_size(sizes)
 
 
-def note_depth(root: Path, files: Sequence[tuple[Path, str]], left: LeftOut, classes: Sequence[str] | None) -> None:
+def note_depth(
+    root: Path, files: Sequence[tuple[Path, str]], left: LeftOut, classes: Sequence[str] | None
+) -> None:
     """Refuse folders that are not classes: parts of a split, or one folder around the folders of
     classes.
 
@@ -134,14 +160,15 @@ def note_depth(root: Path, files: Sequence[tuple[Path, str]], left: LeftOut, cla
         return
     if all(name.lower() in SPLITS for name in names):
         fix = (
-            f"set data-dir to '{root / names[0]}', which is then split here, or put a folder 'test' next to 'train'"
+            f"set data-dir to '{root / names[0]}', which is then split here, or put a folder "
+            "'test' next to 'train'"
             if len(names) == 1
             else "name them 'train' and 'test'"
         )
         left.note_unread(
             len(names),
-            f"the folders {some(names)} in '{root}' are parts of a split, not classes; {fix}; they must hold one "
-            "folder per class",
+            f"the folders {some(names)} in '{root}' are parts of a split, not classes; {fix}; "
+            "they must hold one folder per class",
         )
     elif len(names) == 1 and classes is not None:
         inside = [path.relative_to(root).parts for path, _ in files]
@@ -150,8 +177,9 @@ def note_depth(root: Path, files: Sequence[tuple[Path, str]], left: LeftOut, cla
             folders = sorted(parts[0] for parts in below)
             left.note_unread(
                 1,
-                f"all images in '{root}' are in folders inside '{names[0]}' ({some(folders)}); if these are the classes, "
-                f"set data-dir to '{root / names[0]}'; if {names[0]!r} is the only class, list the images in a table",
+                f"all images in '{root}' are in folders inside '{names[0]}' ({some(folders)}); if "
+                f"these are the classes, set data-dir to '{root / names[0]}'; if {names[0]!r} is "
+                "the only class, list the images in a table",
             )
 
 
@@ -173,7 +201,9 @@ def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Ten
         return None
     unknown = [row for row, value in enumerate(columns["split"]) if value not in ("train", "test")]
     values = sorted({str(columns["split"][row]) for row in unknown})
-    left.note(unknown, f"column 'split' of '{file}' holds {some(values)}; allowed are 'train' and 'test'")
+    left.note(
+        unknown, f"column 'split' of '{file}' holds {some(values)}; allowed are 'train' and 'test'"
+    )
     return torch.tensor([s == "train" for s in columns["split"]], dtype=torch.bool)
 
 
@@ -181,28 +211,52 @@ def _read_path_table(
     root: Path, file: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> Records:
     columns = read_table(file, (label_column, "path", patient_column), left)
-    require_columns(file, [name for name in ("path", label_column, site_column, patient_column) if name], list(columns))
+    require_columns(
+        file,
+        [name for name in ("path", label_column, site_column, patient_column) if name],
+        list(columns),
+    )
     paths = []
     for row, (path, label) in enumerate(zip(columns["path"], columns[label_column], strict=True)):
         if not (isinstance(path, str) and path) or label in (None, ""):
-            left.note([row], f"row {row + 1} of '{file}' has no path or no label; fill it in or remove it")
+            left.note(
+                [row], f"row {row + 1} of '{file}' has no path or no label; fill it in or remove it"
+            )
         elif Path(path).is_absolute() or ".." in Path(path).parts:
-            left.note([row], f"row {row + 1} of '{file}': path {path!r} leaves '{root}'; paths must lie inside that folder")
+            left.note(
+                [row],
+                f"row {row + 1} of '{file}': path {path!r} leaves '{root}'; paths must lie inside "
+                "that folder",
+            )
         paths.append(root / (path or "") if row not in left.rows else root)
     if paths and not left.one_by_one and not any(path.is_file() for path in paths):
-        raise DataError(f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start at '{root}'")
-    given = [name for name in (label_column, site_column, patient_column, "split") if name in columns]
+        raise DataError(
+            f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start "
+            f"at '{root}'"
+        )
+    given = [
+        name for name in (label_column, site_column, patient_column, "split") if name in columns
+    ]
     _note_repeated(file, paths, list(zip(*(columns[name] for name in given), strict=True)), left)
-    labels, is_train = [str(label) for label in columns[label_column]], split_of(columns, file, left)
+    labels, is_train = (
+        [str(label) for label in columns[label_column]],
+        split_of(columns, file, left),
+    )
     origin = tuple(str(value) for value in columns[site_column]) if site_column else None
-    patients = patient_names(columns[patient_column], patient_column, left) if patient_column else None
+    patients = (
+        patient_names(columns[patient_column], patient_column, left) if patient_column else None
+    )
     return without(_files(paths, labels, root, is_train, origin, patients), left)
 
 
-def _note_repeated(file: Path, paths: Sequence[Path], values: Sequence[tuple[Any, ...]], left: LeftOut) -> None:
-    """Leave out rows that repeat an earlier one. Raises DataError for two rows that differ in their values for one path.
+def _note_repeated(
+    file: Path, paths: Sequence[Path], values: Sequence[tuple[Any, ...]], left: LeftOut
+) -> None:
+    """Leave out rows that repeat an earlier one. Raises DataError for two rows that differ in their
+    values for one path.
 
-    In a private run all copies are handled together instead, by content: see client_app/datasets/duplicates.py.
+    In a private run all copies are handled together instead, by content: see
+    client_app/datasets/duplicates.py.
     """
     if left.one_by_one:
         return
@@ -211,10 +265,16 @@ def _note_repeated(file: Path, paths: Sequence[Path], values: Sequence[tuple[Any
     for row in repeated:
         if values[row] != values[first[paths[row]]]:
             left.note_unread(
-                1, f"rows {first[paths[row]] + 1} and {row + 1} of '{file}' name the same image but differ; keep one of them"
+                1,
+                f"rows {first[paths[row]] + 1} and {row + 1} of '{file}' name the same image but "
+                "differ; keep one of them",
             )
     if repeated:
-        left.count_once(repeated, f"{len(repeated)} rows of '{file}' repeat an earlier row, such as row {repeated[0] + 1}")
+        left.count_once(
+            repeated,
+            f"{len(repeated)} rows of '{file}' repeat an earlier row, such as row "
+            f"{repeated[0] + 1}",
+        )
 
 
 def _open_file(paths: Sequence[Path], index: int, shortest: int) -> Image.Image:

@@ -1,4 +1,6 @@
-"""Unusable records: they make a site refuse all records, or, in a private run, are left out one by one."""
+"""Unusable records: they make a site refuse all records, or, in a private run, are left out one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class LeftOut:
         self.reasons.append(why)
 
     def count_once(self, rows: Iterable[int], why: str) -> None:
-        """Leave out rows that are copies of others, which is right in any run; the site's log states it."""
+        """Leave out rows that are copies of others, which is right in any run; the site's log
+        states it.
+        """
         log.warning("each record counts once: %s", why)
         self.rows |= set(rows)
         self.reasons.append(why)

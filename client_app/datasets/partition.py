@@ -60,8 +60,9 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
     """
     if not node.data and run.settings.data != "digits" and not in_simulation:
         raise DataError(
-            f"data is not set in this site's node-config, and the run's own (data = {run.settings.data!r}) is used only in "
-            "simulation; set data and data-dir in the node-config"
+            "data is not set in this site's node-config, and the run's own (data = "
+            f"{run.settings.data!r}) is used only in simulation; set data and data-dir in the "
+            "node-config"
         )
     source = DataSource.of_node(node, run) if node.data else DataSource.of_run(run)
     check_settings(run, node)
@@ -71,7 +72,8 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
     if is_protected(run.private, node):
         (dataset,) = load_all(source, run.settings.seed)
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
-        # In a drawn split one more patient would move others, and the noise does not cover that. So all records train.
+        # In a drawn split one more patient would move others, and the noise does not cover that. So
+        # all records train.
         if dataset.drawn:
             train, test = torch.arange(len(dataset)), test[:0]
         return SiteShare(dataset, train, test, simulated=False)
@@ -87,13 +89,19 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
             parts[node.partition_id],
             _test_parts(dataset, parts, run.settings.partition == "column")[node.partition_id],
         )
-    # As at a hospital, so that the digits give the results of a real deployment. A survey counts all records, but in a
-    # secure sum without noise those that train: its difference from the sum of a training run would show the others.
-    surveyed = run.settings.counting.kind == "survey" and (run.settings.epsilon or not run.settings.secure_sum)
+    # As at a hospital, so that the digits give the results of a real deployment. A survey counts
+    # all records, but in a secure sum without noise those that train: its difference from the sum
+    # of a training run would show the others.
+    surveyed = run.settings.counting.kind == "survey" and (
+        run.settings.epsilon or not run.settings.secure_sum
+    )
     if node.data and dataset.drawn and (surveyed if run.plan.counts else run.settings.epsilon):
         train, test = torch.cat([train, test]).sort().values, test[:0]
     if not len(train):
-        raise DataError(f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer sites")
+        raise DataError(
+            f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer "
+            "sites"
+        )
     return SiteShare(dataset, train, test, simulated=not node.data)
 
 
@@ -102,8 +110,8 @@ def _held_out(dataset: Dataset, node: NodeConfig) -> Tensor:
         return torch.arange(len(dataset))
     if dataset.drawn:
         raise DataError(
-            f"no held-out records: held-out-dir is data-dir, but {dataset.name!r} names no test split; put labelled records "
-            "that no run trains on into a folder of their own"
+            f"no held-out records: held-out-dir is data-dir, but {dataset.name!r} names no test "
+            "split; put labelled records that no run trains on into a folder of their own"
         )
     return _indices(~dataset.is_train)
 
@@ -121,8 +129,8 @@ def check_settings(run: Run, node: NodeConfig) -> None:
     check_held_out(run.settings.counting, node)
     if run.settings.epsilon and node.data and not run.settings.classes:
         raise ConfigError(
-            "classes is empty; a private run must name all classes, because a site's own list would show which classes it "
-            "has"
+            "classes is empty; a private run must name all classes, because a site's own list "
+            "would show which classes it has"
         )
     if not is_protected(run.private, node):
         return
@@ -130,8 +138,8 @@ def check_settings(run: Run, node: NodeConfig) -> None:
         _one_dataset_a_site(node.dataset, node.num_partitions)
     elif node.num_partitions > 1:
         raise ConfigError(
-            f"num-partitions = {node.num_partitions}: the split of a folder among sites depends on all records, so no "
-            "privacy guarantee would hold; give each site its own folder"
+            f"num-partitions = {node.num_partitions}: the split of a folder among sites depends on "
+            "all records, so no privacy guarantee would hold; give each site its own folder"
         )
 
 
@@ -152,7 +160,9 @@ def whole(run: Run, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
     return [(datasets[0], _train_parts(datasets[0], run, num_sites))]
 
 
-def partition(labels: Tensor, origin: Sequence[str] | None, settings: Settings, num_sites: int) -> list[Tensor]:
+def partition(
+    labels: Tensor, origin: Sequence[str] | None, settings: Settings, num_sites: int
+) -> list[Tensor]:
     """Distribute records to sites by the run's partition settings.
 
     The same seed gives the same parts in any process. If sites x classes-per-site is below the
@@ -187,9 +197,14 @@ def partition(labels: Tensor, origin: Sequence[str] | None, settings: Settings, 
     return list(_PARTS[key])
 
 
-def _partition(labels: Tensor, origin: Sequence[str] | None, settings: Settings, num_sites: int) -> list[Tensor]:
+def _partition(
+    labels: Tensor, origin: Sequence[str] | None, settings: Settings, num_sites: int
+) -> list[Tensor]:
     if num_sites > len(labels):
-        raise DataError(f"{num_sites} sites cannot share {len(labels)} training records; use at most {len(labels)} sites")
+        raise DataError(
+            f"{num_sites} sites cannot share {len(labels)} training records; use at most "
+            f"{len(labels)} sites"
+        )
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(settings.seed))
     if settings.partition == "column":
         parts = _by_column(origin, settings.site_column, num_sites)
@@ -229,7 +244,10 @@ def split_test(
     """
     if origin is not None:
         values = [{origin[i] for i in part.tolist()} for part in train_parts]
-        return [torch.tensor([i for i in test.tolist() if origin[i] in own], dtype=torch.int64) for own in values]
+        return [
+            torch.tensor([i for i in test.tolist() if origin[i] in own], dtype=torch.int64)
+            for own in values
+        ]
     dealt: list[list[Tensor]] = [[] for _ in train_parts]
     for label in labels[test].bincount().nonzero().flatten():
         members = test[labels[test] == label]
@@ -248,8 +266,8 @@ def split_test(
 def _one_dataset_a_site(names: Sequence[str], num_sites: int) -> None:
     if len(names) != num_sites:
         raise DataError(
-            f"dataset names {len(names)} data sets ({', '.join(names)}), one a site, but there are {num_sites} sites "
-            "(num-partitions); make the numbers equal, or name one data set"
+            f"dataset names {len(names)} data sets ({', '.join(names)}), one a site, but there are "
+            f"{num_sites} sites (num-partitions); make the numbers equal, or name one data set"
         )
 
 
@@ -258,17 +276,21 @@ def _train_parts(dataset: Dataset, run: Run, num_sites: int) -> list[Tensor]:
     if num_sites == 1:
         return [train]
     if dataset.patients is not None and run.settings.partition != "column":
-        # All records of a patient go to one site, by the class of the first record, so no patient is at two sites.
+        # All records of a patient go to one site, by the class of the first record, so no patient
+        # is at two sites.
         first, of = group([dataset.patients[i] for i in train.tolist()])
         if num_sites > len(first):
             raise DataError(
-                f"{num_sites} sites cannot share {len(first)} patients with training records, each at one site; use at most "
-                f"{len(first)} sites"
+                f"{num_sites} sites cannot share {len(first)} patients with training records, each "
+                f"at one site; use at most {len(first)} sites"
             )
         dealt = partition(dataset.labels[train][first], None, run.settings, num_sites)
         return [train[torch.isin(of, part)] for part in dealt]
     train_origin = None if origin is None else [origin[i] for i in train.tolist()]
-    return [train[part] for part in partition(dataset.labels[train], train_origin, run.settings, num_sites)]
+    return [
+        train[part]
+        for part in partition(dataset.labels[train], train_origin, run.settings, num_sites)
+    ]
 
 
 def _test_parts(dataset: Dataset, parts: Sequence[Tensor], by_column: bool) -> list[Tensor]:
@@ -277,7 +299,8 @@ def _test_parts(dataset: Dataset, parts: Sequence[Tensor], by_column: bool) -> l
         return [test]
     if by_column or dataset.patients is None:
         return split_test(parts, labels, test, dataset.origin if by_column else None)
-    # Files may split a patient's records: the test records then follow the training records. Other patients stay whole.
+    # Files may split a patient's records: the test records then follow the training records. Other
+    # patients stay whole.
     following = split_test(parts, labels, test, dataset.patients)
     rest = test[~torch.isin(test, torch.cat(following))]
     first, of = group([dataset.patients[i] for i in rest.tolist()])
@@ -290,10 +313,14 @@ def _indices(mask: Tensor) -> Tensor:
     return mask.nonzero().flatten()
 
 
-def _by_dirichlet(labels: Tensor, order: Tensor, alpha: float, seed: int, num_sites: int) -> list[Tensor]:
-    """Draw shares of every class from Dirichlet(alpha), again until each site has ten records, if possible.
+def _by_dirichlet(
+    labels: Tensor, order: Tensor, alpha: float, seed: int, num_sites: int
+) -> list[Tensor]:
+    """Draw shares of every class from Dirichlet(alpha), again until each site has ten records, if
+    possible.
 
-    The draws are those of flwr_datasets' DirichletPartitioner without `self_balancing`, whose import takes four seconds.
+    The draws are those of flwr_datasets' DirichletPartitioner without `self_balancing`, whose
+    import takes four seconds.
     """
     keys = labels[order]
     members = [order[keys == label] for label in torch.unique(keys)]
@@ -305,7 +332,9 @@ def _by_dirichlet(labels: Tensor, order: Tensor, alpha: float, seed: int, num_si
             if min(map(len, parts)) >= minimum:
                 break
         else:
-            LOG.info("alpha = %g leaves some site with fewer than %d training records", alpha, minimum)
+            LOG.info(
+                "alpha = %g leaves some site with fewer than %d training records", alpha, minimum
+            )
             continue
         break
     if min(map(len, parts)) > 0:
@@ -321,7 +350,9 @@ def _by_dirichlet(labels: Tensor, order: Tensor, alpha: float, seed: int, num_si
 
 
 def _dirichlet_parts(
-    members: Sequence[Tensor], draw: Callable[[list[float]], NDArray[np.float64]], alphas: list[float]
+    members: Sequence[Tensor],
+    draw: Callable[[list[float]], NDArray[np.float64]],
+    alphas: list[float],
 ) -> list[Tensor]:
     """Cut the records of each class in shares that are drawn for it."""
     pieces = []
@@ -331,16 +362,22 @@ def _dirichlet_parts(
     return [torch.cat(part) for part in zip(*pieces, strict=True)]
 
 
-def _by_classes(labels: Tensor, order: Tensor, each: int, seed: int, num_sites: int) -> list[Tensor]:
+def _by_classes(
+    labels: Tensor, order: Tensor, each: int, seed: int, num_sites: int
+) -> list[Tensor]:
     """Give each site `each` classes in turn, and split a class evenly among its sites.
 
-    flwr_datasets' PathologicalPartitioner may leave classes without a site although sites have room: 5 sites of 2 classes
-    get 6 of 10 classes when assigned in order, and otherwise a random number. Here they get all 10, disjoint.
+    flwr_datasets' PathologicalPartitioner may leave classes without a site although sites have
+    room: 5 sites of 2 classes get 6 of 10 classes when assigned in order, and otherwise a random
+    number. Here they get all 10, disjoint.
     """
     generator = torch.Generator().manual_seed(seed)
     classes = labels.bincount().nonzero().flatten()
     if each > len(classes):
-        raise ConfigError(f"classes-per-site = {each}, but the training data has {len(classes)} classes; use fewer")
+        raise ConfigError(
+            f"classes-per-site = {each}, but the training data has {len(classes)} classes; use "
+            "fewer"
+        )
     dealt = classes[torch.randperm(len(classes), generator=generator)]
     places = torch.arange(num_sites * each)
     holders = [places[c :: len(classes)] // each for c in range(len(classes))]
@@ -352,7 +389,9 @@ def _by_classes(labels: Tensor, order: Tensor, each: int, seed: int, num_sites: 
                 f"class {int(label)} has {len(members)} training records for {len(sites)} sites; "
                 f"use fewer sites or a smaller classes-per-site than {each}"
             )
-        for site, piece in zip(sites.tolist(), members.tensor_split(max(1, len(sites))), strict=False):
+        for site, piece in zip(
+            sites.tolist(), members.tensor_split(max(1, len(sites))), strict=False
+        ):
             parts[site].append(piece)
     return [torch.cat(pieces) for pieces in parts]
 

@@ -31,7 +31,9 @@ PARQUET = "data = 'parquet'"
 
 
 def read_digits() -> Records:
-    """Read scikit-learn's 1,797 digits: 8x8 pixels with 17 grey levels, mapped to distinct 8-bit levels."""
+    """Read scikit-learn's 1,797 digits: 8x8 pixels with 17 grey levels, mapped to distinct 8-bit
+    levels.
+    """
     _, labels = _digits()
     key = hashlib.sha256(f"digits {version('scikit-learn')}".encode()).hexdigest()
     return Records(list(labels), key, opener=_open_digit)
@@ -43,17 +45,26 @@ def _open_digit(index: int, _: int) -> Image.Image:
 
 @cache
 def _digits() -> tuple[np.ndarray, tuple[str, ...]]:
-    """Grey levels (1797, 8, 8) and labels; read once, because every request of a simulation needs them."""
+    """Grey levels (1797, 8, 8) and labels; read once, because every request of a simulation needs
+    them.
+    """
     package = find_spec("sklearn")
     assert package
     assert package.origin
-    # The file that `sklearn.datasets.load_digits` reads; the import of scikit-learn takes longer than a small run.
-    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.uint8)
+    # The file that `sklearn.datasets.load_digits` reads; the import of scikit-learn takes longer
+    # than a small run.
+    table = np.loadtxt(
+        Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz",
+        delimiter=",",
+        dtype=np.uint8,
+    )
     grey = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     return grey, tuple(map(str, table[:, -1].tolist()))
 
 
-def read_safetensors(folder: Path, name: str, patient_column: str = "", left: LeftOut | None = None) -> Records:
+def read_safetensors(
+    folder: Path, name: str, patient_column: str = "", left: LeftOut | None = None
+) -> Records:
     """Read features.
 
     A file has `x` (n, d) floating point, `y` (n,) integer; optional: metadata `fingerprint` and
@@ -79,18 +90,31 @@ def read_safetensors(folder: Path, name: str, patient_column: str = "", left: Le
         try:
             with safe_open(file, "pt") as content:
                 if missing := sorted({"x", "y", patient_column or "x"} - set(content.keys())):
-                    wanted = "x (n, d) and y (n,)" + (f" and {patient_column} (n,)" if patient_column else "")
-                    raise DataError(f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; store {wanted}")
+                    wanted = "x (n, d) and y (n,)" + (
+                        f" and {patient_column} (n,)" if patient_column else ""
+                    )
+                    raise DataError(
+                        f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; "
+                        f"store {wanted}"
+                    )
                 tensors.append((content.get_tensor("x"), content.get_tensor("y")))
                 metadata.append(content.metadata() or {})
                 if patient_column:
                     patients.append(content.get_tensor(patient_column))
                     _check_features(file, tensors[-1][0], patients[-1], patient_column)
         except SafetensorError as error:
-            raise DataError(f"'{file}' is not a readable safetensors file ({error}); write it again") from error
+            raise DataError(
+                f"'{file}' is not a readable safetensors file ({error}); write it again"
+            ) from error
         _check_features(file, *tensors[-1])
-    if len({x.shape[1] for x, _ in tensors}) > 1 or len({m.get("fingerprint", "") for m in metadata}) > 1:
-        raise DataError(f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both with one")
+    if (
+        len({x.shape[1] for x, _ in tensors}) > 1
+        or len({m.get("fingerprint", "") for m in metadata}) > 1
+    ):
+        raise DataError(
+            f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both "
+            "with one"
+        )
     # A large file stays mapped: a copy would fill the memory of the site.
     x = tensors[0][0]
     if len(tensors) > 1 or x.nbytes < LARGE:
@@ -100,10 +124,12 @@ def read_safetensors(folder: Path, name: str, patient_column: str = "", left: Le
     broken = (~torch.cat(finite)).nonzero().flatten().tolist()
     left.note(
         broken,
-        f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row {min(broken, default=0)}; "
-        "remove those rows or compute them again",
+        f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row "
+        f"{min(broken, default=0)}; remove those rows or compute them again",
     )
-    classes = tuple(part.strip() for part in metadata[0].get("classes", "").split(",") if part.strip())
+    classes = tuple(
+        part.strip() for part in metadata[0].get("classes", "").split(",") if part.strip()
+    )
     records = Records(
         _name_labels(y.tolist(), classes, files[0], left),
         content_key(folder, files),
@@ -111,14 +137,21 @@ def read_safetensors(folder: Path, name: str, patient_column: str = "", left: Le
         classes=classes or None,
         features=x,
         fingerprint=metadata[0].get("fingerprint", ""),
-        patients=tuple(str(number) for part in patients for number in part.tolist()) if patient_column else None,
+        patients=tuple(str(number) for part in patients for number in part.tolist())
+        if patient_column
+        else None,
         same=lambda: same_rows(x),
     )
     return without(records, left)
 
 
 def read_parquet(
-    folder: Path, name: str, label_column: str, site_column: str, patient_column: str = "", left: LeftOut | None = None
+    folder: Path,
+    name: str,
+    label_column: str,
+    site_column: str,
+    patient_column: str = "",
+    left: LeftOut | None = None,
 ) -> Records:
     """Read images stored as bytes in parquet files, in Hugging Face's layout. Nothing is decoded
     here.
@@ -143,27 +176,39 @@ def read_parquet(
     try:
         schemas = [pq.read_schema(file) for file in files]
         schema = schemas[0]
-        wanted = [name for name in dict.fromkeys((label_column, site_column, patient_column)) if name]
+        wanted = [
+            name for name in dict.fromkeys((label_column, site_column, patient_column)) if name
+        ]
         for file, each in zip(files, schemas, strict=True):
             require_columns(file, [*wanted, image_column(schema)], each.names)
         tables = [pq.read_table(file, columns=wanted) for file in files]
     except pa.ArrowException as error:
-        raise DataError(f"parquet data in '{folder}' cannot be read ({error}); write the files again") from error
+        raise DataError(
+            f"parquet data in '{folder}' cannot be read ({error}); write the files again"
+        ) from error
     labels = [label for table in tables for label in table.column(label_column).to_pylist()]
     if left.one_by_one:
         # Integers with gaps are stored as floating point.
-        labels = [int(each) if isinstance(each, float) and each.is_integer() else each for each in labels]
+        labels = [
+            int(each) if isinstance(each, float) and each.is_integer() else each for each in labels
+        ]
     left.note(
         (row for row, label in enumerate(labels) if not isinstance(label, int | str)),
-        f"column {label_column!r} of '{files[0]}' is {schema.field(label_column).type} or has gaps; labels must be integers "
-        "or strings",
+        f"column {label_column!r} of '{files[0]}' is {schema.field(label_column).type} or has "
+        "gaps; labels must be integers or strings",
     )
     names = _class_label_names(schema.metadata, label_column)
     origin = (
-        tuple(str(value) for table in tables for value in table.column(site_column).to_pylist()) if site_column else None
+        tuple(str(value) for table in tables for value in table.column(site_column).to_pylist())
+        if site_column
+        else None
     )
     images = ParquetImages(files, image_column(schema))
-    whose = [value for table in tables for value in table.column(patient_column).to_pylist()] if patient_column else None
+    whose = (
+        [value for table in tables for value in table.column(patient_column).to_pylist()]
+        if patient_column
+        else None
+    )
     key = content_key(folder, files)
     records = Records(
         _name_labels(labels, names, files[0], left),
@@ -188,9 +233,18 @@ def patient_names(values: Sequence[object], column: str, left: LeftOut) -> tuple
         column: its name.
         left: collects unusable records.
     """
-    # pandas turns integers with gaps into floating point with NaN, the only value that differs from itself.
-    gaps = [row for row, value in enumerate(values) if value is None or value != value or not str(value).strip()]
-    left.note(gaps, f"patient-column = {column!r}: {len(gaps)} of {len(values)} records have no patient ID; fill it in")
+    # pandas turns integers with gaps into floating point with NaN, the only value that differs from
+    # itself.
+    gaps = [
+        row
+        for row, value in enumerate(values)
+        if value is None or value != value or not str(value).strip()
+    ]
+    left.note(
+        gaps,
+        f"patient-column = {column!r}: {len(gaps)} of {len(values)} records have no patient ID; "
+        "fill it in",
+    )
     return tuple(str(value) for value in values)
 
 
@@ -211,8 +265,11 @@ def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
             image.draft("RGB", (2 * shortest, 2 * shortest))
         image.load()
         if image.mode.startswith("I"):
-            # 16-bit greys, as in radiographs: Pillow's own conversion would clip all but the darkest to white.
-            return Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8)).convert("RGB")
+            # 16-bit greys, as in radiographs: Pillow's own conversion would clip all but the
+            # darkest to white.
+            return Image.fromarray(
+                (np.asarray(image).clip(0, 65535) // 256).astype(np.uint8)
+            ).convert("RGB")
         return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -232,33 +289,62 @@ def split_files(folder: Path, name: str, suffix: str) -> list[Path]:
         DataError: if there are no such files.
     """
     stem = name.removesuffix(suffix)
-    train, test = (folder / f"{stem}-{part}{suffix}" if stem else folder / f"{part}{suffix}" for part in ("train", "test"))
+    train, test = (
+        folder / f"{stem}-{part}{suffix}" if stem else folder / f"{part}{suffix}"
+        for part in ("train", "test")
+    )
     if train.is_file() and test.is_file():
         return [train, test]
     alone = [folder / f"{stem}{suffix}"] if stem else sorted(folder.glob(f"*{suffix}"))
     if len(alone) == 1 and alone[0].is_file():
         return alone
-    wanted = f"'{train.name}' and '{test.name}', or one " + (f"'{stem}{suffix}'" if stem else f"{suffix} file")
-    raise DataError(f"dataset = {name!r}: '{folder}' lacks {wanted}; it has {listing(folder)}; name one of its data sets")
+    wanted = f"'{train.name}' and '{test.name}', or one " + (
+        f"'{stem}{suffix}'" if stem else f"{suffix} file"
+    )
+    raise DataError(
+        f"dataset = {name!r}: '{folder}' lacks {wanted}; it has {listing(folder)}; name one of its "
+        "data sets"
+    )
 
 
 def _check_features(file: Path, x: Tensor, y: Tensor, name: str = "y") -> None:
     if x.ndim != 2 or not x.is_floating_point():
-        raise DataError(f"x in '{file}' is {x.dtype} of shape {tuple(x.shape)}; it must be floating point of shape (n, d)")
+        raise DataError(
+            f"x in '{file}' is {x.dtype} of shape {tuple(x.shape)}; it must be floating point of "
+            "shape (n, d)"
+        )
     if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(f"{name} in '{file}' is {y.dtype} of shape {tuple(y.shape)}; it must be integers of shape (n,)")
+        raise DataError(
+            f"{name} in '{file}' is {y.dtype} of shape {tuple(y.shape)}; it must be integers of "
+            "shape (n,)"
+        )
     if len(x) != len(y):
-        raise DataError(f"'{file}' has {len(x)} rows of x but {len(y)} of {name}; the numbers must be equal")
+        raise DataError(
+            f"'{file}' has {len(x)} rows of x but {len(y)} of {name}; the numbers must be equal"
+        )
 
 
-def _name_labels(labels: Sequence[int | str], classes: tuple[str, ...], file: Path, left: LeftOut) -> list[str]:
+def _name_labels(
+    labels: Sequence[int | str], classes: tuple[str, ...], file: Path, left: LeftOut
+) -> list[str]:
     if not classes:
         return [str(label) for label in labels]
-    wrong = [row for row, label in enumerate(labels) if isinstance(label, int) and not 0 <= label < len(classes)]
+    wrong = [
+        row
+        for row, label in enumerate(labels)
+        if isinstance(label, int) and not 0 <= label < len(classes)
+    ]
     first = labels[wrong[0]] if wrong else ""
-    left.note(wrong, f"'{file}' names {len(classes)} classes but has the label {first}; labels go from 0 to that number - 1")
+    left.note(
+        wrong,
+        f"'{file}' names {len(classes)} classes but has the label {first}; labels go from 0 to "
+        "that number - 1",
+    )
     gone = left.rows
-    return [classes[label] if isinstance(label, int) and row not in gone else str(label) for row, label in enumerate(labels)]
+    return [
+        classes[label] if isinstance(label, int) and row not in gone else str(label)
+        for row, label in enumerate(labels)
+    ]
 
 
 def _class_label_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:
@@ -275,7 +361,9 @@ def image_column(schema: Any) -> str:
         import pyarrow as pa
 
     def holds_bytes(kind: Any) -> bool:
-        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind))
+        return bool(
+            pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind)
+        )
 
     candidates = [field.name for field in schema if holds_bytes(field.type)]
     return candidates[0] if len(candidates) == 1 else "image"
@@ -294,8 +382,8 @@ def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -
     """
     if missing := [column for column in wanted if column not in present]:
         raise DataError(
-            f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename them, or correct label-column, "
-            "site-column or patient-column"
+            f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename them, or "
+            "correct label-column, site-column or patient-column"
         )
 
 
@@ -316,7 +404,9 @@ def refuse_columns(why: str, site_column: str, patient_column: str) -> None:
 
 
 def split_by_size(sizes: Sequence[int]) -> Tensor | None:
-    """Return (n,) bool, True for the records of the first of two files; None for one file, which makes no split."""
+    """Return (n,) bool, True for the records of the first of two files; None for one file, which
+    makes no split.
+    """
     return None if len(sizes) == 1 else torch.arange(sum(sizes)) < sizes[0]
 
 
@@ -332,7 +422,11 @@ def content_key(root: Path, files: Iterable[Path]) -> str:
     for file in files:
         try:
             status = file.stat()
-            digest.update(f"\n{file.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}".encode(errors="replace"))
+            digest.update(
+                f"\n{file.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}".encode(
+                    errors="replace"
+                )
+            )
         except (OSError, ValueError):
             digest.update(f"\n{file.relative_to(root)}\0missing".encode(errors="replace"))
     return digest.hexdigest()
@@ -346,4 +440,6 @@ def listing(folder: Path) -> str:
 def some(names: Iterable[str]) -> str:
     """Quote the first five names."""
     listed = list(names)
-    return (", ".join(repr(name) for name in listed[:5]) or "nothing") + (", ..." if len(listed) > 5 else "")
+    return (", ".join(repr(name) for name in listed[:5]) or "nothing") + (
+        ", ..." if len(listed) > 5 else ""
+    )

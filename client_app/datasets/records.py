@@ -12,8 +12,8 @@ from torch import Tensor
 
 from client_app.datasets.left_out import LeftOut
 
-# (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many pixels. It can be
-# pickled, for the processes of several GPUs.
+# (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many
+# pixels. It can be pickled, for the processes of several GPUs.
 Opener = Callable[[int, int], Image.Image]
 
 
@@ -57,7 +57,12 @@ def select(records: Records, positions: Sequence[int]) -> Records:
     """The records at these positions, in this order."""
     if len(positions) == len(records.labels) and all(at == row for at, row in enumerate(positions)):
         return records
-    opener, origin, patients, rows = records.opener, records.origin, records.patients, list(positions)
+    opener, origin, patients, rows = (
+        records.opener,
+        records.origin,
+        records.patients,
+        list(positions),
+    )
     same, place = records.same, records.place
     return replace(
         records,
@@ -77,7 +82,9 @@ def _open_row(opener: Opener, rows: Sequence[int], index: int, shortest: int) ->
 
 
 def without(records: Records, left: LeftOut) -> Records:
-    """The records that are not left out. Their key then changes, because cached features belong to rows."""
+    """The records that are not left out. Their key then changes, because cached features belong to
+    rows.
+    """
     noted = replace(records, left_out=tuple(left.reasons))
     return only(noted, left.kept(len(records.labels))) if left.rows else noted
 

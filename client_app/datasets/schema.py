@@ -9,7 +9,13 @@ from pathlib import Path
 from client_app.datasets.dataset import DataSource, folder_of
 from client_app.datasets.dicom import key_of
 from client_app.datasets.image_folders import find_table
-from client_app.datasets.readers import image_column, refuse_columns, require_columns, some, split_files
+from client_app.datasets.readers import (
+    image_column,
+    refuse_columns,
+    require_columns,
+    some,
+    split_files,
+)
 from common.errors import DataError
 from common.extras.packages import needed_for
 
@@ -50,14 +56,20 @@ def read_schema(source: DataSource) -> Schema:
             return Schema()
         root, table = find_table(folder, name)
         if table is None:
-            refuse_columns(f"'{root}' has no table with columns; put one next to the images", "", source.patient_column)
+            refuse_columns(
+                f"'{root}' has no table with columns; put one next to the images",
+                "",
+                source.patient_column,
+            )
             return Schema()
         columns = _parquet_columns(table)[0] if table.suffix == ".parquet" else _csv_columns(table)
         if source.kind == "dicom":
             key_of(table, columns)
         require_columns(table, wanted if source.kind == "dicom" else ["path", *wanted], columns)
     except OSError as error:
-        raise DataError(f"data in '{folder}' cannot be read ({error}); check the files and who may read them") from error
+        raise DataError(
+            f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
+        ) from error
     return Schema()
 
 
@@ -69,21 +81,40 @@ def _features(files: list[Path], patient_column: str) -> Schema:
         try:
             with safe_open(file, "pt") as content:
                 if missing := sorted({"x", "y", patient_column or "x"} - set(content.keys())):
-                    raise DataError(f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}")
+                    raise DataError(
+                        f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}"
+                    )
                 x = content.get_slice("x")
                 shape, kind = x.get_shape(), x.get_dtype()
                 if len(shape) != 2 or not shape[1] or kind not in ("F64", "F32", "F16", "BF16"):
-                    raise DataError(f"x in '{file}' is {kind}, {len(shape)}-dimensional; it must be floating point (n, d)")
+                    raise DataError(
+                        f"x in '{file}' is {kind}, {len(shape)}-dimensional; it must be floating "
+                        "point (n, d)"
+                    )
                 for name in ("y", patient_column or "y"):
                     each = content.get_slice(name)
-                    if len(each.get_shape()) != 1 or each.get_dtype() not in ("I64", "I32", "I16", "I8", "U8"):
-                        raise DataError(f"{name} in '{file}' is {each.get_dtype()}; it must be integers of shape (n,)")
+                    if len(each.get_shape()) != 1 or each.get_dtype() not in (
+                        "I64",
+                        "I32",
+                        "I16",
+                        "I8",
+                        "U8",
+                    ):
+                        raise DataError(
+                            f"{name} in '{file}' is {each.get_dtype()}; it must be integers of "
+                            "shape (n,)"
+                        )
                 fingerprint = (content.metadata() or {}).get("fingerprint", "")
                 schemas.add(Schema(shape[1], fingerprint or f"features-{shape[1]}"))
         except SafetensorError as error:
-            raise DataError(f"'{file}' is not a readable safetensors file ({error}); write it again") from error
+            raise DataError(
+                f"'{file}' is not a readable safetensors file ({error}); write it again"
+            ) from error
     if len(schemas) > 1:
-        raise DataError(f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both with one")
+        raise DataError(
+            f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both "
+            "with one"
+        )
     return schemas.pop()
 
 
@@ -96,7 +127,9 @@ def _parquet_columns(file: Path) -> tuple[list[str], str]:
     try:
         schema = pq.read_schema(file)
     except pa.ArrowException as error:
-        raise DataError(f"'{file}' is not a readable parquet file ({error}); write it again") from error
+        raise DataError(
+            f"'{file}' is not a readable parquet file ({error}); write it again"
+        ) from error
     return list(schema.names), image_column(schema)
 
 

@@ -1,4 +1,6 @@
-"""Tables: those next to images, with the label, patient or split of each file; and columns of images in parquet files."""
+"""Tables: those next to images, with the label, patient or split of each file; and columns of
+images in parquet files.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ KEPT = 2048
 
 
 class ParquetImages:
-    """The image column of parquet files, read on first use and by row groups, of which those used last stay in memory."""
+    """The image column of parquet files, read on first use and by row groups, of which those used
+    last stay in memory.
+    """
 
     def __init__(self, files: Sequence[Path], column: str) -> None:
         self._files, self._column = files, column
@@ -35,7 +39,9 @@ class ParquetImages:
         return ParquetImages, (self._files, self._column)
 
     def read(self, index: int) -> bytes:
-        """The bytes of a record's image; safe in threads. Raises OSError for a record without image."""
+        """The bytes of a record's image; safe in threads. Raises OSError for a record without
+        image.
+        """
         with self._lock:  # Otherwise each decoding thread would read the files.
             if not self._groups:
                 self._find_groups()
@@ -45,7 +51,10 @@ class ParquetImages:
                 file, number = self._groups[group]
                 values = file.read_row_group(number, columns=[self._column]).column(0)
             self._read[group] = values
-            while sum(map(len, self._read.values())) - len(oldest := next(iter(self._read.values()))) >= KEPT:
+            while (
+                sum(map(len, self._read.values())) - len(oldest := next(iter(self._read.values())))
+                >= KEPT
+            ):
                 self._read = {each: kept for each, kept in self._read.items() if kept is not oldest}
         value = values[index - self._first[group]].as_py()
         content = value.get("bytes") if isinstance(value, dict) else value
@@ -90,8 +99,9 @@ def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, lis
 def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
     """Columns of a CSV file as texts; each line is read on its own.
 
-    Nothing in one line, such as an open quote or invalid bytes, changes how another line is read: a new record must not
-    remove others. So a quoted value that continues on the next line is left out as well.
+    Nothing in one line, such as an open quote or invalid bytes, changes how another line is read: a
+    new record must not remove others. So a quoted value that continues on the next line is left out
+    as well.
     """
     lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     names = _values(lines[0]) or []
@@ -105,7 +115,11 @@ def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
             unread += 1
         else:
             rows.append(values)
-    left.note_unread(unread, f"{unread} lines of '{file}' cannot be read on their own, or have another number of columns")
+    left.note_unread(
+        unread,
+        f"{unread} lines of '{file}' cannot be read on their own, or have another number of "
+        "columns",
+    )
     return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
 
@@ -140,18 +154,29 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
                 # pyarrow numbers rows only when one thread reads them.
                 read_options=pyarrow.csv.ReadOptions(use_threads=False),
                 parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note),
-                convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in texts if name}),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    column_types={name: pa.string() for name in texts if name}
+                ),
             )
         )
     except pa.ArrowException as error:
-        why = "line {} has {} columns, but the first has {}".format(*uneven[0]) if uneven else str(error)
+        why = (
+            "line {} has {} columns, but the first has {}".format(*uneven[0])
+            if uneven
+            else str(error)
+        )
         raise DataError(f"table '{file}' cannot be read ({why}); write it again") from None
-    left.note_unread(len(uneven), f"{len(uneven)} lines of '{file}' have another number of columns than the first")
+    left.note_unread(
+        len(uneven),
+        f"{len(uneven)} lines of '{file}' have another number of columns than the first",
+    )
     return {name: _texts(table.column(name)) for name in table.column_names}
 
 
 def _texts(column: Any) -> list[Any]:
-    """The values of a column; invalid bytes are replaced, so one bad value does not remove the others."""
+    """The values of a column; invalid bytes are replaced, so one bad value does not remove the
+    others.
+    """
     with needed_for("a table"):
         import pyarrow as pa
 
@@ -159,5 +184,6 @@ def _texts(column: Any) -> list[Any]:
         values: list[Any] = column.to_pylist()
         return values
     return [
-        None if value is None else value.decode("utf-8", "replace") for value in column.cast(pa.large_binary()).to_pylist()
+        None if value is None else value.decode("utf-8", "replace")
+        for value in column.cast(pa.large_binary()).to_pylist()
     ]

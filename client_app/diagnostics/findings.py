@@ -64,5 +64,7 @@ class Link:
         """
         host, colon, port = address.rpartition(":")
         if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
-            raise ConfigError(f"--superlink {address!r}: must be HOST:PORT, such as fl.example.org:9092")
+            raise ConfigError(
+                f"--superlink {address!r}: must be HOST:PORT, such as fl.example.org:9092"
+            )
         return cls(host.strip("[]"), int(port), authority, key)

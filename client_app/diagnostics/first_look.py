@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from client_app.datasets.dataset import DataSource, folder_of
-from client_app.datasets.image_folders import IMAGE_SUFFIXES, find_table, in_class_folders, note_depth
+from client_app.datasets.image_folders import (
+    IMAGE_SUFFIXES,
+    find_table,
+    in_class_folders,
+    note_depth,
+)
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.schema import read_schema
 from client_app.node_config import NodeConfig
@@ -36,7 +41,9 @@ def check_files(node: NodeConfig) -> list[str]:
         check_installed(OF_DATA[node.data], f"data = {node.data!r} in the node-config")
     warnings: list[str] = []
     for name in node.dataset or ("",):
-        source = DataSource(node.data, node.data_dir, (name,), node.label_column, "", node.patient_column)
+        source = DataSource(
+            node.data, node.data_dir, (name,), node.label_column, "", node.patient_column
+        )
         read_schema(source)
         if node.data in ("imagefolder", "dicom"):
             warnings += _of_folders(source, name)
@@ -53,7 +60,8 @@ def _of_folders(source: DataSource, name: str) -> list[str]:
         files, _ = in_class_folders(root, wanted)
         if not files:
             return [
-                f"'{root}' has no {'images' if images else 'files'} in class folders; make one folder per class, or a table"
+                f"'{root}' has no {'images' if images else 'files'} in class folders; make one "
+                "folder per class, or a table"
             ]
         note_depth(root, files, LeftOut(), () if images else None)
     except DataError as error:

@@ -1,4 +1,6 @@
-"""Whether large packets arrive at the coordinator: small ones may pass a network whose MTU is too small, large ones not."""
+"""Whether large packets arrive at the coordinator: small ones may pass a network whose MTU is too
+small, large ones not.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def large_packets_arrive(stream: socket.socket | ssl.SSLSocket, seconds: float) 
         # The server speaks first; its settings are small.
         if _await(stream, SETTINGS, 0) is None:
             return None
-        stream.sendall(_frame(SETTINGS, ACK, b"") + _frame(UNKNOWN, 0, bytes(PROBE)) + _frame(PING, 0, MARK))
+        stream.sendall(
+            _frame(SETTINGS, ACK, b"") + _frame(UNKNOWN, 0, bytes(PROBE)) + _frame(PING, 0, MARK)
+        )
         return _await(stream, PING, ACK) == MARK
     return False
 

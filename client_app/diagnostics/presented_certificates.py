@@ -1,4 +1,6 @@
-"""Who presents the certificate at the coordinator's address: the coordinator, or a device on the way that inspects TLS."""
+"""Who presents the certificate at the coordinator's address: the coordinator, or a device on the
+way that inspects TLS.
+"""
 
 from __future__ import annotations
 
@@ -51,5 +53,7 @@ def inspector(der: bytes, authority: Path) -> str:
     names = [str(each.value) for each in issuer.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if issuer == own or any(name.startswith("fedsurrogate ") for name in names):
         return ""
-    organisations = [str(each.value) for each in issuer.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
+    organisations = [
+        str(each.value) for each in issuer.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    ]
     return ", ".join(dict.fromkeys([*names, *organisations])) or issuer.rfc4514_string()

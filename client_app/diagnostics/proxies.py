@@ -1,7 +1,9 @@
-"""HTTP proxies between a site and its coordinator: which one gRPC takes, and connections through it.
+"""HTTP proxies between a site and its coordinator: which one gRPC takes, and connections through
+it.
 
-gRPC reads `grpc_proxy`, `https_proxy` and `http_proxy` in this order, in small letters only, and asks the proxy with the
-method CONNECT for a tunnel to the coordinator. `no_grpc_proxy`, or else `no_proxy`, lists hosts that need no proxy.
+gRPC reads `grpc_proxy`, `https_proxy` and `http_proxy` in this order, in small letters only, and
+asks the proxy with the method CONNECT for a tunnel to the coordinator. `no_grpc_proxy`, or else
+`no_proxy`, lists hosts that need no proxy.
 """
 
 from __future__ import annotations
@@ -80,13 +82,18 @@ def proxy_for(host: str, environment: Mapping[str, str]) -> Proxy | None:
         url, port = urlsplit(""), 0
     if url.scheme != "http" or not url.hostname:
         shown = environment[name].rpartition("@")[2]
-        raise ConfigError(f"{name} = '{shown}': gRPC takes http://HOST:PORT or http://USER:PASSWORD@HOST:PORT only")
+        raise ConfigError(
+            f"{name} = '{shown}': gRPC takes http://HOST:PORT or http://USER:PASSWORD@HOST:PORT "
+            "only"
+        )
     credentials = f"{unquote(url.username)}:{unquote(url.password or '')}" if url.username else ""
     return Proxy(name, url.hostname, port, credentials)
 
 
 def capitals_only(environment: Mapping[str, str]) -> str:
-    """A variable that names a proxy in capital letters, which gRPC does not read; empty if there is none."""
+    """A variable that names a proxy in capital letters, which gRPC does not read; empty if there is
+    none.
+    """
     if any(name in environment for name in PROXIES):
         return ""
     return next((name.upper() for name in PROXIES if environment.get(name.upper())), "")
@@ -112,7 +119,10 @@ def open_tunnel(proxy: Proxy | None, host: str, port: int, seconds: float) -> so
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
         if proxy.credentials:
-            lines.append(f"Proxy-Authorization: Basic {base64.b64encode(proxy.credentials.encode()).decode()}")
+            lines.append(
+                "Proxy-Authorization: Basic "
+                f"{base64.b64encode(proxy.credentials.encode()).decode()}"
+            )
         tunnel.settimeout(seconds)
         tunnel.sendall("\r\n".join([*lines, "", ""]).encode())
         reply = b""
@@ -123,7 +133,11 @@ def open_tunnel(proxy: Proxy | None, host: str, port: int, seconds: float) -> so
             reply += byte
         line = reply.split(b"\r\n")[0].decode("latin-1")[:80]
         words = line.split()
-        status = int(words[1]) if line.startswith("HTTP/") and len(words) > 1 and words[1].isdecimal() else 0
+        status = (
+            int(words[1])
+            if line.startswith("HTTP/") and len(words) > 1 and words[1].isdecimal()
+            else 0
+        )
         if status != 200:
             raise ProxyError(status, line)
     except BaseException:

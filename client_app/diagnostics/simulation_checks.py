@@ -1,4 +1,6 @@
-"""Checks of a simulation before it starts: labels and their distribution, without images; and the backbone's weights."""
+"""Checks of a simulation before it starts: labels and their distribution, without images; and the
+backbone's weights.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +34,30 @@ def check_records(run: Run, sites: int) -> Sequence[str]:
         BackboneError: for weights that cannot be had.
     """
     shares = whole(run, sites)
-    there = {dataset.classes[i] for dataset, _ in shares for i in set(dataset.labels[dataset.is_train].tolist())}
+    there = {
+        dataset.classes[i]
+        for dataset, _ in shares
+        for i in set(dataset.labels[dataset.is_train].tolist())
+    }
     if len(there) < 2:
         names = ", ".join(map(repr, sorted(there))) or "none"
         raise DataError(
-            f"the training records have one class only ({names}), and a classifier needs two; check data-dir = "
-            f"{run.settings.data_dir!r}, label-column and classes"
+            f"the training records have one class only ({names}), and a classifier needs two; "
+            f"check data-dir = {run.settings.data_dir!r}, label-column and classes"
         )
     remarks, parts = [], [(dataset, part) for dataset, each in shares for part in each]
     for site, (dataset, part) in enumerate(parts):
         classes = [dataset.classes[i] for i in set(dataset.labels[part].tolist())]
         if not classes:
             raise DataError(
-                f"site {site} of {sites} would have no training records; use fewer sites, or another partition (alpha, "
-                "classes-per-site)"
+                f"site {site} of {sites} would have no training records; use fewer sites, or "
+                "another partition (alpha, classes-per-site)"
             )
         if len(classes) == 1 and run.settings.partition != "classes":
-            remarks.append(f"site {site} has training records of one class only ({classes[0]}); a larger alpha is more even")
+            remarks.append(
+                f"site {site} has training records of one class only ({classes[0]}); a larger "
+                "alpha is more even"
+            )
     if (
         any(dataset.features is None for dataset, _ in shares)
         and not run.settings.weights_path
@@ -79,7 +88,12 @@ def test_features(run: Run) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     for dataset in datasets:
         rows = (~dataset.is_train).nonzero().flatten()
         node = NodeConfig()
-        each = usable(dataset, dataset_features(dataset, run, node, policy_of(node).cache_mib), rows, run.power)
+        each = usable(
+            dataset,
+            dataset_features(dataset, run, node, policy_of(node).cache_mib),
+            rows,
+            run.power,
+        )
         features.append(each.features)
         labels.append(each.labels)
     if not any(map(len, labels)):

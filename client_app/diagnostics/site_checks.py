@@ -1,4 +1,6 @@
-"""Checks that this machine can be a site: folders, policy, ledger, data, backbone, and the cost of a run."""
+"""Checks that this machine can be a site: folders, policy, ledger, data, backbone, and the cost of
+a run.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ MEASURED_IMAGES = 48
 MOST_CLASSES_SHOWN = 12
 
 
-def check_site(run: Run, node: NodeConfig, fingerprint: str = "", run_named: bool = True) -> Iterator[Finding]:
+def check_site(
+    run: Run, node: NodeConfig, fingerprint: str = "", run_named: bool = True
+) -> Iterator[Finding]:
     """Check all that a run needs, and change nothing.
 
     Args:
@@ -60,24 +64,38 @@ def check_site(run: Run, node: NodeConfig, fingerprint: str = "", run_named: boo
     dimension = 0
     yield _guarded(
         "data",
-        "see data, data-dir and label-column in the node-config; in a kit DATA, DATA_KIND and LABEL_COLUMN in .env",
+        "see data, data-dir and label-column in the node-config; in a kit DATA, DATA_KIND and "
+        "LABEL_COLUMN in .env",
         lambda: _data(run, node, part),
     )
     if part and part[0].dataset.features is None:
         backbones: list[Backbone] = []
         yield _guarded(
-            "backbone", "see weights-path in the node-config", lambda: _backbone(run, node, part[0], fingerprint, backbones)
+            "backbone",
+            "see weights-path in the node-config",
+            lambda: _backbone(run, node, part[0], fingerprint, backbones),
         )
         if backbones:
             dimension = backbones[0].dim
             yield _guarded("time", "check the images", lambda: _time(part[0], backbones[0]))
     elif part and fingerprint:
-        own, wanted = (with_power(each, run.power) for each in (part[0].dataset.fingerprint, fingerprint))
+        own, wanted = (
+            with_power(each, run.power) for each in (part[0].dataset.fingerprint, fingerprint)
+        )
         yield _same(own, wanted, "backbone")
     if not run_named:
-        yield Finding("a run", "WARN", "no settings of a run are given", "give the coordinator's planned settings with -c")
+        yield Finding(
+            "a run",
+            "WARN",
+            "no settings of a run are given",
+            "give the coordinator's planned settings with -c",
+        )
     elif part:
-        yield _guarded("a run", "see `site policy check` and `site ledger`", lambda: _run(run, node, part[0], dimension))
+        yield _guarded(
+            "a run",
+            "see `site policy check` and `site ledger`",
+            lambda: _run(run, node, part[0], dimension),
+        )
 
 
 def _guarded(what: str, remedy: str, look: Callable[[], Finding]) -> Finding:
@@ -90,7 +108,10 @@ def _guarded(what: str, remedy: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _folders(node: NodeConfig) -> Iterator[Finding]:
-    folders = [("cache-dir", node.cache, "features"), ("state-dir", node.state, "the privacy ledger")]
+    folders = [
+        ("cache-dir", node.cache, "features"),
+        ("state-dir", node.state, "the privacy ledger"),
+    ]
     if own_ledger(node) is not None:
         folders.append(("witness-dir", node.witness, "the ledger's witness"))
     for what, folder, holds in folders:
@@ -99,12 +120,20 @@ def _folders(node: NodeConfig) -> Iterator[Finding]:
             with tempfile.NamedTemporaryFile(dir=folder):
                 free = shutil.disk_usage(folder).free
         except OSError as error:
-            remedy = f"give a folder for {holds} that user {os.getuid()} may write, as {what} in the node-config"
+            remedy = (
+                f"give a folder for {holds} that user {os.getuid()} may write, as {what} in "
+                "the node-config"
+            )
             yield Finding(what, "FAIL", f"{folder} cannot be written ({error.strerror})", remedy)
             continue
         facts = f"{folder} can be written, {free / GIB:.1f} GiB free"
         if free < LITTLE_DISK:
-            yield Finding(what, "FAIL" if free < LEAST_DISK else "WARN", facts, f"free disk space; it is for {holds}")
+            yield Finding(
+                what,
+                "FAIL" if free < LEAST_DISK else "WARN",
+                facts,
+                f"free disk space; it is for {holds}",
+            )
         else:
             yield Finding(what, "PASS", facts)
 
@@ -125,12 +154,21 @@ def _machine(wanted: str, node: NodeConfig) -> Iterator[Finding]:
         return
     if not device.startswith("cuda"):
         asked = "cpu" in (node.device, wanted)
-        remedy = "" if asked else 'large backbones are slow on a CPU; check the driver with nvidia-smi, or set device="cpu"'
+        remedy = (
+            ""
+            if asked
+            else "large backbones are slow on a CPU; check the driver with nvidia-smi, or set "
+            'device="cpu"'
+        )
         yield Finding("GPU", "PASS" if asked else "WARN", f"none is used; device {device}", remedy)
         return
     for each in gpus_of(torch.device(device)) or (device,):
         left, total = torch.cuda.mem_get_info(each)
-        yield Finding("GPU", "PASS", f"{torch.cuda.get_device_name(each)}, {left / GIB:.1f} of {total / GIB:.1f} GiB free")
+        yield Finding(
+            "GPU",
+            "PASS",
+            f"{torch.cuda.get_device_name(each)}, {left / GIB:.1f} of {total / GIB:.1f} GiB free",
+        )
 
 
 def _policy(data: DataKind, node: NodeConfig) -> Finding:
@@ -141,7 +179,12 @@ def _policy(data: DataKind, node: NodeConfig) -> Finding:
         "also without privacy" if policy.without_dp else "nothing leaves without privacy"
     )
     if not node.policy:
-        return Finding("policy", "WARN", f"the default: {facts}", "set policy in the node-config to a file of your own")
+        return Finding(
+            "policy",
+            "WARN",
+            f"the default: {facts}",
+            "set policy in the node-config to a file of your own",
+        )
     return Finding("policy", "PASS", f"{node.policy}: {facts}")
 
 
@@ -152,11 +195,21 @@ def _ledger(data: DataKind, node: NodeConfig) -> Finding:
     allowed = f" of {total:g}" if total < NO_LIMIT else ""
     facts = f"{len(entries)} releases so far, epsilon {spent:.4g}{allowed} spent"
     if noise := sum(FALLBACK in entry.get("facts", {}) for entry in entries):
-        facts += f"; {noise} of them WITHOUT ANY RECORD, pure noise, because the records could not be used"
+        facts += (
+            f"; {noise} of them WITHOUT ANY RECORD, pure noise, because the records could "
+            "not be used"
+        )
     if spent >= total:
-        return Finding("ledger", "FAIL", facts, "nothing more may leave; only a person may raise epsilon-total")
+        return Finding(
+            "ledger", "FAIL", facts, "nothing more may leave; only a person may raise epsilon-total"
+        )
     if noise:
-        return Finding("ledger", "WARN", facts, "site.log in state-dir has the error; correct it before the next run")
+        return Finding(
+            "ledger",
+            "WARN",
+            facts,
+            "site.log in state-dir has the error; correct it before the next run",
+        )
     return Finding("ledger", "PASS", facts)
 
 
@@ -174,44 +227,65 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
     named = [f"{name} {count}" for name, count in zip(dataset.classes, counts, strict=True)]
     more = f" and {len(named) - MOST_CLASSES_SHOWN} more" if len(named) > MOST_CLASSES_SHOWN else ""
     facts = (
-        f"{len(records.train)} training and {len(records.test)} test records: {', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
+        f"{len(records.train)} training and {len(records.test)} test records: "
+        f"{', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
     )
     if dataset.patients is not None:
         facts += f"; {len({dataset.patients[row] for row in records.train.tolist()})} patients"
     if not len(records.train):
         left = f"; left out: {'; '.join(dataset.left_out)}" if dataset.left_out else ""
-        return Finding("data", "FAIL", facts + left, "without training records only noise leaves, or nothing")
+        return Finding(
+            "data", "FAIL", facts + left, "without training records only noise leaves, or nothing"
+        )
     if dataset.left_out:
         private = " in this private run" if is_protected(run.private, node) else ""
         facts_and_losses = f"{facts}; LEFT OUT{private}: {'; '.join(dataset.left_out)}"
-        return Finding("data", "WARN", facts_and_losses, "correct these records; they are not reported to the coordinator")
+        return Finding(
+            "data",
+            "WARN",
+            facts_and_losses,
+            "correct these records; they are not reported to the coordinator",
+        )
     if dataset.burned_in:
         return Finding(
             "data",
             "WARN",
-            f"{facts}; {dataset.burned_in} images have text burned into their pixels, as their headers state",
-            "a model may learn a name in the pixels; black it out, or leave these images (BurnedInAnnotation) out",
+            f"{facts}; {dataset.burned_in} images have text burned into their pixels, as their "
+            "headers state",
+            "a model may learn a name in the pixels; black it out, or leave these images "
+            "(BurnedInAnnotation) out",
         )
     if empty := [name for name, count in zip(dataset.classes, counts, strict=True) if not count]:
         return Finding(
-            "data", "WARN", facts, f"no training record of class {empty[0]!r}; check its name if you expect records"
+            "data",
+            "WARN",
+            facts,
+            f"no training record of class {empty[0]!r}; check its name if you expect records",
         )
     return Finding("data", "PASS", facts)
 
 
-def _backbone(run: Run, node: NodeConfig, part: SiteShare, fingerprint: str, backbones: list[Backbone]) -> Finding:
+def _backbone(
+    run: Run, node: NodeConfig, part: SiteShare, fingerprint: str, backbones: list[Backbone]
+) -> Finding:
     loaded = site_backbone(run, node)
     backbones.append(loaded)
     if is_protected(run.private, node):
         check_dimension(loaded)
     own = with_power(loaded.fingerprint_at(loaded.dim or _first_dimension(part, loaded)), run.power)
     facts = f"{run.settings.backbone}, fingerprint {own}"
-    return _same(own, with_power(fingerprint, run.power), facts) if fingerprint else Finding("backbone", "PASS", facts)
+    return (
+        _same(own, with_power(fingerprint, run.power), facts)
+        if fingerprint
+        else Finding("backbone", "PASS", facts)
+    )
 
 
 def _first_dimension(part: SiteShare, backbone: Backbone) -> int:
     """The dimension of the first image that can be read; 0 if there is none."""
-    with closing(in_parts(part.dataset.open_image, [range(len(part.dataset))], backbone, 1)) as pieces:
+    with closing(
+        in_parts(part.dataset.open_image, [range(len(part.dataset))], backbone, 1)
+    ) as pieces:
         return next((piece.features.shape[1] for piece in pieces if piece.features is not None), 0)
 
 
@@ -219,25 +293,37 @@ def _same(own: str, wanted: str, facts: str) -> Finding:
     if own == wanted:
         return Finding("backbone", "PASS", f"{facts}, as the coordinator's")
     remedy = "use the coordinator's weights, image-size and backbone"
-    return Finding("backbone", "FAIL", f"{facts}; this site has {own}, the coordinator {wanted}", remedy)
+    return Finding(
+        "backbone", "FAIL", f"{facts}; this site has {own}, the coordinator {wanted}", remedy
+    )
 
 
 def _time(part: SiteShare, backbone: Backbone) -> Finding:
     """Estimate the time for all images from that for the first ones."""
     started, done, broken = time.perf_counter(), 0, 0
-    with closing(in_parts(part.dataset.open_image, [range(len(part.dataset))], backbone, MEASURED_IMAGES)) as pieces:
+    with closing(
+        in_parts(part.dataset.open_image, [range(len(part.dataset))], backbone, MEASURED_IMAGES)
+    ) as pieces:
         for piece in pieces:
             done, broken = done + len(piece.rows), broken + len(piece.broken)
             if done + broken >= MEASURED_IMAGES:
                 break
     seconds = (time.perf_counter() - started) / max(1, done + broken) * len(part.dataset)
     where = " on one GPU" if len(gpus_of(backbone.device)) > 1 else ""
-    facts = f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} images{where}, once; then cached"
+    facts = (
+        f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} "
+        f"images{where}, once; then cached"
+    )
     if not done:
-        return Finding("time", "FAIL", f"none of the first {broken} images can be read", "check the images")
+        return Finding(
+            "time", "FAIL", f"none of the first {broken} images can be read", "check the images"
+        )
     if broken:
         return Finding(
-            "time", "WARN", f"{facts}; {broken} of the first {done + broken} images are broken", "check the images"
+            "time",
+            "WARN",
+            f"{facts}; {broken} of the first {done + broken} images are broken",
+            "check the images",
         )
     return Finding("time", "PASS", facts)
 
@@ -246,15 +332,27 @@ def _run(run: Run, node: NodeConfig, part: SiteShare, dimension: int) -> Finding
     """Check whether the policy allows this run, and compute its cost in bytes and epsilon."""
     gate, features = open_gate(node, run.settings.data, "doctor"), part.dataset.features
     gate.check_request(run)
-    size, dimension = f"method {run.settings.method}", dimension if features is None else features.shape[1]
+    size, dimension = (
+        f"method {run.settings.method}",
+        dimension if features is None else features.shape[1],
+    )
     if dimension:
         cost = costs(run, dimension, len(part.dataset.classes), len(part.train), 1)[0]
-        size += f", {cost.up / 1e6:.3g} MB up and {cost.down / 1e6:.3g} MB down in {cost.rounds} rounds"
+        size += (
+            f", {cost.up / 1e6:.3g} MB up and {cost.down / 1e6:.3g} MB down in {cost.rounds} rounds"
+        )
     if run.mechanism is None:
         return Finding("a run", "PASS", f"{size}, no differential privacy, which the policy allows")
     fits = gate.runs_left(run.mechanism.events)
     left = max(0.0, gate.policy.epsilon_total - gate.spent())
-    facts = f"{size}, epsilon {run.settings.epsilon:g} where {left:.4g} is left: {fits} such runs fit"
+    facts = (
+        f"{size}, epsilon {run.settings.epsilon:g} where {left:.4g} is left: {fits} such runs fit"
+    )
     if not fits:
-        return Finding("a run", "WARN", facts, "some or all of its rounds would be refused: ask for a smaller epsilon")
+        return Finding(
+            "a run",
+            "WARN",
+            facts,
+            "some or all of its rounds would be refused: ask for a smaller epsilon",
+        )
     return Finding("a run", "PASS", facts)

@@ -1,4 +1,6 @@
-"""The cache of computed features: damaged entries are not used, and the least recently used are removed first."""
+"""The cache of computed features: damaged entries are not used, and the least recently used are
+removed first.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ def make_room(entry: Path, most_mib: float) -> None:
     sizes = {folder: _size(folder) for folder in others}
     total = _size(entry) + sum(sizes.values())
     if _size(entry) > most_mib * MIB:
-        LOG.warning("these features need more than cache-mib = %g in the policy; they stay, all others go", most_mib)
+        LOG.warning(
+            "these features need more than cache-mib = %g in the policy; they stay, all others go",
+            most_mib,
+        )
     for folder in sorted(others, key=_last_used):
         if total <= most_mib * MIB:
             return
@@ -82,7 +87,9 @@ def make_room(entry: Path, most_mib: float) -> None:
             continue
         total -= sizes[folder]
         LOG.info(
-            "cached features %s, the least recently used, are removed: the cache may take %g MiB", folder.name, most_mib
+            "cached features %s, the least recently used, are removed: the cache may take %g MiB",
+            folder.name,
+            most_mib,
         )
 
 
@@ -92,7 +99,11 @@ def _is_entry(folder: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) if folder.is_dir() else 0
+    return (
+        sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        if folder.is_dir()
+        else 0
+    )
 
 
 def _last_used(folder: Path) -> float:

@@ -1,7 +1,9 @@
-"""Feature extraction by several processes, one a device; each takes the next shard when it has begun its last one.
+"""Feature extraction by several processes, one a device; each takes the next shard when it has
+begun its last one.
 
-`subprocess` starts them: `multiprocessing` would run the user's main script again in each. Messages are pickled, because
-both ends of a connection are this program on this machine, and nobody else can write to it.
+`subprocess` starts them: `multiprocessing` would run the user's main script again in each. Messages
+are pickled, because both ends of a connection are this program on this machine, and nobody else can
+write to it.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from client_app.features.parts import Part, in_parts
 from common.backbones.backbones import Backbone
 from common.errors import BackboneError, FedSurrogateError
 
-# Kinds of messages: a process asks for a shard, sends a part, has no shard left, refuses the images, or cannot work.
+# Kinds of messages: a process asks for a shard, sends a part, has no shard left, refuses the
+# images, or cannot work.
 NEXT, PART, DONE, REFUSED, FAILED = "next", "part", "done", "refused", "failed"
 START = (
-    "import sys; sys.path[:] = sys.argv[3:]; from client_app.features.device_processes import work; "
-    "work(int(sys.argv[1]), sys.argv[2])"
+    "import sys; sys.path[:] = sys.argv[3:]; from client_app.features.device_processes import "
+    "work; work(int(sys.argv[1]), sys.argv[2])"
 )
 
 
@@ -48,7 +51,9 @@ class Devices:
     fingerprint: str
 
 
-def in_processes(opener: Opener, shards: Iterable[range], devices: Devices, batch_size: int) -> Generator[Part]:
+def in_processes(
+    opener: Opener, shards: Iterable[range], devices: Devices, batch_size: int
+) -> Generator[Part]:
     """Yield the records of shards, with features, computed by a process for each device.
 
     The records of a shard are in order, but several shards are computed at a time. The features are
@@ -70,7 +75,9 @@ def in_processes(opener: Opener, shards: Iterable[range], devices: Devices, batc
         for name in devices.names:
             processes.append(_Process(name))
         # Once for all: a million paths take seconds.
-        job = ForkingPickler.dumps((opener, devices.load, devices.fingerprint, batch_size, len(devices.names)))
+        job = ForkingPickler.dumps(
+            (opener, devices.load, devices.fingerprint, batch_size, len(devices.names))
+        )
         for process in processes:
             process.send_bytes(job)
         del job
@@ -81,7 +88,13 @@ def in_processes(opener: Opener, shards: Iterable[range], devices: Devices, batc
                 kind, *content = process.receive()
                 if kind == PART:
                     rows, broken, features, size = content
-                    yield Part(rows, None, broken, None if features is None else torch.from_numpy(features), size)
+                    yield Part(
+                        rows,
+                        None,
+                        broken,
+                        None if features is None else torch.from_numpy(features),
+                        size,
+                    )
                 elif kind == NEXT:
                     process.send_bytes(ForkingPickler.dumps(next(left, None)))
                 elif kind == DONE:
@@ -104,7 +117,14 @@ class _Process:
             self.connection, theirs = Pipe()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", START, str(theirs.fileno()), device, *map(str, sys.path)],
+                    [
+                        sys.executable,
+                        "-c",
+                        START,
+                        str(theirs.fileno()),
+                        device,
+                        *map(str, sys.path),
+                    ],
                     # It ends when this pipe does, thus with this process, however that ends.
                     stdin=subprocess.PIPE,
                     pass_fds=[theirs.fileno()],
@@ -132,9 +152,10 @@ class _Process:
     def failure(self, why: str) -> FedSurrogateError:
         """The error for a process that cannot go on."""
         return FedSurrogateError(
-            f"the process that extracts features on {self._device} {why}; complete shards are kept, and the next request "
-            "continues after them; if it fails again, free memory on this machine or on that GPU, leave the GPU out with "
-            "CUDA_VISIBLE_DEVICES, or set device in the node-config to one GPU, such as 'cuda:0'"
+            f"the process that extracts features on {self._device} {why}; complete shards are "
+            "kept, and the next request continues after them; if it fails again, free memory on "
+            "this machine or on that GPU, leave the GPU out with CUDA_VISIBLE_DEVICES, or set "
+            "device in the node-config to one GPU, such as 'cuda:0'"
         )
 
     def end(self) -> None:
@@ -146,7 +167,11 @@ class _Process:
     def _ended(self) -> FedSurrogateError:
         # The connection breaks only at its end.
         code = self._process.wait()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}, see its output"
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}, see its output"
+        )
         return self.failure(how)
 
 
@@ -168,7 +193,8 @@ def work(descriptor: int, device: str) -> None:
         backbone = load(device)
         if backbone.fingerprint != fingerprint:
             raise BackboneError(
-                f"{backbone.name!r} has fingerprint {backbone.fingerprint}, in the site's process {fingerprint}"
+                f"{backbone.name!r} has fingerprint {backbone.fingerprint}, in the site's process "
+                f"{fingerprint}"
             )
     except Exception as error:
         connection.send((FAILED, _text(error)))

@@ -1,4 +1,6 @@
-"""Feature extraction: each image goes through a frozen backbone once; later runs memory-map the features from disk."""
+"""Feature extraction: each image goes through a frozen backbone once; later runs memory-map the
+features from disk.
+"""
 
 from __future__ import annotations
 
@@ -93,11 +95,17 @@ def extract(
     if dataset.features is not None:
         ok = torch.ones(len(dataset), dtype=torch.bool)
         fingerprint = dataset.fingerprint or f"features-{dataset.features.shape[1]}"
-        return Features(dataset.features, ok, fingerprint, time.perf_counter() - start, cached=False)
+        return Features(
+            dataset.features, ok, fingerprint, time.perf_counter() - start, cached=False
+        )
     from filelock import FileLock
 
     model = backbone if isinstance(backbone, Backbone) else backbone()
-    entry = cache / "features" / hashlib.sha256(f"{dataset.key} {model.fingerprint}".encode()).hexdigest()[:32]
+    entry = (
+        cache
+        / "features"
+        / hashlib.sha256(f"{dataset.key} {model.fingerprint}".encode()).hexdigest()[:32]
+    )
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{entry}.lock"):
@@ -109,19 +117,23 @@ def extract(
             make_room(entry, most_mib)
     except OSError as error:
         raise DataError(
-            f"cache '{cache}' cannot be used ({error}); set cache-dir in the node-config, or the variable XDG_CACHE_HOME "
-            "of the environment, to another folder"
+            f"cache '{cache}' cannot be used ({error}); set cache-dir in the node-config, or the "
+            "variable XDG_CACHE_HOME of the environment, to another folder"
         ) from error
     if stored is None:
         raise DataError(
-            f"features written to '{entry}' cannot be read again; check the disk, or set cache-dir to another folder"
+            f"features written to '{entry}' cannot be read again; check the disk, or set cache-dir "
+            "to another folder"
         )
     x, ok = stored
     return Features(x, ok, model.fingerprint_at(x.shape[1]), time.perf_counter() - start, cached)
 
 
-def _write(entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int, load: Load | None) -> None:
-    """Compute into a folder of shards and rename it when complete. The caller holds the entry's lock.
+def _write(
+    entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int, load: Load | None
+) -> None:
+    """Compute into a folder of shards and rename it when complete. The caller holds the entry's
+    lock.
 
     A failure leaves the complete shards for the next attempt.
     """
@@ -132,7 +144,8 @@ def _write(entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int, l
         digests = {name: digest_of(folder / name) for name in ("x.npy", "ok.npy")}
         (folder / "digests.json").write_text(json.dumps(digests))
         for name in ("ok.npy", "digests.json"):
-            # x.npy is on disk. After a power failure an entry without these would be computed again from the first shard.
+            # x.npy is on disk. After a power failure an entry without these would be computed again
+            # from the first shard.
             with (folder / name).open("rb") as file:
                 os.fsync(file.fileno())
         if entry.exists():
@@ -153,7 +166,9 @@ def _write(entry: Path, dataset: Dataset, backbone: Backbone, batch_size: int, l
 def _compute(
     writer: ShardWriter, dataset: Dataset, backbone: Backbone, batch_size: int, load: Load | None
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Write features (n, d) float16 of the rows that are missing; return which rows are valid, (n,) bool."""
+    """Write features (n, d) float16 of the rows that are missing; return which rows are valid, (n,)
+    bool.
+    """
     broken: list[tuple[int, str]] = []
     start, before = time.perf_counter(), writer.done
     with (
@@ -166,7 +181,11 @@ def _compute(
             if part.features is not None:
                 check_same_size(writer.size or part.size, part.size)
                 finite = torch.isfinite(part.features).all(dim=1)
-                broken += [(row, NOT_FINITE) for row, good in zip(part.rows, finite.tolist(), strict=True) if not good]
+                broken += [
+                    (row, NOT_FINITE)
+                    for row, good in zip(part.rows, finite.tolist(), strict=True)
+                    if not good
+                ]
             writer.add(part, finite)
             advance(len(part))
             if len(broken) > MOST_NAMED:
@@ -176,22 +195,40 @@ def _compute(
         LOG.warning("%s: %s is broken and skipped (%s)", dataset.name, dataset.where(row), reason)
     if not writer.dimension:
         reason = broken[0][1] if broken else "it is empty"
-        raise DataError(f"none of the {len(dataset)} images of {dataset.name!r} can be read; reason for the first: {reason}")
+        raise DataError(
+            f"none of the {len(dataset)} images of {dataset.name!r} can be read; reason for the "
+            f"first: {reason}"
+        )
     ok = writer.ok()
     if not ok.any():
-        raise BackboneError(f"backbone {backbone.name!r}: {NOT_FINITE} for every image; check weights-path, or use another")
+        raise BackboneError(
+            f"backbone {backbone.name!r}: {NOT_FINITE} for every image; check weights-path, or use "
+            "another"
+        )
     seconds = time.perf_counter() - start
     LOG.info(
         "%s: features of %d images in %.1f s (%.0f images/s), %d broken images skipped",
-        *(dataset.name, int(ok.sum()), seconds, (len(dataset) - before) / seconds, len(ok) - int(ok.sum())),
+        *(
+            dataset.name,
+            int(ok.sum()),
+            seconds,
+            (len(dataset) - before) / seconds,
+            len(ok) - int(ok.sum()),
+        ),
     )
     return ok
 
 
-def _parts(shards: list[range], dataset: Dataset, backbone: Backbone, batch_size: int, load: Load | None) -> Generator[Part]:
+def _parts(
+    shards: list[range], dataset: Dataset, backbone: Backbone, batch_size: int, load: Load | None
+) -> Generator[Part]:
     """The records of these shards, with features: by this process, or by one on every GPU."""
     gpus = gpus_of(backbone.device)[: len(shards) // SHARDS_EACH]
     if load is None or dataset.opener is None or len(gpus) < 2:
         return in_parts(dataset.open_image, shards, backbone, batch_size)
-    LOG.info("%s: features are computed by %d processes, on %s", dataset.name, len(gpus), ", ".join(gpus))
-    return in_processes(dataset.opener, shards, Devices(gpus, load, backbone.fingerprint), batch_size)
+    LOG.info(
+        "%s: features are computed by %d processes, on %s", dataset.name, len(gpus), ", ".join(gpus)
+    )
+    return in_processes(
+        dataset.opener, shards, Devices(gpus, load, backbone.fingerprint), batch_size
+    )

@@ -1,6 +1,8 @@
-"""Features of a large site: rows in a file that has no name, mapped into memory, so that they do not fill it.
+"""Features of a large site: rows in a file that has no name, mapped into memory, so that they do
+not fill it.
 
-The system may take a mapped page out of memory at any time. The file goes when its last tensor goes, or the process ends.
+The system may take a mapped page out of memory at any time. The file goes when its last tensor
+goes, or the process ends.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def chunks(count: int, dimension: int) -> Iterator[slice]:
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
 
 
-def written(parts: Iterator[Tensor], dimension: int, folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
+def written(
+    parts: Iterator[Tensor], dimension: int, folder: Path, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Rows of all parts, written to a file and mapped.
 
     Args:
@@ -77,7 +81,11 @@ def forget(features: Tensor) -> None:
     start += -start % mmap.PAGESIZE
     if end > start and hasattr(mmap, "MADV_DONTNEED"):
         madvise = ctypes.CDLL(None, use_errno=True).madvise
-        madvise(ctypes.c_void_p(start), ctypes.c_size_t((end - start) // mmap.PAGESIZE * mmap.PAGESIZE), mmap.MADV_DONTNEED)
+        madvise(
+            ctypes.c_void_p(start),
+            ctypes.c_size_t((end - start) // mmap.PAGESIZE * mmap.PAGESIZE),
+            mmap.MADV_DONTNEED,
+        )
 
 
 def clipped_features(

@@ -1,4 +1,6 @@
-"""Images to features, part by part: threads decode, a frozen backbone computes, and the order of the records is kept."""
+"""Images to features, part by part: threads decode, a frozen backbone computes, and the order of
+the records is kept.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from common.backbones.backbones import Backbone
 from common.errors import BackboneError
 
 DECODE_TOGETHER = 32
-# On a CPU each thread decodes eight images and forwards them in pairs, whose activations fit the caches of its core. The
-# numbers are fixed, so that the bits of a feature depend neither on batch_size nor on the number of cores.
+# On a CPU each thread decodes eight images and forwards them in pairs, whose activations fit the
+# caches of its core. The numbers are fixed, so that the bits of a feature depend neither on
+# batch_size nor on the number of cores.
 CPU_TOGETHER, CPU_FORWARD_TOGETHER = 8, 2
 
 
@@ -67,7 +70,9 @@ def in_parts(
         parts = _batches(partial(_decode, opener, backbone), shards, batch_size, min(16, cores))
         if backbone.device.type == "cuda":
             batches = ((part, part.images) for part in parts)
-            for part, features in overlapped(batches, backbone.forward, CudaTransfers(backbone.device)):
+            for part, features in overlapped(
+                batches, backbone.forward, CudaTransfers(backbone.device)
+            ):
                 yield replace(part, features=features)
             return
         for part in parts:
@@ -75,7 +80,8 @@ def in_parts(
         return
 
     def work(indices: range) -> Part:
-        # Affects this thread only. Threads that share a forward pass would wait for each other at every layer.
+        # Affects this thread only. Threads that share a forward pass would wait for each other at
+        # every layer.
         torch.set_num_threads(1)
         return _forward(_decode(opener, backbone, indices), backbone, CPU_FORWARD_TOGETHER)
 
@@ -94,11 +100,17 @@ def usable_cores() -> int:
 
 def _cut(ranges: Iterable[range], length: int) -> Iterator[range]:
     """Cut each range into pieces of this length; its last piece may be shorter."""
-    return (each[start : start + length] for each in ranges for start in range(0, len(each), length))
+    return (
+        each[start : start + length] for each in ranges for start in range(0, len(each), length)
+    )
 
 
-def _batches(decode: Callable[[range], Part], shards: Iterable[range], batch_size: int, workers: int) -> Iterator[Part]:
-    """Decode in threads, at most a few batches ahead of the model, and yield batches in the order of the records."""
+def _batches(
+    decode: Callable[[range], Part], shards: Iterable[range], batch_size: int, workers: int
+) -> Iterator[Part]:
+    """Decode in threads, at most a few batches ahead of the model, and yield batches in the order
+    of the records.
+    """
     together = min(DECODE_TOGETHER, batch_size)
     ahead = workers + 1 + -(-batch_size // together)
     pieces: deque[int] = deque()
@@ -113,7 +125,9 @@ def _batches(decode: Callable[[range], Part], shards: Iterable[range], batch_siz
         yield _join([part, *islice(decoded, pieces.popleft() - 1)])
 
 
-def _in_order(work: Callable[[range], Part], pieces: Iterator[range], workers: int, ahead: int) -> Iterator[Part]:
+def _in_order(
+    work: Callable[[range], Part], pieces: Iterator[range], workers: int, ahead: int
+) -> Iterator[Part]:
     """Do `work` on each piece in threads, in order; at most `ahead` results are pending."""
     waiting: deque[Future[Part]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="extract") as pool:
@@ -131,7 +145,10 @@ def _in_order(work: Callable[[range], Part], pieces: Iterator[range], workers: i
 def _forward(part: Part, backbone: Backbone, together: int) -> Part:
     if part.images is None:
         return part
-    features = [backbone.forward(images).to("cpu", torch.float16) for images in torch.split(part.images, together)]
+    features = [
+        backbone.forward(images).to("cpu", torch.float16)
+        for images in torch.split(part.images, together)
+    ]
     return replace(part, features=torch.cat(features))
 
 
@@ -145,11 +162,14 @@ def _decode(opener: Opener, backbone: Backbone, indices: range) -> Part:
             image = backbone.preprocess(opener(index, backbone.preprocess.resize))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # Decoders raise almost anything for a damaged file; a Rust panic is no Exception.
+        # Decoders raise almost anything for a damaged file; a Rust panic is no Exception.
+        except BaseException as error:
             broken.append((index, f"{type(error).__name__}: {error}"))
             continue
         if images is None:
-            images = torch.empty((len(indices), *image.shape)).contiguous(memory_format=torch.channels_last)
+            images = torch.empty((len(indices), *image.shape)).contiguous(
+                memory_format=torch.channels_last
+            )
             size = tuple(image.shape[1:])
         check_same_size(size, tuple(image.shape[1:]))
         images[len(rows)] = image
@@ -163,7 +183,10 @@ def _join(parts: list[Part]) -> Part:
         check_same_size(readable[0].size, part.size)
     images = [part.images for part in readable if part.images is not None]
     joined = None if not images else images[0] if len(images) == 1 else torch.cat(images)
-    rows, broken = [row for part in parts for row in part.rows], [each for part in parts for each in part.broken]
+    rows, broken = (
+        [row for part in parts for row in part.rows],
+        [each for part in parts for each in part.broken],
+    )
     return Part(rows, joined, broken, size=readable[0].size if readable else ())
 
 
@@ -171,6 +194,6 @@ def check_same_size(size: tuple[int, ...], other: tuple[int, ...]) -> None:
     """Raise BackboneError for images of two sizes, each (height, width)."""
     if size != other:
         raise BackboneError(
-            f"images of {size[1]}x{size[0]} and of {other[1]}x{other[0]} px give features of different lengths; "
-            "set image-size, and all images are resized to it"
+            f"images of {size[1]}x{size[0]} and of {other[1]}x{other[0]} px give features of "
+            "different lengths; set image-size, and all images are resized to it"
         )

@@ -1,4 +1,6 @@
-"""Progress of long work at a site: a bar on a terminal, otherwise log lines, with the time that is left."""
+"""Progress of long work at a site: a bar on a terminal, otherwise log lines, with the time that is
+left.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ LOG_EVERY_SECONDS = 10.0
 
 
 @contextmanager
-def progress(name: str, total: int, done: int = 0, what: str = "images") -> Iterator[Callable[[int], None]]:
+def progress(
+    name: str, total: int, done: int = 0, what: str = "images"
+) -> Iterator[Callable[[int], None]]:
     """Yield a function that counts finished items.
 
     It shows a progress bar on a terminal, otherwise a log line at intervals.
@@ -28,16 +32,29 @@ def progress(name: str, total: int, done: int = 0, what: str = "images") -> Iter
     before = done
     if sys.stderr.isatty():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.0f} " + what + "/s"))
+        columns = (
+            TextColumn(name),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:.0f} " + what + "/s"),
+        )
         with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
             task = bar.add_task(name, total=total, completed=done, rate=0.0)
 
             def draw(count: int) -> None:
                 nonlocal done
                 done += count
-                bar.update(task, completed=done, rate=(done - before) / (time.perf_counter() - start))
+                bar.update(
+                    task, completed=done, rate=(done - before) / (time.perf_counter() - start)
+                )
 
             yield draw
         return
@@ -50,6 +67,8 @@ def progress(name: str, total: int, done: int = 0, what: str = "images") -> Iter
             reported = now
             rate = (done - before) / (now - start)
             left = (total - done) / max(rate, 1e-9)
-            LOG.info("%s: %d of %d %s, %.0f %s/s, %.0f s left", name, done, total, what, rate, what, left)
+            LOG.info(
+                "%s: %d of %d %s, %.0f %s/s, %.0f s left", name, done, total, what, rate, what, left
+            )
 
     yield log

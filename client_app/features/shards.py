@@ -1,8 +1,10 @@
-"""Features that are being computed: complete shards of rows stay on disk, so that an ended process loses open ones only.
+"""Features that are being computed: complete shards of rows stay on disk, so that an ended process
+loses open ones only.
 
-A folder `*.partial` holds `x` and `ok` as files of all rows, and `shards.jsonl`: one line a shard, in any order, with its
-first row, the row after its last, and its digest. A line is written when its rows are on disk. The next process checks the
-digests and computes the other shards. Lines of earlier versions have no first row: each began where the line before ended.
+A folder `*.partial` holds `x` and `ok` as files of all rows, and `shards.jsonl`: one line a shard,
+in any order, with its first row, the row after its last, and its digest. A line is written when its
+rows are on disk. The next process checks the digests and computes the other shards. Lines of
+earlier versions have no first row: each began where the line before ended.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class ShardWriter:
     _complete: set[int] = field(default_factory=set)
     # By the first row of a shard: how many records were added, and the readable rows among them.
     _added: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    _rows: defaultdict[int, list[tuple[list[int], Tensor, Tensor]]] = field(default_factory=lambda: defaultdict(list))
+    _rows: defaultdict[int, list[tuple[list[int], Tensor, Tensor]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     _start: int = 0
 
     @classmethod
@@ -72,8 +76,11 @@ class ShardWriter:
             writer._check(lines)
         except FileNotFoundError:
             return cls(folder, count)
-        except Exception as error:  # numpy raises almost anything for a damaged file, such as EOFError and TokenError.
-            LOG.warning("computed features in %s are damaged (%s: %s)", folder, type(error).__name__, error)
+        # numpy raises almost anything for a damaged file, such as EOFError and TokenError.
+        except Exception as error:
+            LOG.warning(
+                "computed features in %s are damaged (%s: %s)", folder, type(error).__name__, error
+            )
             return cls(folder, count)
         if not writer._complete:
             return cls(folder, count)
@@ -81,7 +88,11 @@ class ShardWriter:
             # It may fail on a full disk, which is no damage: the shards stay.
             with (folder / SHARDS).open("a") as notes:
                 notes.write("\n")
-        LOG.info("%d of %d records are done already; the work continues with the others", writer.done, count)
+        LOG.info(
+            "%d of %d records are done already; the work continues with the others",
+            writer.done,
+            count,
+        )
         return writer
 
     @property
@@ -91,7 +102,11 @@ class ShardWriter:
 
     def missing(self) -> list[range]:
         """Rows of the shards that are not complete."""
-        return [self._shard(first) for first in range(0, self.count, SHARD) if first not in self._complete]
+        return [
+            self._shard(first)
+            for first in range(0, self.count, SHARD)
+            if first not in self._complete
+        ]
 
     def add(self, part: Part, good: Tensor | None) -> None:
         """Add records of one shard.
@@ -108,14 +123,20 @@ class ShardWriter:
         if part.features is not None and good is not None:
             if not self.dimension:
                 self._create(part.features.shape[1], part.size)
-            self._rows[first].append((part.rows, torch.where(good[:, None], part.features, 0), good))
+            self._rows[first].append(
+                (part.rows, torch.where(good[:, None], part.features, 0), good)
+            )
         if self.dimension:
-            for full in [each for each, added in self._added.items() if added == len(self._shard(each))]:
+            for full in [
+                each for each, added in self._added.items() if added == len(self._shard(each))
+            ]:
                 self._write(full)
 
     def ok(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which rows are valid, (count,) bool, after the last shard."""
-        valid: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.fromfile(self.folder / "ok", np.bool_, self.count)
+        valid: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.fromfile(
+            self.folder / "ok", np.bool_, self.count
+        )
         return valid
 
     def _shard(self, first: int) -> range:
@@ -124,7 +145,9 @@ class ShardWriter:
     def _create(self, dimension: int, size: tuple[int, ...]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.dimension, self.size = dimension, size
-        np.lib.format.open_memmap(self.folder / "x.npy", mode="w+", dtype=np.float16, shape=(self.count, dimension))
+        np.lib.format.open_memmap(
+            self.folder / "x.npy", mode="w+", dtype=np.float16, shape=(self.count, dimension)
+        )
         np.zeros(self.count, dtype=np.bool_).tofile(self.folder / "ok")
         self._start = self._x_start()
         (self.folder / SHARDS).write_text(
@@ -132,9 +155,15 @@ class ShardWriter:
         )
 
     def _x_start(self) -> int:
-        """Bytes before the first row of x.npy. Raises ValueError, and others of numpy, if its own header does not fit."""
+        """Bytes before the first row of x.npy. Raises ValueError, and others of numpy, if its own
+        header does not fit.
+        """
         x = np.load(self.folder / "x.npy", mmap_mode="r")
-        if x.shape != (self.count, self.dimension) or x.dtype != np.float16 or not x.flags.c_contiguous:
+        if (
+            x.shape != (self.count, self.dimension)
+            or x.dtype != np.float16
+            or not x.flags.c_contiguous
+        ):
             raise ValueError(f"x.npy holds {x.dtype.str} of shape {x.shape}")
         return int(x.offset)
 
@@ -145,7 +174,10 @@ class ShardWriter:
         for rows, features, good in self._rows.pop(first, []):
             at = np.asarray(rows) - first
             x[at], ok[at] = features.numpy(), good.numpy()
-        for name, start, content in (("x.npy", self._start + x[:1].nbytes * first, x), ("ok", first, ok)):
+        for name, start, content in (
+            ("x.npy", self._start + x[:1].nbytes * first, x),
+            ("ok", first, ok),
+        ):
             with (self.folder / name).open("r+b") as file:
                 file.seek(start)
                 file.write(content.tobytes())
@@ -166,15 +198,25 @@ class ShardWriter:
         for line in lines:
             try:
                 shard = json.loads(line)
-                begin, end, digest = int(shard.get("begin", end)), int(shard["end"]), str(shard["sha256"])
+                begin, end, digest = (
+                    int(shard.get("begin", end)),
+                    int(shard["end"]),
+                    str(shard["sha256"]),
+                )
             except (ValueError, KeyError, TypeError, AttributeError):
                 # A line that was being written when the process ended.
                 continue
             if begin % SHARD == 0 and 0 <= begin < self.count and end == self._shard(begin).stop:
                 noted[begin] = digest
-        self._complete = {begin for begin, digest in noted.items() if self._digest(self._shard(begin)) == digest}
+        self._complete = {
+            begin for begin, digest in noted.items() if self._digest(self._shard(begin)) == digest
+        }
         if damaged := noted.keys() - self._complete:
-            LOG.warning("%d shards in %s do not have their digests and are computed again", len(damaged), self.folder)
+            LOG.warning(
+                "%d shards in %s do not have their digests and are computed again",
+                len(damaged),
+                self.folder,
+            )
 
     def _digest(self, shard: range) -> str:
         width = 2 * self.dimension

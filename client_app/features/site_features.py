@@ -120,20 +120,23 @@ def check_addressee(request: Record, site: str) -> None:
     registered = site if info is None else info.get("site", site)
     if registered != site:
         raise ConfigError(
-            f"this site is called {site!r}, but the coordinator has registered its key as {str(registered)[:64]!r}; set "
-            "`site` in the node-config to that name, or ask the coordinator to register the key under this one"
+            f"this site is called {site!r}, but the coordinator has registered its key as "
+            f"{str(registered)[:64]!r}; set `site` in the node-config to that name, or ask the "
+            "coordinator to register the key under this one"
         )
 
 
 def in_simulation() -> bool:
-    """Whether this process is a worker of Flower's simulation, or simulates sites itself. The process decides this, never a
-    message.
+    """Whether this process is a worker of Flower's simulation, or simulates sites itself. The
+    process decides this, never a message.
     """
     ray, engine = sys.modules.get("ray"), sys.modules.get("server_app.deployment.local_engine")
     return bool(ray and ray.is_initialized()) or bool(engine and engine.running())
 
 
-def load_site(run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone | None = None) -> SiteFeatures:
+def load_site(
+    run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone | None = None
+) -> SiteFeatures:
     """Features of this site's train and test records.
 
     Args:
@@ -149,39 +152,68 @@ def load_site(run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone |
     """
     part, protected = share(run, node, in_simulation()), is_protected(run.private, node)
     if not len(part.dataset):
-        raise DataError(f"no record of the classes {', '.join(run.settings.classes)[:200]} in {part.dataset.name!r}")
+        raise DataError(
+            f"no record of the classes {', '.join(run.settings.classes)[:200]} in "
+            f"{part.dataset.name!r}"
+        )
     if run.settings.counting.kind == "survey":
         features = no_features(len(part.dataset))
     else:
         features = dataset_features(part.dataset, run, node, cache_mib, backbone)
-    read = partial(usable, part.dataset, features, power=run.power, folder=node.cache, most_mib=node.features_in_memory_mib)
+    read = partial(
+        usable,
+        part.dataset,
+        features,
+        power=run.power,
+        folder=node.cache,
+        most_mib=node.features_in_memory_mib,
+    )
     train, test = read(part.train), read(part.test)
     if node.unit == "record" or (protected and node.protects == "record"):
         train = replace(train, units=None)
     elif protected and train.units is None:
-        raise DataError(f"{part.dataset.name!r} has no patient IDs, but this site protects patients; set patient-column")
+        raise DataError(
+            f"{part.dataset.name!r} has no patient IDs, but this site protects patients; set "
+            "patient-column"
+        )
     if not (len(train.labels) or protected or run.settings.counting.kind in JUDGING):
-        raise DataError(f"no usable training record among {len(part.train)} in {part.dataset.name!r}")
+        raise DataError(
+            f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
+        )
     left_out = part.dataset.left_out
     if broken := len(part.train) - len(train.labels):
         first = [i for i in part.train.tolist() if not features.ok[i]][:1]
-        what = f"{broken} of {len(part.train)} training images cannot be read, or have no finite features"
+        what = (
+            f"{broken} of {len(part.train)} training images cannot be read, or have no finite "
+            "features"
+        )
         left_out = (*left_out, what + "".join(f", such as {part.dataset.where(i)}" for i in first))
     fingerprint = with_power(features.fingerprint, run.power)
     dataset = part.dataset
-    # Places among the records of all classes: places among those of the run's classes name other records with other classes.
+    # Places among the records of all classes: places among those of the run's classes name other
+    # records with other classes.
     rows = (test if run.settings.counting.kind in JUDGING else train).rows
     assert rows is not None
     places = rows if dataset.rows is None else dataset.rows[rows]
     selected = hashlib.sha256(places.numpy().tobytes()).hexdigest()
     return SiteFeatures(
-        train, test, dataset.classes, fingerprint, features.seconds, part.simulated, left_out, dataset.key, selected
+        train,
+        test,
+        dataset.classes,
+        fingerprint,
+        features.seconds,
+        part.simulated,
+        left_out,
+        dataset.key,
+        selected,
     )
 
 
 def no_features(count: int) -> Features:
     """What stands for the features of records whose labels alone are counted."""
-    return Features(torch.zeros(count, 1), torch.ones(count, dtype=torch.bool), NO_FEATURES, 0.0, cached=False)
+    return Features(
+        torch.zeros(count, 1), torch.ones(count, dtype=torch.bool), NO_FEATURES, 0.0, cached=False
+    )
 
 
 def dataset_features(
@@ -216,11 +248,12 @@ def site_backbone(run: Run, node: NodeConfig, device: str = "") -> Backbone:
         # The function, which is code, comes from the site's own settings only.
         if not node.backbone:
             raise BackboneError(
-                f"the run uses backbone = {OWN_BACKBONE!r}, but this site's node-config names none; set backbone = "
-                "'python:PACKAGE.MODULE:FUNCTION' there"
+                f"the run uses backbone = {OWN_BACKBONE!r}, but this site's node-config names "
+                "none; set backbone = 'python:PACKAGE.MODULE:FUNCTION' there"
             )
         return own_backbone(node.backbone, run.settings.image_size, device)
-    # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a simulation only.
+    # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a
+    # simulation only.
     weights = node.weights_path or ("" if node.data else run.settings.weights_path)
     return load_backbone(run.settings.backbone, weights, run.settings.image_size, device)
 
@@ -267,9 +300,13 @@ def usable(
         x = read(rows)
     else:
         try:
-            x = written((read(rows[part]) for part in chunks(len(rows), dimension)), dimension, folder)
+            x = written(
+                (read(rows[part]) for part in chunks(len(rows), dimension)), dimension, folder
+            )
         except OSError as error:
-            raise DataError(f"features cannot be written to cache-dir '{folder}' ({error}); make room there") from error
+            raise DataError(
+                f"features cannot be written to cache-dir '{folder}' ({error}); make room there"
+            ) from error
     if not (finite := torch.cat(good)).all():
         rows = rows[finite]
     units = None if dataset.patients is None else tuple(dataset.patients[i] for i in rows.tolist())

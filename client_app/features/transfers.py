@@ -24,7 +24,9 @@ class Transfers(Protocol):
 
 
 class CudaTransfers:
-    """Copies from and to pinned memory. Those to the GPU have a stream of their own, so that they run beside its work."""
+    """Copies from and to pinned memory. Those to the GPU have a stream of their own, so that they
+    run beside its work.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,7 +38,8 @@ class CudaTransfers:
             there = images.pin_memory().to(self._device, non_blocking=True)
         working = torch.cuda.current_stream(self._device)
         working.wait_stream(self._copies)
-        # Their memory is of the copies' stream; it must not be given to the next copy while the model reads it.
+        # Their memory is of the copies' stream; it must not be given to the next copy while the
+        # model reads it.
         there.record_stream(working)
         return there
 
@@ -56,7 +59,9 @@ class CudaTransfers:
 
 
 def overlapped(
-    batches: Iterable[tuple[T, Tensor | None]], forward: Callable[[Tensor], Tensor], transfers: Transfers
+    batches: Iterable[tuple[T, Tensor | None]],
+    forward: Callable[[Tensor], Tensor],
+    transfers: Transfers,
 ) -> Iterator[tuple[T, Tensor | None]]:
     """Features of each batch of images, in order; None for None.
 

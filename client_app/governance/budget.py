@@ -1,14 +1,17 @@
-"""The privacy budget of one folder of data: decides whether one more release keeps two privacy guarantees.
+"""The privacy budget of one folder of data: decides whether one more release keeps two privacy
+guarantees.
 
-**All runs together** are (epsilon-total, delta-total)-differentially private, even if the coordinator chooses each run after
-seeing earlier results: `common/privacy/privacy_filter.py` has the theorem.
+**All runs together** are (epsilon-total, delta-total)-differentially private, even if the
+coordinator chooses each run after seeing earlier results: `common/privacy/privacy_filter.py` has
+the theorem.
 
-**Each run alone** is (epsilon-per-run, delta)-differentially private. The first charged release of a run fixes its plan,
-and every later one must follow it. The digest of a run fixes noise, sample rate and steps of every round
-(`common/privacy/mechanism.py` derives them from the settings in the digest). All rounds cost the same, except the first
-round of a generative method, which can only come first. So the releases of a run are a prefix of one sequence, fixed before
-the first result. Composition by privacy loss distributions is exact for it; stopping early is post-processing. A resumed
-run has its own id, so its guarantee for one run begins anew; the total counts both runs.
+**Each run alone** is (epsilon-per-run, delta)-differentially private. The first charged release of
+a run fixes its plan, and every later one must follow it. The digest of a run fixes noise, sample
+rate and steps of every round (`common/privacy/mechanism.py` derives them from the settings in the
+digest). All rounds cost the same, except the first round of a generative method, which can only
+come first. So the releases of a run are a prefix of one sequence, fixed before the first result.
+Composition by privacy loss distributions is exact for it; stopping early is post-processing. A
+resumed run has its own id, so its guarantee for one run begins anew; the total counts both runs.
 """
 
 from __future__ import annotations
@@ -85,7 +88,10 @@ def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: B
     shares = [(rule.renyi_share(earlier), rule.renyi_share(plan))]
     if _exact(entries) and all(event.sample_rate == 1 for event in [*earlier, *plan]):
         shares.append((rule.gaussian_share(earlier), rule.gaussian_share(plan)))
-    most = max(math.floor((EPSILON_TOLERANCE - used) / each) if each < math.inf else 0 for used, each in shares)
+    most = max(
+        math.floor((EPSILON_TOLERANCE - used) / each) if each < math.inf else 0
+        for used, each in shares
+    )
     if most < 1 and not earlier:
         return int(composed(tuple(plan), rule.delta) <= rule.epsilon * EPSILON_TOLERANCE)
     return max(0, most)
@@ -112,46 +118,76 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
     if not release.events:
         return spent(entries, budget)
     if (count := non_private_releases(entries)) and not budget.after_open:
-        raise BudgetError(f"{count} releases left without privacy before, so no total can be guaranteed any more")
+        raise BudgetError(
+            f"{count} releases left without privacy before, so no total can be guaranteed any more"
+        )
     # A release that protects patients protects their records as well, but not the other way round.
-    single = sum(entry["kind"] == "release" and bool(entry["events"]) and entry["unit"] == "record" for entry in entries)
+    single = sum(
+        entry["kind"] == "release" and bool(entry["events"]) and entry["unit"] == "record"
+        for entry in entries
+    )
     if release.unit == "patient" and single:
-        raise BudgetError(f"{single} releases protected single records before, so no total can be guaranteed to patients")
+        raise BudgetError(
+            f"{single} releases protected single records before, so no total can be guaranteed to "
+            "patients"
+        )
     this: Entry = {"kind": "release", **asdict(release)}
     _check_plan(entries, this)
     total = spent([*entries, this], budget)
     if total > budget.epsilon_total * EPSILON_TOLERANCE:
         raise BudgetError(
-            f"epsilon-total = {budget.epsilon_total:g} at delta {budget.delta:g}: {spent(entries, budget):.4g} is spent, "
-            f"with this release it would be {total:.4g}"
+            f"epsilon-total = {budget.epsilon_total:g} at delta {budget.delta:g}: "
+            f"{spent(entries, budget):.4g} is spent, with this release it would be {total:.4g}"
         )
     run = (*events_of(entries, release.flower_run), *release.events)
     # The Renyi bound is fast; the exact number accepts every run that this bound accepts.
-    loosely = PrivacyFilter(budget.epsilon_per_run, release.delta / 2, release.delta).renyi_share(run) <= 1
-    if not loosely and (in_run := composed(run, release.delta)) > budget.epsilon_per_run * EPSILON_TOLERANCE:
-        raise BudgetError(f"epsilon-per-run = {budget.epsilon_per_run:g}: this run's releases would spend {in_run:.4g}")
+    loosely = (
+        PrivacyFilter(budget.epsilon_per_run, release.delta / 2, release.delta).renyi_share(run)
+        <= 1
+    )
+    if (
+        not loosely
+        and (in_run := composed(run, release.delta)) > budget.epsilon_per_run * EPSILON_TOLERANCE
+    ):
+        raise BudgetError(
+            f"epsilon-per-run = {budget.epsilon_per_run:g}: this run's releases would spend "
+            f"{in_run:.4g}"
+        )
     return total
 
 
 def _check_plan(entries: Sequence[Entry], this: Entry) -> None:
-    """Raise BudgetError unless a release follows the plan that the first charged release of its run fixed."""
-    before = [e for e in entries if e["kind"] == "release" and e["events"] and e["flower_run"] == this["flower_run"]]
+    """Raise BudgetError unless a release follows the plan that the first charged release of its run
+    fixed.
+    """
+    before = [
+        e
+        for e in entries
+        if e["kind"] == "release" and e["events"] and e["flower_run"] == this["flower_run"]
+    ]
     if not before:
         return
     if this["run"] != before[0]["run"]:
         raise BudgetError(
-            f"run {this['flower_run']} began with the settings {before[0]['run']}, this release has {this['run']}: the "
-            "noise of a run is fixed when it begins; start another run"
+            f"run {this['flower_run']} began with the settings {before[0]['run']}, this release "
+            f"has {this['run']}: the noise of a run is fixed when it begins; start another run"
         )
     if _is_opening_round(this):
-        raise BudgetError(f"run {this['flower_run']} has begun, and its first round can be released only once")
+        raise BudgetError(
+            f"run {this['flower_run']} has begun, and its first round can be released only once"
+        )
     steps = [entry for entry in before if not _is_opening_round(entry)]
     if steps and list(this["events"]) != list(steps[0]["events"]):
-        raise BudgetError(f"round {this['round']} of run {this['flower_run']} has other noise than the rounds before it")
+        raise BudgetError(
+            f"round {this['round']} of run {this['flower_run']} has other noise than the rounds "
+            "before it"
+        )
 
 
 def _exact(entries: Sequence[Entry]) -> bool:
-    """Whether rule 1 of the filter applies. The first release decides its form: the plan of its run is known by then."""
+    """Whether rule 1 of the filter applies. The first release decides its form: the plan of its run
+    is known by then.
+    """
     private = [entry for entry in entries if entry["events"]]
     if not private:
         return True
@@ -162,14 +198,18 @@ def _exact(entries: Sequence[Entry]) -> bool:
 
 
 def _plan_is_gaussian(first: Entry) -> bool:
-    """Whether no round of the run that begins with this release samples records. Older entries lack `sample_rate`."""
+    """Whether no round of the run that begins with this release samples records. Older entries lack
+    `sample_rate`.
+    """
     return float(first.get("sample_rate", 0.0 if _is_opening_round(first) else 1.0)) == 1 and all(
         event["sample_rate"] == 1 for event in first["events"]
     )
 
 
 def _is_opening_round(entry: Entry) -> bool:
-    """Whether a release is the first round of a generative method, the only round with another cost."""
+    """Whether a release is the first round of a generative method, the only round with another
+    cost.
+    """
     return entry["kind"] == "release" and _has_opening(entry["method"]) and entry["round"] == 1
 
 

@@ -1,4 +1,6 @@
-"""Entries of a ledger: what a release records, the hash chain of the lines, and what a list of entries adds up to."""
+"""Entries of a ledger: what a release records, the hash chain of the lines, and what a list of
+entries adds up to.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def canonical(entry: Entry) -> bytes:
 
 def digest(entry: Entry) -> str:
     """SHA-256 of an entry, as hexadecimal digits; covers all fields except the hash itself."""
-    return hashlib.sha256(canonical({key: value for key, value in entry.items() if key != "hash"})).hexdigest()
+    return hashlib.sha256(
+        canonical({key: value for key, value in entry.items() if key != "hash"})
+    ).hexdigest()
 
 
 def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEvent]:
@@ -100,7 +104,10 @@ def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEv
 
 
 def non_private_releases(entries: Sequence[Entry]) -> int:
-    """Number of releases without differential privacy, apart from counts that the policy has excluded from the total."""
+    """Number of releases without differential privacy, apart from counts that the policy has
+    excluded from the total.
+    """
     return sum(
-        entry["kind"] == "release" and not entry["events"] and entry["mechanism"] != EXACT_COUNTS for entry in entries
+        entry["kind"] == "release" and not entry["events"] and entry["mechanism"] != EXACT_COUNTS
+        for entry in entries
     )

@@ -1,4 +1,6 @@
-"""The gate that every release of a site passes: it checks requests and releases by the policy and charges the ledger."""
+"""The gate that every release of a site passes: it checks requests and releases by the policy and
+charges the ledger.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class Gate:
         self._peers = peers
 
     def check_request(self, run: Run) -> None:
-        """Raise PolicyError unless the policy allows this run, LedgerError unless the ledger can be charged.
+        """Raise PolicyError unless the policy allows this run, LedgerError unless the ledger can be
+        charged.
 
         Called before any work.
         """
@@ -77,41 +80,60 @@ class Gate:
         if not self.policy.local_epsilon or mechanism is None or mechanism.name != JOINT_SUMS:
             return
         planned = sum(event.count for event in mechanism.events)
-        charged = sum(entry["kind"] == "release" and entry["flower_run"] == flower_run for entry in self.ledger.entries())
+        charged = sum(
+            entry["kind"] == "release" and entry["flower_run"] == flower_run
+            for entry in self.ledger.entries()
+        )
         if charged >= planned:
             raise PolicyError(
-                f"local-epsilon = {self.policy.local_epsilon:g} holds for the {planned} secure sums that the run's settings "
-                f"plan, and {charged} have left; start another run"
+                f"local-epsilon = {self.policy.local_epsilon:g} holds for the {planned} secure "
+                f"sums that the run's settings plan, and {charged} have left; start another run"
             )
 
     def _check_policy(self, run: Run) -> None:
         policy = self.policy
         check_sealed_run(policy, run.settings.fedpft.seal, self._peers)
         if policy.require_secure_sum and not run.settings.secure_sum:
-            raise PolicyError("require-secure-sum = true: the run would show this site's part alone (secure-sum = false)")
-        if run.settings.secure_sum and run.settings.colluding < policy.smallest_colluding - SHARE_TOLERANCE:
             raise PolicyError(
-                f"smallest-colluding = {policy.smallest_colluding:.4g}: the run is safe only against colluding = "
-                f"{run.settings.colluding:.4g} of the sites; it needs at least that share"
+                "require-secure-sum = true: the run would show this site's part alone (secure-sum "
+                "= false)"
+            )
+        if (
+            run.settings.secure_sum
+            and run.settings.colluding < policy.smallest_colluding - SHARE_TOLERANCE
+        ):
+            raise PolicyError(
+                f"smallest-colluding = {policy.smallest_colluding:.4g}: the run is safe only "
+                f"against colluding = {run.settings.colluding:.4g} of the sites; it needs at least "
+                "that share"
             )
         check_work(run, policy)
         for key, allowed, asked in (
             ("methods", policy.methods, run.method.name),
             ("backbones", policy.backbones, run.settings.backbone),
-            ("mechanisms", policy.mechanisms if run.settings.epsilon else ("*",), run.plan.mechanism_name),
+            (
+                "mechanisms",
+                policy.mechanisms if run.settings.epsilon else ("*",),
+                run.plan.mechanism_name,
+            ),
         ):
             if not any(fnmatchcase(asked, pattern) for pattern in allowed):
                 raise PolicyError(f"{key} = {', '.join(allowed)}: the run requests {asked!r}")
         if not run.settings.epsilon:
             if not (policy.without_dp or self.exact_counts(run)):
-                raise PolicyError("without-dp = false: the run has no differential privacy (epsilon = 0)")
+                raise PolicyError(
+                    "without-dp = false: the run has no differential privacy (epsilon = 0)"
+                )
             return
         if run.settings.epsilon > policy.epsilon_per_run:
             raise PolicyError(
-                f"epsilon-per-run = {policy.epsilon_per_run:g}: the run requests epsilon = {run.settings.epsilon:g}"
+                f"epsilon-per-run = {policy.epsilon_per_run:g}: the run requests epsilon = "
+                f"{run.settings.epsilon:g}"
             )
         if run.settings.delta > policy.delta:
-            raise PolicyError(f"delta = {policy.delta:g}: the run requests delta = {run.settings.delta:g}")
+            raise PolicyError(
+                f"delta = {policy.delta:g}: the run requests delta = {run.settings.delta:g}"
+            )
 
     def check_size(self, work: Callable[[int, int], Work], dimension: int, classes: int) -> None:
         """Refuse features of a dimension that takes more memory than the policy allows.
@@ -127,7 +149,9 @@ class Gate:
         check_size(work(classes, dimension), self.policy, dimension, classes)
 
     def smallest_class(self, mechanism: str) -> int:
-        """Number of records that a class needs to be released; one where noise hides which classes exist."""
+        """Number of records that a class needs to be released; one where noise hides which classes
+        exist.
+        """
         return 1 if mechanism in HIDE_CLASSES else self.policy.smallest_class
 
     def limits(self, mechanism: str, node: NodeConfig) -> SiteLimits:
@@ -135,19 +159,32 @@ class Gate:
         policy = self.policy
         smallest = self.smallest_class(mechanism)
         return SiteLimits(
-            node.max_components, node.max_rank, smallest, policy.most_classes, policy.smallest_cell, policy.show_evaluation
+            node.max_components,
+            node.max_rank,
+            smallest,
+            policy.most_classes,
+            policy.smallest_cell,
+            policy.show_evaluation,
         )
 
     def exact_counts(self, run: Run) -> bool:
         """Whether this run's counts may leave without noise although nothing else may."""
-        return run.plan.counts and not run.settings.epsilon and run.method.name in self.policy.exact_counts
+        return (
+            run.plan.counts
+            and not run.settings.epsilon
+            and run.method.name in self.policy.exact_counts
+        )
 
     def exact_numbers_may_leave(self, hidden: bool) -> bool:
-        """Whether numbers of this site alone, such as accuracies, may leave. hidden: in a private run or a secure sum."""
+        """Whether numbers of this site alone, such as accuracies, may leave. hidden: in a private
+        run or a secure sum.
+        """
         return self.policy.without_dp and not hidden and not self.policy.require_seal
 
     def check(self, release: Release) -> float:
-        """Epsilon spent if this release were charged; charges nothing. Raises PolicyError or BudgetError."""
+        """Epsilon spent if this release were charged; charges nothing. Raises PolicyError or
+        BudgetError.
+        """
         policy = self.policy
         self._check_size(release)
         if policy.require_seal and not release.sealed:
@@ -168,8 +205,8 @@ class Gate:
         if release.mechanism not in VARY_IN_SIZE:
             self.check(release)
             return self.ledger.charge(release, self._budget())
-        # The size reveals how many components exceed the noise, or how many entries are not zero. So it is charged before
-        # it decides anything.
+        # The size reveals how many components exceed the noise, or how many entries are not zero.
+        # So it is charged before it decides anything.
         spent = self.ledger.charge(release, self._budget())
         self._check_size(release)
         return spent
@@ -177,7 +214,10 @@ class Gate:
     def _check_size(self, release: Release) -> None:
         policy = self.policy
         if release.bytes > policy.largest_payload_mib * 2**20:
-            raise PolicyError(f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has {release.bytes} bytes")
+            raise PolicyError(
+                f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has "
+                f"{release.bytes} bytes"
+            )
 
     def spent(self) -> float:
         """The part of epsilon-total that is spent. Raises LedgerError."""
@@ -189,7 +229,13 @@ class Gate:
 
     def _budget(self) -> Budget:
         policy = self.policy
-        return Budget(policy.epsilon_total, policy.delta, policy.epsilon_per_run, policy.without_dp, policy.delta_total)
+        return Budget(
+            policy.epsilon_total,
+            policy.delta,
+            policy.epsilon_per_run,
+            policy.without_dp,
+            policy.delta_total,
+        )
 
 
 def one_run(policy: Policy) -> tuple[GaussianEvent, ...]:
@@ -219,7 +265,9 @@ def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
 
 
 def own_ledger(node: NodeConfig) -> Ledger | None:
-    """The ledger of a site's own data, which has a witness and is opened once; None for public data."""
+    """The ledger of a site's own data, which has a witness and is opened once; None for public
+    data.
+    """
     if node.data in PUBLIC_KINDS:
         return None
     dataset = dataset_id(node.data, node.data_dir)
@@ -227,9 +275,14 @@ def own_ledger(node: NodeConfig) -> Ledger | None:
 
 
 def open_ledger(node: NodeConfig) -> Ledger:
-    """Open the ledger of new data, as `site ledger --open` does. Raises LedgerError where one was open before."""
+    """Open the ledger of new data, as `site ledger --open` does. Raises LedgerError where one was
+    open before.
+    """
     if (own := own_ledger(node)) is None:
-        raise ConfigError(f"data = {node.data!r} is public; every run begins its own ledger, so none needs to be opened")
+        raise ConfigError(
+            f"data = {node.data!r} is public; every run begins its own ledger, so none needs to be "
+            "opened"
+        )
     own.open()
     return own
 
@@ -271,4 +324,8 @@ def new_receipt(node: NodeConfig, before: int) -> Info:
     """
     own = own_ledger(node)
     seen = own.witness.read() if own is not None and own.witness is not None else None
-    return {"receipt": str(seen.receipt(seen.length, seen.last))} if seen and seen.length > before else {}
+    return (
+        {"receipt": str(seen.receipt(seen.length, seen.last))}
+        if seen and seen.length > before
+        else {}
+    )

@@ -1,10 +1,13 @@
-"""The ledger of one folder of data: a hash chain of its releases, each written to disk before it leaves.
+"""The ledger of one folder of data: a hash chain of its releases, each written to disk before it
+leaves.
 
-Two files. `ID.jsonl` has one canonical JSON line for each entry, with the hash of the entry before. `ID.head` has the number
-of entries and the last hash, so that removed lines at the end are detected. A line is flushed before the head, and the head
-before the release leaves. After a kill between the two, the ledger is one line ahead of the head, and the head is updated.
-After a kill within a line, the torn line is cut off: its release never left. Everything else is refused. Witnesses outside
-this folder detect that both files were lost or replaced by older copies (governance/witness.py).
+Two files. `ID.jsonl` has one canonical JSON line for each entry, with the hash of the entry before.
+`ID.head` has the number of entries and the last hash, so that removed lines at the end are
+detected. A line is flushed before the head, and the head before the release leaves. After a kill
+between the two, the ledger is one line ahead of the head, and the head is updated. After a kill
+within a line, the torn line is cut off: its release never left. Everything else is refused.
+Witnesses outside this folder detect that both files were lost or replaced by older copies
+(governance/witness.py).
 """
 
 from __future__ import annotations
@@ -20,7 +23,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from client_app.governance.budget import Budget, check_budget
-from client_app.governance.entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
+from client_app.governance.entries import (
+    Entry,
+    Release,
+    canonical,
+    chained,
+    digest,
+    events_of,
+    non_private_releases,
+)
 from client_app.governance.witness import DECIDE, Witness
 from common.errors import LedgerError
 from common.files import replace_file
@@ -31,7 +42,10 @@ FORMAT = 1
 LOCK_SECONDS = 60
 # Name of the run of a request by file, see client_app/offline/bundle_writer.py.
 BY_FILE = re.compile(r"bundle-[0-9a-f]{16}")
-REMEDY = "nothing leaves until a person has looked at it; `site reopen-ledger` starts a new one and keeps the old"
+REMEDY = (
+    "nothing leaves until a person has looked at it; `site reopen-ledger` starts a new one "
+    "and keeps the old"
+)
 
 
 def dataset_id(kind: str, folder: str) -> str:
@@ -44,7 +58,9 @@ def dataset_id(kind: str, folder: str) -> str:
         kind: of the data.
         folder: its path.
     """
-    return hashlib.sha256(f"{kind}\0{Path(folder).expanduser().resolve()}".encode(errors="replace")).hexdigest()[:16]
+    return hashlib.sha256(
+        f"{kind}\0{Path(folder).expanduser().resolve()}".encode(errors="replace")
+    ).hexdigest()[:16]
 
 
 class Ledger:
@@ -88,7 +104,9 @@ class Ledger:
         """Begin the ledger of new data. Raises LedgerError if these data have, or had, a ledger."""
         with self._locked():
             if existing := [file for file in self._files() if file.exists()]:
-                raise LedgerError(f"{str(existing[0])!r} exists, so a ledger was open before; {DECIDE}")
+                raise LedgerError(
+                    f"{str(existing[0])!r} exists, so a ledger was open before; {DECIDE}"
+                )
             self._begin(chained(None, self._header()))
 
     def spent(self, delta: float, flower_run: str = "") -> float:
@@ -132,9 +150,13 @@ class Ledger:
             return total
 
     def answered(self) -> set[str]:
-        """Names of the runs of answered requests by file, including answers before this ledger was reopened."""
+        """Names of the runs of answered requests by file, including answers before this ledger was
+        reopened.
+        """
         entries = self.entries()
-        names = {entry["flower_run"] for entry in entries} | {name for e in entries for name in e.get("answered", ())}
+        names = {entry["flower_run"] for entry in entries} | {
+            name for e in entries for name in e.get("answered", ())
+        }
         return names | (self.witness.answered() if self.witness is not None else set())
 
     def reopen(self, reason: str, epsilon: float, delta: float, keep: bool = False) -> None:
@@ -154,7 +176,9 @@ class Ledger:
         Raises:
             ConfigError: and nothing changes, for an epsilon that is negative or not a number.
         """
-        events = [asdict(GaussianEvent(gaussian_noise_multiplier(epsilon, delta)))] if epsilon else []
+        events = (
+            [asdict(GaussianEvent(gaussian_noise_multiplier(epsilon, delta)))] if epsilon else []
+        )
         with self._locked():
             stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
             aside, answered = {}, self.witness.answered() if self.witness is not None else set()
@@ -165,18 +189,39 @@ class Ledger:
                     replace_file(kept, content)
                     # Works for a damaged ledger too, and includes names in its own decisions.
                     answered |= set(BY_FILE.findall(content.decode("ascii", "replace")))
-            entries = Ledger(self.path.parent, self.dataset)._read() if keep else [chained(None, self._header())]
+            entries = (
+                Ledger(self.path.parent, self.dataset)._read()
+                if keep
+                else [chained(None, self._header())]
+            )
             if not entries:
-                raise LedgerError(f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep")
-            decision = {"kind": "decision", "reason": reason, "epsilon": epsilon, "delta": delta, "kept": keep}
+                raise LedgerError(
+                    f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep"
+                )
+            decision = {
+                "kind": "decision",
+                "reason": reason,
+                "epsilon": epsilon,
+                "delta": delta,
+                "kept": keep,
+            }
             last = chained(
-                entries[-1], decision | {"events": events, "aside": aside, "answered": sorted(answered), "flower_run": ""}
+                entries[-1],
+                decision
+                | {
+                    "events": events,
+                    "aside": aside,
+                    "answered": sorted(answered),
+                    "flower_run": "",
+                },
             )
             self._begin(*entries, last)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock for one process at a time; the operating system releases it when the process is killed."""
+        """Lock for one process at a time; the operating system releases it when the process is
+        killed.
+        """
         from filelock import FileLock
 
         try:
@@ -184,11 +229,15 @@ class Ledger:
             lock = FileLock(self.path.with_suffix(".lock"))
             lock.acquire(timeout=LOCK_SECONDS, poll_interval=0.01)
         except OSError as error:
-            raise LedgerError(f"ledger {str(self.path)!r} cannot be locked ({error}); {REMEDY}") from None
+            raise LedgerError(
+                f"ledger {str(self.path)!r} cannot be locked ({error}); {REMEDY}"
+            ) from None
         try:
             yield
         except OSError as error:
-            raise LedgerError(f"ledger {str(self.path)!r} cannot be read or written ({error}); {REMEDY}") from None
+            raise LedgerError(
+                f"ledger {str(self.path)!r} cannot be read or written ({error}); {REMEDY}"
+            ) from None
         finally:
             lock.release()
 
@@ -207,13 +256,18 @@ class Ledger:
         # Without a head, at most the header itself was written.
         if behind not in (0, 1) or (anchored and entries[anchored - 1]["hash"] != last):
             raise LedgerError(
-                f"ledger {str(self.path)!r} has {len(entries)} entries, but {self.head.name} counts {anchored}: lines "
-                f"were removed, or one of the files was replaced; {REMEDY}"
+                f"ledger {str(self.path)!r} has {len(entries)} entries, but {self.head.name} "
+                f"counts {anchored}: lines were removed, or one of the files was replaced; {REMEDY}"
             )
-        late = self.witness is not None and self.witness.compare([entry["hash"] for entry in entries])
+        late = self.witness is not None and self.witness.compare(
+            [entry["hash"] for entry in entries]
+        )
         if torn:
             if behind:
-                raise LedgerError(f"ledger {str(self.path)!r} ends in half a line, which no kill can leave; {REMEDY}")
+                raise LedgerError(
+                    f"ledger {str(self.path)!r} ends in half a line, which no kill can leave; "
+                    f"{REMEDY}"
+                )
             with self.path.open("r+b") as file:
                 file.truncate(len(content) - len(torn))
                 os.fsync(file.fileno())
@@ -226,17 +280,30 @@ class Ledger:
         for number, line in enumerate(lines):
             try:
                 entry = json.loads(line)
-                broken = entry["previous"] != (entries[-1]["hash"] if entries else "") or entry["hash"] != digest(entry)
+                broken = entry["previous"] != (entries[-1]["hash"] if entries else "") or entry[
+                    "hash"
+                ] != digest(entry)
                 broken = broken or entry["sequence"] != number or line != canonical(entry)
             except (ValueError, KeyError, TypeError, RecursionError):
                 broken = True
             if broken:
-                raise LedgerError(f"ledger {str(self.path)!r}, line {number + 1}: edited, moved or damaged; {REMEDY}")
+                raise LedgerError(
+                    f"ledger {str(self.path)!r}, line {number + 1}: edited, moved or damaged; "
+                    f"{REMEDY}"
+                )
             entries.append(entry)
-        if entries and (entries[0].get("kind"), entries[0].get("dataset")) != ("header", self.dataset):
-            raise LedgerError(f"ledger {str(self.path)!r} is that of data set {entries[0].get('dataset')!r}; {REMEDY}")
+        if entries and (entries[0].get("kind"), entries[0].get("dataset")) != (
+            "header",
+            self.dataset,
+        ):
+            raise LedgerError(
+                f"ledger {str(self.path)!r} is that of data set {entries[0].get('dataset')!r}; "
+                f"{REMEDY}"
+            )
         if entries and entries[0].get("format") != FORMAT:
-            raise LedgerError(f"ledger {str(self.path)!r} has a format other than {FORMAT}; {REMEDY}")
+            raise LedgerError(
+                f"ledger {str(self.path)!r} has a format other than {FORMAT}; {REMEDY}"
+            )
         return entries
 
     def _read_head(self) -> tuple[int, str]:
@@ -246,10 +313,14 @@ class Ledger:
                 raise ValueError
             return int(count), last
         except ValueError:
-            raise LedgerError(f"{str(self.head)!r}, the end of the ledger, is damaged; {REMEDY}") from None
+            raise LedgerError(
+                f"{str(self.head)!r}, the end of the ledger, is damaged; {REMEDY}"
+            ) from None
 
     def _append(self, previous: Entry | None, fields: Entry) -> Entry:
-        """Write and flush one line, then the head. Removes the line again if it does not fit on the disk."""
+        """Write and flush one line, then the head. Removes the line again if it does not fit on the
+        disk.
+        """
         entry = chained(previous, fields)
         line = canonical(entry) + b"\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -1,4 +1,6 @@
-"""A site's policy: the requests that it allows. A TOML file at the site; the coordinator can neither see nor change it."""
+"""A site's policy: the requests that it allows. A TOML file at the site; the coordinator can
+neither see nor change it.
+"""
 
 from __future__ import annotations
 
@@ -24,44 +26,73 @@ class Policy(WorkLimits):
     """Limits on releases and on work. The defaults hold at a site without a policy file."""
 
     methods: Names = Field(("*",), description="methods that a run may use; patterns such as '*'")
-    backbones: Names = Field(("*",), description="backbones that a run may use; patterns such as 'torchvision:*'")
+    backbones: Names = Field(
+        ("*",), description="backbones that a run may use; patterns such as 'torchvision:*'"
+    )
     mechanisms: Names = Field(
         ("sums", "dp-em", "dp-sgd", "counts"),
         description="privacy mechanisms that a run may use; 'theorem-4.1' protects less",
     )
-    without_dp: bool = Field(False, description="whether anything may leave without differential privacy")
-    epsilon_per_run: float = Field(1.0, gt=0, le=NO_LIMIT, description="largest epsilon of one run, all its rounds together")
+    without_dp: bool = Field(
+        False, description="whether anything may leave without differential privacy"
+    )
+    epsilon_per_run: float = Field(
+        1.0, gt=0, le=NO_LIMIT, description="largest epsilon of one run, all its rounds together"
+    )
     epsilon_total: float = Field(
-        4.0, gt=0, le=NO_LIMIT, description="largest epsilon of all releases of one folder of data, at delta-total"
+        4.0,
+        gt=0,
+        le=NO_LIMIT,
+        description="largest epsilon of all releases of one folder of data, at delta-total",
     )
     delta: float = Field(
-        1e-5, gt=0, le=0.01, description="largest delta of a run; the total of runs without sampling is computed at it"
+        1e-5,
+        gt=0,
+        le=0.01,
+        description="largest delta of a run; the total of runs without sampling is computed at it",
     )
     delta_total: float = Field(
         0.0,
         ge=0,
         le=0.1,
-        description="delta of all releases together; the part above delta is for sampled runs; 0: 2 delta",
+        description="delta of all releases together; the part above delta is for sampled runs; 0: "
+        "2 delta",
     )
-    smallest_class: int = Field(10, ge=1, description="records that a class needs to be released, except with 'sums'")
+    smallest_class: int = Field(
+        10, ge=1, description="records that a class needs to be released, except with 'sums'"
+    )
     exact_counts: Names = Field(
         (),
-        description="runs whose counts may leave without noise although without-dp = false: evaluation, values, survey; the "
-        "total does not cover them, and differences of counts show single records to a coordinator that chooses the models",
+        description="runs whose counts may leave without noise although without-dp = false: "
+        "evaluation, values, survey; the total does not cover them, and differences "
+        "of counts show single records to a coordinator that chooses the models",
     )
     smallest_cell: int = Field(
-        10, ge=1, description="records that a class needs in counts without noise; cells of its decisions can be smaller"
+        10,
+        ge=1,
+        description="records that a class needs in counts without noise; cells of its decisions "
+        "can be smaller",
     )
     show_evaluation: bool = Field(
-        False, description="whether results of an evaluation may name this site's own share, with its noise"
+        False,
+        description="whether results of an evaluation may name this site's own share, with its "
+        "noise",
     )
-    largest_payload_mib: float = Field(256.0, gt=0, le=4096, description="largest message that may leave, MiB")
-    require_seal: bool = Field(False, description="whether only sealed chains are answered, so all releases are encrypted")
+    largest_payload_mib: float = Field(
+        256.0, gt=0, le=4096, description="largest message that may leave, MiB"
+    )
+    require_seal: bool = Field(
+        False, description="whether only sealed chains are answered, so all releases are encrypted"
+    )
 
     require_secure_sum: bool = Field(
-        False, description="whether only secure sums are answered, so that the coordinator never sees this site's part alone"
+        False,
+        description="whether only secure sums are answered, so that the coordinator never sees "
+        "this site's part alone",
     )
-    smallest_sum: int = Field(3, ge=2, description="fewest sites in a secure sum, those that may collude among them")
+    smallest_sum: int = Field(
+        3, ge=2, description="fewest sites in a secure sum, those that may collude among them"
+    )
     smallest_colluding: float = Field(
         1 / 3,
         ge=0,
@@ -72,22 +103,23 @@ class Policy(WorkLimits):
         0.0,
         ge=0,
         le=NO_LIMIT,
-        description="largest epsilon of a run in secure sums, all rounds, that this site's own noise must keep alone; "
-        "0 for no limit",
+        description="largest epsilon of a run in secure sums, all rounds, that this site's own "
+        "noise must keep alone; 0 for no limit",
     )
 
     largest_attack_auc: float = Field(
         1.0,
         ge=0.5,
         le=1,
-        description="largest AUC of membership attacks on a release without privacy, at the upper end of its interval; "
-        "1 for no limit",
+        description="largest AUC of membership attacks on a release without privacy, at the upper "
+        "end of its interval; 1 for no limit",
     )
     smallest_nearest_ratio: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="smallest distance of a released mean from the records used, as a share of that from others; 0 for none",
+        description="smallest distance of a released mean from the records used, as a share of "
+        "that from others; 0 for none",
     )
 
     @property
@@ -98,14 +130,18 @@ class Policy(WorkLimits):
     @model_validator(mode="after")
     def _exact_counts_exist(self) -> Self:
         if wrong := [name for name in self.exact_counts if name not in KINDS_OF_COUNTS]:
-            raise ValueError(f"exact-counts = {wrong[0][:40]!r}: must be {' or '.join(map(repr, KINDS_OF_COUNTS))}")
+            raise ValueError(
+                f"exact-counts = {wrong[0][:40]!r}: must be "
+                f"{' or '.join(map(repr, KINDS_OF_COUNTS))}"
+            )
         return self
 
     @model_validator(mode="after")
     def _delta_has_two_parts(self) -> Self:
         if self.delta_total and self.delta_total <= self.delta:
             raise ValueError(
-                f"delta-total = {self.delta_total:g}: must be above delta = {self.delta:g}, or 0 for twice that"
+                f"delta-total = {self.delta_total:g}: must be above delta = {self.delta:g}, or 0 "
+                "for twice that"
             )
         return self
 
@@ -154,13 +190,21 @@ def load_policy(file: str) -> Policy:
         raise ConfigError(f"policy {file!r} is not a TOML file: {error}") from None
     # ValueError: not UTF-8, or no path at all; RuntimeError: the home of a user who does not exist.
     except (OSError, ValueError, RuntimeError) as error:
-        raise PolicyError(f"policy = {file!r} cannot be read ({error}); nothing leaves without it") from None
+        raise PolicyError(
+            f"policy = {file!r} cannot be read ({error}); nothing leaves without it"
+        ) from None
     for key, value in content.items():
         if isinstance(value, list):
             if not value or not all(isinstance(name, str) for name in value):
-                raise ConfigError(f"policy {file!r}: {key} = {value!r}: must be a list of texts, at least one")
+                raise ConfigError(
+                    f"policy {file!r}: {key} = {value!r}: must be a list of texts, at least one"
+                )
             content[key] = ",".join(value)
-        elif isinstance(value, int) and not isinstance(value, bool) and Policy.model_fields.get(key.replace("-", "_")):
+        elif (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and Policy.model_fields.get(key.replace("-", "_"))
+        ):
             wanted = Policy.model_fields[key.replace("-", "_")].annotation
             content[key] = float(value) if wanted is float else value
     try:

@@ -109,11 +109,23 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
         made, number, seconds = make(site_features, node)
     if failure:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
-    release = replace(entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run.digest))
+    release = replace(
+        entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run.digest)
+    )
     if gate.exact_counts(run):
         release = replace(release, mechanism=EXACT_COUNTS)
     kept = (made.keep, made.must_keep)
-    return Prepared(made.payload, release, made.claim, site_features, seconds, made.answer, *kept, failure, made.guard)
+    return Prepared(
+        made.payload,
+        release,
+        made.claim,
+        site_features,
+        seconds,
+        made.answer,
+        *kept,
+        failure,
+        made.guard,
+    )
 
 
 def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Release:
@@ -148,13 +160,20 @@ def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Rel
 
 
 def disclosure_of(node: NodeConfig, run: str) -> str:
-    """The address of the newest disclosure sheet for a run, relative to the state folder; empty if there is none."""
-    sheets = sorted((node.state / DISCLOSURES).glob(f"{run}-*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+    """The address of the newest disclosure sheet for a run, relative to the state folder; empty if
+    there is none.
+    """
+    sheets = sorted(
+        (node.state / DISCLOSURES).glob(f"{run}-*.json"),
+        key=lambda file: (file.stat().st_mtime_ns, file.name),
+    )
     return f"{DISCLOSURES}/{sheets[-1].stem}" if sheets else ""
 
 
 def planned(request: SurrogateRequest) -> Release:
-    """The entry of a release before any work: run, round and noise. It depends on settings and request only."""
+    """The entry of a release before any work: run, round and noise. It depends on settings and
+    request only.
+    """
     run, step = request.run, request.info.get("round", 1)
     number = step if isinstance(step, int) else 1
     claim = run.mechanism_for("patient" if request.node.protects == "patient" else "record")
@@ -190,8 +209,8 @@ def charge_and_release(
         with guard():
             gate.let_out(release)
             for file, temporary in staged.items():
-                # Flushed before the release leaves: after a power failure, a site must not mask a second vector with the
-                # same masks.
+                # Flushed before the release leaves: after a power failure, a site must not mask a
+                # second vector with the same masks.
                 _put(temporary, file)
     except BaseException:
         for temporary in staged.values():
@@ -203,4 +222,6 @@ def _put(temporary: Path, file: Path) -> None:
     try:
         put_in_place(temporary, file)
     except OSError as error:
-        raise LedgerError(f"{file} cannot be written ({error}), so the charged release does not leave") from None
+        raise LedgerError(
+            f"{file} cannot be written ({error}), so the charged release does not leave"
+        ) from None

@@ -1,8 +1,10 @@
-"""Rules of a site that requires sealing (`require-seal` in its policy): refused requests, and unencrypted values.
+"""Rules of a site that requires sealing (`require-seal` in its policy): refused requests, and
+unencrypted values.
 
-Such a site takes part in sealed chains only (`fedpft.seal`). Everything derived from its data is encrypted for the sites in
-its `peers` file. Unencrypted are a status code, its name, the length of its payload, the values of `IN_CLEAR`, and after a
-release its receipt, which contains the number of entries in the site's ledger (governance/witness.py).
+Such a site takes part in sealed chains only (`fedpft.seal`). Everything derived from its data is
+encrypted for the sites in its `peers` file. Unencrypted are a status code, its name, the length of
+its payload, the values of `IN_CLEAR`, and after a release its receipt, which contains the number of
+entries in the site's ledger (governance/witness.py).
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ IN_CLEAR: dict[str, tuple[str, ...]] = {
     "surrogate": ("simulated",),
 }
 # Requests of a run that counts, and the further ones if it is a secure sum.
-COUNTING_REQUESTS, SUMMED_COUNTING_REQUESTS = ("name", "surrogate"), ("introduction", "sum-shares", "sum-list", "sum-open")
+COUNTING_REQUESTS, SUMMED_COUNTING_REQUESTS = (
+    ("name", "surrogate"),
+    ("introduction", "sum-shares", "sum-list", "sum-open"),
+)
 
 
 def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:
@@ -36,11 +41,14 @@ def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:
     if not policy.require_seal:
         return
     if not sealed:
-        raise PolicyError("require-seal = true: the run requests an unencrypted reply (fedpft.seal = false)")
+        raise PolicyError(
+            "require-seal = true: the run requests an unencrypted reply (fedpft.seal = false)"
+        )
     if not peers:
         raise PolicyError(
-            "require-seal = true, but the node-config names no peers: the coordinator could send its own key as that of "
-            "another site; set peers to a file with the lines that `site key` prints at the other sites"
+            "require-seal = true, but the node-config names no peers: the coordinator could send "
+            "its own key as that of another site; set peers to a file with the lines that `site "
+            "key` prints at the other sites"
         )
 
 
@@ -58,13 +66,21 @@ def check_work(policy: Policy, sealed: bool, peers: str, work: str) -> None:
     """
     check_sealed_run(policy, sealed, peers)
     if policy.require_seal and work not in IN_CLEAR:
-        raise PolicyError(f"require-seal = true: the reply to a request for {work!r} would not be encrypted")
+        raise PolicyError(
+            f"require-seal = true: the reply to a request for {work!r} would not be encrypted"
+        )
 
 
 def check_counting(run: Run, work: str) -> None:
     """Raise PolicyError for a request that a run which only counts does not need."""
-    if run.plan.counts and work not in (*COUNTING_REQUESTS, *(SUMMED_COUNTING_REQUESTS if run.settings.secure_sum else ())):
-        raise PolicyError(f"counting.kind = {run.settings.counting.kind!r}: such a run makes no request for {work!r}")
+    if run.plan.counts and work not in (
+        *COUNTING_REQUESTS,
+        *(SUMMED_COUNTING_REQUESTS if run.settings.secure_sum else ()),
+    ):
+        raise PolicyError(
+            f"counting.kind = {run.settings.counting.kind!r}: such a run makes no request for "
+            f"{work!r}"
+        )
 
 
 def in_clear(policy: Policy, work: str, info: Info) -> Info:

@@ -1,21 +1,26 @@
 """Replies of a private run that are not charged to the ledger: they must not depend on the data.
 
-The rule: **before a charge, nothing may depend on data.** In a private run every uncharged reply of a hospital, refusals and
-their codes included, is a function of public facts and of the site's own settings: the request, the node-config, the policy,
-the ledger, the backbone, the installed software, whether the configured folder can be read, and the schema of its files
-(client_app/datasets/schema.py). One more record, a broken record or one of another class changes none of these.
+The rule: **before a charge, nothing may depend on data.** In a private run every uncharged reply of
+a hospital, refusals and their codes included, is a function of public facts and of the site's own
+settings: the request, the node-config, the policy, the ledger, the backbone, the installed
+software, whether the configured folder can be read, and the schema of its files
+(client_app/datasets/schema.py). One more record, a broken record or one of another class changes
+none of these.
 
-The mechanism: the site does the same work as if it had no record (`without_records`). A failure in that work depends on
-public facts only, and its code may leave. A failure that occurs only with records must not show. The site then writes it to
-its log and ledger, shows it in `site doctor` and `site dry-run`, and releases the output of the empty site: pure noise,
-charged as always. Single unusable records are left out before that (client_app/datasets/left_out.py), and copies
+The mechanism: the site does the same work as if it had no record (`without_records`). A failure in
+that work depends on public facts only, and its code may leave. A failure that occurs only with
+records must not show. The site then writes it to its log and ledger, shows it in `site doctor` and
+`site dry-run`, and releases the output of the empty site: pure noise, charged as always. Single
+unusable records are left out before that (client_app/datasets/left_out.py), and copies
 (client_app/datasets/duplicates.py).
 
-The one exception is theorem-4.1. Its claim says that class sizes, and which classes a site has, are public. So a site whose
-classes are all too small replies with the code `data`. The default policy refuses this mechanism.
+The one exception is theorem-4.1. Its claim says that class sizes, and which classes a site has, are
+public. So a site whose classes are all too small replies with the code `data`. The default policy
+refuses this mechanism.
 
-Not covered: the time of a reply, and a process that ends before its reply, for example for lack of memory. With
-`site release` a person sees the failure, and no bundle is made until that person decides.
+Not covered: the time of a reply, and a process that ends before its reply, for example for lack of
+memory. With `site release` a person sees the failure, and no bundle is made until that person
+decides.
 """
 
 from __future__ import annotations
@@ -82,20 +87,26 @@ def _empty(run: Run, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
     fingerprint = with_power(fingerprint, run.power)
     units = () if node.protects == "patient" else None
     none = LabelledFeatures(torch.zeros(0, dimension), torch.zeros(0, dtype=torch.int64), units)
-    site = SiteFeatures(none, replace(none, units=None), run.settings.classes, fingerprint, 0.0, simulated=False)
+    site = SiteFeatures(
+        none, replace(none, units=None), run.settings.classes, fingerprint, 0.0, simulated=False
+    )
     return site, backbone
 
 
 def check_dimension(backbone: Backbone) -> None:
-    """Raise ConfigError for a backbone whose dimension depends on the images: it would reveal their size."""
+    """Raise ConfigError for a backbone whose dimension depends on the images: it would reveal their
+    size.
+    """
     if not backbone.dim:
         raise ConfigError(
-            f"backbone = {backbone.name!r} with image-size = 0: the dimension would depend on the images, which a private "
-            "run must not show; set image-size"
+            f"backbone = {backbone.name!r} with image-size = 0: the dimension would depend on the "
+            "images, which a private run must not show; set image-size"
         )
 
 
-def with_records(run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeConfig], T]) -> tuple[T, SiteFeatures, str]:
+def with_records(
+    run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeConfig], T]
+) -> tuple[T, SiteFeatures, str]:
     """Do `work` on this site's records; if that fails, do it without records.
 
     Raises only the errors of the work without records.
@@ -112,18 +123,31 @@ def with_records(run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeC
     try:
         site_features = load_site(run, node, policy_of(node).cache_mib, backbone)
         if _outline(site_features) != _outline(empty):
-            raise DataError(f"the records give {_outline(site_features)}, the site's schema and backbone {_outline(empty)}")
-        if not len(site_features.test.labels if run.settings.counting.kind in JUDGING else site_features.train.labels):
-            log.error("this site has no usable record of the run's classes; its release is pure noise")
+            raise DataError(
+                f"the records give {_outline(site_features)}, the site's schema and backbone "
+                f"{_outline(empty)}"
+            )
+        if not len(
+            site_features.test.labels
+            if run.settings.counting.kind in JUDGING
+            else site_features.train.labels
+        ):
+            log.error(
+                "this site has no usable record of the run's classes; its release is pure noise"
+            )
         return work(site_features, node), site_features, ""
     except BaseException as error:
-        # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a BaseException.
+        # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a
+        # BaseException.
         if isinstance(error, KeyboardInterrupt) or _is_termination(error):
             raise
         failure = f"{type(error).__name__}: {error}"
         # On the CPU: a GPU that has failed once may fail again.
         made = work(empty, node.model_copy(update={"device": "cpu"}))
-        log.exception("THE RECORDS CANNOT BE USED; in this private run the site replies as if it had none: pure noise")
+        log.exception(
+            "THE RECORDS CANNOT BE USED; in this private run the site replies as if it had none: "
+            "pure noise"
+        )
         return made, empty, failure
 
 
@@ -132,7 +156,9 @@ def _outline(site_features: SiteFeatures) -> tuple[str, int, tuple[str, ...]]:
 
 
 def _is_termination(error: BaseException) -> bool:
-    """Whether Flower ends this process, as on a signal; then no more work is done, and nothing is charged."""
+    """Whether Flower ends this process, as on a signal; then no more work is done, and nothing is
+    charged.
+    """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next

@@ -1,30 +1,36 @@
 """Witnesses of a ledger: they detect that it was lost, or replaced by an older copy.
 
-The first witness is the ledger's head file. The second is a file outside `state-dir`, one for each data set: the ledger's
-length, the hash of its last entry, and a secret of this ledger. It is written and flushed after the ledger and before the
-release leaves. The third is the coordinator: each charged reply contains a receipt, and later requests return it
-(common/security/receipts.py).
+The first witness is the ledger's head file. The second is a file outside `state-dir`, one for each
+data set: the ledger's length, the hash of its last entry, and a secret of this ledger. It is
+written and flushed after the ledger and before the release leaves. The third is the coordinator:
+each charged reply contains a receipt, and later requests return it (common/security/receipts.py).
 
-After a kill the ledger may be one entry ahead of the witness; the witness is then updated. All other differences are
-refused: no ledger but a witness, no witness but a ledger, a shorter ledger, a ledger two or more entries ahead, or another
-ledger. `site ledger --open` begins the ledger of new data. With `site reopen-ledger` a person decides about a ledger that
-was lost or replaced.
+After a kill the ledger may be one entry ahead of the witness; the witness is then updated. All
+other differences are refused: no ledger but a witness, no witness but a ledger, a shorter ledger, a
+ledger two or more entries ahead, or another ledger. `site ledger --open` begins the ledger of new
+data. With `site reopen-ledger` a person decides about a ledger that was lost or replaced.
 
-The file `ID.answered` next to it lists answered requests by file, so that none is answered again under a new ledger.
+The file `ID.answered` next to it lists answered requests by file, so that none is answered again
+under a new ledger.
 
-A receipt contains: the number of entries (one for the header, one for each charged release, one for each decision), the time
-when a person began the ledger, a random-looking name, and a tag. Charges depend on requests and settings, never on records.
+A receipt contains: the number of entries (one for the header, one for each charged release, one for
+each decision), the time when a person began the ledger, a random-looking name, and a tag. Charges
+depend on requests and settings, never on records.
 
-A coordinator that withholds receipts disables the third witness only. With forged receipts, or those of other sites, it can
-only make the site refuse. From a refusal it learns nothing new: it already had the length in the receipt.
+A coordinator that withholds receipts disables the third witness only. With forged receipts, or
+those of other sites, it can only make the site refuse. From a refusal it learns nothing new: it
+already had the length in the receipt.
 
 Not detected:
-- `state-dir` and the witness folder return to copies of the same time, and no coordinator returns a newer receipt: it
-  withholds it, has lost it, or never had it (another coordinator, a release that it has not received).
+- `state-dir` and the witness folder return to copies of the same time, and no coordinator returns a
+  newer receipt: it withholds it, has lost it, or never had it (another coordinator, a release that
+  it has not received).
 - Both are deleted, a person opens the ledger once more, and no coordinator returns a receipt.
-- A person opens a ledger for a copy of the data in another folder, or for the same folder under another kind of data.
+- A person opens a ledger for a copy of the data in another folder, or for the same folder under
+  another kind of data.
 - A person reopens a ledger and states less than was spent.
-- The last release alone: ledger and witness go back by one entry each, and no receipt of that entry is returned.
+- The last release alone: ledger and witness go back by one entry each, and no receipt of that entry
+  is returned.
 """
 
 from __future__ import annotations
@@ -45,7 +51,10 @@ from common.files import replace_file
 from common.security.receipts import Receipt
 
 OPEN = "if these data are new and nothing has left them, a person runs `site ledger --open` once"
-DECIDE = "nothing leaves until a person has looked at it; `site reopen-ledger` takes the decision, --keep where it is whole"
+DECIDE = (
+    "nothing leaves until a person has looked at it; `site reopen-ledger` takes the "
+    "decision, --keep where it is whole"
+)
 PLACE = "set witness-dir in the node-config to a folder outside state-dir that this user may write"
 FORM = re.compile(r"witness 1 (\S+) ([0-9]{1,11}) ([0-9]{1,9}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
 
@@ -103,10 +112,14 @@ class Witness:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise LedgerError(f"the ledger's witness {str(self.file)!r} cannot be read ({error}); {DECIDE}") from None
+            raise LedgerError(
+                f"the ledger's witness {str(self.file)!r} cannot be read ({error}); {DECIDE}"
+            ) from None
         match = FORM.fullmatch(text)
         if match is None or match[1] != self.dataset:
-            raise LedgerError(f"the ledger's witness {str(self.file)!r} is damaged, or of other data; {DECIDE}")
+            raise LedgerError(
+                f"the ledger's witness {str(self.file)!r} is damaged, or of other data; {DECIDE}"
+            )
         return Witnessed(int(match[2]), int(match[3]), match[4], match[5])
 
     def begin(self, length: int, last: str) -> None:
@@ -134,16 +147,23 @@ class Witness:
         except FileNotFoundError:
             return set()
         except (OSError, ValueError) as error:
-            raise LedgerError(f"{str(self._answers)!r}, the answered requests, cannot be read ({error}); {DECIDE}") from None
+            raise LedgerError(
+                f"{str(self._answers)!r}, the answered requests, cannot be read ({error}); {DECIDE}"
+            ) from None
 
     def record_answer(self, request: str) -> None:
         """Record that a request by file was answered. Only then may the bundle leave."""
         known = self.answered()
         if request not in known:
             try:
-                replace_file(self._answers, "".join(f"{each}\n" for each in sorted({*known, request})).encode())
+                replace_file(
+                    self._answers,
+                    "".join(f"{each}\n" for each in sorted({*known, request})).encode(),
+                )
             except OSError as error:
-                raise LedgerError(f"{str(self._answers)!r} cannot be written ({error}); {PLACE}") from None
+                raise LedgerError(
+                    f"{str(self._answers)!r} cannot be written ({error}); {PLACE}"
+                ) from None
 
     @property
     def _answers(self) -> Path:
@@ -156,16 +176,25 @@ class Witness:
         if seen is None:
             if not hashes:
                 raise LedgerError(f"no ledger is open for data set {self.dataset}; {OPEN}")
-            raise LedgerError(f"the ledger's witness {str(self.file)!r} is missing, the ledger is not; {DECIDE}")
+            raise LedgerError(
+                f"the ledger's witness {str(self.file)!r} is missing, the ledger is not; {DECIDE}"
+            )
         if len(hashes) < seen.length:
-            raise LedgerError(f"the ledger has {len(hashes)} entries, but {self.file} has seen {seen.length}; {DECIDE}")
+            raise LedgerError(
+                f"the ledger has {len(hashes)} entries, but {self.file} has seen {seen.length}; "
+                f"{DECIDE}"
+            )
         if len(hashes) > seen.length + 1 or hashes[seen.length - 1] != seen.last:
             raise LedgerError(f"the ledger is not the one that {self.file} has seen; {DECIDE}")
         if not os.access(self.file.parent, os.W_OK):
-            raise LedgerError(f"the witness folder {str(self.file.parent)!r} cannot be written; {PLACE}")
+            raise LedgerError(
+                f"the witness folder {str(self.file.parent)!r} cannot be written; {PLACE}"
+            )
         return len(hashes) > seen.length
 
-    def hold_against(self, entries: Sequence[Mapping[str, Any]], receipts: Sequence[Receipt]) -> None:
+    def hold_against(
+        self, entries: Sequence[Mapping[str, Any]], receipts: Sequence[Receipt]
+    ) -> None:
         """Refuse a ledger that is older than a receipt that a coordinator returns.
 
         Args:
@@ -189,9 +218,9 @@ class Witness:
                     raise LedgerError(f"{seen} another ledger under the name of this one; {DECIDE}")
             elif receipt.ledger not in others and not _settled(receipt, own, decisions):
                 raise LedgerError(
-                    f"{seen} a ledger of this site, begun {receipt.opened} seconds after 1970, that no witness in "
-                    f"{str(self.file.parent)!r} knows: it was lost, or it is of other data, whose witness-dir must then be "
-                    f"the same; {DECIDE}"
+                    f"{seen} a ledger of this site, begun {receipt.opened} seconds after 1970, "
+                    f"that no witness in {str(self.file.parent)!r} knows: it was lost, or it is of "
+                    f"other data, whose witness-dir must then be the same; {DECIDE}"
                 )
 
     def _others(self) -> list[Witnessed]:
@@ -206,23 +235,31 @@ class Witness:
         return [each for each in witnesses if each is not None]
 
     def _write(self, content: Witnessed) -> None:
-        line = f"witness 1 {self.dataset} {content.opened} {content.length} {content.last} {content.secret}\n"
+        line = (
+            f"witness 1 {self.dataset} {content.opened} {content.length} {content.last} "
+            f"{content.secret}\n"
+        )
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(self.file, line.encode())
         except OSError as error:
-            raise LedgerError(f"the ledger's witness {str(self.file)!r} cannot be written ({error}); {PLACE}") from None
+            raise LedgerError(
+                f"the ledger's witness {str(self.file)!r} cannot be written ({error}); {PLACE}"
+            ) from None
 
     def _check_place(self) -> None:
         """Raise LedgerError for a witness inside `state-dir`: a restored backup would replace both."""
         if self.file.parent.resolve().is_relative_to(self._state.resolve()):
-            raise LedgerError(f"the witness folder {str(self.file.parent)!r} is inside state-dir; {PLACE}")
+            raise LedgerError(
+                f"the witness folder {str(self.file.parent)!r} is inside state-dir; {PLACE}"
+            )
 
 
 def _settled(receipt: Receipt, own: Witnessed, decisions: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a person's later decision covers the receipt of a ledger whose secret is lost.
 
-    A kept ledger must be at least as long as it ever was: a longer receipt shows that a newer copy existed.
+    A kept ledger must be at least as long as it ever was: a longer receipt shows that a newer copy
+    existed.
     """
     if not decisions or receipt.opened > own.opened:
         return False

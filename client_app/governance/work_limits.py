@@ -1,8 +1,9 @@
-"""Limits of the policy on the work, memory and disk that a coordinator may use at this site; checked before any work.
+"""Limits of the policy on the work, memory and disk that a coordinator may use at this site;
+checked before any work.
 
-All checks depend on the run's settings, the site's own settings and the clock, never on the data. So a refusal reveals
-nothing about a record. That is why a run is limited by the time since its first request, not by its computing time: that
-would reveal the number of records.
+All checks depend on the run's settings, the site's own settings and the clock, never on the data.
+So a refusal reveals nothing about a record. That is why a run is limited by the time since its
+first request, not by its computing time: that would reveal the number of records.
 """
 
 from __future__ import annotations
@@ -38,25 +39,41 @@ class WorkLimits(Section):
     largest_width: int = Field(2048, ge=1, description="width, hidden and latent size of a model")
     most_components: int = Field(100, ge=1, description="components of a mixture, one class")
     largest_rank: int = Field(512, ge=1, description="rank of a covariance")
-    most_synthetic: int = Field(1_000_000, ge=1, description="synthetic records or images that a site must keep in a run")
+    most_synthetic: int = Field(
+        1_000_000, ge=1, description="synthetic records or images that a site must keep in a run"
+    )
     most_numbers: int = Field(
-        2_000_000_000, ge=1, description="estimated count of numbers in model, gradients and statistics of a run"
+        2_000_000_000,
+        ge=1,
+        description="estimated count of numbers in model, gradients and statistics of a run",
     )
     most_rounds: int = Field(1000, ge=1, description="rounds of a run")
     most_steps: int = Field(20_000, ge=1, description="steps of training in one round")
-    most_passes: int = Field(1000, ge=1, description="passes over the training records in one round")
-    most_seconds: float = Field(3 * DAY, gt=0, description="seconds from the first request of a run to its last")
+    most_passes: int = Field(
+        1000, ge=1, description="passes over the training records in one round"
+    )
+    most_seconds: float = Field(
+        3 * DAY, gt=0, description="seconds from the first request of a run to its last"
+    )
     requests_per_run: int = Field(10_000, ge=1, description="requests that one run may make")
     requests_per_hour: int = Field(1000, ge=1, description="requests of all runs in an hour")
     extractions_per_day: int = Field(
-        8, ge=1, description="backbones and image sizes in a day; each makes the site compute all features anew"
+        8,
+        ge=1,
+        description="backbones and image sizes in a day; each makes the site compute all features "
+        "anew",
     )
-    cache_mib: float = Field(20_480.0, gt=0, description="computed features kept on disk, MiB; least recently used go first")
+    cache_mib: float = Field(
+        20_480.0,
+        gt=0,
+        description="computed features kept on disk, MiB; least recently used go first",
+    )
 
 
 # For public data, such as the shares of a simulation.
 NO_WORK_LIMITS: dict[str, Any] = {
-    name: float("inf") if field.annotation is float else UNLIMITED for name, field in WorkLimits.model_fields.items()
+    name: float("inf") if field.annotation is float else UNLIMITED
+    for name, field in WorkLimits.model_fields.items()
 }
 
 
@@ -64,15 +81,24 @@ def check_work(run: Run, limits: WorkLimits) -> None:
     """Raise PolicyError for settings that need more work or memory than the limits allow."""
     work = run.plan.work(len(run.settings.classes), 0)
     _check_limits(
-        limits, most_classes=len(run.settings.classes), longest_class_name=max(map(len, run.settings.classes), default=0)
+        limits,
+        most_classes=len(run.settings.classes),
+        longest_class_name=max(map(len, run.settings.classes), default=0),
     )
     _check_limits(limits, largest_image_size=run.settings.image_size, most_rounds=work.rounds)
     if run.settings.backbone in ("pixels", "pixels:rgb"):
         _check_limits(
-            limits, largest_dimension=(3 if run.settings.backbone == "pixels:rgb" else 1) * run.settings.image_size**2
+            limits,
+            largest_dimension=(3 if run.settings.backbone == "pixels:rgb" else 1)
+            * run.settings.image_size**2,
         )
     _check_limits(limits, most_steps=work.steps, most_passes=work.passes, largest_width=work.width)
-    _check_limits(limits, most_components=work.components, largest_rank=work.rank, most_synthetic=work.synthetic)
+    _check_limits(
+        limits,
+        most_components=work.components,
+        largest_rank=work.rank,
+        most_synthetic=work.synthetic,
+    )
 
 
 def check_size(work: Work, limits: WorkLimits, dimension: int, classes: int) -> None:
@@ -113,29 +139,50 @@ def admit(run: Run, node: NodeConfig, limits: WorkLimits, flower_run: str) -> No
     from filelock import FileLock
 
     file, now = node.state / REQUESTS_FILE, time.time()
-    features = hashlib.sha256(repr((run.settings.backbone, run.settings.image_size)).encode()).hexdigest()[:16]
+    features = hashlib.sha256(
+        repr((run.settings.backbone, run.settings.image_size)).encode()
+    ).hexdigest()[:16]
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{file}.lock", timeout=60):
             counts = _counted(_read_counts(file), features, limits, flower_run, now)
             replace_file(file, json.dumps(counts), durable=False)
     except OSError as error:
-        raise PolicyError(f"{str(file)!r}, which counts requests, cannot be written ({error}); nothing is done") from None
+        raise PolicyError(
+            f"{str(file)!r}, which counts requests, cannot be written ({error}); nothing is done"
+        ) from None
 
 
-def _counted(counts: dict[str, Any], features: str, limits: WorkLimits, flower_run: str, now: float) -> dict[str, Any]:
+def _counted(
+    counts: dict[str, Any], features: str, limits: WorkLimits, flower_run: str, now: float
+) -> dict[str, Any]:
     first, number = counts["runs"].get(flower_run, (now, 0))
     recent = [at for at in counts["requests"] if now - HOUR < at <= now]
-    extractions = {key: at for key, at in counts["extractions"].items() if now - DAY < at <= now or key == features}
-    _check_limits(limits, most_seconds=max(0.0, now - first), requests_per_run=number + 1, requests_per_hour=len(recent) + 1)
+    extractions = {
+        key: at
+        for key, at in counts["extractions"].items()
+        if now - DAY < at <= now or key == features
+    }
+    _check_limits(
+        limits,
+        most_seconds=max(0.0, now - first),
+        requests_per_run=number + 1,
+        requests_per_hour=len(recent) + 1,
+    )
     _check_limits(limits, extractions_per_day=len(extractions | {features: now}))
     runs = counts["runs"] | {flower_run: (first, number + 1)}
     kept = sorted(runs.items(), key=lambda item: item[1][0])[-RUNS_KEPT:]
-    return {"runs": dict(kept), "requests": [*recent, now], "extractions": extractions | {features: now}}
+    return {
+        "runs": dict(kept),
+        "requests": [*recent, now],
+        "extractions": extractions | {features: now},
+    }
 
 
 def _read_counts(file: Any) -> dict[str, Any]:
-    """The stored counts. A file that cannot be read counts as empty, because it protects computing time, not data."""
+    """The stored counts. A file that cannot be read counts as empty, because it protects computing
+    time, not data.
+    """
     empty: dict[str, Any] = {"runs": {}, "requests": [], "extractions": {}}
     try:
         counts = json.loads(file.read_text())

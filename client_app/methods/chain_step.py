@@ -1,4 +1,6 @@
-"""One step of a chain: open the received relay, extend it, keep the site's own head, and pass the relay on."""
+"""One step of a chain: open the received relay, extend it, keep the site's own head, and pass the
+relay on.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,18 @@ def pass_on(task: Task, step: Step) -> MethodOutput:
         named = str(task.info.get("readers", "")).split(",")
         readers = {name: key for name, key in _keys(task).items() if name in named}
         context = _context(task, task.site, task.info.get("hop"))
-        made = replace(made, payload=seal(made.payload, private_key(task.node, task.site), readers, context), sealed=True)
+        made = replace(
+            made,
+            payload=seal(made.payload, private_key(task.node, task.site), readers, context),
+            sealed=True,
+        )
     return replace(made, answer=_worth(task, head), keep=_kept(task, head))
 
 
 def kept_head(task: Task) -> Classifier:
-    """The head that this site kept from its step of an unsealed chain. Raises DataError when it has none."""
+    """The head that this site kept from its step of an unsealed chain. Raises DataError when it has
+    none.
+    """
     file = task.state / "head.pb"
     if not file.is_file():
         raise DataError(f"no head of this run in {str(file)!r}")
@@ -53,7 +61,9 @@ def _opened(task: Task) -> bytes:
         raise SealError(f"a sealed relay from {sender[:64]!r}, whose key was not received")
     assert task.payload is not None
     context = _context(task, sender, task.info.get("sent-hop"))
-    return open_sealed(task.payload, task.site, private_key(task.node, task.site), keys[sender], context)
+    return open_sealed(
+        task.payload, task.site, private_key(task.node, task.site), keys[sender], context
+    )
 
 
 def _keys(task: Task) -> dict[str, bytes]:
@@ -65,17 +75,22 @@ def _context(task: Task, sender: str, number: object) -> bytes:
 
 
 def _kept(task: Task, head: Head) -> dict[Path, bytes]:
-    """File and content of the site's own head, written to its disk once the release has been charged.
+    """File and content of the site's own head, written to its disk once the release has been
+    charged.
 
-    Only the head of an open chain can be requested later. A head from sealed or private relays has another file name, so no
-    later request finds it, whatever settings that request has.
+    Only the head of an open chain can be requested later. A head from sealed or private relays has
+    another file name, so no later request finds it, whatever settings that request has.
     """
     confidential = task.run.settings.fedpft.seal or task.run.settings.epsilon
-    return {task.state / ("confidential-head.pb" if confidential else "head.pb"): pack_classifier(head)}
+    return {
+        task.state / ("confidential-head.pb" if confidential else "head.pb"): pack_classifier(head)
+    }
 
 
 def _worth(task: Task, head: Head) -> Info:
-    """The head's accuracy on all test data of a simulation. A hospital reports one only when an evaluation is requested."""
+    """The head's accuracy on all test data of a simulation. A hospital reports one only when an
+    evaluation is requested.
+    """
     if not task.found.simulated:
         return {}
     return {"accuracy.model": compare(head, task.run, task.node, baselines=False)["accuracy.model"]}

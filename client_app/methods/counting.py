@@ -1,8 +1,9 @@
-"""Counts at a site: records of each class, and decisions and scores of a received model on held-out records.
+"""Counts at a site: records of each class, and decisions and scores of a received model on held-out
+records.
 
-Neighbouring data differ by one record, or by one patient with all of that patient's records. A record adds one to one cell
-of a table, or to one cell of each histogram. The weights of a patient's records sum to one. So `tables_of` bounds what one
-unit adds, and the noise follows from that.
+Neighbouring data differ by one record, or by one patient with all of that patient's records. A
+record adds one to one cell of a table, or to one cell of each histogram. The weights of a patient's
+records sum to one. So `tables_of` bounds what one unit adds, and the noise follows from that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from common.privacy.exact_sums import ExactSum
 from common.privacy.gaussian_mechanism import BoundedSum, release, unit_weights
 from common.privacy.mechanism import Mechanism
 
-# Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold everything beyond.
+# Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold
+# everything beyond.
 EDGE = 8.0
 
 
@@ -75,24 +77,41 @@ def _evaluated(task: Task) -> dict[str, Tensor]:
     labels = _labels(task, test)
     scores = scores_alone(model, test.features)
     known, finite = labels >= 0, scores.isfinite().all(1)
-    # In a secure sum, no model decides which sites leave out a class: the difference of two sums would show one of them.
-    good = _in_large_classes(task, labels, known if task.run.settings.secure_sum else known & finite) & finite
+    # In a secure sum, no model decides which sites leave out a class: the difference of two sums
+    # would show one of them.
+    good = (
+        _in_large_classes(task, labels, known if task.run.settings.secure_sum else known & finite)
+        & finite
+    )
     weights = _weights(task, test) * good
     kept = weights > 0
     return count_decisions(
-        scores[kept], labels[kept], weights[kept], len(task.run.settings.classes), task.run.settings.counting.bins
+        scores[kept],
+        labels[kept],
+        weights[kept],
+        len(task.run.settings.classes),
+        task.run.settings.counting.bins,
     )
 
 
 def _valued(task: Task) -> dict[str, Tensor]:
-    """The number of held-out records, and of right decisions of each received head, whose heads come as an ensemble."""
+    """The number of held-out records, and of right decisions of each received head, whose heads
+    come as an ensemble.
+    """
     model, test = _received(task), task.found.test
     heads = model.heads if isinstance(model, Ensemble) else (model,)
     if len(heads) != task.run.settings.counting.models:
-        raise SurrogateError(f"{len(heads)} models, but counting.models = {task.run.settings.counting.models}")
+        raise SurrogateError(
+            f"{len(heads)} models, but counting.models = {task.run.settings.counting.models}"
+        )
     labels = _labels(task, test)
-    # In a secure sum the same records as in an evaluation: the difference of both would show the small classes.
-    good = _in_large_classes(task, labels, labels >= 0) if task.run.settings.secure_sum else labels >= 0
+    # In a secure sum the same records as in an evaluation: the difference of both would show the
+    # small classes.
+    good = (
+        _in_large_classes(task, labels, labels >= 0)
+        if task.run.settings.secure_sum
+        else labels >= 0
+    )
     weights = _weights(task, test) * good
     kept = weights > 0
     right = ExactSum((1 + len(heads),), 1.0)
@@ -104,7 +123,9 @@ def _valued(task: Task) -> dict[str, Tensor]:
 
 
 def _in_large_classes(task: Task, labels: Tensor, kept: Tensor) -> Tensor:
-    """Of the records `kept` (n,), those of classes with as many of them as exact counts need; with noise, all."""
+    """Of the records `kept` (n,), those of classes with as many of them as exact counts need; with
+    noise, all.
+    """
     if task.run.settings.epsilon:
         return kept
     sizes = torch.bincount(labels[kept], minlength=len(task.run.settings.classes))
@@ -128,7 +149,9 @@ def scores_alone(model: Classifier, features: Tensor) -> Tensor:
         return torch.cat([model.scores(row[None]).double().cpu() for row in features])
 
 
-def count_decisions(scores: Tensor, labels: Tensor, weights: Tensor, classes: int, bins: int) -> dict[str, Tensor]:
+def count_decisions(
+    scores: Tensor, labels: Tensor, weights: Tensor, classes: int, bins: int
+) -> dict[str, Tensor]:
     """Exact tables of decisions and scores.
 
     Args:
@@ -175,11 +198,17 @@ def _log_odds(scores: Tensor, index: int) -> Tensor:
     others = [each for each in range(scores.shape[1]) if each != index]
     if not others:
         return torch.full_like(scores[:, index], EDGE)
-    return (scores[:, index] - scores[:, others].logsumexp(1)).nan_to_num(nan=0.0).clamp(-2 * EDGE, 2 * EDGE)
+    return (
+        (scores[:, index] - scores[:, others].logsumexp(1))
+        .nan_to_num(nan=0.0)
+        .clamp(-2 * EDGE, 2 * EDGE)
+    )
 
 
 def _received(task: Task) -> Classifier:
-    """The model of the request. Raises SurrogateError unless it is the one that the settings name; depends on no record."""
+    """The model of the request. Raises SurrogateError unless it is the one that the settings name;
+    depends on no record.
+    """
     if hashlib.sha256(task.payload or b"").hexdigest() != task.run.settings.counting.digest:
         raise SurrogateError("the model is not the one that counting.digest names")
     model = checked_classifier(task)
@@ -188,7 +217,9 @@ def _received(task: Task) -> Classifier:
     if task.run.settings.epsilon and not all(
         each.abs().max() < LARGEST_PRIVATE for each in model.arrays().values() if each.numel()
     ):
-        raise SurrogateError(f"a model with a number beyond {LARGEST_PRIVATE:g}, which private runs refuse")
+        raise SurrogateError(
+            f"a model with a number beyond {LARGEST_PRIVATE:g}, which private runs refuse"
+        )
     return model
 
 
@@ -198,7 +229,9 @@ def _labels(task: Task, records: LabelledFeatures) -> Tensor:
 
 
 def _weights(task: Task, records: LabelledFeatures) -> Tensor:
-    """The weight of each record (n,): under privacy, one over the number of its patient's, if the site protects patients."""
+    """The weight of each record (n,): under privacy, one over the number of its patient's, if the
+    site protects patients.
+    """
     protects = task.run.settings.epsilon and task.found.train.units is not None
     if protects and records.units is None:
         raise DataError("the held-out records have no patient IDs, but this site protects patients")
@@ -207,14 +240,24 @@ def _weights(task: Task, records: LabelledFeatures) -> Tensor:
 
 def _released(task: Task, exact: Mapping[str, Tensor]) -> MethodOutput:
     run, header = task.run, task.header(task.run.settings.classes)
-    answer = {"exact": json.dumps({name: table.round().long().tolist() for name, table in exact.items()})}
-    reported = (answer if task.found.simulated else {}) | ({"show": True} if task.limits.show_evaluation else {})
+    answer = {
+        "exact": json.dumps({name: table.round().long().tolist() for name, table in exact.items()})
+    }
+    reported = (answer if task.found.simulated else {}) | (
+        {"show": True} if task.limits.show_evaluation else {}
+    )
     claim = _claim(task)
     if claim is None:
         whole = _large_enough(task, exact)
         if not any(bool(table.any()) for table in whole.values()):
-            what = "there are fewer held-out records" if "right" in whole else "no class has so many records"
-            raise DataError(f"smallest-cell = {task.limits.smallest_cell}: {what}, so no count leaves")
+            what = (
+                "there are fewer held-out records"
+                if "right" in whole
+                else "no class has so many records"
+            )
+            raise DataError(
+                f"smallest-cell = {task.limits.smallest_cell}: {what}, so no count leaves"
+            )
         return MethodOutput(pack_counts(Counts(header, whole)), answer=dict(reported))
     counted = tables_of(run.settings.counting, len(run.settings.classes))
     sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
@@ -231,11 +274,15 @@ def _claim(task: Task) -> Mechanism | None:
 
 
 def _large_enough(task: Task, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Exact tables as whole numbers, without classes of fewer records than the site's smallest cell.
+    """Exact tables as whole numbers, without classes of fewer records than the site's smallest
+    cell.
 
     Such a class looks like one without records. An evaluation has left their records out already.
     """
-    whole, least = {name: table.round().long() for name, table in exact.items()}, task.limits.smallest_cell
+    whole, least = (
+        {name: table.round().long() for name, table in exact.items()},
+        task.limits.smallest_cell,
+    )
     if "right" in whole:
         return {"right": whole["right"] * (whole["right"][0] >= least)}
     if "records" in whole:

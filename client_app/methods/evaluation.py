@@ -37,7 +37,11 @@ def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
     Raises:
         SurrogateError: for a model that is not this run's, or not for this site's backbone.
     """
-    return counted(checked_classifier(task).accuracy(task.found.test.features, task.found.classes, task.found.test.labels))
+    return counted(
+        checked_classifier(task).accuracy(
+            task.found.test.features, task.found.classes, task.found.test.labels
+        )
+    )
 
 
 def own_model(task: Task, gate: Gate, flower_run: str) -> Info:
@@ -73,7 +77,9 @@ def received_classifier(payload: bytes | None, run: str) -> Classifier:
         raise SurrogateError("a message without a model")
     model = unpack_classifier(payload)
     if run and model.header.run != run:
-        raise SurrogateError(f"a model of run {model.header.run!r}, but these settings are run {run!r}")
+        raise SurrogateError(
+            f"a model of run {model.header.run!r}, but these settings are run {run!r}"
+        )
     return model
 
 
@@ -82,9 +88,14 @@ def checked_classifier(task: Task) -> Classifier:
     # The digest in the settings of an evaluation names the model, which is that of another run.
     model = received_classifier(task.payload, "" if task.run.plan.counts else task.run.digest)
     if task.found.fingerprint != model.header.fingerprint:
-        raise SurrogateError(f"a model for backbone {model.header.fingerprint!r}, this site has {task.found.fingerprint!r}")
+        raise SurrogateError(
+            f"a model for backbone {model.header.fingerprint!r}, this site has "
+            f"{task.found.fingerprint!r}"
+        )
     if model.dimension != (own := task.found.test.features.shape[1]):
-        raise SurrogateError(f"a model for features of dimension {model.dimension}, this site has {own}")
+        raise SurrogateError(
+            f"a model for features of dimension {model.dimension}, this site has {own}"
+        )
     return model
 
 

@@ -1,4 +1,6 @@
-"""Training of one network on one site's records: plain SGD, with the terms of FedProx and SCAFFOLD where requested."""
+"""Training of one network on one site's records: plain SGD, with the terms of FedProx and SCAFFOLD
+where requested.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +90,15 @@ def train(
     Returns:
         The number of steps.
     """
-    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    trained = [
+        (name, parameter)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
     start = [parameter.detach().clone() for _, parameter in trained] if variant.mu else []
-    optimiser = torch.optim.SGD([parameter for _, parameter in trained], lr=rate, momentum=settings.momentum)
+    optimiser = torch.optim.SGD(
+        [parameter for _, parameter in trained], lr=rate, momentum=settings.momentum
+    )
     steps = 0
     if settings.augment:
         module, features = split_input(module, features)

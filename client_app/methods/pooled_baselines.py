@@ -1,7 +1,9 @@
-"""The paper's baselines on the whole data of a simulation: oracle, ensemble and average of heads, on all test records.
+"""The paper's baselines on the whole data of a simulation: oracle, ensemble and average of heads,
+on all test records.
 
-They run at one simulated site: only site code may use data and backbone, and every simulated site can read all data of the
-run. A hospital's own data never comes here: `whole` refuses unless the site is a share of the run's data.
+They run at one simulated site: only site code may use data and backbone, and every simulated site
+can read all data of the run. A hospital's own data never comes here: `whole` refuses unless the
+site is a share of the run's data.
 """
 
 from __future__ import annotations
@@ -57,10 +59,15 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     info: Info = {"accuracy.model": _accuracy(model.scores(features), labels)}
     if not baselines:
         return info
-    # What a model reaches that always gives the largest class: the least that a useful model must exceed.
-    info["accuracy.majority"] = float(torch.bincount(labels[labels >= 0], minlength=1).max() / max(1, len(labels)))
+    # What a model reaches that always gives the largest class: the least that a useful model must
+    # exceed.
+    info["accuracy.majority"] = float(
+        torch.bincount(labels[labels >= 0], minlength=1).max() / max(1, len(labels))
+    )
     if run.settings.compare:
-        info |= _baselines(parts, (features, labels), len(names), run.settings.head, run.settings.seed)
+        info |= _baselines(
+            parts, (features, labels), len(names), run.settings.head, run.settings.seed
+        )
     some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.settings.seed))
     some = some[labels[some] >= 0][:PICTURE_POINTS]
     if (plane := model.plane()) is None:
@@ -72,11 +79,17 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
 def check_comparable(node: NodeConfig) -> None:
     """Raise DataError at a site that has data of its own, before anything reads them."""
     if node.data:
-        raise DataError("a comparison needs the data of all sites; it is possible in a simulation only")
+        raise DataError(
+            "a comparison needs the data of all sites; it is possible in a simulation only"
+        )
 
 
 def _baselines(
-    parts: list[tuple[Tensor, Tensor]], test: tuple[Tensor, Tensor], classes: int, head: HeadSettings, seed: int
+    parts: list[tuple[Tensor, Tensor]],
+    test: tuple[Tensor, Tensor],
+    classes: int,
+    head: HeadSettings,
+    seed: int,
 ) -> Info:
     features, labels = test
     parts = [(x[y >= 0], y[y >= 0]) for x, y in parts]

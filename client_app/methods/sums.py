@@ -1,4 +1,5 @@
-"""The sums over a site's records that a head in closed form needs: exact ones, or bounded for noise.
+"""The sums over a site's records that a head in closed form needs: exact ones, or bounded for
+noise.
 
 They are records and feature sums of each class, and one second moment of all features. A message
 has the second moment around the class means, since 16 bits cannot hold a variance next to the
@@ -77,7 +78,9 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     features = public.apply(features)
     counts, sums = class_sums(features, labels, len(classes))
     moments = {"counts": counts, "sums": sums}
-    return moments | ({"squares": fold(second_moment(features))} if "squares" in names else {}), None
+    return moments | (
+        {"squares": fold(second_moment(features))} if "squares" in names else {}
+    ), None
 
 
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -103,7 +106,9 @@ def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, 
     return torch.bincount(labels, minlength=classes).double(), sums
 
 
-def second_moment(features: Tensor, means: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+def second_moment(
+    features: Tensor, means: Tensor | None = None, labels: Tensor | None = None
+) -> Tensor:
     """Sum of the outer products of features.
 
     Args:
@@ -151,12 +156,16 @@ def _bounded(
 ) -> tuple[dict[str, Tensor], Mechanism]:
     """Sums of features that are clipped as for noisy class sums, without the noise; and the claim."""
     train = task.found.train
-    claim = task.run.mechanism_for("record" if train.units is None else "patient", centre_digest(public.centre))
+    claim = task.run.mechanism_for(
+        "record" if train.units is None else "patient", centre_digest(public.centre)
+    )
     assert claim is not None
     labels = class_indices(classes, task.found.classes)[train.labels]
     features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     done = [forget] if train.folder is not None else []
     family = "joint" if "squares" in names else "spherical"
-    bounded = statistics(features, labels.clamp_min(0), weights, len(classes), family, claim.noise_multiplier, *done)
+    bounded = statistics(
+        features, labels.clamp_min(0), weights, len(classes), family, claim.noise_multiplier, *done
+    )
     return {each.name: each.value for each in bounded}, claim

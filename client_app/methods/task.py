@@ -82,8 +82,14 @@ class Task:
         site_features = self.found
         if self.limits.smallest_class <= 1:
             return site_features.classes
-        sizes = torch.bincount(site_features.train.labels, minlength=len(site_features.classes)).tolist()
-        return tuple(n for n, size in zip(site_features.classes, sizes, strict=True) if size >= self.limits.smallest_class)
+        sizes = torch.bincount(
+            site_features.train.labels, minlength=len(site_features.classes)
+        ).tolist()
+        return tuple(
+            n
+            for n, size in zip(site_features.classes, sizes, strict=True)
+            if size >= self.limits.smallest_class
+        )
 
     def records_alone(self, what: str) -> None:
         """Raise ConfigError if this site protects patients: `what` can protect single records only."""
@@ -104,25 +110,45 @@ class Task:
         if self.payload is None:
             raise SurrogateError("a round without a model")
         model = unpack_parameters(self.payload)
-        if model.header.run != self.run.digest or model.header.fingerprint != self.found.fingerprint:
+        if (
+            model.header.run != self.run.digest
+            or model.header.fingerprint != self.found.fingerprint
+        ):
             raise SurrogateError(
-                f"a model of run {model.header.run!r} for backbone {model.header.fingerprint[:16]!r}; here it is run "
-                f"{self.run.digest!r} and {self.found.fingerprint[:16]!r}"
+                f"a model of run {model.header.run!r} for backbone "
+                f"{model.header.fingerprint[:16]!r}; here it is run {self.run.digest!r} and "
+                f"{self.found.fingerprint[:16]!r}"
             )
         if len(model.header.classes) > self.limits.most_classes:
-            raise PolicyError(f"most-classes = {self.limits.most_classes}: a model of {len(model.header.classes)} classes")
+            raise PolicyError(
+                f"most-classes = {self.limits.most_classes}: a model of "
+                f"{len(model.header.classes)} classes"
+            )
         largest = LARGEST_PRIVATE if self.run.settings.epsilon else LARGEST_NUMBER
-        if not all(t.isfinite().all() and (not t.numel() or t.abs().max() < largest) for t in model.tensors.values()):
+        if not all(
+            t.isfinite().all() and (not t.numel() or t.abs().max() < largest)
+            for t in model.tensors.values()
+        ):
             raise SurrogateError(f"a model with a number that is not finite, or beyond {largest:g}")
-        # They select records; in an exact sum, the difference from a sum of other classes would show some of them.
+        # They select records; in an exact sum, the difference from a sum of other classes would
+        # show some of them.
         fixed = self.run.settings.epsilon or self.run.settings.secure_sum
-        if fixed and self.run.settings.classes and model.header.classes != self.run.settings.classes:
-            raise SurrogateError(f"a model of classes {', '.join(model.header.classes)[:200]}, which are not this run's")
+        if (
+            fixed
+            and self.run.settings.classes
+            and model.header.classes != self.run.settings.classes
+        ):
+            raise SurrogateError(
+                f"a model of classes {', '.join(model.header.classes)[:200]}, which are not this "
+                "run's"
+            )
         return model
 
     def header(self, classes: tuple[str, ...]) -> Header:
         """The header of this site's reply."""
-        return Header(self.run.settings.method, self.run.digest, self.site, self.found.fingerprint, classes)
+        return Header(
+            self.run.settings.method, self.run.digest, self.site, self.found.fingerprint, classes
+        )
 
     def training_data(self, classes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """Training records of the given classes.
@@ -138,22 +164,27 @@ class Task:
         Raises:
             DataError: when no record is left; not in a private run.
         """
-        features, labels = self.found.train.features, class_indices(classes, self.found.classes)[self.found.train.labels]
+        features, labels = (
+            self.found.train.features,
+            class_indices(classes, self.found.classes)[self.found.train.labels],
+        )
         sizes = torch.bincount(labels.clamp_min(0), minlength=len(classes))
         kept = (labels >= 0) & (sizes[labels.clamp_min(0)] >= self.limits.smallest_class)
         # In a private run the reply must not show whether the site has a record of these classes.
         if not kept.any() and not self.run.settings.epsilon:
             raise DataError(
-                f"no training record of the run's classes {', '.join(classes)[:200]}, with {self.limits.smallest_class} or "
-                "more of a class"
+                f"no training record of the run's classes {', '.join(classes)[:200]}, with "
+                f"{self.limits.smallest_class} or more of a class"
             )
         if (folder := self.found.train.folder) is None:
             return features[kept].float(), labels[kept]
         if kept.all():
             return features, labels
-        return written((features[rows][kept[rows]] for rows in chunks(*features.shape)), features.shape[1], folder), labels[
-            kept
-        ]
+        return written(
+            (features[rows][kept[rows]] for rows in chunks(*features.shape)),
+            features.shape[1],
+            folder,
+        ), labels[kept]
 
 
 class SiteSums(NamedTuple):

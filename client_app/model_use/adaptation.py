@@ -1,4 +1,6 @@
-"""A model of the site's own from the shared one: candidates, judged by cross-validation before one replaces anything."""
+"""A model of the site's own from the shared one: candidates, judged by cross-validation before one
+replaces anything.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,18 @@ FEWEST = 20
 SHARES = np.linspace(0.0, 1.0, 21)
 # Weights of the shared model in the closed form, as multiples of the mean square of a feature.
 PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
-# Sizes of the step from the shared head: one is the least-squares solution on probabilities, whose logits are too small.
+# Sizes of the step from the shared head: one is the least-squares solution on probabilities, whose
+# logits are too small.
 STEPS = (0.0, 1.0, 4.0, 16.0)
 NEIGHBOURS = 10
 DRAWS = 2000
-SHARED, OWN, MIXED, CLOSED, NEAREST = "shared", "own head", "mixture", "closed form", "nearest records"
+SHARED, OWN, MIXED, CLOSED, NEAREST = (
+    "shared",
+    "own head",
+    "mixture",
+    "closed form",
+    "nearest records",
+)
 Fit = Callable[[Tensor, Tensor], Classifier]
 Losses = NDArray[np.float64]
 
@@ -116,7 +125,8 @@ def adapt(shared: Classifier, held: HeldOut, settings: HeadSettings, seed: int =
         probabilities, final = _closed(shared, held, folds)
         table[CLOSED] = probabilities, 1.0
     losses = {name: _loss(chances, labels) for name, (chances, _) in table.items()}
-    # The shared model at its best temperature: a likelihood that only temperature raises is no reason for another model.
+    # The shared model at its best temperature: a likelihood that only temperature raises is no
+    # reason for another model.
     losses[SHARED] = _loss(_tempered(base.clamp_min(1e-30).log(), labels, folds), labels)
     weights = bootstrap_weights(len(labels), held.patients, DRAWS, seed)
     judged = tuple(_judgement(name, *table[name], labels, losses, weights) for name in table)
@@ -144,12 +154,17 @@ def _choice(
     weights: Losses,
 ) -> tuple[str, str]:
     """The name of the chosen candidate, and why."""
-    right = {name: (chances.argmax(1) == labels).numpy().astype(float) for name, (chances, _) in table.items()}
+    right = {
+        name: (chances.argmax(1) == labels).numpy().astype(float)
+        for name, (chances, _) in table.items()
+    }
     for each in sorted(judged, key=lambda each: each.loss):
         if each.name == SHARED:
             return SHARED, "no candidate is better than the shared model beyond chance"
         # Four candidates are tried, so each must pass a stricter test.
-        gain = float(np.quantile(_resampled(losses[SHARED] - losses[each.name], weights), 0.025 / len(table)))
+        gain = float(
+            np.quantile(_resampled(losses[SHARED] - losses[each.name], weights), 0.025 / len(table))
+        )
         if gain <= 0 or right[each.name].mean() < right[SHARED].mean():
             continue
         better = max((SHARED, OWN), key=lambda name: float(right[name].mean()))
@@ -157,17 +172,34 @@ def _choice(
         worse = each.name != better and float(np.quantile(gains, 0.95)) < 0
         likely = float(np.quantile(_resampled(losses[OWN] - losses[each.name], weights), 0.95)) < 0
         if not (worse or likely):
-            return each.name, f"its likelihood is higher than the shared model's beyond chance, by {each.gain:.3f} a record"
+            return (
+                each.name,
+                "its likelihood is higher than the shared model's beyond chance, by "
+                f"{each.gain:.3f} a record",
+            )
     return SHARED, "no candidate is better than the shared model beyond chance"
 
 
 def _judgement(
-    name: str, probabilities: Tensor, share: float, labels: Tensor, losses: dict[str, Losses], weights: Losses
+    name: str,
+    probabilities: Tensor,
+    share: float,
+    labels: Tensor,
+    losses: dict[str, Losses],
+    weights: Losses,
 ) -> Judgement:
     apart = losses[SHARED] - losses[name]
     low, high = np.quantile(_resampled(apart, weights), [0.025, 0.975])
     accuracy = float((probabilities.argmax(1) == labels).float().mean())
-    return Judgement(name, accuracy, float(losses[name].mean()), float(apart.mean()), float(low), float(high), share)
+    return Judgement(
+        name,
+        accuracy,
+        float(losses[name].mean()),
+        float(apart.mean()),
+        float(low),
+        float(high),
+        share,
+    )
 
 
 def _resampled(values: Losses, weights: Losses) -> Losses:
@@ -185,11 +217,15 @@ def _folds(held: HeldOut, seed: int) -> NDArray[np.int64]:
     from sklearn.model_selection import StratifiedGroupKFold
 
     labels = held.labels.numpy()
-    groups = np.arange(len(labels)) if held.patients is None else np.unique(held.patients, return_inverse=True)[1]
+    groups = (
+        np.arange(len(labels))
+        if held.patients is None
+        else np.unique(held.patients, return_inverse=True)[1]
+    )
     if len(labels) < FEWEST or len(set(labels.tolist())) < 2 or len(set(groups.tolist())) < FOLDS:
         raise DataError(
-            f"{len(labels)} records of {len(set(labels.tolist()))} classes are too few to adapt a model; {FEWEST} records "
-            f"of {FOLDS} patients and two classes are needed"
+            f"{len(labels)} records of {len(set(labels.tolist()))} classes are too few to adapt a "
+            f"model; {FEWEST} records of {FOLDS} patients and two classes are needed"
         )
     folds = np.zeros(len(labels), dtype=np.int64)
     splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
@@ -219,12 +255,18 @@ def _tempered(logits: Tensor, labels: Tensor, folds: NDArray[np.int64]) -> Tenso
     probabilities = torch.zeros_like(logits)
     for number in range(FOLDS):
         rest, rows = torch.from_numpy(folds != number), torch.from_numpy(folds == number)
-        probabilities[rows] = (logits[rows] / fit_temperature(logits[rest], labels[rest])).softmax(1)
+        probabilities[rows] = (logits[rows] / fit_temperature(logits[rest], labels[rest])).softmax(
+            1
+        )
     return probabilities
 
 
-def _mixed(own: Tensor, base: Tensor, labels: Tensor, folds: NDArray[np.int64]) -> tuple[Tensor, float]:
-    """Mixed probabilities (n, C), with the weight for each fold chosen on the others, and the weight chosen on all."""
+def _mixed(
+    own: Tensor, base: Tensor, labels: Tensor, folds: NDArray[np.int64]
+) -> tuple[Tensor, float]:
+    """Mixed probabilities (n, C), with the weight for each fold chosen on the others, and the
+    weight chosen on all.
+    """
     shares = torch.from_numpy(SHARES)[:, None, None]
     every = shares * own + (1 - shares) * base
     losses = np.stack([_loss(each, labels) for each in every])
@@ -236,7 +278,9 @@ def _mixed(own: Tensor, base: Tensor, labels: Tensor, folds: NDArray[np.int64]) 
     return mixed, float(SHARES[int(losses.mean(1).argmin())])
 
 
-def _head(shared: Classifier, features: Tensor, labels: Tensor, settings: HeadSettings, seed: int) -> Head:
+def _head(
+    shared: Classifier, features: Tensor, labels: Tensor, settings: HeadSettings, seed: int
+) -> Head:
     """A head on own records, with the shared head's centre, projection and clip."""
     count = len(shared.header.classes)
     prepared = shared.prepare(features).float()
@@ -250,8 +294,12 @@ def _nearest(shared: Classifier, features: Tensor, labels: Tensor) -> Neighbours
     return Neighbours(shared.header, normalize(features.float(), dim=1), labels, NEIGHBOURS)
 
 
-def _closed(shared: Head, held: HeldOut, folds: NDArray[np.int64]) -> tuple[Tensor, tuple[float, float]]:
-    """Probabilities of the closed form for records of each fold, and penalty and step chosen on all folds."""
+def _closed(
+    shared: Head, held: HeldOut, folds: NDArray[np.int64]
+) -> tuple[Tensor, tuple[float, float]]:
+    """Probabilities of the closed form for records of each fold, and penalty and step chosen on all
+    folds.
+    """
     grid = [(penalty, step) for penalty in PENALTIES for step in STEPS]
     every = torch.zeros(len(grid), len(folds), len(shared.header.classes), dtype=torch.float64)
     for number in range(FOLDS):
@@ -269,10 +317,16 @@ def _closed(shared: Head, held: HeldOut, folds: NDArray[np.int64]) -> tuple[Tens
     return probabilities, grid[int(losses.mean(1).argmin())]
 
 
-def _correction(shared: Head, features: Tensor, labels: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weight (C, d) and bias (C,) that explain, by ridge regression on own records, what the shared head leaves."""
+def _correction(
+    shared: Head, features: Tensor, labels: Tensor, penalty: float
+) -> tuple[Tensor, Tensor]:
+    """Weight (C, d) and bias (C,) that explain, by ridge regression on own records, what the shared
+    head leaves.
+    """
     x = shared.prepare(features).double()
-    rest = one_hot(labels, len(shared.header.classes)).double() - shared.scores(features).double().softmax(1)
+    rest = one_hot(labels, len(shared.header.classes)).double() - shared.scores(
+        features
+    ).double().softmax(1)
     mean = x.mean(0)
     centred = x - mean
     scale = centred.square().mean().clamp_min(1e-12)
@@ -284,5 +338,8 @@ def _correction(shared: Head, features: Tensor, labels: Tensor, penalty: float) 
 
 
 def _stepped(shared: Head, change: tuple[Tensor, Tensor], step: float) -> Head:
-    weight, bias = (old.double() + step * new for old, new in zip((shared.weight, shared.bias), change, strict=True))
+    weight, bias = (
+        old.double() + step * new
+        for old, new in zip((shared.weight, shared.bias), change, strict=True)
+    )
     return replace(shared, weight=weight.float(), bias=bias.float())

@@ -1,4 +1,6 @@
-"""A site's own version of a shared model: its parts, and the file that keeps it in the site's state folder."""
+"""A site's own version of a shared model: its parts, and the file that keeps it in the site's state
+folder.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,16 @@ class Neighbours(Classifier):
 
     def scores(self, features: Tensor) -> Tensor:
         """Logarithms of the probabilities (n, C), a thousand records at a time."""
-        rows = [self._probabilities(part) for part in torch.split(normalize(features.float(), dim=1), 1000)]
+        rows = [
+            self._probabilities(part)
+            for part in torch.split(normalize(features.float(), dim=1), 1000)
+        ]
         return torch.cat(rows).clamp_min(1e-6).log()
 
     def _probabilities(self, unit: Tensor) -> Tensor:
-        distances, index = torch.cdist(unit, self.memory).topk(min(self.count, len(self.memory)), largest=False)
+        distances, index = torch.cdist(unit, self.memory).topk(
+            min(self.count, len(self.memory)), largest=False
+        )
         weights = (-distances / distances.mean().clamp_min(1e-9)).softmax(1)
         empty = torch.zeros(len(unit), len(self.header.classes))
         return empty.scatter_add_(1, self.labels[index], weights)
@@ -96,7 +103,9 @@ class Adapted(Classifier):
 
     def scores(self, features: Tensor) -> Tensor:
         """Logarithms of the mixed probabilities (n, C)."""
-        own, shared = (part.scores(features).double().softmax(1) for part in (self.own, self.shared))
+        own, shared = (
+            part.scores(features).double().softmax(1) for part in (self.own, self.shared)
+        )
         return (self.share * own + (1 - self.share) * shared).clamp_min(1e-30).log()
 
 
@@ -105,7 +114,9 @@ def adapted_file(node: NodeConfig, model: SignedModel) -> Path:
     return models_folder(node) / f"{model.manifest.name}.adapted.safetensors"
 
 
-def store_adapted(node: NodeConfig, model: SignedModel, own: Classifier, share: float, how: str) -> Path:
+def store_adapted(
+    node: NodeConfig, model: SignedModel, own: Classifier, share: float, how: str
+) -> Path:
     """Store the site's own part of a model.
 
     It holds what was learned from the site's records, and must stay there.
@@ -155,7 +166,10 @@ def adapted_classifier(node: NodeConfig | None, model: SignedModel) -> Classifie
         with safe_open(file, "pt") as content:
             metadata = content.metadata() or {}
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        if metadata.pop("digest") != _digest(tensors, metadata) or metadata["of"] != model.manifest.tensors:
+        if (
+            metadata.pop("digest") != _digest(tensors, metadata)
+            or metadata["of"] != model.manifest.tensors
+        ):
             raise ValueError("its digest does not fit")
         header = model.classifier.header
         own: Classifier
@@ -163,10 +177,19 @@ def adapted_classifier(node: NodeConfig | None, model: SignedModel) -> Classifie
             own = Neighbours(header, tensors["memory"], tensors["labels"], int(metadata["count"]))
         else:
             weight, bias, centre = tensors["weight"], tensors["bias"], tensors.get("centre")
-            own = Head(header, weight, bias, json.loads(metadata["clip"]), centre, tensors.get("projection"))
+            own = Head(
+                header,
+                weight,
+                bias,
+                json.loads(metadata["clip"]),
+                centre,
+                tensors.get("projection"),
+            )
         return Adapted(model.classifier, own, float(metadata["share"]))
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise SealError(f"{file} was changed or is damaged ({error}); remove it, and run `site adapt` again") from None
+        raise SealError(
+            f"{file} was changed or is damaged ({error}); remove it, and run `site adapt` again"
+        ) from None
 
 
 def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:

@@ -66,9 +66,13 @@ class Calibration:
             raise ConfigError(f"score = {self.score!r}: must be 'relative' or 'mahalanobis'")
         positive = self.positive or (classes[-1] if len(classes) == 2 else "")
         if positive and positive not in classes:
-            raise ConfigError(f"positive = {positive!r}: the model's classes are {', '.join(classes)}")
+            raise ConfigError(
+                f"positive = {positive!r}: the model's classes are {', '.join(classes)}"
+            )
         if self.threshold is not None and not positive:
-            raise ConfigError(f"threshold = {self.threshold:g}: name the class that it is for with --positive")
+            raise ConfigError(
+                f"threshold = {self.threshold:g}: name the class that it is for with --positive"
+            )
         return replace(self, positive=positive)
 
     def chosen(self, **choices: Any) -> Self:
@@ -84,7 +88,8 @@ class Calibration:
         score = given.get("score", self.score)
         if score != self.score and self.abstain_above is not None and "abstain_above" not in given:
             raise ConfigError(
-                f"score = {score!r}: the stored number of abstain-above is for {self.score!r}; give --abstain-above as well"
+                f"score = {score!r}: the stored number of abstain-above is for {self.score!r}; "
+                "give --abstain-above as well"
             )
         return replace(self, **given)
 
@@ -93,7 +98,9 @@ class Calibration:
         chances: Probabilities = torch.softmax(scores.double() / self.temperature, 1).cpu().numpy()
         return chances
 
-    def decisions(self, probabilities: Probabilities, classes: tuple[str, ...]) -> NDArray[np.int64]:
+    def decisions(
+        self, probabilities: Probabilities, classes: tuple[str, ...]
+    ) -> NDArray[np.int64]:
         """The decided class of each record.
 
         Args:
@@ -126,13 +133,17 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     logits = scores.double()
 
     def loss(log_temperature: float) -> float:
-        return float(torch.nn.functional.cross_entropy(logits / float(np.exp(log_temperature)), labels))
+        return float(
+            torch.nn.functional.cross_entropy(logits / float(np.exp(log_temperature)), labels)
+        )
 
     optimum = minimize_scalar(loss, bounds=(-4.0, 4.0), method="bounded")
     return float(np.exp(optimum.x))
 
 
-def threshold_for(probability: NDArray[np.float64], positive: NDArray[np.bool_], sensitivity: float) -> float:
+def threshold_for(
+    probability: NDArray[np.float64], positive: NDArray[np.bool_], sensitivity: float
+) -> float:
     """The largest threshold whose sensitivity on these records is at least the wished one.
 
     Args:
@@ -183,7 +194,8 @@ def abstain_limit(scores: Tensor, share: float) -> float:
     if place > len(scores):
         least = math.ceil(1 / share - 1e-9) - 1
         raise ConfigError(
-            f"abstain = {share:g}: needs {least} records to choose the limit, not {len(scores)}; set a larger share"
+            f"abstain = {share:g}: needs {least} records to choose the limit, not {len(scores)}; "
+            "set a larger share"
         )
     return float(scores.sort().values[place - 1])
 
@@ -215,11 +227,16 @@ def read_calibration(node: NodeConfig | None, model: SignedModel) -> Calibration
     except FileNotFoundError:
         return Calibration()
     except (OSError, ValueError, TypeError, LookupError) as error:
-        raise StateError(f"{file} cannot be read ({type(error).__name__}); remove it, and calibrate again") from None
+        raise StateError(
+            f"{file} cannot be read ({type(error).__name__}); remove it, and calibrate again"
+        ) from None
 
 
 def store_calibration(
-    node: NodeConfig, model: SignedModel, calibration: Calibration, gaussians: Gaussians | None = None
+    node: NodeConfig,
+    model: SignedModel,
+    calibration: Calibration,
+    gaussians: Gaussians | None = None,
 ) -> Path:
     """Store a calibration.
 

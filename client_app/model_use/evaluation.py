@@ -13,7 +13,14 @@ import numpy as np
 import torch
 
 from client_app.datasets.dataset import stratified_split
-from client_app.model_use.calibration import SCORES, Calibration, Score, abstain_limit, fit_temperature, threshold_for
+from client_app.model_use.calibration import (
+    SCORES,
+    Calibration,
+    Score,
+    abstain_limit,
+    fit_temperature,
+    threshold_for,
+)
 from client_app.model_use.held_out import HeldOut
 from client_app.model_use.metrics import FEWEST, Judged, Report, report
 from client_app.model_use.promise import Promise, check_promise
@@ -126,18 +133,24 @@ def evaluate(
         first = stratified_split(held.labels, 0.5, wish.seed, held.patients).numpy()
         if min(first.sum(), (~first).sum()) < FEWEST:
             raise DataError(
-                f"{len(held.labels)} held-out records are too few to calibrate with one half and judge with the other; "
-                f"{FEWEST} are needed in each"
+                f"{len(held.labels)} held-out records are too few to calibrate with one half and "
+                f"judge with the other; {FEWEST} are needed in each"
             )
         calibration = _calibrated(calibration, wish, scores[first], held.labels[first], classes)
         judged_rows = ~first
     # A limit that is stored already holds for the Gaussians that it was chosen with.
     kept = own if calibration.abstain_above is not None and not wish.abstain else None
-    gaussians = _gaussians(model, classifier, held, judged_rows if wish.abstain else np.ones_like(judged_rows), kept)
+    gaussians = _gaussians(
+        model, classifier, held, judged_rows if wish.abstain else np.ones_like(judged_rows), kept
+    )
     if wish.abstain:
-        calibration = _abstaining(calibration, wish, gaussians, classifier.prepare(held.features[~judged_rows]))
+        calibration = _abstaining(
+            calibration, wish, gaussians, classifier.prepare(held.features[~judged_rows])
+        )
     chance = calibration.probabilities(scores)
-    every = Judged(held.labels.numpy(), chance, calibration.decisions(chance, classes), held.patients)
+    every = Judged(
+        held.labels.numpy(), chance, calibration.decisions(chance, classes), held.patients
+    )
     judged = every.take(judged_rows)
     return Evaluation(
         model,
@@ -151,12 +164,18 @@ def evaluate(
         None if model.gaussians is not None else gaussians,
         classifier is not model.classifier,
         # Of the shared model and its own decisions: a threshold is this site's choice.
-        check_promise(model.classifier, model.gaussians, held.features[judged_rows], held.labels[judged_rows]),
+        check_promise(
+            model.classifier, model.gaussians, held.features[judged_rows], held.labels[judged_rows]
+        ),
     )
 
 
 def _calibrated(
-    calibration: Calibration, wish: Wish, scores: torch.Tensor, labels: torch.Tensor, classes: tuple[str, ...]
+    calibration: Calibration,
+    wish: Wish,
+    scores: torch.Tensor,
+    labels: torch.Tensor,
+    classes: tuple[str, ...],
 ) -> Calibration:
     notes = []
     if wish.temperature:
@@ -169,24 +188,34 @@ def _calibrated(
         chance = calibration.probabilities(scores)[:, index]
         threshold = threshold_for(chance, labels.numpy() == index, wish.sensitivity)
         calibration = replace(calibration, threshold=threshold)
-        notes.append(f"threshold for a sensitivity of {wish.sensitivity:g} from {int((labels == index).sum())} records")
+        notes.append(
+            f"threshold for a sensitivity of {wish.sensitivity:g} from "
+            f"{int((labels == index).sum())} records"
+        )
     return replace(calibration, note="; ".join(notes) or calibration.note).checked(classes)
 
 
 def _by_group(
     judged: Judged, rows: np.ndarray[Any, Any], held: HeldOut, classes: tuple[str, ...], wish: Wish
 ) -> dict[str, dict[str, Report | int]]:
-    """A report for each value of each column; of values with fewer than ten records only their number."""
+    """A report for each value of each column; of values with fewer than ten records only their
+    number.
+    """
     reports: dict[str, dict[str, Report | int]] = {}
     for column, values in held.groups.items():
         kinds = sorted(set(values))
         if len(kinds) > MOST_GROUPS:
-            raise ConfigError(f"--by {column!r} has {len(kinds)} different values; at most {MOST_GROUPS} can be compared")
+            raise ConfigError(
+                f"--by {column!r} has {len(kinds)} different values; at most {MOST_GROUPS} can be "
+                "compared"
+            )
         reports[column] = {}
         for kind in kinds:
             part = judged.take(rows & (np.array(values) == kind))
             count = len(part.labels)
-            reports[column][kind] = report(part, classes, wish.draws, wish.seed) if count >= FEWEST else count
+            reports[column][kind] = (
+                report(part, classes, wish.draws, wish.seed) if count >= FEWEST else count
+            )
     return reports
 
 
@@ -214,9 +243,15 @@ def curves_of(judged: Judged, index: int) -> dict[str, Any]:
 
 
 def _gaussians(
-    model: SignedModel, classifier: Classifier, held: HeldOut, rows: np.ndarray[Any, Any], own: Gaussians | None
+    model: SignedModel,
+    classifier: Classifier,
+    held: HeldOut,
+    rows: np.ndarray[Any, Any],
+    own: Gaussians | None,
 ) -> Gaussians | None:
-    """The model's Gaussians, else the site's own ones, else those of these rows, which calibrate nothing."""
+    """The model's Gaussians, else the site's own ones, else those of these rows, which calibrate
+    nothing.
+    """
     if model.gaussians is not None or own is not None:
         return model.gaussians or own
     try:
@@ -225,15 +260,28 @@ def _gaussians(
         return None
 
 
-def _abstaining(calibration: Calibration, wish: Wish, gaussians: Gaussians | None, features: torch.Tensor) -> Calibration:
+def _abstaining(
+    calibration: Calibration, wish: Wish, gaussians: Gaussians | None, features: torch.Tensor
+) -> Calibration:
     """The calibration with a limit of the out-of-distribution score, from prepared features (n, d)."""
     if gaussians is None:
-        raise DataError("--abstain: no Gaussians for an out-of-distribution score; no class has two held-out records")
+        raise DataError(
+            "--abstain: no Gaussians for an out-of-distribution score; no class has two held-out "
+            "records"
+        )
     score = wish.score or calibration.score
     scores = gaussians.scores(features)[SCORES.index(score)]
     limit = abstain_limit(scores, wish.abstain)
-    note = f"{score} score above {limit:.4g} abstains, for a share of {wish.abstain:g} from {len(scores)} records"
-    return replace(calibration, score=score, abstain_above=limit, note=f"{calibration.note}; {note}".removeprefix("; "))
+    note = (
+        f"{score} score above {limit:.4g} abstains, for a share of {wish.abstain:g} from "
+        f"{len(scores)} records"
+    )
+    return replace(
+        calibration,
+        score=score,
+        abstain_above=limit,
+        note=f"{calibration.note}; {note}".removeprefix("; "),
+    )
 
 
 def _ood(
@@ -252,7 +300,11 @@ def _ood(
         for name, column in columns.items()
     }
     limit = calibration.abstain_above
-    beyond = None if limit is None else float((columns[calibration.score][judged] > limit).double().mean())
+    beyond = (
+        None
+        if limit is None
+        else float((columns[calibration.score][judged] > limit).double().mean())
+    )
     against = "the sites' surrogates" if model.gaussians is not None else "records of this site"
     return quantiles | {"against": against, "abstained": beyond}
 
@@ -274,7 +326,10 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
         "calibrated_on": evaluation.calibrated_on,
         "report": of_report(evaluation.report),
         "groups": {
-            column: {kind: each if isinstance(each, int) else of_report(each) for kind, each in kinds.items()}
+            column: {
+                kind: each if isinstance(each, int) else of_report(each)
+                for kind, each in kinds.items()
+            }
             for column, kinds in evaluation.groups.items()
         },
         "curves": evaluation.curves,

@@ -1,4 +1,6 @@
-"""Labelled records that a model has not been trained on: this site's own test records, or a new labelled folder."""
+"""Labelled records that a model has not been trained on: this site's own test records, or a new
+labelled folder.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
     if source.folder:
         where = "a labelled folder that the run has not seen"
         wanted = DataSource(
-            source.kind or (node.data if node.data != "" and node.data != "digits" else "imagefolder"),
+            source.kind
+            or (node.data if node.data != "" and node.data != "digits" else "imagefolder"),
             source.folder,
             label_column=source.label_column,
             patient_column=source.patient_column,
@@ -101,22 +104,30 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
         if dataset.drawn and model.manifest.privacy is not None:
             if part == "test":
                 raise DataError(
-                    "no held-out records: the data name no test split, and in a private run all records train; give "
-                    "labelled records that the run has not seen with --data-dir"
+                    "no held-out records: the data name no test split, and in a private run all "
+                    "records train; give labelled records that the run has not seen with --data-dir"
                 )
             rows = torch.arange(len(dataset))
     if not len(rows):
-        raise DataError(f"no held-out records in {dataset.name!r}; give labelled records with --data-dir")
-    groups = {name: _column(wanted, name, node, run.settings.seed, dataset) for name in source.columns}
+        raise DataError(
+            f"no held-out records in {dataset.name!r}; give labelled records with --data-dir"
+        )
+    groups = {
+        name: _column(wanted, name, node, run.settings.seed, dataset) for name in source.columns
+    }
     return _of_rows(model, node, dataset, rows, (source, where, groups))
 
 
-def _column(source: DataSource, name: str, node: NodeConfig, seed: int, dataset: Dataset) -> Sequence[str]:
+def _column(
+    source: DataSource, name: str, node: NodeConfig, seed: int, dataset: Dataset
+) -> Sequence[str]:
     """The value of a column for every record."""
     datasets = load_all(replace(source, site_column=name), seed)
     origin = datasets[node.partition_id if len(datasets) > 1 else 0].origin
     if origin is None or len(origin) != len(dataset):
-        raise DataError(f"the column {name!r} cannot be read for each of the {len(dataset)} records")
+        raise DataError(
+            f"the column {name!r} cannot be read for each of the {len(dataset)} records"
+        )
     return origin
 
 
@@ -134,8 +145,9 @@ def _of_rows(
     if unknown.any() and not source.known_only:
         names = sorted({dataset.classes[i] for i in dataset.labels[rows][unknown].tolist()})
         raise DataError(
-            f"{int(unknown.sum())} records of classes that the model does not know: {', '.join(names)[:200]}; it knows "
-            f"{', '.join(classes)[:200]}; leave these records out with --known-only, or correct the labels"
+            f"{int(unknown.sum())} records of classes that the model does not know: "
+            f"{', '.join(names)[:200]}; it knows {', '.join(classes)[:200]}; leave these records "
+            "out with --known-only, or correct the labels"
         )
     rows, labels = rows[~unknown], labels[~unknown]
     power = power_in(model.manifest.fingerprint)
@@ -147,8 +159,8 @@ def _of_rows(
         features = dataset_features(dataset, run, node, policy_of(node).cache_mib)
         if with_power(features.fingerprint, power) != model.manifest.fingerprint:
             raise BackboneError(
-                f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, but the features are of "
-                f"{features.fingerprint[:16]}"
+                f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, "
+                f"but the features are of {features.fingerprint[:16]}"
             )
     x = raised(torch.as_tensor(features.x[rows]).float(), power)
     good = torch.as_tensor(features.ok)[rows] & x.isfinite().all(1)
@@ -170,4 +182,6 @@ def _grouped(values: list[str]) -> list[str]:
         return values
     edges = np.unique(np.quantile(numbers, [0.25, 0.5, 0.75]))
     bounds = [float(numbers.min()), *edges.tolist(), float(numbers.max())]
-    return [f"{bounds[i]:g} to {bounds[i + 1]:g}" for i in np.searchsorted(edges, numbers, side="left")]
+    return [
+        f"{bounds[i]:g} to {bounds[i + 1]:g}" for i in np.searchsorted(edges, numbers, side="left")
+    ]

@@ -51,7 +51,9 @@ class Inputs:
         def opened(index: int, shortest: int) -> Image.Image:
             return self._open(rows[index], shortest)
 
-        return Dataset("predict", none, (), none >= 0, "", opener=opened, place=lambda i: self.names[rows[i]])
+        return Dataset(
+            "predict", none, (), none >= 0, "", opener=opened, place=lambda i: self.names[rows[i]]
+        )
 
     def _open(self, row: int, shortest: int) -> Image.Image:
         file = self.root / self.names[row]
@@ -60,11 +62,16 @@ class Inputs:
         from client_app.datasets.dicom_pixels import open_dicom
 
         if self.frames[row] < 0:
-            raise DataError('it holds several images; set dicom-frames in the node-config to "first" or "middle"')
+            raise DataError(
+                'it holds several images; set dicom-frames in the node-config to "first" or '
+                '"middle"'
+            )
         return open_dicom(file, self.frames[row])
 
 
-def find_inputs(folder: str, kind: Kind = "auto", patient_column: str = "", frames: Frames = "refuse") -> Inputs:
+def find_inputs(
+    folder: str, kind: Kind = "auto", patient_column: str = "", frames: Frames = "refuse"
+) -> Inputs:
     """The images below a folder.
 
     Args:
@@ -101,8 +108,15 @@ def _from_table(root: Path, patient_column: str) -> Inputs | None:
         return None
     require_columns(table, [name for name in ("path", patient_column) if name], list(columns))
     for row, path in enumerate(columns["path"]):
-        if not isinstance(path, str) or not path or Path(path).is_absolute() or ".." in Path(path).parts:
-            raise DataError(f"row {row + 1} of '{table}' has no path inside '{root}'; correct it or remove it")
+        if (
+            not isinstance(path, str)
+            or not path
+            or Path(path).is_absolute()
+            or ".." in Path(path).parts
+        ):
+            raise DataError(
+                f"row {row + 1} of '{table}' has no path inside '{root}'; correct it or remove it"
+            )
     names = list(dict.fromkeys(columns["path"]))
     if not patient_column:
         return Inputs(root, False, names, {})
@@ -111,17 +125,28 @@ def _from_table(root: Path, patient_column: str) -> Inputs | None:
 
 
 def _from_folder(root: Path) -> Inputs:
-    files = (path for path in root.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    files = (
+        path for path in root.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+    )
     return Inputs(root, False, sorted(path.relative_to(root).as_posix() for path in files), {})
 
 
 def _from_dicom(root: Path, frames: Frames) -> Inputs:
     from client_app.datasets.dicom import scan_images
 
-    images = scan_images(root, sorted(path for path in root.rglob("*") if path.is_file()), LeftOut())
-    columns = {key: [image.keys[key] for image in images] for key in ("SOPInstanceUID", "StudyInstanceUID")}
+    images = scan_images(
+        root, sorted(path for path in root.rglob("*") if path.is_file()), LeftOut()
+    )
+    columns = {
+        key: [image.keys[key] for image in images] for key in ("SOPInstanceUID", "StudyInstanceUID")
+    }
     columns[PATIENT] = [image.keys["PatientID"] for image in images]
     taken = [
-        0 if image.frames == 1 or frames == "first" else image.frames // 2 if frames == "middle" else -1 for image in images
+        0
+        if image.frames == 1 or frames == "first"
+        else image.frames // 2
+        if frames == "middle"
+        else -1
+        for image in images
     ]
     return Inputs(root, True, [image.keys["path"] for image in images], columns, taken)

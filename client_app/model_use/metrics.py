@@ -1,4 +1,6 @@
-"""Measures of a classifier on labelled records, with bootstrap intervals. Point values are scikit-learn's."""
+"""Measures of a classifier on labelled records, with bootstrap intervals. Point values are
+scikit-learn's.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ class Judged:
         """Some of the records."""
         indices = np.arange(len(self.labels))[rows]
         patients = None if self.patients is None else [self.patients[i] for i in indices]
-        return Judged(self.labels[indices], self.probabilities[indices], self.decisions[indices], patients)
+        return Judged(
+            self.labels[indices], self.probabilities[indices], self.decisions[indices], patients
+        )
 
 
 def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: int = 0) -> Report:
@@ -120,13 +124,25 @@ def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: i
     for index, name in enumerate(classes):
         truth, chance = labels == index, judged.probabilities[:, index]
         decided = judged.decisions == index
-        points, samples = points_of(truth, decided, chance), samples_of(truth, decided, chance, weights)
+        points, samples = (
+            points_of(truth, decided, chance),
+            samples_of(truth, decided, chance, weights),
+        )
         smaller = min(_units(truth, judged.patients), _units(~truth, judged.patients))
         smallest = min(smallest, smaller) if sizes[index] >= FEWEST else smallest
-        support = {"specificity": int((~truth).sum()), "npv": int((~decided).sum()), "ppv": int(decided.sum())}
+        support = {
+            "specificity": int((~truth).sum()),
+            "npv": int((~decided).sum()),
+            "ppv": int(decided.sum()),
+        }
         whole = ("auroc", "auprc", "brier", "calibration_error")
         measures = {
-            key: _measure(value, samples[key], len(labels) if key in whole else support.get(key, int(sizes[index])), smaller)
+            key: _measure(
+                value,
+                samples[key],
+                len(labels) if key in whole else support.get(key, int(sizes[index])),
+                smaller,
+            )
             for key, value in points.items()
         }
         rows.append(ClassReport(name, int(sizes[index]), bool(sizes[index] < FEWEST), measures))
@@ -134,15 +150,21 @@ def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: i
             for key, sample in samples.items():
                 drawn.setdefault(key, []).append(sample)
     kept = [row for row in rows if not row.few]
-    averages = {f"macro_{key}": _average(kept, key, samples_, smallest) for key, samples_ in drawn.items()}
+    averages = {
+        f"macro_{key}": _average(kept, key, samples_, smallest) for key, samples_ in drawn.items()
+    }
     averages |= _overall(judged, kept, drawn, weights, smallest)
     units = 0 if judged.patients is None else len(set(judged.patients))
     matrix = confusion_matrix(labels, judged.decisions, labels=range(count))
     left_out = tuple(row.name for row in rows if row.few)
-    return Report(classes, len(labels), units, tuple(rows), averages, matrix.astype(np.int64), left_out)
+    return Report(
+        classes, len(labels), units, tuple(rows), averages, matrix.astype(np.int64), left_out
+    )
 
 
-def points_of(truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array) -> dict[str, float | None]:
+def points_of(
+    truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array
+) -> dict[str, float | None]:
     """Measures of one class by scikit-learn.
 
     Args:
@@ -164,7 +186,9 @@ def points_of(truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Arra
         "f1": float(metrics.f1_score(truth, decided)) if truth.any() or decided.any() else None,
         "auroc": float(metrics.roc_auc_score(truth, chance)) if both else None,
         "auprc": float(metrics.average_precision_score(truth, chance)) if truth.any() else None,
-        "brier": float(metrics.brier_score_loss(truth, chance, pos_label=True)) if len(truth) else None,
+        "brier": float(metrics.brier_score_loss(truth, chance, pos_label=True))
+        if len(truth)
+        else None,
         "calibration_error": calibration_error(truth, chance),
     }
     return points
@@ -209,14 +233,20 @@ def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, se
     """
     generator = np.random.default_rng(seed)
     if patients is None:
-        return generator.multinomial(count, np.full(count, 1 / max(1, count)), draws).astype(np.float64)
+        return generator.multinomial(count, np.full(count, 1 / max(1, count)), draws).astype(
+            np.float64
+        )
     _, owner = np.unique(np.asarray(patients), return_inverse=True)
     units = int(owner.max()) + 1 if count else 0
-    drawn = generator.multinomial(units, np.full(units, 1 / max(1, units)), draws).astype(np.float64)
+    drawn = generator.multinomial(units, np.full(units, 1 / max(1, units)), draws).astype(
+        np.float64
+    )
     return drawn[:, owner]
 
 
-def samples_of(truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array, weights: Array) -> dict[str, Array]:
+def samples_of(
+    truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array, weights: Array
+) -> dict[str, Array]:
     """The measures of `points_of` for each bootstrap sample.
 
     Args:
@@ -274,7 +304,11 @@ def ranking_samples(truth: NDArray[np.bool_], chance: Array, weights: Array) -> 
 
 
 def _overall(
-    judged: Judged, kept: Sequence[ClassReport], drawn: Mapping[str, list[Array]], weights: Array, smallest: int
+    judged: Judged,
+    kept: Sequence[ClassReport],
+    drawn: Mapping[str, list[Array]],
+    weights: Array,
+    smallest: int,
 ) -> dict[str, Measure]:
     """Accuracy, and balanced accuracy over the classes that averages include."""
     from sklearn.metrics import accuracy_score
@@ -283,13 +317,19 @@ def _overall(
         return {}
     right, units = judged.labels == judged.decisions, _units(judged.labels >= 0, judged.patients)
     accuracy = float(accuracy_score(judged.labels, judged.decisions))
-    averages = {"accuracy": _measure(accuracy, _ratio(weights @ right, weights.sum(1)), len(right), units)}
+    averages = {
+        "accuracy": _measure(accuracy, _ratio(weights @ right, weights.sum(1)), len(right), units)
+    }
     if kept:
-        averages["balanced_accuracy"] = _average(kept, "sensitivity", drawn["sensitivity"], smallest)
+        averages["balanced_accuracy"] = _average(
+            kept, "sensitivity", drawn["sensitivity"], smallest
+        )
     return averages
 
 
-def _average(rows: Sequence[ClassReport], key: str, samples: Sequence[Array], units: int) -> Measure:
+def _average(
+    rows: Sequence[ClassReport], key: str, samples: Sequence[Array], units: int
+) -> Measure:
     values = [row.measures[key].value for row in rows]
     known = [value for value in values if value is not None]
     mean = float(np.mean(known)) if known and len(known) == len(values) else None
@@ -299,7 +339,8 @@ def _average(rows: Sequence[ClassReport], key: str, samples: Sequence[Array], un
 def _measure(value: float | None, samples: Array, support: int, units: int) -> Measure:
     bounds = None if value is None or not math.isfinite(value) else interval(samples, units)
     if bounds is not None and bounds[0] == bounds[1] and value in (0.0, 1.0):
-        # Without an error among the records, samples of them have none either, and an interval of width zero is too good.
+        # Without an error among the records, samples of them have none either, and an interval of
+        # width zero is too good.
         from scipy.stats import binomtest
 
         limits = binomtest(round(value * units), units).proportion_ci(method="wilson")
@@ -335,7 +376,11 @@ def interval(samples: Array, units: int) -> tuple[float, float] | None:
 
 def _units(mask: NDArray[np.bool_], patients: Sequence[str] | None) -> int:
     """Records of a group, or its patients."""
-    return int(mask.sum()) if patients is None else len({patients[i] for i in np.flatnonzero(mask).tolist()})
+    return (
+        int(mask.sum())
+        if patients is None
+        else len({patients[i] for i in np.flatnonzero(mask).tolist()})
+    )
 
 
 def _bins(chance: Array) -> NDArray[np.int64]:

@@ -132,30 +132,42 @@ def page_of(facts: Mapping[str, Any]) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     drawn = [(key, title, Markup(svg)) for key, title, svg in _pictures(facts)]
     page = environment.from_string(PAGE)
     averages = dict.fromkeys(("balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"))
     shown = dict(facts["report"]) | {"averages": averages | facts["report"]["averages"]}
     groups = {
         column: {
-            kind: each if isinstance(each, int) else dict(each) | {"averages": averages | each["averages"]}
+            kind: each
+            if isinstance(each, int)
+            else dict(each) | {"averages": averages | each["averages"]}
             for kind, each in kinds.items()
         }
         for column, kinds in facts["groups"].items()
     }
-    return page.render(e=dict(facts) | {"groups": groups}, r=shown, names=NAMES, pictures=drawn, undrawn=undrawn()).lstrip()
+    return page.render(
+        e=dict(facts) | {"groups": groups}, r=shown, names=NAMES, pictures=drawn, undrawn=undrawn()
+    ).lstrip()
 
 
 def _pictures(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The curves of the positive class if there is one, otherwise of all classes, as far as there are colours."""
+    """The curves of the positive class if there is one, otherwise of all classes, as far as there
+    are colours.
+    """
     positive = facts["calibration"]["positive"]
     names = [positive] if positive else list(facts["report"]["classes"])[:MOST_DRAWN]
     pictures = []
     for key, (title, across, up) in TITLES.items():
-        lines = {name: facts["curves"][name][key] for name in names if facts["curves"][name].get(key)}
+        lines = {
+            name: facts["curves"][name][key] for name in names if facts["curves"][name].get(key)
+        }
         if lines and not undrawn():
-            pictures.append((key, title, render(f"evaluation-{key}", 3.6, _drawing(lines, key, across, up))))
+            pictures.append(
+                (key, title, render(f"evaluation-{key}", 3.6, _drawing(lines, key, across, up)))
+            )
     return pictures
 
 
@@ -173,7 +185,11 @@ def _drawing(lines: Mapping[str, Any], key: str, across: str, up: str) -> Any:
         axes.legend(
             frameon=False,
             fontsize=9,
-            loc="upper left" if key == "reliability" else "lower left" if key == "precision_recall" else "lower right",
+            loc="upper left"
+            if key == "reliability"
+            else "lower left"
+            if key == "precision_recall"
+            else "lower right",
         )
 
     return draw

@@ -1,4 +1,6 @@
-"""Predictions for new images: streamed into a CSV file in flat memory, and continued after an interruption."""
+"""Predictions for new images: streamed into a CSV file in flat memory, and continued after an
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ class Predictor:
         object.__setattr__(self, "calibration", self.calibration.checked(self.classes))
         if self.calibration.abstain_above is not None and self.gaussians is None:
             raise ConfigError(
-                "abstain-above needs out-of-distribution scores, and this model has no Gaussians; fit them on own records "
-                "with `site evaluate --store`"
+                "abstain-above needs out-of-distribution scores, and this model has no Gaussians; "
+                "fit them on own records with `site evaluate --store`"
             )
 
     @property
@@ -81,15 +83,28 @@ class Predictor:
         """
         with torch.no_grad():
             probabilities = self.calibration.probabilities(self.classifier.scores(features))
-            scores = () if self.gaussians is None else self.gaussians.scores(self.classifier.prepare(features))
-        decided = [self.classes[index] for index in self.calibration.decisions(probabilities, self.classes)]
+            scores = (
+                ()
+                if self.gaussians is None
+                else self.gaussians.scores(self.classifier.prepare(features))
+            )
+        decided = [
+            self.classes[index] for index in self.calibration.decisions(probabilities, self.classes)
+        ]
         limit = self.calibration.abstain_above
         if limit is not None:
             values = scores[SCORES.index(self.calibration.score)].tolist()
-            decided = [ABSTAIN if value > limit else name for value, name in zip(values, decided, strict=True)]
+            decided = [
+                ABSTAIN if value > limit else name
+                for value, name in zip(values, decided, strict=True)
+            ]
         lists, chances = [column.tolist() for column in scores], probabilities.tolist()
         return [
-            [*(f"{value:.6f}" for value in chances[row]), decided[row], *(f"{column[row]:.6g}" for column in lists)]
+            [
+                *(f"{value:.6f}" for value in chances[row]),
+                decided[row],
+                *(f"{column[row]:.6g}" for column in lists),
+            ]
             for row in range(len(decided))
         ]
 
@@ -125,14 +140,20 @@ def check_backbone(model: SignedModel, backbone: Backbone) -> None:
     own = with_power(backbone.fingerprint_at(model.manifest.dimension), power_in(wanted))
     if own != wanted:
         raise BackboneError(
-            f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} here has {own[:16]}; the "
-            f"model's settings are {', '.join(f'{k} = {v}' for k, v in model.manifest.settings.items())}; check "
+            f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} "
+            f"here has {own[:16]}; the model's settings are "
+            f"{', '.join(f'{k} = {v}' for k, v in model.manifest.settings.items())}; check "
             "weights-path in the node-config"
         )
 
 
 def predict(
-    model: SignedModel, predictor: Predictor, inputs: Inputs, backbone: Backbone, out: Path, overwrite: bool = False
+    model: SignedModel,
+    predictor: Predictor,
+    inputs: Inputs,
+    backbone: Backbone,
+    out: Path,
+    overwrite: bool = False,
 ) -> Predicted:
     """Write a row for every image to a CSV file; rows that are there already are kept and not
     computed again.
@@ -163,7 +184,9 @@ def predict(
         writer = csv.writer(stream, lineterminator="\n")
         for batch in _batches(inputs, rows, backbone):
             unreadable += len(batch.broken)
-            writer.writerows(_lines(inputs, rows, batch, predictor, power_in(model.manifest.fingerprint)))
+            writer.writerows(
+                _lines(inputs, rows, batch, predictor, power_in(model.manifest.fingerprint))
+            )
             stream.flush()
     seconds = max(time.perf_counter() - started, 1e-9)
     return Predicted(len(rows), len(done), unreadable, len(rows) / seconds)
@@ -171,7 +194,9 @@ def predict(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for the scores of a batch: more would wait for the threads that extract features, and keep cores busy."""
+    """One thread for the scores of a batch: more would wait for the threads that extract features,
+    and keep cores busy.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -204,15 +229,18 @@ def _begin(out: Path, header: list[str], settings: dict[str, Any], overwrite: bo
         before = None
     if before != settings:
         raise ConfigError(
-            f"--out {str(out)!r} exists and was not begun with this model, folder and these settings; choose another file, "
-            "or give --overwrite"
+            f"--out {str(out)!r} exists and was not begun with this model, folder and these "
+            "settings; choose another file, or give --overwrite"
         )
     with out.open("rb+") as stream:
         stream.truncate(_whole_lines(stream))
     with out.open(newline="", encoding="utf-8") as stream:
         reader = csv.reader(stream)
         if next(reader, None) != header:
-            raise ConfigError(f"--out {str(out)!r} has other columns than this command writes; choose another file")
+            raise ConfigError(
+                f"--out {str(out)!r} has other columns than this command writes; choose another "
+                "file"
+            )
         return {row[0] for row in reader if row}
 
 
@@ -243,7 +271,9 @@ class _Batch:
 
 
 def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterator[_Batch]:
-    """Features of the rows, `TOGETHER` and a few more at a time. What is computed is yielded even on Ctrl-C."""
+    """Features of the rows, `TOGETHER` and a few more at a time. What is computed is yielded even
+    on Ctrl-C.
+    """
     if not rows:
         return
     waiting, count = list[Part](), 0
@@ -273,20 +303,31 @@ def _joined(parts: Sequence[Part]) -> _Batch:
         return _Batch([], None, broken)
     features = torch.cat(kept).float()
     finite = features.isfinite().all(1)
-    broken += [(row, NOT_FINITE) for row, good in zip(rows, finite.tolist(), strict=True) if not good]
-    return _Batch([row for row, good in zip(rows, finite.tolist(), strict=True) if good], features[finite], broken)
+    broken += [
+        (row, NOT_FINITE) for row, good in zip(rows, finite.tolist(), strict=True) if not good
+    ]
+    return _Batch(
+        [row for row, good in zip(rows, finite.tolist(), strict=True) if good],
+        features[finite],
+        broken,
+    )
 
 
-def _lines(inputs: Inputs, rows: Sequence[int], batch: _Batch, predictor: Predictor, power: float) -> Iterator[list[str]]:
+def _lines(
+    inputs: Inputs, rows: Sequence[int], batch: _Batch, predictor: Predictor, power: float
+) -> Iterator[list[str]]:
     columns, empty = list(inputs.columns.values()), [""] * len(predictor.columns())
     lines: dict[int, list[str]] = {position: [*empty, why] for position, why in batch.broken}
     if batch.features is not None and len(batch.rows):
         if batch.features.shape[1] != predictor.classifier.dimension:
             raise DataError(
-                f"the images give {batch.features.shape[1]} features, the model takes {predictor.classifier.dimension}; "
-                "they have another size than those it was learned from"
+                f"the images give {batch.features.shape[1]} features, the model takes "
+                f"{predictor.classifier.dimension}; they have another size than those it was "
+                "learned from"
             )
-        for position, cells in zip(batch.rows, predictor.results(raised(batch.features, power)), strict=True):
+        for position, cells in zip(
+            batch.rows, predictor.results(raised(batch.features, power)), strict=True
+        ):
             lines[position] = [*cells, ""]
     for position in sorted(lines):
         row = rows[position]
@@ -317,7 +358,8 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
         reader = csv.DictReader(stream)
         if PATIENT not in (reader.fieldnames or ()):
             raise ConfigError(
-                "--by-patient: the images name no patients; give --patient-column of their table, or DICOM files"
+                "--by-patient: the images name no patients; give --patient-column of their table, "
+                "or DICOM files"
             )
         for row in reader:
             patient = row[PATIENT]
@@ -330,7 +372,9 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
             sums[patient] = sums.get(patient, np.zeros(len(classes))) + values
     with target.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow([PATIENT, "images", "left_out", *(f"p_{name}" for name in classes), DECISION])
+        writer.writerow(
+            [PATIENT, "images", "left_out", *(f"p_{name}" for name in classes), DECISION]
+        )
         for patient, (used, left) in counts.items():
             if not used:
                 writer.writerow([patient, 0, left, *[""] * len(classes), ABSTAIN])

@@ -1,16 +1,20 @@
 """Whether a model is as good for this site as the sites' shared surrogate promises.
 
-FedPFT's theorem 6.1 (Beitollahi et al. 2024) bounds a site's loss l by the loss l' of the model on the shared surrogate plus
-the distance of the two distributions: l <= l' + TV. As published, the distance is computed from the entropy of the features
-and the likelihood of the surrogate, through Pinsker's inequality: with hundreds of dimensions it exceeds one, and the bound
-says nothing. Here it is computed where the loss is decided:
+FedPFT's theorem 6.1 (Beitollahi et al. 2024) bounds a site's loss l by the loss l' of the model on
+the shared surrogate plus the distance of the two distributions: l <= l' + TV. As published, the
+distance is computed from the entropy of the features and the likelihood of the surrogate, through
+Pinsker's inequality: with hundreds of dimensions it exceeds one, and the bound says nothing. Here
+it is computed where the loss is decided:
 
-- over the C decisions, by class: l = sum over classes of the share of the class times (l' of the class + the rise in error),
-  and the rise is at most TV of the decisions. Shares of classes are the site's own, so another mix of classes is no harm;
-- over the C - 1 differences of the logits, with Bretagnolle and Huber's inequality TV <= sqrt(1 - exp(-KL)), which never
-  exceeds one, in place of Pinsker's. KL of two normal distributions: own logits are taken as normal.
+- over the C decisions, by class: l = sum over classes of the share of the class times (l' of the
+  class + the rise in error), and the rise is at most TV of the decisions. Shares of classes are the
+  site's own, so another mix of classes is no harm;
+- over the C - 1 differences of the logits, with Bretagnolle and Huber's inequality TV <= sqrt(1 -
+  exp(-KL)), which never exceeds one, in place of Pinsker's. KL of two normal distributions: own
+  logits are taken as normal.
 
-Both are for the 0-1 loss. The first is a statement on these records, the second on the distribution that they come from.
+Both are for the 0-1 loss. The first is a statement on these records, the second on the distribution
+that they come from.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from common.models.classifiers import Classifier, Head
 from common.signed_models.gaussians import Gaussians
 
 SAMPLES = 20_000
-# Records of a class, for each number of a logit's covariance, below which its normal distribution is not estimated.
+# Records of a class, for each number of a logit's covariance, below which its normal distribution
+# is not estimated.
 RECORDS_A_NUMBER = 3
 
 
@@ -57,7 +62,9 @@ class Promise:
     classes: tuple[tuple[str, float, float], ...]
 
 
-def check_promise(classifier: Classifier, gaussians: Gaussians | None, features: Tensor, labels: Tensor) -> Promise | None:
+def check_promise(
+    classifier: Classifier, gaussians: Gaussians | None, features: Tensor, labels: Tensor
+) -> Promise | None:
     """Compare the error of a linear head on the surrogate's Gaussians with its error on own
     records.
 
@@ -73,7 +80,12 @@ def check_promise(classifier: Classifier, gaussians: Gaussians | None, features:
     Source: FedPFT, theorem 6.1 (Beitollahi et al. 2024), see the text of this module.
     """
     names = classifier.header.classes
-    if not isinstance(classifier, Head) or gaussians is None or len(gaussians.means) != len(names) or not len(labels):
+    if (
+        not isinstance(classifier, Head)
+        or gaussians is None
+        or len(gaussians.means) != len(names)
+        or not len(labels)
+    ):
         return None
     with torch.no_grad():
         own = classifier.scores(features).double()
@@ -81,23 +93,30 @@ def check_promise(classifier: Classifier, gaussians: Gaussians | None, features:
     promised = torch.stack([_decisions(mean, covariance) for mean in means])
     sizes = torch.bincount(labels, minlength=len(names)).double()
     decisions = torch.zeros_like(promised)
-    decisions.index_put_((labels, own.argmax(1)), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
+    decisions.index_put_(
+        (labels, own.argmax(1)), torch.ones(len(labels), dtype=torch.float64), accumulate=True
+    )
     kept = (sizes > 0).nonzero().flatten()
     shares, here = sizes[kept] / sizes.sum(), decisions[kept] / sizes[kept, None]
     expected, error = 1 - promised[kept, kept], 1 - here[torch.arange(len(kept)), kept]
     distances = (here - promised[kept]).abs().sum(1) / 2
     low, high = clopper_pearson(round(float((shares * error).sum() * len(labels))), len(labels))
     total, distance = float((shares * expected).sum()), float((shares * distances).sum())
-    divergences = [_bretagnolle_huber(own[labels == c], means[c], covariance) for c in kept.tolist()]
+    divergences = [
+        _bretagnolle_huber(own[labels == c], means[c], covariance) for c in kept.tolist()
+    ]
     theorem = None
     if all(each is not None for each in divergences):
         limits = torch.tensor([each or 0.0 for each in divergences], dtype=torch.float64)
         theorem = float((shares * (expected + limits).clamp_max(1)).sum())
     rows = tuple(
-        (names[c], float(p), float(e)) for c, p, e in zip(kept.tolist(), expected.tolist(), error.tolist(), strict=True)
+        (names[c], float(p), float(e))
+        for c, p, e in zip(kept.tolist(), expected.tolist(), error.tolist(), strict=True)
     )
     wrong = float((shares * error).sum())
-    return Promise(total, wrong, low, high, distance, min(1.0, total + distance), theorem, low <= total, rows)
+    return Promise(
+        total, wrong, low, high, distance, min(1.0, total + distance), theorem, low <= total, rows
+    )
 
 
 def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
@@ -140,7 +159,9 @@ def _decisions(mean: Tensor, covariance: Tensor) -> Tensor:
 
 
 def _bretagnolle_huber(own: Tensor, mean: Tensor, covariance: Tensor) -> float | None:
-    """Bound of TV between own logits (n, C), taken as normal, and the surrogate's; None with too few records."""
+    """Bound of TV between own logits (n, C), taken as normal, and the surrogate's; None with too
+    few records.
+    """
     base = torch.cat([-torch.ones(len(mean) - 1, 1), torch.eye(len(mean) - 1)], 1).double()
     k = len(base)
     if len(own) <= RECORDS_A_NUMBER * k * (k + 3) / 2:
@@ -151,5 +172,14 @@ def _bretagnolle_huber(own: Tensor, mean: Tensor, covariance: Tensor) -> float |
     if not float(torch.linalg.det(first)) > 0 or not float(torch.linalg.det(second)) > 0:
         return None
     solved = torch.linalg.solve(second, torch.cat([first, shift[:, None]], 1))
-    divergence = float(solved[:, :k].trace() + shift @ solved[:, k] - k + torch.logdet(second) - torch.logdet(first)) / 2
+    divergence = (
+        float(
+            solved[:, :k].trace()
+            + shift @ solved[:, k]
+            - k
+            + torch.logdet(second)
+            - torch.logdet(first)
+        )
+        / 2
+    )
     return math.sqrt(1 - math.exp(-max(0.0, divergence)))

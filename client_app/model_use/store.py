@@ -1,4 +1,6 @@
-"""Models that this site keeps: signed files in its state folder, which one is in use, and the one before."""
+"""Models that this site keeps: signed files in its state folder, which one is in use, and the one
+before.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key
 from common.errors import ConfigError, SealError, StateError, SurrogateError
 from common.files import replace_file
-from common.signed_models.signed_model import SUFFIX, SignedModel, is_name, read_signed_model, save_signed_model
+from common.signed_models.signed_model import (
+    SUFFIX,
+    SignedModel,
+    is_name,
+    read_signed_model,
+    save_signed_model,
+)
 
 INDEX = "index.json"
 IN_USE = "in-use"
@@ -76,7 +84,8 @@ def read_index(node: NodeConfig) -> Index:
         return Index()
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise StateError(
-            f"{file} cannot be read ({type(error).__name__}); remove it, and add the models again with `site models add`"
+            f"{file} cannot be read ({type(error).__name__}); remove it, and add the models again "
+            "with `site models add`"
         ) from None
 
 
@@ -111,8 +120,8 @@ def keep_model(node: NodeConfig, model: SignedModel, source: str) -> str:
     """
     if node.coordinator_key and model.key != coordinator_key(node):
         raise SealError(
-            f"the model is signed by key {model.signer}..., not by the coordinator-key in this site's node-config; compare "
-            "it with the output of `coordinator key` there"
+            f"the model is signed by key {model.signer}..., not by the coordinator-key in this "
+            "site's node-config; compare it with the output of `coordinator key` there"
         )
     name, content = model.manifest.name, save_signed_model(model)
     with _changing(node) as index:
@@ -142,16 +151,24 @@ def use_model(node: NodeConfig, name: str) -> str:
     """
     read_kept(node, name)
     with _changing(node) as index:
-        before = index.before if index.in_use in ("", name) else (*index.before, index.in_use)[-MOST_BACK:]
+        before = (
+            index.before
+            if index.in_use in ("", name)
+            else (*index.before, index.in_use)[-MOST_BACK:]
+        )
         _write(node, Index(index.models, name, before))
         return index.in_use
 
 
 def go_back(node: NodeConfig) -> str:
-    """Put the model in use that was in use before; return its name. Raises StateError if there is none."""
+    """Put the model in use that was in use before; return its name. Raises StateError if there is
+    none.
+    """
     with _changing(node) as index:
         if not index.before:
-            raise StateError("no model was in use before this one; `site models` lists those that are kept")
+            raise StateError(
+                "no model was in use before this one; `site models` lists those that are kept"
+            )
         *rest, name = index.before
         read_kept(node, name)
         _write(node, Index(index.models, name, tuple(rest)))
@@ -171,14 +188,21 @@ def read_kept(node: NodeConfig, name: str) -> SignedModel:
     """
     index = read_index(node)
     if (kept := index.models.get(name)) is None:
-        raise StateError(f"this site keeps no model {name!r}; it keeps: {', '.join(index.models) or 'none'}")
+        raise StateError(
+            f"this site keeps no model {name!r}; it keeps: {', '.join(index.models) or 'none'}"
+        )
     file = models_folder(node) / f"{name}{SUFFIX}"
     try:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise StateError(f"{file} cannot be read ({error.strerror}); add it again with `site models add FILE`") from None
+        raise StateError(
+            f"{file} cannot be read ({error.strerror}); add it again with `site models add FILE`"
+        ) from None
     if digest != kept.sha256:
-        raise SealError(f"{file} was changed after it was kept; get it again, and add it with `site models add FILE`")
+        raise SealError(
+            f"{file} was changed after it was kept; get it again, and add it with `site models add "
+            "FILE`"
+        )
     return read_signed_model(file, frozenset({bytes.fromhex(kept.key)}))
 
 
@@ -201,9 +225,14 @@ def open_model(name: str, node: NodeConfig | None) -> SignedModel:
         trusted = frozenset[bytes]() if node is None else trusted_keys(node)
         return read_signed_model(file, trusted or None)
     if node is None:
-        raise ConfigError(f"{name!r} is no file; to name a model that this site keeps, give --node-config")
+        raise ConfigError(
+            f"{name!r} is no file; to name a model that this site keeps, give --node-config"
+        )
     if name == IN_USE and not (name := read_index(node).in_use):
-        raise StateError("no model is in use at this site; `site models add FILE` adds one, and runs bring theirs")
+        raise StateError(
+            "no model is in use at this site; `site models add FILE` adds one, and runs bring "
+            "theirs"
+        )
     return read_kept(node, name)
 
 
@@ -218,14 +247,21 @@ def keep_received(node: NodeConfig, model: SignedModel, took_part: bool) -> None
         took_part: whether this site has taken part in the run; otherwise the model is not kept.
     """
     if not took_part:
-        log.error("a model of run %s, in which this site has taken no part, is not kept", model.manifest.flower_run)
+        log.error(
+            "a model of run %s, in which this site has taken no part, is not kept",
+            model.manifest.flower_run,
+        )
         return
     try:
         name = keep_model(node, model, "run")
     except (OSError, SealError, StateError, ConfigError, SurrogateError) as error:
         log.error("the model of run %s is not kept: %s", model.manifest.flower_run, error)
     else:
-        log.info("kept the model of run %s as %s; put it in use with `site models use`", model.manifest.flower_run, name)
+        log.info(
+            "kept the model of run %s as %s; put it in use with `site models use`",
+            model.manifest.flower_run,
+            name,
+        )
 
 
 def _manifest_of(node: NodeConfig, name: str) -> bytes:

@@ -40,9 +40,14 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
         FedSurrogateError: and then nothing has left.
     """
     if not (node.site or node.num_partitions > 1):
-        raise ConfigError("the node-config names no site, and the coordinator knows keys by name; set site")
+        raise ConfigError(
+            "the node-config names no site, and the coordinator knows keys by name; set site"
+        )
     if file.exists():
-        raise ConfigError(f"{str(file)!r} exists; a bundle is never replaced, because its release is in the ledger")
+        raise ConfigError(
+            f"{str(file)!r} exists; a bundle is never replaced, because its release is in the "
+            "ledger"
+        )
     request = read_request(request_file, coordinator_key(node))
     run, site = request.run(), site_name(node, 0)
     before = check_receipts(node, request.receipts.get(site, ""))
@@ -51,32 +56,45 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     _check_first_answer(gate.ledger, request, flower_run)
     prepared = prepare(SurrogateRequest(run, node, site, flower_run, request.centre), gate)
     if prepared.failure:
-        # Over the network the site would reply with noise; here a person reads this error and can correct the records.
+        # Over the network the site would reply with noise; here a person reads this error and can
+        # correct the records.
         raise DataError(f"the records cannot be used ({prepared.failure}); nothing was charged")
     check_attacks(run, node, gate.policy)
     facts, key = _facts(prepared.release), private_key(node, site)
     try:
         staged = stage_file(file, pack_bundle(request, site, prepared.payload, facts, key))
     except OSError as error:
-        raise LedgerError(f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged") from None
+        raise LedgerError(
+            f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged"
+        ) from None
     charge_and_release(gate, prepared.release, {file: staged}, prepared.guard)
     if receipt := new_receipt(node, before):
-        # The receipt exists only after the charge. If it cannot be written, the bundle is valid without it.
+        # The receipt exists only after the charge. If it cannot be written, the bundle is valid
+        # without it.
         with suppress(OSError):
             replace_file(file, pack_bundle(request, site, prepared.payload, facts | receipt, key))
     return prepared.release
 
 
 def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> None:
-    """Raise PolicyError for an answered request: a second answer has new noise and would be charged again."""
+    """Raise PolicyError for an answered request: a second answer has new noise and would be charged
+    again.
+    """
     if flower_run in ledger.answered():
-        when = [f" on {entry['time'][:10]}" for entry in ledger.entries() if entry["flower_run"] == flower_run]
+        when = [
+            f" on {entry['time'][:10]}"
+            for entry in ledger.entries()
+            if entry["flower_run"] == flower_run
+        ]
         raise PolicyError(
-            f"request {request.id} was answered{''.join(when[:1])}; a second answer would spend the budget again. "
-            "Send the bundle that was written then; if it is lost, ask the coordinator for a new request"
+            f"request {request.id} was answered{''.join(when[:1])}; a second answer would spend "
+            "the budget again. Send the bundle that was written then; if it is lost, ask the "
+            "coordinator for a new request"
         )
 
 
 def _facts(release: Release) -> dict[str, Any]:
     """The ledger's entry without `facts`: clip fractions and similar numbers are exact."""
-    return {key: value for key, value in asdict(release).items() if key not in ("facts", "flower_run")}
+    return {
+        key: value for key, value in asdict(release).items() if key not in ("facts", "flower_run")
+    }

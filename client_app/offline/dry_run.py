@@ -43,8 +43,9 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
     """
     if not run.plan.releases_once:
         raise ConfigError(
-            f"method = {run.settings.method!r}: a dry run shows the release of a one-shot method; this method replies to "
-            "received models, or releases nothing; `coordinator plan` shows its bytes"
+            f"method = {run.settings.method!r}: a dry run shows the release of a one-shot method; "
+            "this method replies to received models, or releases nothing; `coordinator plan` "
+            "shows its bytes"
         )
     gate = open_gate(node, run.settings.data, DRY)
     request = SurrogateRequest(run, node, site_name(node, 0), DRY, info={"lineage": "dryrun"})
@@ -56,7 +57,8 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
         "epsilon": release.epsilon or None,
         "delta": release.delta or None,
         "bytes": release.bytes,
-        # A private release draws new noise each time, so this one's hash would be that of nothing that leaves.
+        # A private release draws new noise each time, so this one's hash would be that of nothing
+        # that leaves.
         "sha256": None if release.events else release.sha256,
         "classes": list(classes),
         "records": len(prepared.found.train.labels),
@@ -67,11 +69,15 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
         "failure": prepared.failure or None,
         "epsilon_before": gate.spent(),
         "epsilon_total": gate.policy.epsilon_total,
-        "runs_left": gate.runs_left(run.mechanism.events) if run.mechanism and release.events else None,
+        "runs_left": gate.runs_left(run.mechanism.events)
+        if run.mechanism and release.events
+        else None,
     }
     refusal = ""
     if prepared.failure:
-        refusal = f"THE RECORDS CANNOT BE USED, and pure noise would leave instead: {prepared.failure}"
+        refusal = (
+            f"THE RECORDS CANNOT BE USED, and pure noise would leave instead: {prepared.failure}"
+        )
     try:
         facts["epsilon_after"] = gate.check(release)
         check_attacks(run, node, gate.policy)

@@ -1,4 +1,6 @@
-"""Keys of a site: its own for sealed relays and bundles, and the trusted keys of other sites and the coordinator."""
+"""Keys of a site: its own for sealed relays and bundles, and the trusted keys of other sites and
+the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,14 @@ def private_key(node: NodeConfig, site: str) -> bytes:
     try:
         key = kept_secret(file, SEED_BYTES)
     except OSError as error:
-        raise SealError(f"the key {str(file)!r} cannot be used ({error}); see state-dir in the node-config") from None
+        raise SealError(
+            f"the key {str(file)!r} cannot be used ({error}); see state-dir in the node-config"
+        ) from None
     if len(key) != SEED_BYTES:
-        raise SealError(f"the key {str(file)!r} is damaged; remove it, and send the other sites the new public key")
+        raise SealError(
+            f"the key {str(file)!r} is damaged; remove it, and send the other sites the new public "
+            "key"
+        )
     return key
 
 
@@ -54,7 +61,11 @@ def received_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
     """
     try:
         listed = dict(json.loads(str(text)))
-        whole = {name: key for name, key in listed.items() if isinstance(key, str) and len(key) == 2 * PUBLIC_BYTES}
+        whole = {
+            name: key
+            for name, key in listed.items()
+            if isinstance(key, str) and len(key) == 2 * PUBLIC_BYTES
+        }
         received = {name: bytes.fromhex(key) for name, key in whole.items()}
     except (ValueError, TypeError, RecursionError):
         raise SealError("the keys of other sites in the request cannot be read") from None
@@ -62,19 +73,25 @@ def received_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
         known = read_keys(Path(node.peers).expanduser())
         for name in [name for name, key in received.items() if known.get(name) != key]:
             log.error(
-                "the key received for site %s is not the one in peers = %s; nothing is sealed for it", name, node.peers
+                "the key received for site %s is not the one in peers = %s; nothing is sealed for "
+                "it",
+                name,
+                node.peers,
             )
             del received[name]
     return received
 
 
 def coordinator_key(node: NodeConfig) -> bytes:
-    """The public key of the coordinator whose requests this site answers. Raises ConfigError if none is set."""
+    """The public key of the coordinator whose requests this site answers. Raises ConfigError if
+    none is set.
+    """
     named = node.coordinator_key
     if not named:
         raise ConfigError(
-            "the node-config has no key of the coordinator, so a request could come from anyone; set coordinator-key to the "
-            "output of `coordinator key` there, or to a file that contains it (coordinator.pub of the site kit)"
+            "the node-config has no key of the coordinator, so a request could come from anyone; "
+            "set coordinator-key to the output of `coordinator key` there, or to a file that "
+            "contains it (coordinator.pub of the site kit)"
         )
     text = named
     if not HEX_KEY.fullmatch(text):
@@ -83,9 +100,12 @@ def coordinator_key(node: NodeConfig) -> bytes:
                 text = stream.read(LARGEST_KEY_FILE).decode("ascii", "replace").strip()
         # RuntimeError: the home of a user who does not exist; ValueError: not a path.
         except (OSError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"coordinator-key = {named[:200]!r} is neither a key nor a readable file ({error})") from None
+            raise ConfigError(
+                f"coordinator-key = {named[:200]!r} is neither a key nor a readable file ({error})"
+            ) from None
     if not HEX_KEY.fullmatch(text):
         raise ConfigError(
-            f"coordinator-key = {named[:200]!r}: must hold {2 * PUBLIC_BYTES} hexadecimal digits and nothing else"
+            f"coordinator-key = {named[:200]!r}: must hold {2 * PUBLIC_BYTES} hexadecimal digits "
+            "and nothing else"
         )
     return bytes.fromhex(text)

@@ -1,7 +1,8 @@
-"""Answer one message of a run from a file, for a site without a network connection to the coordinator.
+"""Answer one message of a run from a file, for a site without a network connection to the
+coordinator.
 
-The reply is what the site would send over the network, after the same checks and charges. It is kept in the state folder: a
-person who asks again gets the same file, and nothing is charged again.
+The reply is what the site would send over the network, after the same checks and charges. It is
+kept in the state folder: a person who asks again gets the same file, and nothing is charged again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ KINDS = {"train": "surrogate", "evaluate": "evaluation", "query.hello": "introdu
 
 
 def is_message(file: Path) -> bool:
-    """Whether a file may be a request of `coordinator exchange`, not one of `coordinator request`. Raises ConfigError."""
+    """Whether a file may be a request of `coordinator exchange`, not one of `coordinator request`.
+    Raises ConfigError.
+    """
     try:
         with file.open("rb") as stream:
             return stream.read(1) == MAGIC
@@ -61,10 +64,14 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
         FedSurrogateError: for a request that the site refuses or cannot answer.
     """
     if not (node.site or node.num_partitions > 1):
-        raise ConfigError("the node-config names no site, and the coordinator knows keys by name; set site")
+        raise ConfigError(
+            "the node-config names no site, and the coordinator knows keys by name; set site"
+        )
     site = site_name(node, 0)
     if file.exists():
-        raise ConfigError(f"{str(file)!r} exists, and a reply is never replaced; choose another file")
+        raise ConfigError(
+            f"{str(file)!r} exists, and a reply is never replaced; choose another file"
+        )
     public = coordinator_key(node)
     content = _read(request_file)
     request = unpack_request(content, public)
@@ -76,7 +83,9 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
         again = kept.exists()
         if not again:
             if request.expired():
-                raise ConfigError(f"{request_file} expired on {request.expires}; ask the coordinator to run again")
+                raise ConfigError(
+                    f"{request_file} expired on {request.expires}; ask the coordinator to run again"
+                )
             _begin(kept.with_suffix(".begun"), node, request)
             reply = pack_reply(_answered(request, digest(content), node, site), key)
             try:
@@ -84,22 +93,38 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
             except OSError as error:
                 # Charged already: the reply must not be lost with its copy.
                 _put(file, reply)
-                raise StateError(f"{file} is written; its copy {str(kept)!r} is not ({error.strerror}): keep it") from None
+                raise StateError(
+                    f"{file} is written; its copy {str(kept)!r} is not ({error.strerror}): keep it"
+                ) from None
         elif unpack_reply(kept.read_bytes(), public_key(key)).request != digest(content):
-            raise StateError(f"another request with the id of {request_file} was answered; ask the coordinator to run again")
+            raise StateError(
+                f"another request with the id of {request_file} was answered; ask the coordinator "
+                "to run again"
+            )
     _put(file, kept.read_bytes())
-    what = "the reply that was made before; nothing is charged again" if again else f"reply to step {request.kind!r}"
+    what = (
+        "the reply that was made before; nothing is charged again"
+        if again
+        else f"reply to step {request.kind!r}"
+    )
     return f"{file}: {what}; `site ledger` shows what has been charged"
 
 
 def _begin(mark: Path, node: NodeConfig, request: MessageRequest) -> None:
-    """Record that an answer begins. Raises StateError where an earlier one was charged, and its reply was lost."""
+    """Record that an answer begins. Raises StateError where an earlier one was charged, and its
+    reply was lost.
+    """
     ledger = own_ledger(node)
-    charged = 0 if ledger is None else sum(e.get("flower_run") == request.flower_run for e in ledger.entries())
+    charged = (
+        0
+        if ledger is None
+        else sum(e.get("flower_run") == request.flower_run for e in ledger.entries())
+    )
     if mark.exists() and charged > int(mark.read_bytes()):
         raise StateError(
-            f"request {request.id[:12]} was answered and charged, and its reply is lost; a second answer would spend the "
-            "budget again. If no file has the reply, ask the coordinator to run again"
+            f"request {request.id[:12]} was answered and charged, and its reply is lost; a second "
+            "answer would spend the budget again. If no file has the reply, ask the coordinator "
+            "to run again"
         )
     _put(mark, str(charged).encode())
 
@@ -107,11 +132,15 @@ def _begin(mark: Path, node: NodeConfig, request: MessageRequest) -> None:
 def _answered(request: MessageRequest, asked: str, node: NodeConfig, site: str) -> MessageReply:
     work = KINDS.get(request.kind, request.kind.removeprefix("query.").replace("_", "-"))
     if work not in WORK or work == "comparison":
-        raise ConfigError(f"a request of kind {request.kind[:40]!r}, which this site does not answer")
+        raise ConfigError(
+            f"a request of kind {request.kind[:40]!r}, which this site does not answer"
+        )
     try:
         record = to_record(request.payload, request.info)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"values that no message over the network may have ({str(error)[:120]})") from None
+        raise ConfigError(
+            f"values that no message over the network may have ({str(error)[:120]})"
+        ) from None
     answered = answer(work, record, request.settings, request.flower_run, node, site)
     payload, info = from_record(answered, LARGEST_MODEL)
     return MessageReply(request.id, asked, site, info, payload)
@@ -131,5 +160,6 @@ def _put(file: Path, content: bytes) -> None:
         replace_file(file, content)
     except OSError as error:
         raise StateError(
-            f"{str(file)!r} cannot be written ({error.strerror}); free the disk, and repeat the command"
+            f"{str(file)!r} cannot be written ({error.strerror}); free the disk, and repeat the "
+            "command"
         ) from None

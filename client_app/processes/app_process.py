@@ -86,5 +86,7 @@ def _load_installed(name: str, packed: str) -> ClientApp:
     from client_app.app import app
 
     if packed != (own := own_version()):
-        log.warning("the run contains version %s of %s; this site uses its own, %s", packed, name, own)
+        log.warning(
+            "the run contains version %s of %s; this site uses its own, %s", packed, name, own
+        )
     return app

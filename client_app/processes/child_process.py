@@ -1,4 +1,6 @@
-"""A process that is restarted when it ends: it has its own group, its output is read by lines, its children end with it."""
+"""A process that is restarted when it ends: it has its own group, its output is read by lines, its
+children end with it.
+"""
 
 from __future__ import annotations
 

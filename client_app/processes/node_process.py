@@ -1,4 +1,6 @@
-"""The SuperNode of a site whose app has no network: both talk through a Unix socket, a file in a folder that they share."""
+"""The SuperNode of a site whose app has no network: both talk through a Unix socket, a file in a
+folder that they share.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
         ConfigError: `runtime` is a port, where Flower's API asks for no authentication.
     """
     if not runtime.startswith(UNIX):
-        raise ConfigError(f"--runtime {runtime!r}: must be {UNIX}/path; every user of this machine may open a port")
+        raise ConfigError(
+            f"--runtime {runtime!r}: must be {UNIX}/path; every user of this machine may open a "
+            "port"
+        )
     configure_log(os.environ)
     os.umask(0o077)
     again = [sys.executable, *sys.orig_argv[1:]]
@@ -42,9 +47,9 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
     except Exception as error:
         # Flower's own text is a trace that ends with "generator didn't yield".
         why = (
-            f"the SuperNode has ended ({type(error).__name__}): the coordinator most likely refuses this site's key; "
-            "`site doctor --link-only` with the same --superlink, --root-certificates and --auth-supernode-private-key "
-            "names the cause"
+            f"the SuperNode has ended ({type(error).__name__}): the coordinator most likely "
+            "refuses this site's key; `site doctor --link-only` with the same --superlink, "
+            "--root-certificates and --auth-supernode-private-key names the cause"
         )
         if not retry:
             raise RunError(why) from None
@@ -63,6 +68,8 @@ def _in_one_line(record: logging.LogRecord) -> bool:
 
 
 def _of_a_thread(error: threading.ExceptHookArgs) -> None:
-    """Print what ended a thread, but not that gRPC watched a channel that was closed: a race in gRPC, without effect."""
+    """Print what ended a thread, but not that gRPC watched a channel that was closed: a race in
+    gRPC, without effect.
+    """
     if not (isinstance(error.exc_value, ValueError) and "Channel closed" in str(error.exc_value)):
         threading.__excepthook__(error)

@@ -1,7 +1,8 @@
-"""Supervisor of a site's two processes: its SuperNode, which starts no code, and the app installed here.
+"""Supervisor of a site's two processes: its SuperNode, which starts no code, and the app installed
+here.
 
-Flower sends an app's code with every run, and a SuperNode without `--isolation process` starts it. The supervisor always
-sets this flag; the user cannot omit it.
+Flower sends an app's code with every run, and a SuperNode without `--isolation process` starts it.
+The supervisor always sets this flag; the user cannot omit it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Commands:
     look: Callable[[], Sequence[Finding]]
 
 
-def site_commands(superlink: str, node_config: str, authority: Path | None, key: Path | None) -> Commands:
+def site_commands(
+    superlink: str, node_config: str, authority: Path | None, key: Path | None
+) -> Commands:
     """The commands of a site.
 
     Args:
@@ -69,13 +72,24 @@ def site_commands(superlink: str, node_config: str, authority: Path | None, key:
 
     def start_node(port: int) -> list[str]:
         link = ["--superlink", superlink, *trust, *(["--insecure"] if authority is None else [])]
-        return [node, *flower().supernode_flags(f"127.0.0.1:{port}"), *link, "--node-config", node_config]
+        return [
+            node,
+            *flower().supernode_flags(f"127.0.0.1:{port}"),
+            *link,
+            "--node-config",
+            node_config,
+        ]
 
     def look() -> list[Finding]:
         # In a separate process: gRPC would start threads in this one, which forks others.
         command = [site, "doctor", "--link-only", "--json", "--superlink", superlink, *trust]
         done = subprocess.run(
-            command, env=os.environ | QUIET, capture_output=True, text=True, timeout=LOOK_SECONDS, check=False
+            command,
+            env=os.environ | QUIET,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_SECONDS,
+            check=False,
         )
         return [Finding(**row) for row in json.loads(done.stdout)]
 
@@ -85,7 +99,10 @@ def site_commands(superlink: str, node_config: str, authority: Path | None, key:
 def _installed(name: str) -> str:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
-        raise ConfigError(f"{program} does not exist; install fedsurrogate and its dependencies in this environment")
+        raise ConfigError(
+            f"{program} does not exist; install fedsurrogate and its dependencies in this "
+            "environment"
+        )
     return str(program)
 
 
@@ -102,7 +119,10 @@ class Supervisor:
         self._commands, self._show = commands, show
         self._chosen, self._port = port, port
         self._environment: Mapping[str, str] = (
-            os.environ | QUIET | without_proxy_here(os.environ) | {"FLWR_LOG_LEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
+            os.environ
+            | QUIET
+            | without_proxy_here(os.environ)
+            | {"FLWR_LOG_LEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
         )
         self._node, self._app = Child("node"), Child("app")
         self._log = flower().supernode_log
@@ -111,7 +131,9 @@ class Supervisor:
         self._refusals = self._signals = 0
 
     def run(self) -> None:
-        """Run until a signal ends the site. Raises RunError, which says what to do, if the site cannot join."""
+        """Run until a signal ends the site. Raises RunError, which says what to do, if the site
+        cannot join.
+        """
         with handling(ENDS, self._end_requested):
             try:
                 while not self._signals:
@@ -128,7 +150,10 @@ class Supervisor:
             self._listen()
             self._listens = self._works = False
             if self._port_taken and self._chosen and not self._was_connected:
-                raise RunError(f"port {self._chosen} is in use on this machine; omit --runtime-port to use a free port")
+                raise RunError(
+                    f"port {self._chosen} is in use on this machine; omit --runtime-port to use a "
+                    "free port"
+                )
             if self._node.soon_ended >= ATTEMPTS and not self._was_connected:
                 raise RunError(self._why_not())
             self._say(f"the SuperNode has ended with exit code {code}; it is started again")
@@ -149,12 +174,16 @@ class Supervisor:
             self._app.start(self._commands.app(self._port), self._environment)
 
     def _reachable(self) -> bool:
-        """Whether this site can reach the coordinator. Raises RunError for an error that only a person can correct."""
+        """Whether this site can reach the coordinator. Raises RunError for an error that only a
+        person can correct.
+        """
         self._looks = True
         try:
             findings = list(self._commands.look())
         except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
-            self._say(f"the connection to the coordinator could not be checked ({type(error).__name__})")
+            self._say(
+                f"the connection to the coordinator could not be checked ({type(error).__name__})"
+            )
             return True
         finally:
             self._looks = False
@@ -171,7 +200,9 @@ class Supervisor:
         if failed.what in ("TLS", "key") and not self._was_connected:
             self._refusals += 1
             if self._refusals >= REFUSALS:
-                raise RunError(f"this site cannot join: {failed.what}: {failed.found}; {failed.remedy}")
+                raise RunError(
+                    f"this site cannot join: {failed.what}: {failed.found}; {failed.remedy}"
+                )
         self._say(f"waiting for the coordinator; next attempt in {self._node.postpone():g} s")
         return False
 
@@ -198,7 +229,9 @@ class Supervisor:
             self._works = False
 
     def _end(self) -> None:
-        """End the app first, which replies to its current task; then the SuperNode, once that reply is sent."""
+        """End the app first, which replies to its current task; then the SuperNode, once that reply
+        is sent.
+        """
         if self._node.running or self._app.family():
             self._say("ending; a second Ctrl-C ends everything at once")
         self._app.signal_all(signal.SIGTERM)
@@ -223,7 +256,9 @@ class Supervisor:
 
     def _why_not(self) -> str:
         reasons = [f"{each.what}: {each.found}; {each.remedy}" for each in self._warnings]
-        return "\n".join(["the SuperNode does not start; it wrote:", _written(self._node), *reasons])
+        return "\n".join(
+            ["the SuperNode does not start; it wrote:", _written(self._node), *reasons]
+        )
 
     def _say(self, text: str) -> None:
         self._show("join", text)

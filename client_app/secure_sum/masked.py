@@ -1,4 +1,6 @@
-"""The release of a site in a secure sum: its statistics as whole numbers, with its share of the noise, masked."""
+"""The release of a site in a secure sum: its statistics as whole numbers, with its share of the
+noise, masked.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,20 @@ def masked_sum(task: Task) -> MethodOutput:
     rules = rules_of(run.settings, sites)
     delivered, packed = unpack_delivery(task.payload)
     if map_digest(packed) != state.public:
-        raise SealError("the model, projection or centre of this secure sum is not what all sites have agreed on")
+        raise SealError(
+            "the model, projection or centre of this secure sum is not what all sites have agreed "
+            "on"
+        )
     values, claim, kept = SiteSums(*load(combination.site_sums)(replace(task, payload=packed)))
     numbers = numbers_of(run, max(1, sites), task.round)
     whole = {each: numbers[each].encode(value) for each, value in values.items()}
-    facts: dict[str, float] = {"members": sites, "colluding": rules.colluding, "fewest-in-the-sum": rules.least}
-    # Without peers, the coordinator may have made up the other sites, and this site's own noise alone protects it.
+    facts: dict[str, float] = {
+        "members": sites,
+        "colluding": rules.colluding,
+        "fewest-in-the-sum": rules.least,
+    }
+    # Without peers, the coordinator may have made up the other sites, and this site's own noise
+    # alone protects it.
     facts["keys-pinned"] = float(bool(task.node.peers))
     spare, joint = b"", claim is not None and claim.name == JOINT_SUMS
     if claim is None:
@@ -65,9 +75,18 @@ def masked_sum(task: Task) -> MethodOutput:
     guard: Callable[[], AbstractContextManager[object]] = nullcontext
     if same_sites.applies(run.plan.mechanism_name, task.node):
         records = same_sites.records_in(task.found, task.node, run, task.limits)
-        guard = partial(same_sites.fixing, task.node, name, [after.by_name[site].public for site in after.shares], records)
+        guard = partial(
+            same_sites.fixing,
+            task.node,
+            name,
+            [after.by_name[site].public for site in after.shares],
+            records,
+        )
     payload = pack_masked(task.header(run.settings.classes), masked, claim)
-    keep = {**kept, store.file_of(task.node, name, task.site): pack_state(replace(after, spare=spare))}
+    keep = {
+        **kept,
+        store.file_of(task.node, name, task.site): pack_state(replace(after, spare=spare)),
+    }
     return MethodOutput(payload, claim, facts, keep=keep, must_keep=True, guard=guard)
 
 
@@ -76,6 +95,6 @@ def _check_range(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> N
         limit = numbers[name].step * numbers[name].largest
         if value.numel() and (not value.isfinite().all() or float(value.abs().max()) > limit):
             raise DataError(
-                f"{name} of this site's records are beyond {limit:g}; the run needs a larger secure-sum-range or "
-                "secure-sum-records"
+                f"{name} of this site's records are beyond {limit:g}; the run needs a larger "
+                "secure-sum-range or secure-sum-records"
             )

@@ -1,15 +1,18 @@
-"""Sums without joint noise are over one set of sites: otherwise several of them can be solved for one site.
+"""Sums without joint noise are over one set of sites: otherwise several of them can be solved for
+one site.
 
-The sums over {1, 2, 3}, {1, 2, 4}, {1, 3, 4} and {2, 3, 4} give each part, and those over {1, 2, 3}, {4, 5, 6} and
-{1, ..., 7} give the seventh. No site sees all of these sets. So a site takes part in sums over one set of sites only,
-whatever the settings. If all honest sites do, any two sets are equal or have no honest site in common; then no
-combination of sums is about fewer sites than one of the sets. docs/privacy/secure-sums.md has the argument.
+The sums over {1, 2, 3}, {1, 2, 4}, {1, 3, 4} and {2, 3, 4} give each part, and those over {1, 2,
+3}, {4, 5, 6} and {1, ..., 7} give the seventh. No site sees all of these sets. So a site takes part
+in sums over one set of sites only, whatever the settings. If all honest sites do, any two sets are
+equal or have no honest site in common; then no combination of sums is about fewer sites than one of
+the sets. docs/privacy/secure-sums.md has the argument.
 
-A refused signature is too late: `threshold` others complete the sum. So the set is fixed before the masked vector leaves.
-It is that of the sites whose shares were delivered. It becomes smaller only once, to the sites in this same sum, when the
-signatures of `threshold` sites prove which these are. Sums over the same sites before and after a change of this site's
-records, by new files or another split, show the change, so these are refused as well. Training and held-out records are
-different ones, and each must stay as they are: an evaluation after training is no change.
+A refused signature is too late: `threshold` others complete the sum. So the set is fixed before the
+masked vector leaves. It is that of the sites whose shares were delivered. It becomes smaller only
+once, to the sites in this same sum, when the signatures of `threshold` sites prove which these are.
+Sums over the same sites before and after a change of this site's records, by new files or another
+split, show the change, so these are refused as well. Training and held-out records are different
+ones, and each must stay as they are: an evaluation after training is no change.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ from common.privacy.mechanism import JOINT_SUMS
 from common.run import Run
 
 REMEDY = (
-    "sum over the same sites, or with epsilon (one joint noise); `site forget-sums` forgets earlier sums, if this hospital "
-    "accepts that together they may show its own part"
+    "sum over the same sites, or with epsilon (one joint noise); `site forget-sums` forgets "
+    "earlier sums, if this hospital accepts that together they may show its own part"
 )
 
 
@@ -67,7 +70,9 @@ def applies(mechanism: str, node: NodeConfig) -> bool:
     return mechanism != JOINT_SUMS and node.data not in PUBLIC_KINDS
 
 
-def records_in(site_features: SiteFeatures, node: NodeConfig, run: Run, limits: SiteLimits) -> dict[str, str]:
+def records_in(
+    site_features: SiteFeatures, node: NodeConfig, run: Run, limits: SiteLimits
+) -> dict[str, str]:
     """Digest of the records that a site adds to a sum, by their kind.
 
     It covers its files, which of their records these are, and the records that a class needs. With
@@ -94,7 +99,9 @@ def records_in(site_features: SiteFeatures, node: NodeConfig, run: Run, limits: 
 
 
 @contextmanager
-def fixing(node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[str, str]) -> Iterator[None]:
+def fixing(
+    node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[str, str]
+) -> Iterator[None]:
     """Charge a masked vector in this context, which stores the sites that may be in a sum.
 
     It stores them on exit, so a release that failed fixes nothing; the vector leaves after that.
@@ -116,7 +123,12 @@ def fixing(node: NodeConfig, name: str, sites: Collection[bytes], records: Mappi
             _check(before, now)
             _check_records(before, records)
         yield
-        _write(file, Fixed(now, name, records) if before is None else Fixed(now, "", {**before.records, **records}))
+        _write(
+            file,
+            Fixed(now, name, records)
+            if before is None
+            else Fixed(now, "", {**before.records, **records}),
+        )
 
 
 def check_summed(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
@@ -156,14 +168,22 @@ def settle(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
 
 
 def forget(node: NodeConfig) -> Path | None:
-    """Forget all earlier sums over a site's data. Returns the file that keeps their record; None if there were none."""
+    """Forget all earlier sums over a site's data. Returns the file that keeps their record; None if
+    there were none.
+    """
     with _locked(node) as file:
-        return file.replace(file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}")) if file.exists() else None
+        return (
+            file.replace(file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}"))
+            if file.exists()
+            else None
+        )
 
 
 def _check_list(before: Fixed | None, name: str, now: tuple[str, ...]) -> None:
     if before is None:
-        raise StateError("the sums of this site were forgotten after this one began; begin a new one")
+        raise StateError(
+            "the sums of this site were forgotten after this one began; begin a new one"
+        )
     if before.sum != name or not set(now) <= set(before.sites):
         _check(before, now)
 
@@ -171,17 +191,19 @@ def _check_list(before: Fixed | None, name: str, now: tuple[str, ...]) -> None:
 def _check(before: Fixed, now: tuple[str, ...]) -> None:
     if now != before.sites:
         raise PolicyError(
-            f"an earlier sum without joint noise was with other sites ({len(before.sites)} sites, now {len(now)}; "
-            f"{len(set(now) ^ set(before.sites))} differ), and several such sums may show the part of one site; {REMEDY}"
+            f"an earlier sum without joint noise was with other sites ({len(before.sites)} sites, "
+            f"now {len(now)}; {len(set(now) ^ set(before.sites))} differ), and several such sums "
+            f"may show the part of one site; {REMEDY}"
         )
 
 
 def _check_records(before: Fixed, records: Mapping[str, str]) -> None:
     if any(before.records.get(kind, digest) != digest for kind, digest in records.items()):
         raise PolicyError(
-            "this site's data have changed since an earlier sum without noise, or the run splits them otherwise (seed, "
-            "test-fraction, classes), or its policy now asks for other numbers of records of a class (smallest-class in "
-            f"training, smallest-cell in counts), and the difference of both sums would show the change; {REMEDY}"
+            "this site's data have changed since an earlier sum without noise, or the run splits "
+            "them otherwise (seed, test-fraction, classes), or its policy now asks for other "
+            "numbers of records of a class (smallest-class in training, smallest-cell in counts), "
+            f"and the difference of both sums would show the change; {REMEDY}"
         )
 
 
@@ -195,7 +217,9 @@ def _locked(node: NodeConfig) -> Iterator[Path]:
         with FileLock(f"{file}.lock", timeout=60):
             yield file
     except OSError as error:
-        raise StateError(f"{file}, which names the sites of earlier sums, cannot be read or written ({error})") from None
+        raise StateError(
+            f"{file}, which names the sites of earlier sums, cannot be read or written ({error})"
+        ) from None
 
 
 def _read(file: Path) -> Fixed | None:
@@ -207,10 +231,15 @@ def _read(file: Path) -> Fixed | None:
         if isinstance(records, str):
             # Of a version that knew no sums over held-out records.
             records = {"training": records} if records else {}
-        return Fixed(tuple(map(str, content["sites"])), str(content["sum"]), {kind: str(records[kind]) for kind in records})
+        return Fixed(
+            tuple(map(str, content["sites"])),
+            str(content["sum"]),
+            {kind: str(records[kind]) for kind in records},
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(
-            f"{file}, which names the sites of earlier sums, is damaged ({type(error).__name__}); {REMEDY}"
+            f"{file}, which names the sites of earlier sums, is damaged ({type(error).__name__}); "
+            f"{REMEDY}"
         ) from None
 
 

@@ -1,4 +1,6 @@
-"""The steps of a secure sum at a site, apart from the masked vector, which is a release like any other."""
+"""The steps of a secure sum at a site, apart from the masked vector, which is a release like any
+other.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from common.secure_sum.of_run import context_of, local_epsilon, rules_of
 from common.secure_sum.rules import SumRules
 from common.security.sealing import public_key, read_keys
 from common.wire.records import Info
-from common.wire.sum_proto import pack_dealt, pack_member, pack_revealed, unpack_list, unpack_members
+from common.wire.sum_proto import (
+    pack_dealt,
+    pack_member,
+    pack_revealed,
+    unpack_list,
+    unpack_members,
+)
 
 
 @dataclass(frozen=True)
@@ -54,17 +62,23 @@ class Step:
             SurrogateError: for other settings.
         """
         if not self.run.settings.secure_sum or self.info.get("run") != self.run.digest:
-            raise SurrogateError(f"a step of a secure sum for run {self.info.get('run')!r}, not {self.run.digest!r}")
+            raise SurrogateError(
+                f"a step of a secure sum for run {self.info.get('run')!r}, not {self.run.digest!r}"
+            )
         gate = open_gate(self.node, self.run.settings.data, self.flower_run)
         gate.check_request(self.run)
         return gate.policy
 
 
 def sum_keys(step: Step) -> str:
-    """Make this site's keys for a new sum; returns them as hexadecimal digits, for its introduction."""
+    """Make this site's keys for a new sum; returns them as hexadecimal digits, for its
+    introduction.
+    """
     policy = step.checked()
     _check_peers(policy, step.node)
-    state, member = begin(step.site, private_key(step.node, step.site), context_of(step.run, step.name))
+    state, member = begin(
+        step.site, private_key(step.node, step.site), context_of(step.run, step.name)
+    )
     store.create(step.node, policy, step.name, state)
     return pack_member(member).hex()
 
@@ -90,7 +104,10 @@ def sum_list(step: Step) -> tuple[bytes | None, Info]:
     state = store.read(step.run, step.node, step.name, step.site)
     summed, _ = unpack_list(step.payload)
     after, signature = agree(
-        state, summed, rules_of(step.run.settings, len(state.members)), private_key(step.node, step.site)
+        state,
+        summed,
+        rules_of(step.run.settings, len(state.members)),
+        private_key(step.node, step.site),
     )
     if same_sites.applies(step.run.plan.mechanism_name, step.node):
         same_sites.check_summed(step.node, step.name, after.summed_keys)
@@ -111,11 +128,16 @@ def sum_open(step: Step) -> tuple[bytes | None, Info]:
 
 
 def _check_colluding(policy: Policy, rules: SumRules) -> None:
-    """The gate compares shares; what counts is the number of sites, for which a share is rounded down."""
-    if rules.colluding < (least := SumRules.of(rules.members, policy.smallest_colluding, 0.0).colluding):
+    """The gate compares shares; what counts is the number of sites, for which a share is rounded
+    down.
+    """
+    if rules.colluding < (
+        least := SumRules.of(rules.members, policy.smallest_colluding, 0.0).colluding
+    ):
         raise PolicyError(
-            f"smallest-colluding = {policy.smallest_colluding:.4g}: the sum is safe only against {rules.colluding} of "
-            f"{rules.members} sites; it must be against {least}, so the run needs a larger colluding"
+            f"smallest-colluding = {policy.smallest_colluding:.4g}: the sum is safe only against "
+            f"{rules.colluding} of {rules.members} sites; it must be against {least}, so the run "
+            "needs a larger colluding"
         )
 
 
@@ -127,14 +149,16 @@ def _check_local(policy: Policy, run: Run, rules: SumRules) -> None:
         and (local := local_epsilon(run, rules)) > policy.local_epsilon
     ):
         raise PolicyError(
-            f"local-epsilon = {policy.local_epsilon:g}: this site's own noise alone gives epsilon {local:.4g} at delta "
-            f"{run.settings.delta:g} among {rules.members} sites; the run needs a smaller epsilon"
+            f"local-epsilon = {policy.local_epsilon:g}: this site's own noise alone gives epsilon "
+            f"{local:.4g} at delta {run.settings.delta:g} among {rules.members} sites; the run "
+            "needs a smaller epsilon"
         )
 
 
 def _check_peers(policy: Policy, node: NodeConfig) -> None:
     if policy.require_secure_sum and not node.peers:
         raise PolicyError(
-            "require-secure-sum = true, but the node-config names no peers: the coordinator could make up all other sites; "
-            "set peers to a file with the lines that `site key` prints at the other sites"
+            "require-secure-sum = true, but the node-config names no peers: the coordinator could "
+            "make up all other sites; set peers to a file with the lines that `site key` prints at "
+            "the other sites"
         )

@@ -57,9 +57,13 @@ def create(node: NodeConfig, policy: Policy, name: str, state: SumState) -> None
             stream.flush()
             os.fsync(stream.fileno())
     except FileExistsError:
-        raise StateError(f"the secure sum {name!r} has begun at this site; it does not begin a second time") from None
+        raise StateError(
+            f"the secure sum {name!r} has begun at this site; it does not begin a second time"
+        ) from None
     except OSError as error:
-        raise StateError(f"{file} cannot be written ({error}); see state-dir in the node-config") from None
+        raise StateError(
+            f"{file} cannot be written ({error}); see state-dir in the node-config"
+        ) from None
 
 
 def read(run: Run, node: NodeConfig, name: str, site: str) -> SumState:
@@ -78,9 +82,13 @@ def read(run: Run, node: NodeConfig, name: str, site: str) -> SumState:
     try:
         state = unpack_state(file.read_bytes())
     except OSError as error:
-        raise StateError(f"this site has no state of the secure sum {name!r} ({type(error).__name__})") from None
+        raise StateError(
+            f"this site has no state of the secure sum {name!r} ({type(error).__name__})"
+        ) from None
     if state.context != context_of(run, name) or state.site != site:
-        raise StateError(f"the secure sum {name!r} began with other settings than those of this request")
+        raise StateError(
+            f"the secure sum {name!r} began with other settings than those of this request"
+        )
     return state
 
 

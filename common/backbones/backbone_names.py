@@ -1,4 +1,6 @@
-"""Names of backbones and files of weights, checked without loading a library: torch alone takes over a second."""
+"""Names of backbones and files of weights, checked without loading a library: torch alone takes
+over a second.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from common.extras.packages import check_installed, is_installed
 FORMS = "'pixels', 'pixels:rgb', 'torchvision:MODEL', 'open_clip:MODEL/TAG' or 'timm:MODEL'"
 # Backbones whose dimension depends on the image size unless image-size is set.
 OF_IMAGE_SIZE = ("pixels", "pixels:rgb")
-# The backbone that each site names in its own settings: code of a site, which no setting of a run may name.
+# The backbone that each site names in its own settings: code of a site, which no setting of a run
+# may name.
 OWN_BACKBONE = "own"
 # Without a library: pixels, and a backbone that each site has of its own.
 WITHOUT_LIBRARY = (*OF_IMAGE_SIZE, OWN_BACKBONE)
@@ -29,9 +32,9 @@ LONGEST_HEADER = 100_000_000
 def check_backbone_name(name: str, required: bool = True) -> None:
     """Raise BackboneError for a name that no library here knows.
 
-    required: whether the library must be installed here; if so, PackageError is raised where it is not. Without it, its
-    models are unknown and not checked. The models are read from the library's source files, which takes milliseconds; when
-    in doubt a name passes, and loading decides.
+    required: whether the library must be installed here; if so, PackageError is raised where it is
+    not. Without it, its models are unknown and not checked. The models are read from the library's
+    source files, which takes milliseconds; when in doubt a name passes, and loading decides.
     """
     library, _, model = name.partition(":")
     if name in WITHOUT_LIBRARY:
@@ -47,11 +50,14 @@ def check_backbone_name(name: str, required: bool = True) -> None:
     if library == "open_clip":
         _check_open_clip(folder, name, *model.partition("/")[::2])
         return
-    # A name in quotes is an alias of an older version. timm's names may end with a tag of the weights.
+    # A name in quotes is an alias of an older version. timm's names may end with a tag of the
+    # weights.
     known, text = _functions((folder / "models").glob("*.py"))
     plain = model.partition(".")[0] if library == "timm" else model
     if plain not in known and not re.search(rf"[\"']{re.escape(plain)}[\"']", text):
-        raise BackboneError(f"backbone = {name!r}: {library} has no model {model!r}{_similar(plain, known)}")
+        raise BackboneError(
+            f"backbone = {name!r}: {library} has no model {model!r}{_similar(plain, known)}"
+        )
 
 
 def _functions(files: Iterable[Path]) -> tuple[list[str], str]:
@@ -63,11 +69,16 @@ def _functions(files: Iterable[Path]) -> tuple[list[str], str]:
 def _check_open_clip(folder: Path, name: str, model: str, tag: str) -> None:
     known = sorted(path.stem for path in (folder / "model_configs").glob("*.json"))
     if model not in known:
-        raise BackboneError(f"backbone = {name!r}: open_clip has no model {model!r}{_similar(model, known)}")
+        raise BackboneError(
+            f"backbone = {name!r}: open_clip has no model {model!r}{_similar(model, known)}"
+        )
     tags = (folder / "pretrained.py").read_text(encoding="utf-8", errors="replace")
     clean = re.escape(tag.lower().replace("-", "_"))
     if not tag or not re.search(rf"\b{clean}\b", tags):
-        raise BackboneError(f"backbone = {name!r}: write MODEL/TAG, such as {model}/openai; open_clip has no tag {tag!r}")
+        raise BackboneError(
+            f"backbone = {name!r}: write MODEL/TAG, such as {model}/openai; open_clip has no tag "
+            f"{tag!r}"
+        )
 
 
 def _similar(name: str, known: Iterable[str]) -> str:
@@ -76,25 +87,41 @@ def _similar(name: str, known: Iterable[str]) -> str:
 
 
 def check_weights_file(path: Path) -> None:
-    """Raise BackboneError unless `path` is a file that begins as safetensors or torch write it; reads only its header."""
+    """Raise BackboneError unless `path` is a file that begins as safetensors or torch write it;
+    reads only its header.
+    """
     shown = f"weights-path = '{path}'"
     try:
         with path.open("rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")
-            header = file.read(length) if path.suffix == ".safetensors" and length <= LONGEST_HEADER else b""
+            header = (
+                file.read(length)
+                if path.suffix == ".safetensors" and length <= LONGEST_HEADER
+                else b""
+            )
         size = path.stat().st_size
     except OSError as error:
         reason = "no such file" if not path.exists() else error.strerror
-        raise BackboneError(f"{shown}: {reason}; give a .safetensors file or a torch state dict") from None
+        raise BackboneError(
+            f"{shown}: {reason}; give a .safetensors file or a torch state dict"
+        ) from None
     if path.suffix != ".safetensors":
         if not start.startswith(TORCH_FILES):
-            raise BackboneError(f"{shown} is no torch file; give a .safetensors file or a torch state dict")
+            raise BackboneError(
+                f"{shown} is no torch file; give a .safetensors file or a torch state dict"
+            )
         return
     try:
-        entries = {name: each for name, each in json.loads(header).items() if name != "__metadata__"}
+        entries = {
+            name: each for name, each in json.loads(header).items() if name != "__metadata__"
+        }
         end = 8 + length + max(each["data_offsets"][1] for each in entries.values())
     except (ValueError, TypeError, LookupError, AttributeError):
-        raise BackboneError(f"{shown} is no safetensors file: its header cannot be read; copy it again") from None
+        raise BackboneError(
+            f"{shown} is no safetensors file: its header cannot be read; copy it again"
+        ) from None
     if end != size:
-        raise BackboneError(f"{shown} is incomplete: {size} bytes, and its header announces {end}; copy it again")
+        raise BackboneError(
+            f"{shown} is incomplete: {size} bytes, and its header announces {end}; copy it again"
+        )

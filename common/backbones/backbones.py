@@ -18,17 +18,19 @@ from common.errors import BackboneError
 from common.extras.packages import needed_for
 from common.models.devices import pick_device
 
-# On a CPU, the activations of eight images fit into its caches: 2 to 3 times the measured rate of batches of 64.
+# On a CPU, the activations of eight images fit into its caches: 2 to 3 times the measured rate of
+# batches of 64.
 CPU_BATCH = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
-    """A frozen feature extractor: `preprocess` returns (c, h, w), `forward` maps (b, c, h, w) to (b, dim) float32.
+    """A frozen feature extractor: `preprocess` returns (c, h, w), `forward` maps (b, c, h, w) to
+    (b, dim) float32.
 
-    fingerprint: hash of name, weights, preprocessing and output dimension; independent of device, file and precision of the
-    stored weights. dim: 0 for pixels of images that keep their size; the images then determine it, and `fingerprint_at`
-    tells images of one size from those of another.
+    fingerprint: hash of name, weights, preprocessing and output dimension; independent of device,
+    file and precision of the stored weights. dim: 0 for pixels of images that keep their size; the
+    images then determine it, and `fingerprint_at` tells images of one size from those of another.
     """
 
     name: str
@@ -45,7 +47,9 @@ class Backbone:
 
 @dataclass(frozen=True, eq=False)
 class LoadedNetwork:
-    """A model without its classifier, its preprocessing, and name prefixes to select its weights in a file."""
+    """A model without its classifier, its preprocessing, and name prefixes to select its weights in
+    a file.
+    """
 
     model: nn.Module
     preprocessing: Preprocessing
@@ -53,17 +57,22 @@ class LoadedNetwork:
     prefix: str = ""
 
 
-def load_backbone(name: str, weights_path: str = "", image_size: int = 0, device: str = "auto") -> Backbone:
+def load_backbone(
+    name: str, weights_path: str = "", image_size: int = 0, device: str = "auto"
+) -> Backbone:
     """Build a frozen backbone in evaluation mode.
 
-    name: `pixels` (grey levels / 255, flattened), `pixels:rgb`, `torchvision:MODEL` (what enters the last linear
-        layer), `open_clip:MODEL/TAG` (projected image features, not normalised) or `timm:MODEL` (pooled features).
-    weights_path: safetensors, or a torch file of plain tensors; empty to download the weights for the name.
-    image_size: 0 for the model's own preprocessing. Otherwise the shorter side of the whole image is resized to it
+    name: `pixels` (grey levels / 255, flattened), `pixels:rgb`, `torchvision:MODEL` (what enters
+        the last linear layer), `open_clip:MODEL/TAG` (projected image features, not normalised) or
+        `timm:MODEL` (pooled features).
+    weights_path: safetensors, or a torch file of plain tensors; empty to download the weights for
+    the name. image_size: 0 for the model's own preprocessing. Otherwise the shorter side of the
+    whole image is resized to it
         (bicubic) and the centre square kept, without the margin that published presets cut off.
 
-    Raises BackboneError for an unknown name, missing or unsuitable weights, or an unsupported image size; PackageError for a
-    library that is not installed; ConfigError for a device that does not exist.
+    Raises BackboneError for an unknown name, missing or unsuitable weights, or an unsupported image
+    size; PackageError for a library that is not installed; ConfigError for a device that does not
+    exist.
     """
     target = torch.device(pick_device(device))
     if name in ("pixels", "pixels:rgb"):
@@ -73,24 +82,39 @@ def load_backbone(name: str, weights_path: str = "", image_size: int = 0, device
     fingerprint_weights = dict(kept_weights(model.state_dict()))
     forward = frozen_forward(model.to(memory_format=torch.channels_last).to(target), target)
     dim = _probe(name, forward, preprocessing.crop)
-    return Backbone(name, dim, fingerprint_of(name, preprocessing, dim, fingerprint_weights), preprocessing, forward, target)
+    return Backbone(
+        name,
+        dim,
+        fingerprint_of(name, preprocessing, dim, fingerprint_weights),
+        preprocessing,
+        forward,
+        target,
+    )
 
 
 def load_network(name: str, weights_path: str = "", image_size: int = 0) -> LoadedNetwork:
-    """The module of a backbone from a library, frozen, and its preprocessing. Raises BackboneError, PackageError."""
+    """The module of a backbone from a library, frozen, and its preprocessing. Raises BackboneError,
+    PackageError.
+    """
     library, _, model_name = name.partition(":")
     if library not in _LIBRARIES or not model_name:
         raise BackboneError(f"backbone = {name!r} is unknown; use {FORMS}")
     try:
         network = _LIBRARIES[library](model_name, pretrained=not weights_path)
     except ImportError as error:
-        raise BackboneError(f"backbone = {name!r} needs a package that is not installed here: {error}") from error
+        raise BackboneError(
+            f"backbone = {name!r} needs a package that is not installed here: {error}"
+        ) from error
     if weights_path:
         _load_weights(network, name, Path(weights_path).expanduser())
     preprocessing = network.preprocessing
     if image_size:
-        preprocessing = replace(preprocessing, resize=image_size, crop=image_size, interpolation="bicubic")
-    return replace(network, model=network.model.eval().requires_grad_(False), preprocessing=preprocessing)
+        preprocessing = replace(
+            preprocessing, resize=image_size, crop=image_size, interpolation="bicubic"
+        )
+    return replace(
+        network, model=network.model.eval().requires_grad_(False), preprocessing=preprocessing
+    )
 
 
 def _pixels(name: str, image_size: int, device: torch.device) -> Backbone:
@@ -101,7 +125,9 @@ def _pixels(name: str, image_size: int, device: torch.device) -> Backbone:
     def forward(batch: Tensor) -> Tensor:
         return (batch[:, :1] if grey else batch).flatten(1)
 
-    return Backbone(name, dim, fingerprint_of(name, preprocessing, dim, {}), preprocessing, forward, device)
+    return Backbone(
+        name, dim, fingerprint_of(name, preprocessing, dim, {}), preprocessing, forward, device
+    )
 
 
 def frozen_forward(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -121,7 +147,8 @@ def frozen_forward(model: nn.Module, device: torch.device) -> Callable[[Tensor],
                     features = run(batch)
             else:
                 features = torch.cat([run(part) for part in torch.split(batch, CPU_BATCH)])
-        # A clone outside inference mode is a normal tensor; a tensor from inference mode cannot be used in training.
+        # A clone outside inference mode is a normal tensor; a tensor from inference mode cannot be
+        # used in training.
         return features.clone()
 
     return forward
@@ -131,9 +158,13 @@ def _probe(name: str, forward: Callable[[Tensor], Tensor], size: int) -> int:
     try:
         features = forward(torch.zeros(1, 3, size, size))
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise BackboneError(f"backbone {name!r} cannot take images of {size} px ({error}); set image-size to 0") from error
+        raise BackboneError(
+            f"backbone {name!r} cannot take images of {size} px ({error}); set image-size to 0"
+        ) from error
     if features.ndim != 2:
-        raise BackboneError(f"backbone {name!r} returns shape {tuple(features.shape)} for one image, not (1, d)")
+        raise BackboneError(
+            f"backbone {name!r} returns shape {tuple(features.shape)} for one image, not (1, d)"
+        )
     return features.shape[1]
 
 
@@ -142,8 +173,12 @@ def kept_weights(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {key: value for key, value in weights.items() if not key.endswith("num_batches_tracked")}
 
 
-def fingerprint_of(name: object, preprocessing: object, dim: int, weights: Mapping[str, Tensor]) -> str:
-    """Hash of what decides features: `repr` of name and preprocessing, dimension, and the weights as 32-bit numbers."""
+def fingerprint_of(
+    name: object, preprocessing: object, dim: int, weights: Mapping[str, Tensor]
+) -> str:
+    """Hash of what decides features: `repr` of name and preprocessing, dimension, and the weights
+    as 32-bit numbers.
+    """
     digest = hashlib.sha256(repr((name, preprocessing, dim)).encode())
     for key in sorted(weights):
         value = weights[key].detach().to("cpu", torch.float32).contiguous()
@@ -155,24 +190,39 @@ def fingerprint_of(name: object, preprocessing: object, dim: int, weights: Mappi
 def _load_weights(network: LoadedNetwork, name: str, path: Path) -> None:
     given = _read_weights(path)
     for prefix in ("module.", network.prefix):
-        stripped = {key.removeprefix(prefix): value for key, value in given.items() if key.startswith(prefix)}
+        stripped = {
+            key.removeprefix(prefix): value
+            for key, value in given.items()
+            if key.startswith(prefix)
+        }
         given = stripped or given
-    given = {key: value for key, value in kept_weights(given).items() if not key.startswith(network.head)}
+    given = {
+        key: value for key, value in kept_weights(given).items() if not key.startswith(network.head)
+    }
     expected = kept_weights(network.model.state_dict())
     problems = {
         "missing": sorted(expected.keys() - given.keys()),
         "unexpected": sorted(given.keys() - expected.keys()),
-        "of another shape": sorted(k for k in expected.keys() & given.keys() if expected[k].shape != given[k].shape),
+        "of another shape": sorted(
+            k for k in expected.keys() & given.keys() if expected[k].shape != given[k].shape
+        ),
     }
-    mismatches = [f"{len(keys)} {what} ({', '.join(keys[:3])})" for what, keys in problems.items() if keys]
+    mismatches = [
+        f"{len(keys)} {what} ({', '.join(keys[:3])})" for what, keys in problems.items() if keys
+    ]
     if mismatches:
-        raise BackboneError(f"the weights in '{path}' do not fit {name!r}: {'; '.join(mismatches)}; give its own file")
+        raise BackboneError(
+            f"the weights in '{path}' do not fit {name!r}: {'; '.join(mismatches)}; give its own "
+            "file"
+        )
     network.model.load_state_dict(given, strict=False)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise BackboneError(f"weights-path = '{path}': no such file; give a .safetensors file or a torch state dict")
+        raise BackboneError(
+            f"weights-path = '{path}': no such file; give a .safetensors file or a torch state dict"
+        )
     content: object
     try:
         if path.suffix == ".safetensors":
@@ -183,11 +233,17 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).split("\n")[0]
-        raise BackboneError(f"weights-path = '{path}' is no readable safetensors or torch file: {reason}") from error
+        raise BackboneError(
+            f"weights-path = '{path}' is no readable safetensors or torch file: {reason}"
+        ) from error
     if isinstance(content, dict):
         content = content.get("state_dict", content)
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise BackboneError(f"weights-path = '{path}' holds no state dict; save model.state_dict() into it")
+    if not isinstance(content, dict) or not all(
+        isinstance(value, Tensor) for value in content.values()
+    ):
+        raise BackboneError(
+            f"weights-path = '{path}' holds no state dict; save model.state_dict() into it"
+        )
     return content
 
 
@@ -205,16 +261,24 @@ def _torchvision(model_name: str, *, pretrained: bool) -> LoadedNetwork:
 
     known = models.list_models(module=models)
     if model_name not in known:
-        raise BackboneError(f"torchvision has no classification model {model_name!r}; it has {', '.join(known)}")
+        raise BackboneError(
+            f"torchvision has no classification model {model_name!r}; it has {', '.join(known)}"
+        )
     published = models.get_model_weights(model_name)
-    weights = published["IMAGENET1K_V1"] if "IMAGENET1K_V1" in published.__members__ else published.DEFAULT
+    weights = (
+        published["IMAGENET1K_V1"]
+        if "IMAGENET1K_V1" in published.__members__
+        else published.DEFAULT
+    )
     try:
         model: nn.Module = models.get_model(model_name, weights=weights if pretrained else None)
     except (OSError, RuntimeError) as error:
         raise _no_download(f"torchvision:{model_name}", error) from error
     head = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not head:
-        raise BackboneError(f"torchvision model {model_name!r} has no linear layer at its end; choose another")
+        raise BackboneError(
+            f"torchvision model {model_name!r} has no linear layer at its end; choose another"
+        )
     model.set_submodule(head[-1], nn.Identity())
     preset = weights.transforms()
     preprocessing = Preprocessing(
@@ -234,8 +298,14 @@ def _open_clip(model_name: str, *, pretrained: bool) -> LoadedNetwork:
     architecture, _, tag = model_name.partition("/")
     tags = open_clip.list_pretrained_tags_by_model(architecture)
     if architecture not in open_clip.list_models() or tag not in tags:
-        known = f"its tags are {', '.join(tags)}" if tags else f"models are {', '.join(open_clip.list_models())}"
-        raise BackboneError(f"open_clip has no {model_name!r}; write MODEL/TAG, such as ViT-B-32/openai; {known}")
+        known = (
+            f"its tags are {', '.join(tags)}"
+            if tags
+            else f"models are {', '.join(open_clip.list_models())}"
+        )
+        raise BackboneError(
+            f"open_clip has no {model_name!r}; write MODEL/TAG, such as ViT-B-32/openai; {known}"
+        )
     published = open_clip.get_pretrained_cfg(architecture, tag)
     # open_clip warns about random weights; the file's weights replace them right after.
     level = logging.root.manager.disable
@@ -246,7 +316,9 @@ def _open_clip(model_name: str, *, pretrained: bool) -> LoadedNetwork:
             pretrained=tag if pretrained else None,
             force_quick_gelu=bool(published.get("quick_gelu", False)),
             force_preprocess_cfg={
-                k: published[k] for k in ("mean", "std", "interpolation", "resize_mode") if k in published
+                k: published[k]
+                for k in ("mean", "std", "interpolation", "resize_mode")
+                if k in published
             },
             pretrained_text=False,
         )
@@ -257,7 +329,9 @@ def _open_clip(model_name: str, *, pretrained: bool) -> LoadedNetwork:
     config = open_clip.get_model_preprocess_cfg(clip)
     size = config["size"] if isinstance(config["size"], int) else config["size"][0]
     squash = config["resize_mode"] == "squash"
-    preprocessing = Preprocessing(size, size, config["interpolation"], tuple(config["mean"]), tuple(config["std"]), squash)
+    preprocessing = Preprocessing(
+        size, size, config["interpolation"], tuple(config["mean"]), tuple(config["std"]), squash
+    )
     return LoadedNetwork(clip.visual, preprocessing, prefix="visual.")
 
 
@@ -267,7 +341,9 @@ def _timm(model_name: str, *, pretrained: bool) -> LoadedNetwork:
 
     if not timm.is_model(model_name):
         close = difflib.get_close_matches(model_name, timm.list_models(), n=5, cutoff=0.3)
-        raise BackboneError(f"timm has no model {model_name!r}; similar names: {', '.join(close) or 'none'}")
+        raise BackboneError(
+            f"timm has no model {model_name!r}; similar names: {', '.join(close) or 'none'}"
+        )
     try:
         model: nn.Module = timm.create_model(model_name, pretrained=pretrained, num_classes=0)
     except (OSError, RuntimeError) as error:
@@ -276,7 +352,9 @@ def _timm(model_name: str, *, pretrained: bool) -> LoadedNetwork:
     crop = config["input_size"][-1]
     resize = max(crop, int(crop / config["crop_pct"]))
     squash = config.get("crop_mode") == "squash"
-    preprocessing = Preprocessing(resize, crop, config["interpolation"], tuple(config["mean"]), tuple(config["std"]), squash)
+    preprocessing = Preprocessing(
+        resize, crop, config["interpolation"], tuple(config["mean"]), tuple(config["std"]), squash
+    )
     classifier = getattr(model, "default_cfg", {}).get("classifier") or ()
     heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     return LoadedNetwork(model, preprocessing, head=tuple(head + "." for head in heads))

@@ -1,8 +1,8 @@
 """A public power of every feature, before anything else: sign(x) |x|^p.
 
-A power below one brings features that are never negative, as after a ReLU, closer to a normal distribution. The power
-follows from the settings, never from data. It is part of the backbone's fingerprint, so features of different powers never
-meet.
+A power below one brings features that are never negative, as after a ReLU, closer to a normal
+distribution. The power follows from the settings, never from data. It is part of the backbone's
+fingerprint, so features of different powers never meet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Models whose last layer before the classifier is a ReLU. tests/common/backbones/test_feature_power.py checks the list.
+# Models whose last layer before the classifier is a ReLU.
+# tests/common/backbones/test_feature_power.py checks the list.
 NON_NEGATIVE = re.compile(
     r"torchvision:(alexnet|densenet|googlenet|inception_v3|mnasnet|mobilenet_v2|regnet|resnet|resnext|shufflenet|vgg|wide_resnet)"
     r"|timm:(resnet(18|34|50|101|152)|densenet(121|161|169|201)|mobilenetv2_\d+|wide_resnet\d+_2|vgg\d+(_bn)?)(\.|$)"
@@ -72,11 +73,17 @@ def with_power(fingerprint: str, power: float) -> str:
         >>> with_power("abc", 0.5), power_in("abc^0.5"), power_in("abc")
         ('abc^0.5', 0.5, 1.0)
     """
-    return fingerprint if power == 1 or power_in(fingerprint) != 1 or not fingerprint else f"{fingerprint}{MARK}{power:g}"
+    return (
+        fingerprint
+        if power == 1 or power_in(fingerprint) != 1 or not fingerprint
+        else f"{fingerprint}{MARK}{power:g}"
+    )
 
 
 def power_in(fingerprint: str) -> float:
-    """The power in a fingerprint of `with_power`; 1 without one, or if no run can have it: sites write the fingerprint."""
+    """The power in a fingerprint of `with_power`; 1 without one, or if no run can have it: sites
+    write the fingerprint.
+    """
     _, mark, text = fingerprint.rpartition(MARK)
     try:
         power = float(text) if mark else 1.0

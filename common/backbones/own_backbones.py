@@ -1,4 +1,6 @@
-"""Backbones of the user's own: a Python function that returns a module, with a fingerprint and checks of its features."""
+"""Backbones of the user's own: a Python function that returns a module, with a fingerprint and
+checks of its features.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,15 @@ from common.errors import BackboneError, ConfigError
 from common.models.devices import pick_device
 
 Transform = Callable[[Any], Any]
-# A module, and a transform of one image; without a transform the module takes RGB images as (3, h, w) in [0, 1].
+# A module, and a transform of one image; without a transform the module takes RGB images as (3, h,
+# w) in [0, 1].
 OwnModule = tuple[nn.Module, Transform | None]
 
 FORM = "python:PACKAGE.MODULE:FUNCTION"
 # Width and height of the images that an own backbone is tried with.
 PROBES = ((96, 64), (50, 120))
-# Largest relative change of a feature by another image in the batch: rounding on a CPU, and in bfloat16 on a GPU.
+# Largest relative change of a feature by another image in the batch: rounding on a CPU, and in
+# bfloat16 on a GPU.
 ON_CPU, ON_GPU = 1e-4, 5e-2
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -58,12 +62,15 @@ def load_own_module(reference: str) -> OwnModule:
             torch.manual_seed(0)
             made = build()
     except Exception as error:
-        raise BackboneError(f"backbone = {reference!r} cannot be made ({type(error).__name__}: {error})") from error
+        raise BackboneError(
+            f"backbone = {reference!r} cannot be made ({type(error).__name__}: {error})"
+        ) from error
     module, transform = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module) or not (transform is None or callable(transform)):
         raise BackboneError(
-            f"backbone = {reference!r} returns {type(made).__name__}; it must return a torch.nn.Module, or a pair of a "
-            "module and a function from an image to a tensor (channels, height, width)"
+            f"backbone = {reference!r} returns {type(made).__name__}; it must return a "
+            "torch.nn.Module, or a pair of a module and a function from an image to a tensor "
+            "(channels, height, width)"
         )
     return module, transform
 
@@ -97,69 +104,113 @@ def own_backbone(reference: str, image_size: int = 0, device: str = "auto") -> B
         forward = frozen_forward(network.to(memory_format=torch.channels_last).to(target), target)
         dim = _dimension(reference, forward, preprocess, ON_CPU if target.type == "cpu" else ON_GPU)
         seen = preprocess if isinstance(preprocess, Preprocessing) else "own transform"
-        return Backbone(OWN_BACKBONE, dim, fingerprint_of(identity, seen, dim, weights), preprocess, forward, target)
+        return Backbone(
+            OWN_BACKBONE,
+            dim,
+            fingerprint_of(identity, seen, dim, weights),
+            preprocess,
+            forward,
+            target,
+        )
     except (BackboneError, ConfigError):
         raise
     except Exception as error:
         raise BackboneError(
-            f"backbone = {reference!r} does not work on an RGB image ({type(error).__name__}: {error})"
+            f"backbone = {reference!r} does not work on an RGB image ({type(error).__name__}: "
+            f"{error})"
         ) from error
 
 
-def _preprocessing(reference: str, transform: Transform | None, image_size: int) -> Preprocessing | OwnTransform:
+def _preprocessing(
+    reference: str, transform: Transform | None, image_size: int
+) -> Preprocessing | OwnTransform:
     if transform is None:
         if not image_size:
-            raise BackboneError(f"backbone = {reference!r} has no transform; return one with the module, or set image-size")
+            raise BackboneError(
+                f"backbone = {reference!r} has no transform; return one with the module, or set "
+                "image-size"
+            )
         return Preprocessing(image_size, image_size)
     if image_size:
-        raise BackboneError(f"image-size = {image_size}: the transform of {reference!r} decides the size; set it to 0")
+        raise BackboneError(
+            f"image-size = {image_size}: the transform of {reference!r} decides the size; set it "
+            "to 0"
+        )
     return OwnTransform(transform)
 
 
 def _weights(network: nn.Module) -> dict[str, Tensor]:
-    """All tensors that decide the features: the state dict, other buffers, and plain attributes (arrays too)."""
-    tensors = dict(kept_weights(network.state_dict())) | dict(kept_weights(dict(network.named_buffers())))
+    """All tensors that decide the features: the state dict, other buffers, and plain attributes
+    (arrays too).
+    """
+    tensors = dict(kept_weights(network.state_dict())) | dict(
+        kept_weights(dict(network.named_buffers()))
+    )
     for name, part in network.named_modules():
-        plain = {key: value for key, value in vars(part).items() if isinstance(value, Tensor | np.ndarray)}
-        tensors |= {f"{name}.{key}".lstrip("."): torch.as_tensor(value) for key, value in plain.items()}
+        plain = {
+            key: value
+            for key, value in vars(part).items()
+            if isinstance(value, Tensor | np.ndarray)
+        }
+        tensors |= {
+            f"{name}.{key}".lstrip("."): torch.as_tensor(value) for key, value in plain.items()
+        }
     return tensors
 
 
 def _dimension(
-    reference: str, forward: Callable[[Tensor], Tensor], preprocess: Callable[[Image.Image], Tensor], tolerance: float
+    reference: str,
+    forward: Callable[[Tensor], Tensor],
+    preprocess: Callable[[Image.Image], Tensor],
+    tolerance: float,
 ) -> int:
     """The dimension of the features, from two images of noise, with the checks of `own_backbone`."""
     random = np.random.default_rng(0)
-    images = [Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)) for width, height in PROBES]
+    images = [
+        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        for width, height in PROBES
+    ]
     inputs = [preprocess(image) for image in images]
     if inputs[0].shape != inputs[1].shape:
         raise BackboneError(
-            f"backbone = {reference!r}: its transform returns {tuple(inputs[0].shape)} and {tuple(inputs[1].shape)} for "
-            "images of two sizes; it must resize all images to one size"
+            f"backbone = {reference!r}: its transform returns {tuple(inputs[0].shape)} and "
+            f"{tuple(inputs[1].shape)} for images of two sizes; it must resize all images to one "
+            "size"
         )
-    alone, together, again = forward(inputs[0][None]), forward(torch.stack(inputs)), forward(inputs[0][None])
+    alone, together, again = (
+        forward(inputs[0][None]),
+        forward(torch.stack(inputs)),
+        forward(inputs[0][None]),
+    )
     if alone.ndim != 2 or together.shape != (2, alone.shape[1]):
         raise BackboneError(
-            f"backbone = {reference!r} returns shape {tuple(together.shape)} for two images; it must be (2, d)"
+            f"backbone = {reference!r} returns shape {tuple(together.shape)} for two images; it "
+            "must be (2, d)"
         )
     size = float(alone.norm()) + 1e-12
     if max(float((other - alone).norm()) for other in (together[:1], again)) > tolerance * size:
         raise BackboneError(
-            f"backbone = {reference!r}: the features of an image change with the other images or from call to call; they "
-            "must depend on that image alone"
+            f"backbone = {reference!r}: the features of an image change with the other images or "
+            "from call to call; they must depend on that image alone"
         )
     return alone.shape[1]
 
 
 def _digest_of_sources(reference: str) -> str:
-    """Digest of the Python files of the package that contains the function, with their places in it."""
+    """Digest of the Python files of the package that contains the function, with their places in
+    it.
+    """
     top = import_module(reference.split(":")[1].partition(".")[0])
     roots = [Path(folder) for folder in getattr(top, "__path__", ())]
-    files = [(file.relative_to(root).as_posix(), file) for root in roots for file in root.rglob("*.py")]
+    files = [
+        (file.relative_to(root).as_posix(), file) for root in roots for file in root.rglob("*.py")
+    ]
     if not roots and getattr(top, "__file__", None):
         files = [("", Path(str(top.__file__)))]
     if not files:
-        raise BackboneError(f"backbone = {reference!r}: its Python file cannot be found, so it has no fingerprint")
+        raise BackboneError(
+            f"backbone = {reference!r}: its Python file cannot be found, so it has no fingerprint"
+        )
     digest = hashlib.sha256()
     for place, file in sorted(files):
         digest.update(f"{place} ".encode() + hashlib.sha256(file.read_bytes()).digest())

@@ -40,9 +40,12 @@ class Preprocessing:
     def __call__(self, image: Image.Image) -> Tensor:
         """Return (3, height, width) float32, stored channels last."""
         if self.crop:
-            # Resizing only the box that the crop keeps gives the same pixels in three quarters of the time.
+            # Resizing only the box that the crop keeps gives the same pixels in three quarters of
+            # the time.
             resample = Image.Resampling[self.interpolation.upper()]
-            image = image.resize((self.crop, self.crop), resample, box=self._box(*image.size), reducing_gap=3.0)
+            image = image.resize(
+                (self.crop, self.crop), resample, box=self._box(*image.size), reducing_gap=3.0
+            )
         if self.grey:
             image = image.convert("L")
         pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"), dtype=np.float32)
@@ -85,6 +88,13 @@ class OwnTransform:
         """
         prepared = self.function(image)
         if not isinstance(prepared, Tensor) or prepared.ndim != 3:
-            what = f"shape {tuple(prepared.shape)}" if isinstance(prepared, Tensor) else type(prepared).__name__
-            raise DataError(f"the transform of the backbone returns {what}; it must be a tensor (channels, height, width)")
+            what = (
+                f"shape {tuple(prepared.shape)}"
+                if isinstance(prepared, Tensor)
+                else type(prepared).__name__
+            )
+            raise DataError(
+                f"the transform of the backbone returns {what}; it must be a tensor (channels, "
+                "height, width)"
+            )
         return prepared.detach().float()

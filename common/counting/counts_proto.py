@@ -19,7 +19,8 @@ from common.run import Run
 from common.wire.surrogate_proto import pack_claim, pack_header, parse, unpack_claim, unpack_header
 from common.wire.validation import Expectation, check_header
 
-# An honest value differs from what it must be by more than this many standard deviations once in a hundred million.
+# An honest value differs from what it must be by more than this many standard deviations once in a
+# hundred million.
 DEVIATIONS = 6.0
 
 
@@ -27,7 +28,9 @@ def pack_counts(counts: Counts) -> bytes:
     """Canonical bytes: the same counts always give the same bytes."""
     message = pb.Counts(header=pack_header(counts.header), claim=pack_claim(counts.claim))
     for name, table in sorted(counts.tables.items()):
-        message.tables.add(name=name, shape=list(table.shape), data=table.numpy().astype("<i4").tobytes())
+        message.tables.add(
+            name=name, shape=list(table.shape), data=table.numpy().astype("<i4").tobytes()
+        )
     return message.SerializeToString(deterministic=True)
 
 
@@ -42,8 +45,15 @@ def unpack_counts(payload: bytes) -> Counts:
     tables: dict[str, Tensor] = {}
     for table in message.tables:
         shape = tuple(table.shape)
-        if len(shape) > 3 or 4 * math.prod(shape) != len(table.data) or 0 in shape or table.name in tables:
-            raise SurrogateError(f"a table of shape {shape[:4]} with {len(table.data)} bytes, or a table twice")
+        if (
+            len(shape) > 3
+            or 4 * math.prod(shape) != len(table.data)
+            or 0 in shape
+            or table.name in tables
+        ):
+            raise SurrogateError(
+                f"a table of shape {shape[:4]} with {len(table.data)} bytes, or a table twice"
+            )
         numbers = np.frombuffer(table.data, "<i4").astype(np.int64)
         tables[table.name] = torch.from_numpy(numbers).reshape(shape)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
@@ -68,7 +78,9 @@ def check_counts(counts: Counts, config: Run, fingerprint: str) -> None:
         check_stated(counts.claim, config.mechanism)
     messages, classes = config.plan.messages, len(config.settings.classes)
     check_fields(messages.sends, counts.tables, messages.sizes(classes, 1, 1))
-    assert set(counts.tables) == {each.name for each in tables_of(config.settings.counting, classes)}
+    assert set(counts.tables) == {
+        each.name for each in tables_of(config.settings.counting, classes)
+    }
     check_tables(counts.tables, {name: counts.variance(name) for name in counts.tables})
 
 
@@ -84,7 +96,10 @@ def check_tables(tables: Mapping[str, Tensor], variances: Mapping[str, float]) -
     """
     for name, table in tables.items():
         if float(table.min()) < -DEVIATIONS * variances[name] ** 0.5:
-            raise SurrogateError(f"{name}: a count of {int(table.min())}; below zero by more than the noise can explain")
+            raise SurrogateError(
+                f"{name}: a count of {int(table.min())}; below zero by more than the noise can "
+                "explain"
+            )
     if "right" in tables:
         tested, *right = tables["right"].tolist()
         if max(right) - tested > DEVIATIONS * (2 * variances["right"]) ** 0.5:
@@ -95,4 +110,6 @@ def check_tables(tables: Mapping[str, Tensor], variances: Mapping[str, float]) -
     room = variances["decisions"] * decisions.numel() + variances["scores"] * scores[0].numel()
     apart = (scores.sum((1, 2)) - decisions.sum()).abs().max()
     if float(apart) > DEVIATIONS * room**0.5:
-        raise SurrogateError(f"decisions and scores differ by {int(apart)} records; each record is in both")
+        raise SurrogateError(
+            f"decisions and scores differ by {int(apart)} records; each record is in both"
+        )

@@ -1,8 +1,8 @@
 """Messages of a run as signed files, for sites without a network connection to the coordinator.
 
-A request file has one message to one site, signed with the coordinator's key; a reply file has what the site answers, signed
-with the site's key. A signature is checked before anything else is read. The values and the payload are those of the same
-message over the network.
+A request file has one message to one site, signed with the coordinator's key; a reply file has what
+the site answers, signed with the site's key. A signature is checked before anything else is read.
+The values and the payload are those of the same message over the network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from common.wire.records import Info
 from common.wire.validation import SITE_NAME
 
 REQUEST, REPLY = b"message-request", b"message-reply"
-# In bytes. A manifest has the settings and the values next to a payload, as large as over the network.
+# In bytes. A manifest has the settings and the values next to a payload, as large as over the
+# network.
 LARGEST_FILE, LARGEST_MANIFEST = 2**30, 2**24
 ID, RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9]{1,20}")
 
@@ -103,7 +104,11 @@ def unpack_request(content: bytes, public: bytes) -> MessageRequest:
         request = MessageRequest(**_unpack(content, public, REQUEST, MessageRequest))
         date.fromisoformat(request.expires)
         # The run becomes part of file names at the site.
-        named = ID.fullmatch(request.id) and RUN.fullmatch(request.flower_run) and SITE_NAME.fullmatch(request.site)
+        named = (
+            ID.fullmatch(request.id)
+            and RUN.fullmatch(request.flower_run)
+            and SITE_NAME.fullmatch(request.site)
+        )
         if not (named and isinstance(request.settings, dict)):
             raise SurrogateError("its id, run, site or settings are not in form")
     except (SurrogateError, TypeError, ValueError) as error:
@@ -148,26 +153,35 @@ def _pack(message: MessageRequest | MessageReply, private: bytes, purpose: bytes
     payload = content.pop("payload")
     manifest = json.dumps(content | {"has-payload": payload is not None}, sort_keys=True).encode()
     signature = sign(signed_part(manifest, payload or b""), private, purpose)
-    return SignedFile(manifest=manifest, payload=payload or b"", signature=signature).SerializeToString(deterministic=True)
+    return SignedFile(
+        manifest=manifest, payload=payload or b"", signature=signature
+    ).SerializeToString(deterministic=True)
 
 
 def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> dict[str, Any]:
     message = SignedFile()
     read_message(message, content, "message file")
     if message.SerializeToString(deterministic=True) != content:
-        # The digest of a request is of its bytes: others with the same signature must not be answered in its place.
+        # The digest of a request is of its bytes: others with the same signature must not be
+        # answered in its place.
         raise SurrogateError("bytes in another order or form than those that were signed")
     if len(message.manifest) > LARGEST_MANIFEST:
         raise SurrogateError(f"a manifest of more than {LARGEST_MANIFEST} bytes")
     try:
         verify(signed_part(message.manifest, message.payload), message.signature, public, purpose)
     except SealError:
-        raise SealError("the file was changed on its way, or another key signed it: its signature does not fit") from None
+        raise SealError(
+            "the file was changed on its way, or another key signed it: its signature does not fit"
+        ) from None
     try:
         manifest: dict[str, Any] = json.loads(message.manifest)
         has_payload = manifest.pop("has-payload")
-        texts = [each.name for each in fields(kind) if each.name not in ("settings", "info", "payload")]
-        if set(manifest) != {each.name for each in fields(kind)} - {"payload"} or not isinstance(manifest["info"], dict):
+        texts = [
+            each.name for each in fields(kind) if each.name not in ("settings", "info", "payload")
+        ]
+        if set(manifest) != {each.name for each in fields(kind)} - {"payload"} or not isinstance(
+            manifest["info"], dict
+        ):
             raise ValueError("its fields are not those of a message")
         if not all(isinstance(manifest[name], str) for name in texts):
             raise ValueError("a field that is no text")
@@ -179,7 +193,13 @@ def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> d
 
 
 def _sound(value: object) -> bool:
-    """Whether a value may stand next to a payload: a text, or numbers of 64 bits, alone or as a list of one type."""
+    """Whether a value may stand next to a payload: a text, or numbers of 64 bits, alone or as a
+    list of one type.
+    """
     if isinstance(value, list):
-        return len(set(map(type, value))) == 1 and not isinstance(value[0], str | list) and all(map(_sound, value))
+        return (
+            len(set(map(type, value))) == 1
+            and not isinstance(value[0], str | list)
+            and all(map(_sound, value))
+        )
     return isinstance(value, str | float) or (isinstance(value, int) and -(2**63) <= value < 2**63)

@@ -1,1 +1,3 @@
-"""Packages that come with an extra of fedsurrogate: which extra has which, and one error where one is missing."""
+"""Packages that come with an extra of fedsurrogate: which extra has which, and one error where one
+is missing.
+"""

@@ -1,4 +1,6 @@
-"""Which optional packages the settings of a run need at a site, so that a missing one is reported before the run starts."""
+"""Which optional packages the settings of a run need at a site, so that a missing one is reported
+before the run starts.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ from common.extras.packages import EXTRAS, check_installed
 if TYPE_CHECKING:
     from common.run import Run
 
-# By kind of data. A table next to images needs one only if it is there, which the settings do not say.
+# By kind of data. A table next to images needs one only if it is there, which the settings do not
+# say.
 OF_DATA = {"parquet": "pyarrow", "dicom": "pydicom"}
 
 
 def check_packages(needed: Iterable[tuple[str, str]]) -> None:
-    """Raise PackageError if a package of `packages_for` is missing; the error names its setting and how to install it."""
+    """Raise PackageError if a package of `packages_for` is missing; the error names its setting and
+    how to install it.
+    """
     for package, setting in needed:
         check_installed(package, setting)
 

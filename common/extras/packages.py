@@ -1,4 +1,6 @@
-"""The table of optional packages and extras; every import of an optional package goes through this module."""
+"""The table of optional packages and extras; every import of an optional package goes through this
+module.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def is_installed(package: str) -> bool:
     except ValueError:
         # It is imported, and was not found by a search.
         return True
-    # A folder without Python code, such as one of the user's that has this name by chance, has no origin.
+    # A folder without Python code, such as one of the user's that has this name by chance, has no
+    # origin.
     return found is not None and found.origin is not None
 
 
@@ -65,14 +68,15 @@ def check_installed(package: str, user: str, otherwise: str = "") -> None:
 
 @contextmanager
 def needed_for(user: str) -> Iterator[None]:
-    """Import optional packages inside: `with needed_for("method = 'dp-fedavg'"): from opacus import GradSampleModule`.
+    """Import optional packages inside: `with needed_for("method = 'dp-fedavg'"): from opacus import
+    GradSampleModule`.
 
     Args:
         user: As for `check_installed`.
 
     Raises:
-        PackageError: A package of `EXTRAS` is not installed here. Any other error of an import stays as it is: a package
-            that is damaged, or lacks one of its own, is not missing.
+        PackageError: A package of `EXTRAS` is not installed here. Any other error of an import
+            stays as it is: a package that is damaged, or lacks one of its own, is not missing.
     """
     try:
         yield
@@ -88,5 +92,6 @@ def missing(package: str, user: str, otherwise: str = "") -> PackageError:
     name = DISTRIBUTIONS.get(package, package)
     instead = f", or {otherwise}" if otherwise else ""
     return PackageError(
-        f"{user} needs the package {name}, which is not installed here; run {install_command(EXTRAS[package])}{instead}"
+        f"{user} needs the package {name}, which is not installed here; run "
+        f"{install_command(EXTRAS[package])}{instead}"
     )

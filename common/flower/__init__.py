@@ -42,10 +42,13 @@ def flower() -> Flower:
     try:
         installed = version("flwr")
     except PackageNotFoundError:
-        raise ConfigError(f"flwr is not installed; fedsurrogate works with flwr {supported}") from None
+        raise ConfigError(
+            f"flwr is not installed; fedsurrogate works with flwr {supported}"
+        ) from None
     implementation = VERSIONS.get(".".join(installed.split(".")[:2]))
     if implementation is None:
         raise ConfigError(
-            f"flwr {installed} is installed, but fedsurrogate works with flwr {supported}; install that version"
+            f"flwr {installed} is installed, but fedsurrogate works with flwr {supported}; install "
+            "that version"
         )
     return implementation()

@@ -1,4 +1,6 @@
-"""The log of a long-running process on its output: without constant lines, and as JSON where `FEDSURROGATE_LOG=json`."""
+"""The log of a long-running process on its output: without constant lines, and as JSON where
+`FEDSURROGATE_LOG=json`.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,19 @@ CONSTANT = (
 
 
 class JsonLines(logging.Formatter):
-    """A log record as one JSON object: time (UTC), level, logger, message, and the trace of an error."""
+    """A log record as one JSON object: time (UTC), level, logger, message, and the trace of an
+    error.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of JSON."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        facts = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        facts = {
+            "time": time,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
         if record.exc_info:
             facts["trace"] = self.formatException(record.exc_info)
         return json.dumps(facts)

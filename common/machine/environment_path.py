@@ -1,11 +1,14 @@
-"""Whether Flower's own commands work where the Python environment lies: `python -m common.machine.environment_path`."""
+"""Whether Flower's own commands work where the Python environment lies: `python -m
+common.machine.environment_path`.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
 
-# Ray writes the path of Python into a line for bash, and Flower that of its migrations into a list that is split.
+# Ray writes the path of Python into a line for bash, and Flower that of its migrations into a list
+# that is split.
 UNFIT = re.compile(r"[^\w@+=:./-]")
 
 
@@ -21,10 +24,10 @@ def environment_remark(prefix: str) -> str:
     if not (unfit := UNFIT.search(prefix)):
         return ""
     return (
-        f"the path of the Python environment, {prefix!r}, contains {unfit.group()!r}: Flower's own commands, such as "
-        "`flwr run .` for a simulation and `flower-superlink --database`, fail there. `coordinator simulate` and "
-        "`coordinator superlink` work; for the others make the environment in a folder whose path has letters, digits and "
-        "-_.@+= only"
+        f"the path of the Python environment, {prefix!r}, contains {unfit.group()!r}: Flower's own "
+        "commands, such as `flwr run .` for a simulation and `flower-superlink --database`, fail "
+        "there. `coordinator simulate` and `coordinator superlink` work; for the others make the "
+        "environment in a folder whose path has letters, digits and -_.@+= only"
     )
 
 

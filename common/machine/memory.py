@@ -1,4 +1,6 @@
-"""Memory that processes may still use: of the machine, of the container (cgroups v1 and v2), of the shell (`ulimit -v`)."""
+"""Memory that processes may still use: of the machine, of the container (cgroups v1 and v2), of the
+shell (`ulimit -v`).
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,19 @@ import psutil
 MIB = 2**20
 # A limit above this is none: cgroups v1 write the largest number that they can.
 NO_LIMIT = 2**60
-# Files of a cgroup, of version 2 and of version 1: the limit, the use, and the part of it that the kernel can free.
+# Files of a cgroup, of version 2 and of version 1: the limit, the use, and the part of it that the
+# kernel can free.
 FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 # What libraries say when `ulimit -v` leaves them no room.
-NO_ROOM = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "not enough memory")
+NO_ROOM = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "not enough memory",
+)
 
 
 def available_memory(swap: bool = False, root: Path = Path("/")) -> int:
@@ -47,7 +55,8 @@ def _left_in_cgroups(root: Path) -> Iterator[int]:
 def _cgroups(root: Path) -> Iterator[Path]:
     """Folders of the cgroups of this process and of those above it.
 
-    In a container the path of /proc/self/cgroup may be the host's; then only the mounted folder itself exists.
+    In a container the path of /proc/self/cgroup may be the host's; then only the mounted folder
+    itself exists.
     """
     mounted = root / "sys/fs/cgroup"
     try:
@@ -81,12 +90,16 @@ def address_limit() -> int | None:
 
 
 def no_room(error: BaseException) -> str:
-    """The explanation of an error that `ulimit -v` caused, with what to do; empty for any other error."""
+    """The explanation of an error that `ulimit -v` caused, with what to do; empty for any other
+    error.
+    """
     limit = address_limit()
-    if limit is None or not (isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_ROOM)):
+    if limit is None or not (
+        isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_ROOM)
+    ):
         return ""
     return (
-        f"this shell limits the addresses of a process to {limit // MIB} MiB (`ulimit -v` = {limit // 1024}), too few to "
-        "load torch and the other libraries; lift it with `ulimit -v unlimited`, or raise it: 5 GiB are enough for "
-        "`--engine local`"
+        f"this shell limits the addresses of a process to {limit // MIB} MiB (`ulimit -v` = "
+        f"{limit // 1024}), too few to load torch and the other libraries; lift it with `ulimit -v "
+        "unlimited`, or raise it: 5 GiB are enough for `--engine local`"
     )

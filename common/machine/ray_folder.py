@@ -1,4 +1,6 @@
-"""The folder for Ray's temporary files: Ray needs a short path of plain characters, and to write there."""
+"""The folder for Ray's temporary files: Ray needs a short path of plain characters, and to write
+there.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from pathlib import Path
 from common.errors import RunError
 
 VARIABLE = "RAY_TMPDIR"
-# Unix sockets have paths of at most 107 characters, of which Ray's names below its folder take about 70.
+# Unix sockets have paths of at most 107 characters, of which Ray's names below its folder take
+# about 70.
 LONGEST = 36
 # Ray passes paths on as ASCII, and some of them unquoted.
 PLAIN = re.compile(r"[A-Za-z0-9_@+=:./-]+")
@@ -22,7 +25,8 @@ def ray_folder(environment: Mapping[str, str], others: Sequence[str] = OTHERS) -
     """Variables for a simulation by which Ray finds a folder that it can use.
 
     Args:
-        environment: Variables of this process. A folder that a person named for Ray is left to them.
+        environment: Variables of this process. A folder that a person named for Ray is left to
+            them.
         others: Folders to take where that for temporary files does not serve.
 
     Returns:
@@ -39,9 +43,10 @@ def ray_folder(environment: Mapping[str, str], others: Sequence[str] = OTHERS) -
     found = next((folder for folder in others if _serves(folder)), None)
     if found is None:
         raise RunError(
-            f"Ray, which runs the simulated sites, needs a folder for temporary files that user {os.getuid()} may write, "
-            f"with a path of at most {LONGEST} letters, digits and -_./, and {', '.join((own, *others))} do not serve; set "
-            f"{VARIABLE} to one, or use --engine local"
+            "Ray, which runs the simulated sites, needs a folder for temporary files that user "
+            f"{os.getuid()} may write, with a path of at most {LONGEST} letters, digits and -_./, "
+            f"and {', '.join((own, *others))} do not serve; set {VARIABLE} to one, or use --engine "
+            "local"
         )
     return {VARIABLE: found}
 

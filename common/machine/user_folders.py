@@ -14,7 +14,9 @@ PLACES = {STATE: ".local/state", CACHE: ".cache"}
 
 
 def home_folder() -> Path:
-    """The user's home folder; one that does not exist for a user without any, as in some containers."""
+    """The user's home folder; one that does not exist for a user without any, as in some
+    containers.
+    """
     try:
         return Path.home()
     except RuntimeError:
@@ -29,8 +31,9 @@ def user_folder(variable: str, environment: Mapping[str, str] = os.environ) -> P
         environment: The variables of this process.
 
     Returns:
-        A folder, which may not exist. One in the home folder that an earlier version has filled stays in use until there is
-        one where the variable says: a site must not lose its ledger to a variable.
+        A folder, which may not exist. One in the home folder that an earlier version has filled
+        stays in use until there is one where the variable says: a site must not lose its ledger to
+        a variable.
     """
     usual = home_folder() / PLACES[variable] / NAME
     named = Path(environment.get(variable, ""))

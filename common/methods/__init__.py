@@ -1,7 +1,8 @@
-"""The registry of methods: each method has one description here. No other module compares names of methods.
+"""The registry of methods: each method has one description here. No other module compares names of
+methods.
 
-A new method needs one `Method` in a file of this folder and its name in `METHODS`; and a function at the coordinator, or a
-class in `strategies/`, if no existing one serves.
+A new method needs one `Method` in a file of this folder and its name in `METHODS`; and a function
+at the coordinator, or a class in `strategies/`, if no existing one serves.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ FEDPFT_CHAIN = replace(FEDPFT, paper="Beitollahi et al. 2024, section 4.2")
 
 
 def method_of(settings: Settings) -> Method:
-    """The description of a run's method, or of what it counts. Raises ConfigError for a name that is not here."""
+    """The description of a run's method, or of what it counts. Raises ConfigError for a name that
+    is not here.
+    """
     method = method_named(settings.method)
     if settings.counting.kind in KINDS_OF_COUNTS:
         return KINDS_OF_COUNTS[settings.counting.kind]

@@ -1,4 +1,6 @@
-"""Methods whose sites send sums over their records by class, from which the coordinator learns: one plan for all."""
+"""Methods whose sites send sums over their records by class, from which the coordinator learns: one
+plan for all.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from common.methods.method import Combination, Defences, Field, Messages, Plan, 
 from common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
 from common.settings import Settings
 
-# What a secure sum adds up: class counts, class sums of features, and the second moment of all features, folded; with
-# T = d (d + 1) / 2.
+# What a secure sum adds up: class counts, class sums of features, and the second moment of all
+# features, folded; with T = d (d + 1) / 2.
 MOMENTS = (Summed("counts", "C", 0), Summed("sums", "C d", 1), Summed("squares", "T", 2))
 
 
@@ -29,17 +31,19 @@ def class_sums_plan(
 ) -> Plan:
     """The plan of a method whose sites send their class counts and sums of features once.
 
-    The site's part, secure sums, the schema, planned bytes, relearning and the ledger follow from it.
+    The site's part, secure sums, the schema, planned bytes, relearning and the ledger follow from
+    it.
 
     Args:
         settings: of the run.
-        learn: "module:function" at the coordinator: from statistics of all records, a header for the
-            model, and the settings, to the model and facts about it; see
+        learn: "module:function" at the coordinator: from statistics of all records, a header for
+            the model, and the settings, to the model and facts about it; see
             `strategies.closed_form.strategy`.
         squares: whether sites also send the second moment of all records around their class means.
-        variances: whether they also send the variance of each dimension in each class; never private.
-        shares: part of the privacy budget of each of "counts", "sums" and "squares", which add up to
-            one; None for a method without privacy.
+        variances: whether they also send the variance of each dimension in each class; never
+            private.
+        shares: part of the privacy budget of each of "counts", "sums" and "squares", which add up
+            to one; None for a method without privacy.
 
     Returns:
         The plan. Private sites send the sums of features of norm at most one, with noise.
@@ -50,7 +54,10 @@ def class_sums_plan(
         ['counts', 'sums', 'squares']
     """
     private = bool(settings.epsilon) and shares is not None
-    sends = [Field("counts", "C", -LARGEST_COUNT if private else 0, LARGEST_COUNT), Field("sums", "C d")]
+    sends = [
+        Field("counts", "C", -LARGEST_COUNT if private else 0, LARGEST_COUNT),
+        Field("sums", "C d"),
+    ]
     sends += [Field("squares", "T")] if squares else []
     sends += [Field("variances", "C d", 0)] if variances else []
     privacy = None
@@ -66,7 +73,12 @@ def class_sums_plan(
     return Plan(
         kind="one-shot",
         messages=Messages(
-            tuple(sends), (), HEAD, symbols=_triangle, introduces=False, all_classes=private and not settings.secure_sum
+            tuple(sends),
+            (),
+            HEAD,
+            symbols=_triangle,
+            introduces=False,
+            all_classes=private and not settings.secure_sum,
         ),
         combination=Combination(
             site="client_app.methods.sums:released_sums",

@@ -12,7 +12,8 @@ from common.settings import Settings
 
 # Quadratic discriminants with a diagonal covariance of each class.
 DIAGONALS = (Field("means", "C d"), Field("whiteners", "C d"), Field("bias", "C", bits=64))
-# Records and means of the groups of each class, of which g have records; a parsed message has G of them.
+# Records and means of the groups of each class, of which g have records; a parsed message has G of
+# them.
 GROUP_MEANS = (Field("counts", "C g", 0, LARGEST_COUNT), Field("means", "C g d"))
 PARSED_MEANS = (Field("counts", "C G", 0, LARGEST_COUNT), Field("means", "C G d"))
 FEDCOF_KEYS = ("groups", "samples_per_group")
@@ -33,7 +34,9 @@ def fedcgs_plan(settings: Settings) -> Plan:
 def gh_ofl_plan(settings: Settings) -> Plan:
     """The plan of GH-OFL: Gaussians of classes, of which only FisherMix needs no more than sums."""
     head = settings.ghofl.head
-    own = class_sums_plan(settings, "strategies.heads.gaussian_heads:gh_ofl_model", squares=True, variances=True)
+    own = class_sums_plan(
+        settings, "strategies.heads.gaussian_heads:gh_ofl_model", squares=True, variances=True
+    )
     own = _run_by(replace(own, variant=head), "strategies.heads.gaussian_heads:GaussianHeads")
     if head == "fishermix":
         return own
@@ -53,20 +56,25 @@ def fedcof_plan(settings: Settings) -> Plan:
         return Work(passes=1, numbers=classes * groups * dimension, components=groups)
 
     def symbols(classes: int, dimension: int, records: int) -> Sizes:
-        # A class with few records has fewer groups, and a message leaves out the zeros of missing ones.
+        # A class with few records has fewer groups, and a message leaves out the zeros of missing
+        # ones.
         most = records // max(1, classes) // settings.fedcof.samples_per_group
         return {"g": max(1, min(groups, most))}
 
     return Plan(
         kind="one-shot",
-        messages=Messages(GROUP_MEANS, (), HEAD, parsed=PARSED_MEANS, symbols=symbols, introduces=False),
+        messages=Messages(
+            GROUP_MEANS, (), HEAD, parsed=PARSED_MEANS, symbols=symbols, introduces=False
+        ),
         combination=Combination(
             site="client_app.methods.heads.class_means:class_means",
             strategy="strategies.heads.class_means:ClassMeans",
             stored=True,
         ),
         work=work,
-        defences=Defences(reason=", whose class means nothing here screens; max-share limits a site"),
+        defences=Defences(
+            reason=", whose class means nothing here screens; max-share limits a site"
+        ),
     )
 
 

@@ -34,8 +34,8 @@ class Counted:
     Attributes:
         name: of the table.
         shape: of the table.
-        bound: Euclidean norm of what one record adds; the weights of a patient's records sum to one, so a patient adds
-            no more.
+        bound: Euclidean norm of what one record adds; the weights of a patient's records sum to
+            one, so a patient adds no more.
         share: part of the privacy budget.
     """
 
@@ -46,17 +46,20 @@ class Counted:
 
 
 def scored_classes(classes: int) -> int:
-    """Number of classes with a histogram: of two classes only the last, whose probability gives the other's."""
+    """Number of classes with a histogram: of two classes only the last, whose probability gives the
+    other's.
+    """
     return 1 if classes == 2 else classes
 
 
 def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
     """The tables of a run that counts records of this many classes.
 
-    survey: records (C,). values: tested records, and right decisions of each of M models, right (1 + M,); a record is in
-    up to 1 + M cells. evaluation: decisions (C, C) by true and decided class, and for each scored class a histogram of
-    its probability, for records of other classes and of this class: scores (S, 2, B). A record is in one cell of the
-    decisions and in S cells of the scores, so it adds vectors of norm 1 and sqrt(S). The shares minimise the sum of the two
+    survey: records (C,). values: tested records, and right decisions of each of M models, right (1
+    + M,); a record is in up to 1 + M cells. evaluation: decisions (C, C) by true and decided class,
+    and for each scored class a histogram of its probability, for records of other classes and of
+    this class: scores (S, 2, B). A record is in one cell of the decisions and in S cells of the
+    scores, so it adds vectors of norm 1 and sqrt(S). The shares minimise the sum of the two
     variances of the noise.
     """
     if own.kind == "survey":
@@ -75,7 +78,9 @@ def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
 
 
 def _symbols(own: CountingSettings, classes: int, dimension: int, records: int) -> Sizes:
-    """S: classes with a histogram; 2: of other classes, and of the class; B: bins; M: tested records, and each model."""
+    """S: classes with a histogram; 2: of other classes, and of the class; B: bins; M: tested
+    records, and each model.
+    """
     return {"S": scored_classes(classes), "2": 2, "B": own.bins, "M": 1 + own.models}
 
 
@@ -83,13 +88,18 @@ def _refusal(own: CountingSettings, classes: tuple[str, ...]) -> str:
     if not classes:
         return f"counting.kind = {own.kind!r} needs classes, so that all sites count the same ones"
     if own.kind in JUDGING and not own.digest:
-        return f"counting.kind = {own.kind!r} needs counting.digest; `coordinator evaluate` and `coordinator value` set it"
+        return (
+            f"counting.kind = {own.kind!r} needs counting.digest; `coordinator evaluate` and "
+            "`coordinator value` set it"
+        )
     if own.kind == "values" and not own.models:
         return "counting.kind = 'values' needs counting.models; `coordinator value` sets it"
     return ""
 
 
-def _plan(tables: dict[str, str], work: Callable[[int, int], Work], judges: bool, settings: Settings) -> Plan:
+def _plan(
+    tables: dict[str, str], work: Callable[[int, int], Work], judges: bool, settings: Settings
+) -> Plan:
     """The plan of a run that counts.
 
     Args:
@@ -111,7 +121,10 @@ def _plan(tables: dict[str, str], work: Callable[[int, int], Work], judges: bool
     return Plan(
         kind="one-shot",
         messages=Messages(
-            sends=tuple(Field(name, shape, -LARGEST_COUNT, LARGEST_COUNT, DIGITS) for name, shape in tables.items()),
+            sends=tuple(
+                Field(name, shape, -LARGEST_COUNT, LARGEST_COUNT, DIGITS)
+                for name, shape in tables.items()
+            ),
             receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
             symbols=partial(_symbols, own),
             introduces=False,
@@ -126,7 +139,10 @@ def _plan(tables: dict[str, str], work: Callable[[int, int], Work], judges: bool
         ),
         work=work,
         privacy=privacy,
-        defences=Defences(reason=": the counts of each site are only kept within what its records and the noise can give"),
+        defences=Defences(
+            reason=": the counts of each site are only kept within what its records and the noise "
+            "can give"
+        ),
         refusal=_refusal(own, settings.classes),
         counts=True,
     )
@@ -141,7 +157,14 @@ def _surveying(classes: int, dimension: int) -> Work:
 
 
 def _kind(name: str, title: str, paper: str, plan: Callable[[Settings], Plan]) -> Method:
-    return Method(name, title, paper, plan, {"counting": ("kind", "digest", "models", "bins")}, shown="counting")
+    return Method(
+        name,
+        title,
+        paper,
+        plan,
+        {"counting": ("kind", "digest", "models", "bins")},
+        shown="counting",
+    )
 
 
 _DECISIONS = "counts of decisions and scores with Gaussian noise"
@@ -157,6 +180,8 @@ SURVEY = _kind(
     "counts of records with Gaussian noise",
     partial(_plan, {"records": "C"}, _surveying, False),
 )
-VALUES = _kind("values", "Values of sites", _DECISIONS, partial(_plan, {"right": "M"}, _judging, True))
+VALUES = _kind(
+    "values", "Values of sites", _DECISIONS, partial(_plan, {"right": "M"}, _judging, True)
+)
 # By the value of counting.kind.
 KINDS_OF_COUNTS = {method.name: method for method in (EVALUATION, VALUES, SURVEY)}

@@ -20,12 +20,28 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.privacy.mechanism import EM, JOINT_SUMS, SUMS, THEOREM, MechanismRecipe, NoisySums, TheoremNoise
+from common.privacy.mechanism import (
+    EM,
+    JOINT_SUMS,
+    SUMS,
+    THEOREM,
+    MechanismRecipe,
+    NoisySums,
+    TheoremNoise,
+)
 from common.privacy.shares import EM_STEPS, budget_shares
 from common.settings import Covariance, FedPFTSettings, HeadSettings, Settings
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
-FEDPFT_KEYS = ("covariance", "components", "rank", "samples_per_component", "privacy", "clip", "topology")
+FEDPFT_KEYS = (
+    "covariance",
+    "components",
+    "rank",
+    "samples_per_component",
+    "privacy",
+    "clip",
+    "topology",
+)
 # Mechanisms whose noisy sums have a solver of their own.
 NOISY = (SUMS, JOINT_SUMS)
 
@@ -46,7 +62,8 @@ class Choices:
     Attributes:
         mechanism: the name of the privacy mechanism, or "none".
         family: the covariance family of surrogates.
-        solver: how the coordinator finds the head: "noisy sums", "lda", "ridge", "naive-bayes", "qda" or "sampled".
+        solver: how the coordinator finds the head: "noisy sums", "lda", "ridge", "naive-bayes",
+            "qda" or "sampled".
     """
 
     mechanism: str
@@ -57,9 +74,10 @@ class Choices:
 def choices(settings: Settings) -> Choices:
     """Mechanism, covariance family and solver of a run, with "auto" resolved.
 
-    The mechanism is "theorem-4.1" if requested; otherwise "sums" for one component and "dp-em" for several. "auto" for the
-    solver is discriminant analysis where all classes of a site share one covariance and have one component each. Mixtures
-    of several components, and a covariance for each class, hold more than it uses; noisy mixtures are used as published.
+    The mechanism is "theorem-4.1" if requested; otherwise "sums" for one component and "dp-em" for
+    several. "auto" for the solver is discriminant analysis where all classes of a site share one
+    covariance and have one component each. Mixtures of several components, and a covariance for
+    each class, hold more than it uses; noisy mixtures are used as published.
     """
     own = settings.fedpft
     if not settings.epsilon:
@@ -100,7 +118,8 @@ def plan(settings: Settings) -> Plan:
             introduces=chain,
         ),
         combination=Combination(
-            site="client_app.methods.fedpft." + ("chain:extend_chain" if chain else "surrogate:fedpft_surrogate"),
+            site="client_app.methods.fedpft."
+            + ("chain:extend_chain" if chain else "surrogate:fedpft_surrogate"),
             strategy="strategies.fedpft." + ("chain:FedPFTChain" if chain else "strategy:FedPFT"),
             stored=True,
             samples=True,
@@ -134,7 +153,9 @@ def kd_plan(settings: Settings) -> Plan:
     """The plan of knowledge distillation along a chain."""
     return Plan(
         kind="chain",
-        messages=Messages(heads.HEAD, heads.HEAD, heads.HEAD, symbols=partial(heads.symbols, settings.sites)),
+        messages=Messages(
+            heads.HEAD, heads.HEAD, heads.HEAD, symbols=partial(heads.symbols, settings.sites)
+        ),
         combination=Combination(
             site="client_app.methods.heads.distillation:distil_chain",
             strategy="strategies.heads.head_chain:HeadChain",
@@ -163,7 +184,9 @@ def _privacy(settings: Settings, chosen: Choices) -> MechanismRecipe | None:
         return TheoremNoise(epsilon, delta, clip)
     family = "joint" if chosen.mechanism == JOINT_SUMS else chosen.family
     steps = EM_STEPS if chosen.mechanism == EM else 1
-    return NoisySums(chosen.mechanism, epsilon, delta, partial(budget_shares, family), clip, steps=steps)
+    return NoisySums(
+        chosen.mechanism, epsilon, delta, partial(budget_shares, family), clip, steps=steps
+    )
 
 
 def surrogate_fields(chosen: Choices, bits: int) -> tuple[Field, ...]:
@@ -181,15 +204,26 @@ def surrogate_fields(chosen: Choices, bits: int) -> tuple[Field, ...]:
     family = chosen.family
     if chosen.mechanism == SUMS:
         sums = (Field("counts", "C"), Field("sums", "C d"))
-        return sums if family == "spherical" else (*sums, Field("squares", "d" if family == "diag" else "t"))
+        return (
+            sums
+            if family == "spherical"
+            else (*sums, Field("squares", "d" if family == "diag" else "t"))
+        )
     # At 8 or 4 bits the loadings have a scale for each column.
-    loadings = (Field("loadings", "d r", bits=bits), *((Field("scales", "r", 0),) if bits < 16 else ()))
+    loadings = (
+        Field("loadings", "d r", bits=bits),
+        *((Field("scales", "r", 0),) if bits < 16 else ()),
+    )
     spread = {
         "full": (Field("pivots", "K d", 0), Field("ratios", "K b")),
         "diag": (Field("variances", "K d", 0),),
         "spherical": (Field("variances", "K", 0),),
         "lowrank": (Field("variances", "d", 0), *loadings),
-        "gram": (Field("variances", "d", 0), Field("corrections", "d", 0), Field("correlations", "b")),
+        "gram": (
+            Field("variances", "d", 0),
+            Field("corrections", "d", 0),
+            Field("correlations", "b"),
+        ),
     }
     return (Field("weights", "K", 0, 1), Field("means", "K d"), *spread[family])
 
@@ -197,7 +231,8 @@ def surrogate_fields(chosen: Choices, bits: int) -> tuple[Field, ...]:
 def _parsed(family: Covariance) -> tuple[Field, ...]:
     """A parsed mixture of M components, with its covariance as a matrix.
 
-    A site has any number of components up to fedpft.components for each class, and any rank R up to fedpft.rank.
+    A site has any number of components up to fedpft.components for each class, and any rank R up to
+    fedpft.rank.
     """
     largest = LARGEST_NUMBER**2
     spread = {
@@ -212,13 +247,17 @@ def _parsed(family: Covariance) -> tuple[Field, ...]:
 
 
 def _summed(own: FedPFTSettings, solver: str) -> tuple[Summed, ...]:
-    """The sums that determine a head in closed form with one covariance of all classes; empty for other settings."""
+    """The sums that determine a head in closed form with one covariance of all classes; empty for
+    other settings.
+    """
     closed = solver in ("lda", "ridge", "naive-bayes", "noisy sums")
     one = own.covariance == "gram" and own.components == 1 and own.topology == "star"
     return MOMENTS if one and closed and own.privacy != THEOREM else ()
 
 
-def _head_fields(solver: str, covariance: Covariance, centre: tuple[Field, ...]) -> tuple[Field, ...]:
+def _head_fields(
+    solver: str, covariance: Covariance, centre: tuple[Field, ...]
+) -> tuple[Field, ...]:
     """A head, and the centre that is subtracted from features before it."""
     if solver == "qda":
         whiteners = Field("whiteners", "C d d" if covariance == "full" else "C d")
@@ -226,8 +265,12 @@ def _head_fields(solver: str, covariance: Covariance, centre: tuple[Field, ...])
     return (Field("weight", "C d"), Field("bias", "C"), *centre)
 
 
-def symbols(own: FedPFTSettings, mechanism: str, classes: int, dimension: int, records: int) -> Sizes:
-    """K: components of all classes; r: rank; t, b: entries of a triangle with and without its diagonal."""
+def symbols(
+    own: FedPFTSettings, mechanism: str, classes: int, dimension: int, records: int
+) -> Sizes:
+    """K: components of all classes; r: rank; t, b: entries of a triangle with and without its
+    diagonal.
+    """
     most = records // max(1, classes) // own.samples_per_component
     each = own.components if mechanism == EM else max(1, min(own.components, most))
     rank = max(1, min(own.rank, records // own.samples_per_component, dimension))
@@ -235,7 +278,9 @@ def symbols(own: FedPFTSettings, mechanism: str, classes: int, dimension: int, r
     return {"K": each * classes, "r": rank, "t": below + dimension, "b": below}
 
 
-def _work_of(own: FedPFTSettings, head: HeadSettings, mechanism: str, chain: bool) -> Callable[[int, int], Work]:
+def _work_of(
+    own: FedPFTSettings, head: HeadSettings, mechanism: str, chain: bool
+) -> Callable[[int, int], Work]:
     """The work of a site. `passes` are those of the head that `compare` trains.
 
     A site of a chain also samples from the received surrogate and trains a head.
@@ -244,8 +289,13 @@ def _work_of(own: FedPFTSettings, head: HeadSettings, mechanism: str, chain: boo
     components = own.components if not private or mechanism == EM else 1
 
     def work(classes: int, dimension: int) -> Work:
-        each = dimension if squares and (private or own.covariance in ("full", "gram")) else own.rank + 2
-        # DP-EM holds means, exact sums in two parts, the noisy sums, and the results computed from them.
+        each = (
+            dimension
+            if squares and (private or own.covariance in ("full", "gram"))
+            else own.rank + 2
+        )
+        # DP-EM holds means, exact sums in two parts, the noisy sums, and the results computed from
+        # them.
         factor = 8 if mechanism == EM else each if squares else 2
         return Work(
             steps=head.min_steps if chain else 0,
@@ -273,28 +323,51 @@ def _refusal(settings: Settings, chosen: Choices) -> str:
     """Why FedPFT does not support the settings; empty if it does."""
     own, solver = settings.fedpft, settings.head.solver
     if solver not in ("auto", "sampled") and settings.epsilon:
-        return f"head.solver = {solver!r} is for runs without privacy; noisy sums have a solver of their own"
+        return (
+            f"head.solver = {solver!r} is for runs without privacy; noisy sums have a solver "
+            "of their own"
+        )
     if solver == "sampled" and chosen.mechanism in NOISY:
         return "head.solver = 'sampled': noisy sums have a solver of their own; remove head.solver"
     if solver == "qda" and own.covariance in ("lowrank", "gram"):
-        return "head.solver = 'qda' needs a covariance of each class: set fedpft.covariance = 'diag' or 'full'"
+        return (
+            "head.solver = 'qda' needs a covariance of each class: set fedpft.covariance = "
+            "'diag' or 'full'"
+        )
     if solver == "qda" and (settings.defence in ("median", "trimmed") or own.topology == "chain"):
         return "head.solver = 'qda' works with defence 'none' or 'screen', and topology 'star'"
     if own.covariance == "gram" and own.components > 1:
-        return "fedpft.covariance = 'gram' has one component a class; set fedpft.components = 1, or covariance = 'lowrank'"
+        return (
+            "fedpft.covariance = 'gram' has one component a class; set fedpft.components = 1, "
+            "or covariance = 'lowrank'"
+        )
     if own.bits < 16 and (settings.epsilon or own.covariance != "lowrank"):
-        return f"fedpft.bits = {own.bits} is for the loadings of covariance 'lowrank' without privacy; set 16"
-    if chosen.mechanism == THEOREM and (own.covariance in ("lowrank", "gram") or own.components > 1):
-        return "fedpft.privacy = 'theorem-4.1' is defined for one component and covariance 'full', 'diag' or 'spherical'"
+        return (
+            f"fedpft.bits = {own.bits} is for the loadings of covariance 'lowrank' without "
+            "privacy; set 16"
+        )
+    if chosen.mechanism == THEOREM and (
+        own.covariance in ("lowrank", "gram") or own.components > 1
+    ):
+        return (
+            "fedpft.privacy = 'theorem-4.1' is defined for one component and covariance "
+            "'full', 'diag' or 'spherical'"
+        )
     return ""
 
 
 def _chain_refusal(settings: Settings, chosen: Choices) -> str:
     """Why a chain does not support the settings; empty if it does."""
     if chosen.mechanism not in ("none", SUMS):
-        return f"fedpft.topology = 'chain' with privacy supports noisy sums only, not {chosen.mechanism!r}"
+        return (
+            "fedpft.topology = 'chain' with privacy supports noisy sums only, not "
+            f"{chosen.mechanism!r}"
+        )
     if settings.fedpft.covariance == "gram" and not settings.epsilon:
-        return "fedpft.covariance = 'gram' works only with fedpft.topology = 'star'; use 'lowrank' in a chain"
+        return (
+            "fedpft.covariance = 'gram' works only with fedpft.topology = 'star'; use "
+            "'lowrank' in a chain"
+        )
     if settings.fedpft.public:
         return "fedpft.public works only with fedpft.topology = 'star'"
     return _refusal(settings, chosen)

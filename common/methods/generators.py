@@ -25,30 +25,62 @@ from common.settings import DPCVAESettings, Settings
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 DPCVAE_KEYS = (
-    *("rounds", "opening", "opening_share", "latent", "hidden", "learned_variance", "class_prior", "beta", "warm_up"),
-    *("local_epochs", "batch_size", "optimiser", "learning_rate", "cosine", "weights", "clip", "sample_rate"),
+    *(
+        "rounds",
+        "opening",
+        "opening_share",
+        "latent",
+        "hidden",
+        "learned_variance",
+        "class_prior",
+        "beta",
+        "warm_up",
+    ),
+    *(
+        "local_epochs",
+        "batch_size",
+        "optimiser",
+        "learning_rate",
+        "cosine",
+        "weights",
+        "clip",
+        "sample_rate",
+    ),
     *("noise_multiplier", "synthetic"),
 )
 DECODER = (Field("decoder", "P", prefix=""),)
 GAN = (Field("generator", "G", prefix=""),)
 CLASSES = (Field("means", "A d"), Field("counts", "A"))
 # The weight of a site, and its change of all parameters times that weight.
-DECODER_SUMS, GAN_SUMS = ((Summed("records", "1", 0), Summed("update", symbol, 1)) for symbol in "PG")
+DECODER_SUMS, GAN_SUMS = (
+    (Summed("records", "1", 0), Summed("update", symbol, 1)) for symbol in "PG"
+)
 
 
-def _symbols(own: DPCVAESettings, names: int, private: bool, classes: int, dimension: int, records: int) -> Sizes:
-    """A: classes that the run names; P: parameters of a decoder; G: parameters of a GAN's generator.
+def _symbols(
+    own: DPCVAESettings, names: int, private: bool, classes: int, dimension: int, records: int
+) -> Sizes:
+    """A: classes that the run names; P: parameters of a decoder; G: parameters of a GAN's
+    generator.
 
-    With L latent and h hidden, P is the sum of: (L + A) d of the linear path; d without hidden layers, otherwise
-    (L + A + 1) h + (h + 1) h + (h + 1) d; d of the variance; 2 L A of the prior.
+    With L latent and h hidden, P is the sum of: (L + A) d of the linear path; d without hidden
+    layers, otherwise (L + A + 1) h + (h + 1) h + (h + 1) d; d of the variance; 2 L A of the prior.
     G is (L + A + 1) 512 + 513 * 1024 + 1025 d.
     """
     named = max(classes, names)
     latent, hidden = own.latents(private), own.hidden
     inputs = latent + named
-    layers = (inputs + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * dimension if hidden else dimension
+    layers = (
+        (inputs + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * dimension
+        if hidden
+        else dimension
+    )
     more = own.learned_variance * dimension + own.class_prior * 2 * latent * named
-    return {"A": named, "P": inputs * dimension + layers + more, "G": (inputs + 1) * 512 + 513 * 1024 + 1025 * dimension}
+    return {
+        "A": named,
+        "P": inputs * dimension + layers + more,
+        "G": (inputs + 1) * 512 + 513 * 1024 + 1025 * dimension,
+    }
 
 
 def first_round_shares(own: DPCVAESettings) -> dict[str, float]:
@@ -88,7 +120,8 @@ def plan(settings: Settings) -> Plan:
             site="client_app.methods.dpcvae.training:train_generator",
             strategy="strategies.dpcvae.strategy:DPCVAE",
             evaluate="client_app.methods.dpcvae.received_generator:use_generator",
-            tested="own and synthetic, mixed: the site's own head and a head on synthetic embeddings",
+            tested="own and synthetic, mixed: the site's own head and a head on synthetic "
+            "embeddings",
             makes_surrogates=True,
             keeps_result=True,
             sums=DECODER_SUMS,

@@ -1,4 +1,6 @@
-"""Methods whose sites train a head on their own records, and what all methods with linear heads share."""
+"""Methods whose sites train a head on their own records, and what all methods with linear heads
+share.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,19 @@ from common.settings import HeadSettings, Settings
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 HEAD_KEYS = ("epochs", "min_steps", "batch_size", "learning_rate", "max_samples")
-BASELINE_KEYS = ("temperature", "received", "samples", "teachers", "synthetic", "neighbours", "validation")
+BASELINE_KEYS = (
+    "temperature",
+    "received",
+    "samples",
+    "teachers",
+    "synthetic",
+    "neighbours",
+    "validation",
+)
 HEAD = (Field("weight", "C d"), Field("bias", "C"))
 HEADS = (Field("weight", "S C d"), Field("bias", "S C"))
-# FedBE and FedKT also need the moments of a site's features, to draw synthetic features at the coordinator.
+# FedBE and FedKT also need the moments of a site's features, to draw synthetic features at the
+# coordinator.
 HEAD_AND_FEATURES = (*HEAD, Field("mean", "d"), Field("deviation", "d", 0))
 
 
@@ -50,7 +61,9 @@ def plan(settings: Settings) -> Plan:
     """The plan of a method whose sites train a head and send it once."""
     return Plan(
         kind="one-shot",
-        messages=Messages(HEAD, (), HEAD, symbols=partial(symbols, settings.sites), introduces=False),
+        messages=Messages(
+            HEAD, (), HEAD, symbols=partial(symbols, settings.sites), introduces=False
+        ),
         combination=Combination(
             site="client_app.methods.heads.local_head:own_head",
             strategy="strategies.heads.strategy:Heads",
@@ -80,7 +93,9 @@ def fedkt_plan(settings: Settings) -> Plan:
 
     def work_of_teachers(classes: int, dimension: int) -> Work:
         one = own.work(classes, dimension)
-        return replace(one, steps=one.steps * teachers, passes=one.passes * teachers, synthetic=synthetic)
+        return replace(
+            one, steps=one.steps * teachers, passes=one.passes * teachers, synthetic=synthetic
+        )
 
     student = replace(own.combination, site="client_app.methods.heads.local_head:student_head")
     return replace(own, combination=student, work=work_of_teachers, defences=NO_MEDIAN)

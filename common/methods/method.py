@@ -1,4 +1,6 @@
-"""What a method is (`Method`), and what it does under the settings of a run (`Plan`), with the parts of both."""
+"""What a method is (`Method`), and what it does under the settings of a run (`Plan`), with the
+parts of both.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from typing import Any, Literal
 from common.privacy.mechanism import MechanismRecipe
 from common.settings import Settings
 
-# one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all sites send many times.
-# alone: only metrics leave a site.
+# one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
+# sites send many times. alone: only metrics leave a site.
 Kind = Literal["one-shot", "chain", "rounds", "alone"]
-# Sizes by symbol: C classes, d dimension of the features, n records of a site, and the method's own symbols.
+# Sizes by symbol: C classes, d dimension of the features, n records of a site, and the method's own
+# symbols.
 Sizes = Mapping[str, int]
 # Number of records whose gradients are held in memory at a time under privacy.
 GRADIENTS = 128
@@ -31,8 +34,9 @@ class Field:
         low: the least value of its numbers.
         high: the largest value of its numbers.
         bits: of each number in a message.
-        prefix: for a field that stands for all tensors of a network together, as one axis, which the schema does not
-            name one by one: the start of their names. None for one tensor of the field's name.
+        prefix: for a field that stands for all tensors of a network together, as one axis, which
+            the schema does not name one by one: the start of their names. None for one tensor of
+            the field's name.
     """
 
     name: str
@@ -102,13 +106,14 @@ class Messages:
         result: the payload at the end.
         parsed: the tensors of a parsed message, if they differ from what is sent.
         first: a site's message in the first round, if different.
-        symbols: sizes of the symbols in these besides C, d and n, from C, d and n; a symbol that is not here may have
-            any size.
-        all_classes: whether a site's message has every class that the run names, with or without records.
+        symbols: sizes of the symbols in these besides C, d and n, from C, d and n; a symbol that is
+            not here may have any size.
+        all_classes: whether a site's message has every class that the run names, with or without
+            records.
         introduces: whether sites first report backbone and classes.
         signs: whether the coordinator signs the final model for the sites.
-        member_bytes: what a site sends and receives for each site of a secure sum, apart from its vector; 0 for other
-            runs.
+        member_bytes: what a site sends and receives for each site of a secure sum, apart from its
+            vector; 0 for other runs.
     """
 
     sends: tuple[Field, ...] = ()
@@ -124,7 +129,9 @@ class Messages:
 
     def sizes(self, classes: int, dimension: int, records: int) -> Sizes:
         """Sizes of all symbols in `sends`."""
-        return {"C": classes, "d": dimension, "n": records} | dict(self.symbols(classes, dimension, records))
+        return {"C": classes, "d": dimension, "n": records} | dict(
+            self.symbols(classes, dimension, records)
+        )
 
     def schema(self, first: bool = False) -> tuple[Field, ...]:
         """The tensors of a parsed message of a site; first: in the first round."""
@@ -141,22 +148,24 @@ class Combination:
         site: "module:function" at the site, which makes the message.
         strategy: "module:class" at the coordinator.
         evaluate: "module:function" at the site, which evaluates the final model.
-        personal: "module:function" at the site, which makes the classifier of its own that is evaluated; empty where
-            all sites have the received model.
-        learn: "module:function" at the coordinator, which learns from the statistics of all sites; empty where the strategy
-            itself learns.
+        personal: "module:function" at the site, which makes the classifier of its own that is
+            evaluated; empty where all sites have the received model.
+        learn: "module:function" at the coordinator, which learns from the statistics of all sites;
+            empty where the strategy itself learns.
         tested: what each site evaluates on its own test records, in words.
         stored: whether replies are stored, so that a model can be learned again without the sites.
         samples: whether the coordinator can draw features from what it learned.
         makes_surrogates: whether messages represent data, and are not models trained on labels.
         keeps_result: whether sites keep the result in any run, such as a generator.
-        sums: the tensors of which the coordinator needs only the sum over all sites; empty where the combination is no
-            sum.
+        sums: the tensors of which the coordinator needs only the sum over all sites; empty where
+            the combination is no sum.
         first_sums: those of the first round, if different.
         site_sums: "module:function" at the site, which makes the sums and what they protect.
-        from_sums: "module:function" at the coordinator, which learns from the sum; for training in rounds, which
-            finishes a round with it; for counts, which makes the result. Empty for a method that never is a sum.
-        sum_strategy: "module:class" at the coordinator in secure sums, if none of the general ones serves.
+        from_sums: "module:function" at the coordinator, which learns from the sum; for training in
+            rounds, which finishes a round with it; for counts, which makes the result. Empty for a
+            method that never is a sum.
+        sum_strategy: "module:class" at the coordinator in secure sums, if none of the general ones
+            serves.
     """
 
     site: str
@@ -203,7 +212,8 @@ class Defences:
 
 # Of methods whose parameters have a median, and of those whose have none.
 ALL_DEFENCES = Defences(("none", "median", "trimmed", "screen"))
-# Probabilities and votes have no median, and that of sparse updates would be zero almost everywhere.
+# Probabilities and votes have no median, and that of sparse updates would be zero almost
+# everywhere.
 NO_MEDIAN = Defences(("none", "screen"))
 
 
@@ -282,7 +292,8 @@ def unchanged(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class Method:
-    """A method in the registry: what never changes, and how its plan follows from the settings of a run.
+    """A method in the registry: what never changes, and how its plan follows from the settings of a
+    run.
 
     Attributes:
         name: in the settings.
@@ -331,7 +342,9 @@ class Method:
 
 
 def load(target: str) -> Any:
-    """Import the target "module:name" of a plan. Imported on first use, so that unused methods cost nothing."""
+    """Import the target "module:name" of a plan. Imported on first use, so that unused methods cost
+    nothing.
+    """
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 

@@ -1,4 +1,6 @@
-"""The check of a parsed message against the schema of its method: names, shapes, finite numbers, ranges."""
+"""The check of a parsed message against the schema of its method: names, shapes, finite numbers,
+ranges.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +44,23 @@ def check_fields(fields: Iterable[Field], tensors: Mapping[str, Tensor], sizes: 
                 raise SurrogateError(f"{field.name}: a number that is not finite")
             if low < field.low or high > field.high:
                 worst = low if low < field.low else high
-                raise SurrogateError(f"{field.name}: {worst:g} is outside {field.low:g} to {field.high:g}")
+                raise SurrogateError(
+                    f"{field.name}: {worst:g} is outside {field.low:g} to {field.high:g}"
+                )
     return known
 
 
 def _grouped(fields: tuple[Field, ...], tensors: Mapping[str, Tensor]) -> Groups:
-    """The tensors of each field. Raises SurrogateError for a tensor without a field, or a field without a tensor."""
+    """The tensors of each field. Raises SurrogateError for a tensor without a field, or a field
+    without a tensor.
+    """
     own: dict[str, list[Tensor]] = {field.name: [] for field in fields}
     named = {field.name for field in fields if field.prefix is None}
     prefixes = {field.prefix: field.name for field in fields if field.prefix is not None}
     for name, tensor in tensors.items():
-        start = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=None)
+        start = max(
+            (prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=None
+        )
         if name not in named and start is None:
             break
         own[name if name in named or start is None else prefixes[start]].append(tensor)
@@ -69,13 +77,21 @@ def _sizes_in(groups: Groups, sizes: Sizes) -> dict[str, int]:
         symbols, shape = field.shape.split(), tuple(tensors[0].shape)
         if field.prefix is not None:
             shape = (sum(tensor.numel() for tensor in tensors),)
-        if len(shape) != len(symbols) or any(known.setdefault(s, n) != n for s, n in zip(symbols, shape, strict=True)):
-            raise SurrogateError(f"{field.name} of shape {shape[:4]}; expected ({', '.join(symbols)}) with {known}")
+        if len(shape) != len(symbols) or any(
+            known.setdefault(s, n) != n for s, n in zip(symbols, shape, strict=True)
+        ):
+            raise SurrogateError(
+                f"{field.name} of shape {shape[:4]}; expected ({', '.join(symbols)}) with {known}"
+            )
     return known
 
 
 def check_schema(
-    messages: Messages, tables: Mapping[str, Tensor], classes: int, dimension: int = 0, first: bool = False
+    messages: Messages,
+    tables: Mapping[str, Tensor],
+    classes: int,
+    dimension: int = 0,
+    first: bool = False,
 ) -> None:
     """Raise SurrogateError unless the tensors of a parsed message match the schema of its method.
 

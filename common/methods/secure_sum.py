@@ -9,7 +9,10 @@ from common.secure_sum.fixed_point import BITS
 from common.settings import Settings
 
 # Strategies: one sum from which a model is learned, and one in each round of training.
-ONCE, ROUNDS = "strategies.secure_sum.strategy:SecureSum", "strategies.secure_sum.rounds:SecureRounds"
+ONCE, ROUNDS = (
+    "strategies.secure_sum.strategy:SecureSum",
+    "strategies.secure_sum.rounds:SecureRounds",
+)
 # Keys, shares, signatures and revealed shares: measured in benchmarks/secure_sums.py.
 MEMBER_BYTES = (175, 430)
 # Largest share of the records that test.
@@ -50,7 +53,8 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
             stored=False,
         ),
         defences=Defences(
-            reason=" in a secure sum, which shows no site's part; each number of a site is only kept within its range"
+            reason=" in a secure sum, which shows no site's part; each number of a site is only "
+            "kept within its range"
         ),
         refusal=plan.refusal or _refusal(name, combination.sums, settings),
         variant="secure sum",
@@ -65,21 +69,31 @@ def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings) -> str:
     """Why a run cannot be a secure sum; empty if it can."""
     if not sums:
         return (
-            f"secure-sum = true, but with these settings what method = {name!r} combines is not a sum over sites; use "
-            "method = 'fedpft' with fedpft.covariance = 'gram', fedpft.components = 1 and a head in closed form, 'afl' or "
-            "'fedavg'"
+            f"secure-sum = true, but with these settings what method = {name!r} combines is not a "
+            "sum over sites; use method = 'fedpft' with fedpft.covariance = 'gram', "
+            "fedpft.components = 1 and a head in closed form, 'afl' or 'fedavg'"
         )
     if settings.features.projection and "sums" not in {each.name for each in sums}:
-        return f"features.projection = {settings.features.projection!r} is for sums of class statistics; remove it"
+        return (
+            f"features.projection = {settings.features.projection!r} is for sums of class "
+            "statistics; remove it"
+        )
     if settings.resume:
-        return f"resume = {settings.resume!r}: a secure sum keeps nothing to continue from; remove resume, and start again"
+        return (
+            f"resume = {settings.resume!r}: a secure sum keeps nothing to continue from; "
+            "remove resume, and start again"
+        )
     if not settings.classes:
         return "secure-sum = true needs classes: which classes a site has must not be visible"
     if settings.test_fraction > MOST_TESTED:
         return (
-            f"test-fraction = {settings.test_fraction:g}: in a secure sum at most {MOST_TESTED:g}; with few training "
-            "records, only one site may have enough of a class, and the sum of that class would be its own"
+            f"test-fraction = {settings.test_fraction:g}: in a secure sum at most {MOST_TESTED:g}; "
+            "with few training records, only one site may have enough of a class, and the sum of "
+            "that class would be its own"
         )
     if settings.max_share and settings.max_share != Settings.model_fields["max_share"].default:
-        return f"max-share = {settings.max_share:g}: a secure sum shows no site's weight; remove max-share, or set 0"
+        return (
+            f"max-share = {settings.max_share:g}: a secure sum shows no site's weight; remove "
+            "max-share, or set 0"
+        )
     return ""

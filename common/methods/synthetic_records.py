@@ -25,23 +25,53 @@ from common.settings import FedLAPSettings, Model, Settings
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 FEDLAP_KEYS = (
-    *("model", "width", "rounds", "images_per_class", "labels", "start", "trajectories", "loops", "batches"),
-    *("batch_size", "image_steps", "model_steps", "trust_radius", "image_learning_rate", "image_momentum"),
-    *("mse_weight", "learning_rate", "cosine", "server_steps", "rule", "memory", "augment", "clip", "sample_rate"),
+    *(
+        "model",
+        "width",
+        "rounds",
+        "images_per_class",
+        "labels",
+        "start",
+        "trajectories",
+        "loops",
+        "batches",
+    ),
+    *(
+        "batch_size",
+        "image_steps",
+        "model_steps",
+        "trust_radius",
+        "image_learning_rate",
+        "image_momentum",
+    ),
+    *(
+        "mse_weight",
+        "learning_rate",
+        "cosine",
+        "server_steps",
+        "rule",
+        "memory",
+        "augment",
+        "clip",
+        "sample_rate",
+    ),
     "noise_multiplier",
 )
 IMAGES = (Field("images", "N d"), Field("labels", "l"))
 # The same after parsing.
 LABELLED = (Field("images", "N d"), Field("labels", "N", 0))
-# FedLAP's ConvNet halves an image three times; images of this many pixels or fewer end as one pixel, and it does not learn.
+# FedLAP's ConvNet halves an image three times; images of this many pixels or fewer end as one
+# pixel, and it does not learn.
 TOO_SMALL = 8
 
 
 def fill(settings: Settings) -> Settings:
-    """Settings with the network for fedlap.model = "auto", and the steps for fedlap.image-steps = 0.
+    """Settings with the network for fedlap.model = "auto", and the steps for fedlap.image-steps =
+    0.
 
-    The network is the ConvNet for images that are known to be large enough. A ConvNet's exact gradients need few steps
-    (benchmarks/fedlap_cost.py); noisy ones, and those of other networks, go on to gain from more.
+    The network is the ConvNet for images that are known to be large enough. A ConvNet's exact
+    gradients need few steps (benchmarks/fedlap_cost.py); noisy ones, and those of other networks,
+    go on to gain from more.
     """
     own = settings.fedlap
     if own.model == "auto":
@@ -54,8 +84,12 @@ def fill(settings: Settings) -> Settings:
     return settings if own is settings.fedlap else settings.model_copy(update={"fedlap": own})
 
 
-def _symbols(own: FedLAPSettings, named: int, private: bool, classes: int, dimension: int, records: int) -> Sizes:
-    """N: synthetic images; l: 16-bit words of their labels, one byte each; P: parameters of the model."""
+def _symbols(
+    own: FedLAPSettings, named: int, private: bool, classes: int, dimension: int, records: int
+) -> Sizes:
+    """N: synthetic images; l: 16-bit words of their labels, one byte each; P: parameters of the
+    model.
+    """
     total = max(classes, named)
     images = own.images_per_class * (total if private else classes)
     return {"N": images, "l": images // 2, "P": model_numbers(own, total, dimension)}
@@ -78,17 +112,22 @@ def _work(own: FedLAPSettings, private: bool, classes: int, dimension: int) -> W
 def _private_refusal(own: FedLAPSettings) -> str:
     """Why FedLAP-DP does not support the settings; empty if it does."""
     if own.labels == "present":
-        return "fedlap.labels = 'present' discloses which classes a site has; remove it under privacy"
+        return (
+            "fedlap.labels = 'present' discloses which classes a site has; remove it under privacy"
+        )
     if own.mse(private=True) and not own.batch_size:
         return (
-            "fedlap.batch-size = 0: the squared error needs correctly scaled gradients, which under privacy are divided by "
-            "this public number; set it to about sample-rate times a site's records, or set fedlap.mse-weight = 0"
+            "fedlap.batch-size = 0: the squared error needs correctly scaled gradients, which "
+            "under privacy are divided by this public number; set it to about sample-rate times a "
+            "site's records, or set fedlap.mse-weight = 0"
         )
     return ""
 
 
 def plan(settings: Settings) -> Plan:
-    """The plan of FedLAP: sites send images that imitate their loss landscape, and the radius in which they do."""
+    """The plan of FedLAP: sites send images that imitate their loss landscape, and the radius in
+    which they do.
+    """
     own, private = settings.fedlap, bool(settings.epsilon)
     privacy = None
     if private:
@@ -113,7 +152,10 @@ def plan(settings: Settings) -> Plan:
         ),
         work=partial(_work, own, private),
         privacy=privacy,
-        defences=Defences(reason=": there is no screen for its synthetic images; max-share and fedlap.rule limit a site"),
+        defences=Defences(
+            reason=": there is no screen for its synthetic images; max-share and fedlap.rule limit "
+            "a site"
+        ),
         training=ModelTraining("fedlap", unit_features=True),
         refusal=_private_refusal(own) if private else "",
         variant=variant_of(own.kind),
@@ -135,7 +177,10 @@ def _by_class(name: str) -> Callable[[Settings], Plan]:
     """The plan of a method that matches images to the records of their own class, without privacy."""
 
     def by_class(settings: Settings) -> Plan:
-        text = f"fedlap.labels = 'all': method = {settings.method!r} matches each class by its own records; remove it"
+        text = (
+            f"fedlap.labels = 'all': method = {settings.method!r} matches each class by its "
+            "own records; remove it"
+        )
         own = replace(_without_radius(plan(settings), name), privacy=None)
         return replace(own, refusal=text if settings.fedlap.labels == "all" else "")
 

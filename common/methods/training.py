@@ -29,16 +29,25 @@ from common.settings import FedAvgSettings, FedLAPSettings, Model, Settings
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 FEDAVG_KEYS = (
     *("model", "width", "rounds", "local_epochs", "batch_size", "learning_rate", "momentum", "mu"),
-    *("server_learning_rate", "keep", "clip", "sample_rate", "noise_multiplier", "noise", "augment"),
+    *(
+        "server_learning_rate",
+        "keep",
+        "clip",
+        "sample_rate",
+        "noise_multiplier",
+        "noise",
+        "augment",
+    ),
 )
 MODEL = (Field("parameters", "P", prefix=""),)
 BODY = (Field("parameters", "B", prefix=""),)
-# A control variate has the names of the parameters, after a prefix: CONTROL in common/models/parameters.py.
+# A control variate has the names of the parameters, after a prefix: CONTROL in
+# common/models/parameters.py.
 MODEL_AND_CONTROL = (*MODEL, Field("control", "P", prefix="control."))
 # Records of a site, and the sum of their gradients of all parameters, each shortened to norm one.
 GRADIENT_SUMS = (Summed("records", "1", 0), Summed("gradients", "P", 0))
-# Rounds for fedavg.rounds = 0. With joint noise a round is a single step, and small noise allows more of them. Measured in
-# benchmarks/secure_sums.py, on the test images of its table.
+# Rounds for fedavg.rounds = 0. With joint noise a round is a single step, and small noise allows
+# more of them. Measured in benchmarks/secure_sums.py, on the test images of its table.
 USUAL_ROUNDS, NOISY_ROUNDS, JOINT_ROUNDS, SMALL_NOISE = 10, 20, 30, 2.0
 # DSFL sends the largest entries, and one bit for every entry.
 SPARSE_UPDATE = (Field("parameters", "k"), Field("mask", "m"))
@@ -55,7 +64,9 @@ def _parameters(kind: Model, width: int, classes: int, dimension: int) -> int:
         return classes * (dimension + 1)
     from common.models.networks import fresh
 
-    return sum(parameter.numel() for parameter in fresh(kind, dimension, classes, width).parameters())
+    return sum(
+        parameter.numel() for parameter in fresh(kind, dimension, classes, width).parameters()
+    )
 
 
 def variant_of(model: Model) -> str:
@@ -71,7 +82,9 @@ def numbers_held(settings: FedAvgSettings | FedLAPSettings, classes: int, dimens
 
 
 def _symbols(own: FedAvgSettings, named: int, classes: int, dimension: int, records: int) -> Sizes:
-    """P: parameters; B: those below the head; k: those that DSFL sends; m: 16-bit words of DSFL's mask."""
+    """P: parameters; B: those below the head; k: those that DSFL sends; m: 16-bit words of DSFL's
+    mask.
+    """
     total = max(classes, named)
     numbers = model_numbers(own, total, dimension)
     # The head has as many parameters for each class: what grows with the number of classes.
@@ -91,7 +104,9 @@ def _work(own: FedAvgSettings, private: bool, joint: bool, classes: int, dimensi
 
 
 def _has_joint_noise(settings: Settings) -> bool:
-    """Whether DP-FedAvg has one joint noise: in a secure sum, unless the settings want DP-SGD at every site."""
+    """Whether DP-FedAvg has one joint noise: in a secure sum, unless the settings want DP-SGD at
+    every site.
+    """
     return bool(settings.epsilon) and settings.secure_sum and settings.fedavg.noise == "joint"
 
 
@@ -117,7 +132,9 @@ def plan(settings: Settings) -> Plan:
     own = settings.fedavg
     return Plan(
         kind="rounds",
-        messages=Messages(MODEL, MODEL, MODEL, symbols=partial(_symbols, own, len(settings.classes))),
+        messages=Messages(
+            MODEL, MODEL, MODEL, symbols=partial(_symbols, own, len(settings.classes))
+        ),
         combination=Combination(
             site="client_app.methods.fedavg.update:update",
             strategy="strategies.fedavg.strategy:Updates",
@@ -152,12 +169,18 @@ def dp_fedprox_plan(settings: Settings) -> Plan:
         )
         usual = replace(usual, privacy=privacy)
     # A private step clips the gradients of unchanged records.
-    refusal = f"method = {settings.method!r} does not support fedavg.augment; remove it" if own.augment else ""
+    refusal = (
+        f"method = {settings.method!r} does not support fedavg.augment; remove it"
+        if own.augment
+        else ""
+    )
     return replace(usual, refusal=refusal, packages=("opacus",))
 
 
 def dp_fedavg_plan(settings: Settings) -> Plan:
-    """The plan of DP-FedAvg: DP-SGD at every site, or one step a round with joint noise in a secure sum."""
+    """The plan of DP-FedAvg: DP-SGD at every site, or one step a round with joint noise in a secure
+    sum.
+    """
     own, usual = settings.fedavg, replace(dp_fedprox_plan(settings), training=ModelTraining())
     if not _has_joint_noise(settings):
         return usual
@@ -175,7 +198,8 @@ def dp_fedavg_plan(settings: Settings) -> Plan:
         privacy=privacy,
         combination=replace(usual.combination, sums=GRADIENT_SUMS),
         work=partial(_work, own, True, True),
-        # Opacus finds the gradients of single records, of which one step of these models needs none.
+        # Opacus finds the gradients of single records, of which one step of these models needs
+        # none.
         packages=("opacus",) if own.kind == "convnet" else (),
     )
 
@@ -189,7 +213,10 @@ def _unsummed(settings: Settings) -> Plan:
 def scaffold_plan(settings: Settings) -> Plan:
     """The plan of SCAFFOLD: control variates travel with the model."""
     own, momentum = _unsummed(settings), settings.fedavg.momentum
-    text = f"fedavg.momentum = {momentum:g}: SCAFFOLD's control variates assume no momentum; set it to 0"
+    text = (
+        f"fedavg.momentum = {momentum:g}: SCAFFOLD's control variates assume no momentum; set "
+        "it to 0"
+    )
     messages = replace(own.messages, sends=MODEL_AND_CONTROL, receives=MODEL_AND_CONTROL)
     return replace(own, messages=messages, refusal=text if momentum else "")
 
@@ -205,7 +232,12 @@ def dsfl_plan(settings: Settings) -> Plan:
     """The plan of DSFL: sparse updates."""
     own = _unsummed(settings)
     messages = replace(own.messages, sends=SPARSE_UPDATE, parsed=MODEL)
-    return replace(own, messages=messages, defences=NO_MEDIAN, refusal=_linear_only(settings.method, settings.fedavg.model))
+    return replace(
+        own,
+        messages=messages,
+        defences=NO_MEDIAN,
+        refusal=_linear_only(settings.method, settings.fedavg.model),
+    )
 
 
 def personal_plan(settings: Settings) -> Plan:
@@ -216,7 +248,9 @@ def personal_plan(settings: Settings) -> Plan:
         evaluate="client_app.methods.fedavg.personalization:personal",
         tested="the model of the run, mixed with one of the site's own records",
     )
-    return replace(own, combination=combination, refusal=_linear_only(settings.method, settings.fedavg.model))
+    return replace(
+        own, combination=combination, refusal=_linear_only(settings.method, settings.fedavg.model)
+    )
 
 
 def fedrep_plan(settings: Settings) -> Plan:
@@ -231,7 +265,10 @@ def fedrep_plan(settings: Settings) -> Plan:
         tested="the site's own head on the shared representation",
     )
     messages = replace(own.messages, sends=BODY, receives=BODY, signs=False)
-    text = "fedavg.model = 'linear' has no representation below its head to share; use method = 'local', or 'mlp'"
+    text = (
+        "fedavg.model = 'linear' has no representation below its head to share; use method = "
+        "'local', or 'mlp'"
+    )
     refusal = text if settings.fedavg.model == "linear" else ""
     return replace(own, messages=messages, combination=combination, refusal=refusal)
 
@@ -246,13 +283,25 @@ FEDAVG = Method(
     shown="fedavg",
     fill=_FILL,
 )
-FEDPROX = replace(FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020", plan=proximal_plan)
+FEDPROX = replace(
+    FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020", plan=proximal_plan
+)
 FEDYOGI = replace(FEDAVG, name="fedyogi", title="FedYogi", paper="Reddi et al. 2021")
 FEDSGD = replace(FEDAVG, name="fedsgd", title="FedSGD")
 SCAFFOLD = replace(
-    FEDAVG, name="scaffold", title="SCAFFOLD", paper="Karimireddy et al. 2020, algorithm 1", plan=scaffold_plan
+    FEDAVG,
+    name="scaffold",
+    title="SCAFFOLD",
+    paper="Karimireddy et al. 2020, algorithm 1",
+    plan=scaffold_plan,
 )
-DSFL = replace(FEDAVG, name="dsfl", title="DSFL", paper="sparse updates, as in FedPFT's comparison", plan=dsfl_plan)
+DSFL = replace(
+    FEDAVG,
+    name="dsfl",
+    title="DSFL",
+    paper="sparse updates, as in FedPFT's comparison",
+    plan=dsfl_plan,
+)
 DP_FEDAVG = replace(
     FEDAVG,
     name="dp-fedavg",
@@ -262,7 +311,9 @@ DP_FEDAVG = replace(
     needs_budget=True,
     fill=partial(fill_for, "linear", _has_joint_noise),
 )
-DP_FEDPROX = replace(DP_FEDAVG, name="dp-fedprox", title="DP-FedProx", plan=dp_fedprox_plan, fill=_FILL)
+DP_FEDPROX = replace(
+    DP_FEDAVG, name="dp-fedprox", title="DP-FedProx", plan=dp_fedprox_plan, fill=_FILL
+)
 FEDLAMBDA = replace(
     FEDAVG,
     name="fedlambda",

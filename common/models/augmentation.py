@@ -1,4 +1,6 @@
-"""Differentiable augmentation (Zhao & Bilen 2021): one random change per batch, the same for real and synthetic images."""
+"""Differentiable augmentation (Zhao & Bilen 2021): one random change per batch, the same for real
+and synthetic images.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Classifiers, the result of a run: a linear head, an ensemble of heads, quadratic discriminants, or a small network."""
+"""Classifiers, the result of a run: a linear head, an ensemble of heads, quadratic discriminants,
+or a small network.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class Classifier(ABC):
         return int((self.predict(features).cpu() == truth).sum()), len(labels)
 
     def plane(self) -> Tensor | None:
-        """The two directions (d, 2) in feature space that separate the classes most; None if undefined."""
+        """The two directions (d, 2) in feature space that separate the classes most; None if
+        undefined.
+        """
         return None
 
     def prepare(self, features: Tensor) -> Tensor:
@@ -143,7 +147,8 @@ class Head(Classifier):
         plane = torch.zeros(self.weight.shape[1], 2)
         count = min(2, len(directions))
         plane[:, :count] = directions[:count].T.float()
-        # The sign of a singular vector is arbitrary. The largest entry is made positive, so that all machines agree.
+        # The sign of a singular vector is arbitrary. The largest entry is made positive, so that
+        # all machines agree.
         signs = plane.gather(0, plane.abs().argmax(0, keepdim=True)).sign()
         return plane * torch.where(signs == 0, torch.ones_like(signs), signs)
 
@@ -170,11 +175,16 @@ class Ensemble(Classifier):
 
     def arrays(self) -> dict[str, Tensor]:
         """`weight` (M, C, d) and `bias` (M, C) of M heads."""
-        return {name: torch.stack([getattr(head, name) for head in self.heads]) for name in ("weight", "bias")}
+        return {
+            name: torch.stack([getattr(head, name) for head in self.heads])
+            for name in ("weight", "bias")
+        }
 
     def scores(self, features: Tensor) -> Tensor:
         """Logarithms of the mean probabilities (n, C)."""
-        probabilities = torch.stack([head.scores(features).softmax(1) for head in self.heads]).mean(0)
+        probabilities = torch.stack([head.scores(features).softmax(1) for head in self.heads]).mean(
+            0
+        )
         return probabilities.clamp_min(1e-30).log()
 
 
@@ -241,7 +251,12 @@ class Network(Classifier):
     def scores(self, features: Tensor) -> Tensor:
         """Logits (n, C) of features (n, d), a thousand at a time."""
         module = build(self.kind, self.inputs, len(self.header.classes), self.tensors)
-        return torch.cat([run_network(module, self.tensors, rows.float()) for rows in torch.split(features, 1000)])
+        return torch.cat(
+            [
+                run_network(module, self.tensors, rows.float())
+                for rows in torch.split(features, 1000)
+            ]
+        )
 
 
 def class_indices(wanted: Sequence[str], names: Sequence[str]) -> Tensor:

@@ -1,4 +1,6 @@
-"""The device that computes, a processor or a GPU, and work that is shared out to the threads of a processor."""
+"""The device that computes, a processor or a GPU, and work that is shared out to the threads of a
+processor.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,21 @@ def pick_device(wanted: str) -> str:
 
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device = {wanted!r}: this machine has {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'")
+    if (
+        wanted.startswith("cuda")
+        and int(wanted.partition(":")[2] or 0) >= torch.cuda.device_count()
+    ):
+        raise ConfigError(
+            f"device = {wanted!r}: this machine has {torch.cuda.device_count()} GPUs; use 'cpu' or "
+            "'auto'"
+        )
     return wanted
 
 
 def gpus_of(device: torch.device) -> tuple[str, ...]:
-    """The GPUs that `device` leaves open: all that this process sees for "cuda" without a number, otherwise none."""
+    """The GPUs that `device` leaves open: all that this process sees for "cuda" without a number,
+    otherwise none.
+    """
     import torch
 
     if device.type != "cuda" or device.index is not None:

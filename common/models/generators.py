@@ -1,7 +1,8 @@
-"""Generators of embeddings by class: the decoder of a conditional VAE and, for comparison, the generator of a GAN.
+"""Generators of embeddings by class: the decoder of a conditional VAE and, for comparison, the
+generator of a GAN.
 
-All embeddings have norm one; this normalisation is public and the same at all sites. Internally they are scaled by
-sqrt(d), so that an entry is about one.
+All embeddings have norm one; this normalisation is public and the same at all sites. Internally
+they are scaled by sqrt(d), so that an entry is about one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ ENCODER_NORM = 6.0
 # Largest absolute value of the logarithm of a variance.
 LARGEST_LOG = 8.0
 GAN_GENERATOR, GAN_CRITIC = (512, 1024), (1024, 512)
-# Statistics of the first round: the size of every class, and the sum of its embeddings. The sums give the class means.
+# Statistics of the first round: the size of every class, and the sum of its embeddings. The sums
+# give the class means.
 COUNTS, SUMS, MEANS = "counts", "sums", "means"
 
 
@@ -92,7 +94,13 @@ class Decoder(nn.Module):
     counts: Tensor
 
     def __init__(
-        self, latent: int, hidden: int, classes: int, dimension: int, learned_variance: bool, class_prior: bool
+        self,
+        latent: int,
+        hidden: int,
+        classes: int,
+        dimension: int,
+        learned_variance: bool,
+        class_prior: bool,
     ) -> None:
         super().__init__()
         self.latent = latent
@@ -102,7 +110,8 @@ class Decoder(nn.Module):
         if not hidden:
             nn.init.zeros_(self.linear.bias)
         self.layers = stack(latent + classes, hidden, hidden, dimension) if hidden else None
-        # Written as linear maps of a constant one and of the class, so that one rule gives the gradient of every record.
+        # Written as linear maps of a constant one and of the class, so that one rule gives the
+        # gradient of every record.
         self.variance = nn.Linear(1, dimension, bias=False) if learned_variance else None
         self.prior = nn.Linear(classes, 2 * latent, bias=False) if class_prior else None
         if self.variance is not None:
@@ -136,7 +145,9 @@ class Decoder(nn.Module):
             Mean and log variance of z, (n, latent) each.
         """
         if self.prior is None:
-            return kinds.new_zeros(len(kinds), self.latent), kinds.new_zeros(len(kinds), self.latent)
+            return kinds.new_zeros(len(kinds), self.latent), kinds.new_zeros(
+                len(kinds), self.latent
+            )
         mean, log_variance = self.prior(kinds).chunk(2, 1)
         return mean, log_variance.clamp(-LARGEST_LOG, LARGEST_LOG)
 
@@ -150,7 +161,9 @@ class Decoder(nn.Module):
             Log variance (n, d); None if it is not learned.
         """
         return (
-            None if self.variance is None else self.variance(kinds.new_ones(len(kinds), 1)).clamp(-LARGEST_LOG, LARGEST_LOG)
+            None
+            if self.variance is None
+            else self.variance(kinds.new_ones(len(kinds), 1)).clamp(-LARGEST_LOG, LARGEST_LOG)
         )
 
     def draw(self, kinds: Tensor, generator: torch.Generator) -> Tensor:
@@ -164,7 +177,9 @@ class Decoder(nn.Module):
             Embeddings (n, d).
         """
         mean, log_variance = self.prior_of(kinds)
-        drawn: Tensor = self(mean + (log_variance / 2).exp() * torch.randn(mean.shape, generator=generator), kinds)
+        drawn: Tensor = self(
+            mean + (log_variance / 2).exp() * torch.randn(mean.shape, generator=generator), kinds
+        )
         if (spread := self.log_variance(kinds)) is not None:
             drawn = drawn + (spread / 2).exp() * torch.randn(drawn.shape, generator=generator)
         return drawn
@@ -283,7 +298,10 @@ def fresh_companion(run: Run, classes: int, dimension: int) -> nn.Module:
         if run.method.adversarial:
             return critic(classes, dimension)
         return Encoder(
-            run.settings.dpcvae.latents(bool(run.settings.epsilon)), run.settings.dpcvae.hidden, classes, dimension
+            run.settings.dpcvae.latents(bool(run.settings.epsilon)),
+            run.settings.dpcvae.hidden,
+            classes,
+            dimension,
         )
 
 
@@ -297,10 +315,15 @@ def _generator(run: Run, classes: int, dimension: int) -> AnyGenerator:
 
 def tensors_of(module: AnyGenerator) -> dict[str, Tensor]:
     """All shared tensors by name: the parameters, the class means, and the class sizes."""
-    return parameters_of(module) | {MEANS: module.means.detach().clone(), COUNTS: module.counts.detach().clone()}
+    return parameters_of(module) | {
+        MEANS: module.means.detach().clone(),
+        COUNTS: module.counts.detach().clone(),
+    }
 
 
-def elbo(encoder: Encoder, decoder: Decoder, embeddings: Tensor, kinds: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def elbo(
+    encoder: Encoder, decoder: Decoder, embeddings: Tensor, kinds: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
     """Negative log likelihood and divergence of embeddings.
 
     A record's loss is the first plus beta times the second, both summed over dimensions. Differs
@@ -323,7 +346,12 @@ def elbo(encoder: Encoder, decoder: Decoder, embeddings: Tensor, kinds: Tensor, 
     squares, spread = (embeddings - drawn).square(), decoder.log_variance(kinds)
     missed = squares if spread is None else squares / spread.exp() + spread
     at, log_width = decoder.prior_of(kinds)
-    apart = log_width - log_variance + ((log_variance.exp() + (mean - at).square()) / log_width.exp()) - 1
+    apart = (
+        log_width
+        - log_variance
+        + ((log_variance.exp() + (mean - at).square()) / log_width.exp())
+        - 1
+    )
     return missed.sum(1) / 2, apart.sum(1) / 2
 
 
@@ -349,7 +377,9 @@ class Generator:
         """
         wanted = {name: tensor.shape for name, tensor in tensors_of(self._empty()).items()}
         if wanted != {name: tensor.shape for name, tensor in self.tensors.items()}:
-            raise SurrogateError(f"a generator whose tensors do not fit {len(self.header.classes)} classes")
+            raise SurrogateError(
+                f"a generator whose tensors do not fit {len(self.header.classes)} classes"
+            )
         return self
 
     @property
@@ -371,13 +401,16 @@ class Generator:
         module.load_state_dict(dict(self.tensors))
         with torch.no_grad():
             parts = [
-                module.draw(one_hot(some, len(self.header.classes)).float(), generator) for some in torch.split(labels, 4096)
+                module.draw(one_hot(some, len(self.header.classes)).float(), generator)
+                for some in torch.split(labels, 4096)
             ]
         return torch.cat(parts) / math.sqrt(dimension) if parts else torch.zeros(0, dimension)
 
     @property
     def shares(self) -> list[float]:
-        """Reported class sizes of all sites together; noisy under privacy, all zero if no site reported."""
+        """Reported class sizes of all sites together; noisy under privacy, all zero if no site
+        reported.
+        """
         return [max(0.0, count) for count in self.tensors[COUNTS].tolist()]
 
     def _empty(self) -> AnyGenerator:
@@ -417,7 +450,9 @@ def labels_like(shares: Sequence[float], count: int) -> Tensor:
     """
     ends = torch.tensor(shares, dtype=torch.float64).clamp_min(0).cumsum(0)
     ends = (ends * count / ends[-1].clamp_min(1e-12)).round().long()
-    return torch.arange(len(shares)).repeat_interleave(torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64)))
+    return torch.arange(len(shares)).repeat_interleave(
+        torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64))
+    )
 
 
 def load_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -43,7 +43,8 @@ def train_head(
         Weight (classes, d) and bias (classes,).
     """
     deviation = variance.sqrt()
-    # Features that are constant except for rounding get no weight: Adam would turn the rounding into full-size steps.
+    # Features that are constant except for rounding get no weight: Adam would turn the rounding
+    # into full-size steps.
     constant = deviation <= 1e-6 * torch.maximum(deviation.max(), mean.abs())
     deviation = deviation.masked_fill(constant, torch.inf)
     weight = torch.zeros(classes, len(mean), device=mean.device, requires_grad=True)
@@ -51,7 +52,8 @@ def train_head(
     optimiser = torch.optim.Adam([weight, bias], lr=settings.learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, steps))
     for features, labels in batches:
-        # Standardising the weights instead of every batch gives the same logits with a hundredth of the work.
+        # Standardising the weights instead of every batch gives the same logits with a hundredth of
+        # the work.
         scaled = weight / deviation
         logits = torch.addmm(bias - scaled @ mean, features, scaled.T)
         optimiser.zero_grad()
@@ -62,7 +64,9 @@ def train_head(
     return final, bias.detach() - final @ mean
 
 
-def shuffled_batches(features: Tensor, labels: Tensor, size: int, generator: torch.Generator) -> Iterator[Batch]:
+def shuffled_batches(
+    features: Tensor, labels: Tensor, size: int, generator: torch.Generator
+) -> Iterator[Batch]:
     """One pass over records in random order.
 
     Args:
@@ -71,7 +75,9 @@ def shuffled_batches(features: Tensor, labels: Tensor, size: int, generator: tor
         size: records of a batch; the last one may have fewer.
         generator: of the order.
     """
-    for rows in torch.split(torch.randperm(len(labels), generator=generator).to(labels.device), size):
+    for rows in torch.split(
+        torch.randperm(len(labels), generator=generator).to(labels.device), size
+    ):
         yield features[rows], labels[rows]
 
 
@@ -106,11 +112,17 @@ def train_on_features(
         True
     """
     if not len(targets):
-        return features.new_zeros(classes, features.shape[1]).float(), features.new_zeros(classes).float()
+        return features.new_zeros(classes, features.shape[1]).float(), features.new_zeros(
+            classes
+        ).float()
     generator = torch.Generator().manual_seed(seed)
     features = features.float()
     per_pass = -(-len(targets) // settings.batch_size)
     passes = settings.passes(per_pass)
-    batches = (batch for _ in range(passes) for batch in shuffled_batches(features, targets, settings.batch_size, generator))
+    batches = (
+        batch
+        for _ in range(passes)
+        for batch in shuffled_batches(features, targets, settings.batch_size, generator)
+    )
     mean, variance = features.mean(0), features.var(0, correction=0)
     return train_head(batches, passes * per_pass, mean, variance, classes, settings, loss)

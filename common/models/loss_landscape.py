@@ -1,4 +1,6 @@
-"""Loss landscapes of synthetic records: gradients, the mismatch of two gradients, and gradient descent inside a radius."""
+"""Loss landscapes of synthetic records: gradients, the mismatch of two gradients, and gradient
+descent inside a radius.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from common.models.parameters import Tensors
 
 # Number of records whose gradients are computed at a time.
 TOGETHER = 1024
-# A row of a gradient below this share of the whole gradient's norm is rounding error of 32-bit arithmetic.
+# A row of a gradient below this share of the whole gradient's norm is rounding error of 32-bit
+# arithmetic.
 GRADIENT_ROUNDING = 1e-6
 
 
@@ -45,7 +48,11 @@ class LandscapeRecords:
             values: (n, ...).
             labels: (n,).
         """
-        return cls(values, labels, torch.full((len(labels),), 1 / max(1, len(labels)), device=values.device))
+        return cls(
+            values,
+            labels,
+            torch.full((len(labels),), 1 / max(1, len(labels)), device=values.device),
+        )
 
     @classmethod
     def pool(cls, sets: Sequence[LandscapeRecords], shares: Sequence[float]) -> LandscapeRecords:
@@ -55,8 +62,14 @@ class LandscapeRecords:
             sets: of records.
             shares: of the weight that each set has, which need not sum to one.
         """
-        weights = torch.cat([each.weights * (share / sum(shares)) for each, share in zip(sets, shares, strict=True)])
-        return cls(torch.cat([each.values for each in sets]), torch.cat([each.labels for each in sets]), weights)
+        weights = torch.cat(
+            [each.weights * (share / sum(shares)) for each, share in zip(sets, shares, strict=True)]
+        )
+        return cls(
+            torch.cat([each.values for each in sets]),
+            torch.cat([each.labels for each in sets]),
+            weights,
+        )
 
     def take(self, rows: Tensor) -> LandscapeRecords:
         """A subset of the records, with equal weights.
@@ -125,7 +138,9 @@ def _parts(records: LandscapeRecords) -> Iterator[LandscapeRecords]:
         yield LandscapeRecords(*part)
 
 
-def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: float, noise: float = 0.0) -> Tensor:
+def mismatch(
+    synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: float, noise: float = 0.0
+) -> Tensor:
     """Mismatch of two gradients: the sum over parameter tensors of the mean of 1 - cosine of their
     rows, plus mse_weight times the squared error of all entries.
 
@@ -160,11 +175,18 @@ def mismatch(synthetic: Sequence[Tensor], real: Sequence[Tensor], mse_weight: fl
         2.0
     """
     heights = [len(tensor) if tensor.dim() > 1 else 1 for tensor in real]
-    lengths = [tensor.numel() // rows for tensor, rows in zip(real, heights, strict=True) for _ in range(rows)]
-    # All rows of all tensors in one vector: a call for each of many small tensors takes longer than the sums.
+    lengths = [
+        tensor.numel() // rows
+        for tensor, rows in zip(real, heights, strict=True)
+        for _ in range(rows)
+    ]
+    # All rows of all tensors in one vector: a call for each of many small tensors takes longer than
+    # the sums.
     a, b = (torch.cat([tensor.flatten() for tensor in each]) for each in (synthetic, real))
     entries = torch.tensor(lengths, device=a.device)
-    share = torch.tensor([1 / rows for rows in heights for _ in range(rows)], dtype=a.dtype, device=a.device)
+    share = torch.tensor(
+        [1 / rows for rows in heights for _ in range(rows)], dtype=a.dtype, device=a.device
+    )
 
     def sums(values: Tensor) -> Tensor:
         return torch.segment_reduce(values, "sum", lengths=entries)
@@ -191,7 +213,12 @@ def distance(parameters: Tensors, start: Tensors) -> float:
         >>> distance({"weight": torch.tensor([3.0, 4.0])}, {"weight": torch.zeros(2)})
         5.0
     """
-    return math.sqrt(sum(float((tensor - start[name]).double().square().sum()) for name, tensor in parameters.items()))
+    return math.sqrt(
+        sum(
+            float((tensor - start[name]).double().square().sum())
+            for name, tensor in parameters.items()
+        )
+    )
 
 
 def walk(
@@ -235,6 +262,9 @@ def walk(
         if not math.isfinite(far):
             return
         if outside := far > radius:
-            moved = {name: start[name] + (tensor - start[name]) * (radius / far) for name, tensor in moved.items()}
+            moved = {
+                name: start[name] + (tensor - start[name]) * (radius / far)
+                for name, tensor in moved.items()
+            }
         current = moved
         yield current, outside

@@ -1,4 +1,6 @@
-"""Small networks that sites train together: a linear layer, a hidden-layer network, and FedLAP's ConvNet on flat images."""
+"""Small networks that sites train together: a linear layer, a hidden-layer network, and FedLAP's
+ConvNet on flat images.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,15 @@ BLOCKS = 3
 WIDEST = 1024
 # Prefix of the names of the last layer's parameters.
 HEAD = "linear."
-# Pixels are between 0 and 1. These public constants scale them to about mean zero and deviation one.
+# Pixels are between 0 and 1. These public constants scale them to about mean zero and deviation
+# one.
 PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
 
 
 class Normalise(nn.Module):
-    """Normalise features (n, d), each to mean zero and deviation one over its own entries; other records have no effect."""
+    """Normalise features (n, d), each to mean zero and deviation one over its own entries; other
+    records have no effect.
+    """
 
     def forward(self, features: Tensor) -> Tensor:
         """Features of norm sqrt(d)."""
@@ -75,7 +80,9 @@ def mlp(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         hidden, out = nn.Linear(inputs, width), nn.Linear(width, classes)
-    return nn.Sequential(OrderedDict(features=Normalise(), hidden=hidden, relu=nn.ReLU(), linear=out))
+    return nn.Sequential(
+        OrderedDict(features=Normalise(), hidden=hidden, relu=nn.ReLU(), linear=out)
+    )
 
 
 def convnet(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
@@ -105,7 +112,9 @@ def convnet(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:
     channels, size = image_shape(inputs)
     padded = max(8, -(-size // 8) * 8)
     if (padded - size) % 2:
-        raise ConfigError(f"images of {size} x {size}: the side must be even; set image-size to {size + 1}")
+        raise ConfigError(
+            f"images of {size} x {size}: the side must be even; set image-size to {size + 1}"
+        )
     layers: OrderedDict[str, nn.Module] = OrderedDict(images=Standardise(channels, size))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -138,8 +147,8 @@ def image_shape(inputs: int) -> tuple[int, int]:
         if channels * size * size == inputs:
             return channels, size
     raise ConfigError(
-        f"features of dimension {inputs} are no square images; a convnet needs backbone = 'pixels' or 'pixels:rgb', and "
-        "image-size"
+        f"features of dimension {inputs} are no square images; a convnet needs backbone = 'pixels' "
+        "or 'pixels:rgb', and image-size"
     )
 
 
@@ -152,7 +161,11 @@ def build(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor])
         classes: number of classes.
         tensors: parameters by name.
     """
-    width = 0 if kind == "linear" else len(tensors["convolution1.weight" if kind == "convnet" else "hidden.weight"])
+    width = (
+        0
+        if kind == "linear"
+        else len(tensors["convolution1.weight" if kind == "convnet" else "hidden.weight"])
+    )
     return fresh(kind, inputs, classes, width)
 
 
@@ -197,8 +210,14 @@ def split_input(module: nn.Module, features: Tensor) -> tuple[nn.Module, Tensor]
 
 
 def body_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters below a network's last layer, its head; none for a linear layer, which is all head."""
-    return {name: tensor for name, tensor in tensors.items() if "." in name and not name.startswith(HEAD)}
+    """The parameters below a network's last layer, its head; none for a linear layer, which is all
+    head.
+    """
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if "." in name and not name.startswith(HEAD)
+    }
 
 
 def embed(module: nn.Module, tensors: Mapping[str, Tensor], values: Tensor) -> Tensor:

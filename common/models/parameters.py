@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from common.surrogates.surrogates import Header
 
 Tensors = Mapping[str, Tensor]
-# Prefix of SCAFFOLD's control variates, which are sent together with the parameters, under the same names.
+# Prefix of SCAFFOLD's control variates, which are sent together with the parameters, under the same
+# names.
 CONTROL = "control."
 
 
@@ -60,7 +61,11 @@ def split_control(tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor
         ({'bias': tensor([0.])}, {'bias': tensor([1.])})
     """
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(CONTROL)}
-    return own, {name.removeprefix(CONTROL): tensor for name, tensor in tensors.items() if name.startswith(CONTROL)}
+    return own, {
+        name.removeprefix(CONTROL): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(CONTROL)
+    }
 
 
 def flat(tensors: Tensors) -> Tensor:
@@ -109,10 +114,14 @@ def check_numbers(tensors: Tensors) -> None:
     """
     for name, tensor in tensors.items():
         if not (tensor.isfinite().all() and tensor.abs().max() < LARGEST_NUMBER):
-            raise SurrogateError(f"{name} holds a number that is not finite, or beyond {LARGEST_NUMBER:g}")
+            raise SurrogateError(
+                f"{name} holds a number that is not finite, or beyond {LARGEST_NUMBER:g}"
+            )
 
 
-def check_update(update: Parameters, shapes: Mapping[str, tuple[int, ...]], round: int, private: bool) -> None:
+def check_update(
+    update: Parameters, shapes: Mapping[str, tuple[int, ...]], round: int, private: bool
+) -> None:
     """Check the shapes, numbers, round and weight of an update.
 
     Args:
@@ -129,7 +138,8 @@ def check_update(update: Parameters, shapes: Mapping[str, tuple[int, ...]], roun
     if sent != dict(shapes):
         wrong = sorted(sent.items() ^ dict(shapes).items())[:2]
         raise SurrogateError(
-            f"tensors that are not this run's: {', '.join(f'{name[:40]} {shape}' for name, shape in wrong)}"
+            "tensors that are not this run's: "
+            f"{', '.join(f'{name[:40]} {shape}' for name, shape in wrong)}"
         )
     check_numbers(update.tensors)
     if update.round != round:
@@ -161,7 +171,9 @@ def largest(tensors: Tensors, keep: float) -> dict[str, Tensor]:
     if not dropped:
         return dict(tensors)
     threshold = flat.kthvalue(dropped).values
-    return {name: torch.where(tensor.abs() > threshold, tensor, 0.0) for name, tensor in tensors.items()}
+    return {
+        name: torch.where(tensor.abs() > threshold, tensor, 0.0) for name, tensor in tensors.items()
+    }
 
 
 def average(heads: Sequence[Tensors], weights: Sequence[float]) -> dict[str, Tensor]:

@@ -98,7 +98,9 @@ footer dd { margin: 0; }
 
 
 def page_head(title: str) -> str:
-    """The start of a page, up to its styles. title: text or Jinja, with its special characters escaped."""
+    """The start of a page, up to its styles. title: text or Jinja, with its special characters
+    escaped.
+    """
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -78,8 +78,9 @@ def undrawn() -> str:
 def render(name: str, height: float, draw: Callable[[Any], None]) -> str:
     """Draw a figure of `height` inches and return it as inline SVG whose ids start with `name`.
 
-    Its colours are variables of the page's style, so that they follow a dark screen. Empty where matplotlib is not
-    installed: a page without pictures is better than none, and `undrawn` is the sentence for it.
+    Its colours are variables of the page's style, so that they follow a dark screen. Empty where
+    matplotlib is not installed: a page without pictures is better than none, and `undrawn` is the
+    sentence for it.
     """
     if undrawn():
         return ""
@@ -89,25 +90,34 @@ def render(name: str, height: float, draw: Callable[[Any], None]) -> str:
 
     out = StringIO()
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # The browser draws the text, so a missing glyph in the font used for measuring does not matter.
+        # The browser draws the text, so a missing glyph in the font used for measuring does not
+        # matter.
         warnings.filterwarnings("ignore", message="Glyph")
         warnings.filterwarnings("ignore", message="Mean of empty slice")
         figure = Figure(figsize=(WIDTH, height))
         figure.patch.set_visible(False)
         draw(figure)
-        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        figure.savefig(
+            out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     svg = out.getvalue()
     svg = re.sub(r"<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, body = svg.split(">", 1)
     box = re.search(r'viewBox="[^"]*"', head)
     # Several plots share one page, so their ids must differ.
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", body)
-    body = re.sub(r"\b(fill|stroke): (#[0-9a-f]{6})\b", lambda match: f"{match[1]}: {_variable(match[2])}", body)
+    body = re.sub(
+        r"\b(fill|stroke): (#[0-9a-f]{6})\b",
+        lambda match: f"{match[1]}: {_variable(match[2])}",
+        body,
+    )
     return f'<svg class="{name}" {box.group() if box else ""} aria-hidden="true">{body}'
 
 
 def _variable(colour: str) -> str:
-    """The style's variable for a colour; text and lines in ink have the colour of the text around the plot."""
+    """The style's variable for a colour; text and lines in ink have the colour of the text around
+    the plot.
+    """
     if colour == INK:
         return "currentColor"
     return f"var(--{THEME[colour][0]})" if colour in THEME else colour
@@ -115,13 +125,17 @@ def _variable(colour: str) -> str:
 
 def theme(dark: bool) -> str:
     """The variables of all colours, as CSS declarations."""
-    return " ".join(f"--{name}: {other if dark else colour};" for colour, (name, other) in THEME.items())
+    return " ".join(
+        f"--{name}: {other if dark else colour};" for colour, (name, other) in THEME.items()
+    )
 
 
 def make_axes(figure: Any, *, left: float, right: float, top: float, bottom: float) -> Any:
     """Add axes with margins in inches, so that text has the same space at any height of the plot."""
     width, height = figure.get_size_inches()
-    return figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+    return figure.add_axes(
+        (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+    )
 
 
 def accuracy_range(values: Sequence[float]) -> tuple[float, float]:
@@ -196,9 +210,13 @@ def in_groups(counts: NDArray[np.float64], groups: int) -> NDArray[np.float64]:
 
 
 def apart(
-    wanted: Sequence[tuple[float, ...]], sizes: Sequence[tuple[float, float]], room: tuple[float, ...]
+    wanted: Sequence[tuple[float, ...]],
+    sizes: Sequence[tuple[float, float]],
+    room: tuple[float, ...],
 ) -> list[tuple[float, float]]:
-    """Move boxes of `sizes` away from their `wanted` centres until none overlaps another inside `room`."""
+    """Move boxes of `sizes` away from their `wanted` centres until none overlaps another inside
+    `room`.
+    """
     centre, size = np.array(wanted, dtype=np.float64).reshape(-1, 2), np.array(sizes).reshape(-1, 2)
     for _ in range(300):
         for i in range(len(centre)):

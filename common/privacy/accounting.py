@@ -1,6 +1,7 @@
 """Privacy accounting: the exact cost of one Gaussian release, and of all releases together.
 
-Neighbouring data sets differ by adding or removing one UNIT: a record, or a patient with all records of that patient.
+Neighbouring data sets differ by adding or removing one UNIT: a record, or a patient with all
+records of that patient.
 """
 
 from __future__ import annotations
@@ -34,8 +35,13 @@ class GaussianEvent:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if not (0 < self.noise_multiplier < math.inf and 0 < self.sample_rate <= 1 and self.count >= 1):
-            raise ConfigError(f"{self}: noise_multiplier must be positive, sample_rate in (0, 1], count at least 1")
+        if not (
+            0 < self.noise_multiplier < math.inf and 0 < self.sample_rate <= 1 and self.count >= 1
+        ):
+            raise ConfigError(
+                f"{self}: noise_multiplier must be positive, sample_rate in (0, 1], count at least "
+                "1"
+            )
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
@@ -55,7 +61,10 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     from scipy.special import log_ndtr
 
     mu = 1 / noise_multiplier
-    first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    first, second = (
+        float(log_ndtr(mu / 2 - epsilon / mu)),
+        epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)),
+    )
     # exp(first) - exp(second), without loss of digits when they are close.
     return 0.0 if second >= first else -math.exp(first) * math.expm1(second - first)
 
@@ -78,9 +87,12 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     _check_delta(delta)
     if gaussian_delta(noise_multiplier, 0.0) <= delta:
         return 0.0
-    # At epsilon = mu^2 / 2 + mu t, delta is below Phi(-t), which is zero in floating point for t = 40.
+    # At epsilon = mu^2 / 2 + mu t, delta is below Phi(-t), which is zero in floating point for t =
+    # 40.
     largest = 0.5 / noise_multiplier**2 + 40 / noise_multiplier
-    return _smallest(lambda epsilon: gaussian_delta(noise_multiplier, epsilon) <= delta, 0.0, largest)
+    return _smallest(
+        lambda epsilon: gaussian_delta(noise_multiplier, epsilon) <= delta, 0.0, largest
+    )
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
@@ -106,11 +118,14 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     _check_delta(delta)
     if not 0 < epsilon < math.inf:
         raise ConfigError(f"epsilon = {epsilon:g}: must be a positive number")
-    # At noise z = 1 / delta, delta(0) = 2 Phi(1 / (2 z)) - 1 < 1 / (z sqrt(2 pi)) is below the requested delta.
+    # At noise z = 1 / delta, delta(0) = 2 Phi(1 / (2 z)) - 1 < 1 / (z sqrt(2 pi)) is below the
+    # requested delta.
     return _smallest(lambda noise: gaussian_delta(noise, epsilon) <= delta, 1e-6, 1 / delta)
 
 
-def epsilon_spent(events: Iterable[GaussianEvent], delta: float, replace_one: bool = False) -> float:
+def epsilon_spent(
+    events: Iterable[GaussianEvent], delta: float, replace_one: bool = False
+) -> float:
     """Epsilon at `delta` of all releases together.
 
     Gaussian releases compose exactly: n of them equal one whose 1 / noise_multiplier^2 is the sum
@@ -143,7 +158,11 @@ def epsilon_spent(events: Iterable[GaussianEvent], delta: float, replace_one: bo
     merged, sampled = _merge(events)
     if sampled:
         return pld_epsilon([*merged, *sampled], delta, replace_one)
-    return gaussian_epsilon(merged[0].noise_multiplier / (2 if replace_one else 1), delta) if merged else 0.0
+    return (
+        gaussian_epsilon(merged[0].noise_multiplier / (2 if replace_one else 1), delta)
+        if merged
+        else 0.0
+    )
 
 
 def pld_epsilon(events: Iterable[GaussianEvent], delta: float, replace_one: bool = False) -> float:
@@ -165,8 +184,12 @@ def pld_epsilon(events: Iterable[GaussianEvent], delta: float, replace_one: bool
 
     chosen = list(events)
     if replace_one and any(event.sample_rate < 1 for event in chosen):
-        raise ConfigError("releases on Poisson samples have accounting for add/remove only, not for replace-one")
-    relation = NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
+        raise ConfigError(
+            "releases on Poisson samples have accounting for add/remove only, not for replace-one"
+        )
+    relation = (
+        NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
     accountant = PLDAccountant(relation)
     accountant.compose(_dp_events(chosen))
     return float(accountant.get_epsilon(delta))
@@ -190,7 +213,11 @@ def rdp_epsilon(events: Iterable[GaussianEvent], delta: float) -> float:
 
 
 def calibrate(
-    epsilon: float, delta: float, sample_rate: float = 1.0, count: int = 1, spent: Sequence[GaussianEvent] = ()
+    epsilon: float,
+    delta: float,
+    sample_rate: float = 1.0,
+    count: int = 1,
+    spent: Sequence[GaussianEvent] = (),
 ) -> float:
     """The smallest noise multiplier for which `count` further releases keep the total within
     (epsilon, delta).
@@ -215,17 +242,23 @@ def calibrate(
     merged, sampled = _merge(spent)
     if sample_rate == 1 and not sampled:
         # Precisions add up, so the remaining budget has a closed form.
-        left = gaussian_noise_multiplier(epsilon, delta) ** -2 - sum(event.noise_multiplier**-2 for event in merged)
+        left = gaussian_noise_multiplier(epsilon, delta) ** -2 - sum(
+            event.noise_multiplier**-2 for event in merged
+        )
         if left > 0:
             return math.sqrt(count / left)
     if spent and epsilon_spent(spent, delta) >= epsilon:
-        raise ConfigError(f"epsilon = {epsilon:g} is spent already at delta = {delta:g}; ask for less, or raise the budget")
+        raise ConfigError(
+            f"epsilon = {epsilon:g} is spent already at delta = {delta:g}; ask for less, or raise "
+            "the budget"
+        )
 
     def tight(noise: float) -> float:
         return epsilon_spent([*spent, GaussianEvent(noise, sample_rate, count)], delta)
 
     if sample_rate < 1:
-        # The looser bound is five times faster to evaluate: it gives the bracket for the search with the tight bound.
+        # The looser bound is five times faster to evaluate: it gives the bracket for the search
+        # with the tight bound.
         def loose(noise: float) -> float:
             return rdp_epsilon([*spent, GaussianEvent(noise, sample_rate, count)], delta)
 
@@ -261,8 +294,12 @@ def _dp_events(events: Sequence[GaussianEvent]) -> object:
     return dp.ComposedDpEvent(composed)
 
 
-def _smallest(holds: Callable[[float], bool], low: float, high: float, relative: float = 0.0) -> float:
-    """The smallest number in [low, high] that `holds` accepts, by bisection. `holds` must stay true once it is true."""
+def _smallest(
+    holds: Callable[[float], bool], low: float, high: float, relative: float = 0.0
+) -> float:
+    """The smallest number in [low, high] that `holds` accepts, by bisection. `holds` must stay true
+    once it is true.
+    """
     while high - low > relative * high:
         # Geometric steps if the range spans orders of magnitude.
         middle = math.sqrt(low * high) if low > 0 and high > 2 * low else (low + high) / 2
@@ -272,16 +309,22 @@ def _smallest(holds: Callable[[float], bool], low: float, high: float, relative:
     return high
 
 
-def _smallest_below(value: Callable[[float], float], limit: float, low: float, high: float, start: float) -> float:
-    """`_smallest` to one in a thousand, for the condition that `value`, which falls, is at most `limit`.
+def _smallest_below(
+    value: Callable[[float], float], limit: float, low: float, high: float, start: float
+) -> float:
+    """`_smallest` to one in a thousand, for the condition that `value`, which falls, is at most
+    `limit`.
 
-    Steps by the secant of the logarithms, from `start`, come first. They leave bisection little of the range to ask about.
+    Steps by the secant of the logarithms, from `start`, come first. They leave bisection little of
+    the range to ask about.
     """
     below, above = low, high
     x, last = start, (math.inf, 0.0)
     for _ in range(6):
         here = math.log(x), math.log(max(value(x), 1e-300))
-        below, above = (below, min(above, x)) if here[1] <= math.log(limit) else (max(below, x), above)
+        below, above = (
+            (below, min(above, x)) if here[1] <= math.log(limit) else (max(below, x), above)
+        )
         slope = (here[1] - last[1]) / (here[0] - last[0])
         step = (math.log(limit) - here[1]) / (slope if -20 < slope < -0.05 else -1.0)
         # The next point lies beyond the limit, so that both sides come close.
@@ -297,4 +340,7 @@ def _smallest_below(value: Callable[[float], float], limit: float, low: float, h
 
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
-        raise ConfigError(f"delta = {delta:g}: must lie between 0 and 1, and far below one over the number of records")
+        raise ConfigError(
+            f"delta = {delta:g}: must lie between 0 and 1, and far below one over the number of "
+            "records"
+        )

@@ -1,8 +1,9 @@
-"""Exact samples of the discrete Gaussian distribution, the noise of a secure sum, and its cost in privacy.
+"""Exact samples of the discrete Gaussian distribution, the noise of a secure sum, and its cost in
+privacy.
 
-Source: Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential Privacy", algorithms 1 to 3, for many
-samples at once. A coin of probability exp(-x) is decided in floating point where that is
-certain, and otherwise with 80 digits.
+Source: Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential Privacy", algorithms
+1 to 3, for many samples at once. A coin of probability exp(-x) is decided in floating point where
+that is certain, and otherwise with 80 digits.
 """
 
 from __future__ import annotations
@@ -20,22 +21,26 @@ from common.privacy.gaussian_mechanism import secret_bytes
 Integers = NDArray[np.int64]
 # Random bytes, as many as asked for.
 Source = Callable[[int], bytes | bytearray]
-# Floating point decides a coin unless its uniform number lies this close to the probability; errors there are far smaller.
+# Floating point decides a coin unless its uniform number lies this close to the probability; errors
+# there are far smaller.
 UNSURE = 2.0**-40
 DIGITS = Context(prec=80)
-# The sum of n discrete Gaussians reveals no more than a continuous Gaussian whose variance is smaller by n + 1 times this.
+# The sum of n discrete Gaussians reveals no more than a continuous Gaussian whose variance is
+# smaller by n + 1 times this.
 #
-# Proof. Each of the n <= 1000 has variance s >= 16; let v = n s. Take the Gaussian of variance r = v - t, t = 16 n + 8. Its
-# variance is 8 larger than that of the claim, so it reveals less, and r >= 8. Rounded, it is a function of integer +
-# Gaussian, because rounding commutes with adding integers. Adding independent integer noise is again a function of the
-# result. It is left to show that the sum is this rounded Gaussian plus integer noise. On the frequencies |w| <= pi, by
-# Poisson summation, one discrete Gaussian has the characteristic function exp(-s w^2 / 2) (1 + x) / const, and the rounded
-# one exp(-r w^2 / 2) (1 + y) sin(w / 2) / (w / 2). x and |y| are at most exp(-2 pi s (pi - |w|)) and
-# exp(-2 pi r (pi - |w|)), up to far smaller terms. The quotient is main (1 + x)^n / (1 + y) with
-# main = exp(-t w^2 / 2) (w / 2) / sin(w / 2). The probabilities of main are g - g'' / 24 + ..., g the density of variance t:
-# positive up to 23 standard deviations for t >= 24. The rest is below 1e-30. Near w = pi, (1 + x)^n is up to 2^n, so a t
-# that does not grow with n would fail; here 2^n main is below (1e-31)^n 1e-15. For |w| < pi - 0.1, n x < 0.05; n x main
-# and y main are below 1e-40.
+# Proof. Each of the n <= 1000 has variance s >= 16; let v = n s. Take the Gaussian of variance r =
+# v - t, t = 16 n + 8. Its variance is 8 larger than that of the claim, so it reveals less, and r >=
+# 8. Rounded, it is a function of integer + Gaussian, because rounding commutes with adding
+# integers. Adding independent integer noise is again a function of the result. It is left to show
+# that the sum is this rounded Gaussian plus integer noise. On the frequencies |w| <= pi, by Poisson
+# summation, one discrete Gaussian has the characteristic function exp(-s w^2 / 2) (1 + x) / const,
+# and the rounded one exp(-r w^2 / 2) (1 + y) sin(w / 2) / (w / 2). x and |y| are at most exp(-2 pi
+# s (pi - |w|)) and exp(-2 pi r (pi - |w|)), up to far smaller terms. The quotient is main (1 + x)^n
+# / (1 + y) with main = exp(-t w^2 / 2) (w / 2) / sin(w / 2). The probabilities of main are g - g''
+# / 24 + ..., g the density of variance t: positive up to 23 standard deviations for t >= 24. The
+# rest is below 1e-30. Near w = pi, (1 + x)^n is up to 2^n, so a t that does not grow with n would
+# fail; here 2^n main is below (1e-31)^n 1e-15. For |w| < pi - 0.1, n x < 0.05; n x main and y main
+# are below 1e-40.
 CONTINUOUS = 16
 
 
@@ -77,7 +82,9 @@ def seeded(seed: bytes) -> Source:
 
 
 def _accepted(variance: int, count: int, source: Source) -> Integers:
-    """Samples of a discrete Laplace distribution that are kept with the ratio of both distributions (algorithm 3)."""
+    """Samples of a discrete Laplace distribution that are kept with the ratio of both distributions
+    (algorithm 3).
+    """
     scale = math.isqrt(variance) + 1
     candidates = _discrete_laplace(scale, count, source)
     sizes = np.abs(candidates)
@@ -90,7 +97,9 @@ def _accepted(variance: int, count: int, source: Source) -> Integers:
 
 
 def _discrete_laplace(scale: int, count: int, source: Source) -> Integers:
-    """Integers with probabilities proportional to exp(-|k| / scale) (algorithm 2); fewer than `count`."""
+    """Integers with probabilities proportional to exp(-|k| / scale) (algorithm 2); fewer than
+    `count`.
+    """
     uniform = _below(scale, count, source)
     uniform = uniform[_coins(uniform / scale, lambda at: Fraction(int(uniform[at]), scale), source)]
     turns = np.zeros(len(uniform), dtype=np.int64)
@@ -105,7 +114,9 @@ def _discrete_laplace(scale: int, count: int, source: Source) -> Integers:
     return signed
 
 
-def _coins(exponents: NDArray[np.float64], exact: Callable[[int], Fraction], source: Source) -> NDArray[np.bool_]:
+def _coins(
+    exponents: NDArray[np.float64], exact: Callable[[int], Fraction], source: Source
+) -> NDArray[np.bool_]:
     """Independent coins of probability exp(-x). exact: the exponent at an index as a fraction."""
     drawn = _words(len(exponents), source)
     uniform, chance = drawn * 2.0**-64, np.exp(-exponents)
@@ -113,7 +124,9 @@ def _coins(exponents: NDArray[np.float64], exact: Callable[[int], Fraction], sou
     for at in np.flatnonzero(np.abs(uniform - chance) <= UNSURE).tolist():
         exponent = exact(at)
         finer = (int(drawn[at]) << 128) + int.from_bytes(source(16), "big")
-        power = DIGITS.exp(DIGITS.divide(Decimal(-exponent.numerator), Decimal(exponent.denominator)))
+        power = DIGITS.exp(
+            DIGITS.divide(Decimal(-exponent.numerator), Decimal(exponent.denominator))
+        )
         heads[at] = DIGITS.divide(Decimal(finer), Decimal(2**192)) < power
     return heads
 

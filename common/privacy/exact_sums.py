@@ -1,11 +1,13 @@
-"""Exact sums in floating point: contributions lie on a grid, no addition rounds, and the order has no effect.
+"""Exact sums in floating point: contributions lie on a grid, no addition rounds, and the order has
+no effect.
 
-The sensitivity of a floating-point sum differs from that of the exact sum. Each addition rounds, and the rounding depends
-on all earlier records. With n contributions of norm at most c, the computed sum may be off by n^2 2^-53 c in double
-precision (1e-4 c at a million records), and by far more in single. So adding or removing a record could change the result
-by more than c. Here contributions are first rounded toward zero to multiples of a power of two. Then all partial sums are
-representable and the result is exact. A record changes it only by its own rounded contribution, whose entries are no
-larger than those of the contribution.
+The sensitivity of a floating-point sum differs from that of the exact sum. Each addition rounds,
+and the rounding depends on all earlier records. With n contributions of norm at most c, the
+computed sum may be off by n^2 2^-53 c in double precision (1e-4 c at a million records), and by far
+more in single. So adding or removing a record could change the result by more than c. Here
+contributions are first rounded toward zero to multiples of a power of two. Then all partial sums
+are representable and the result is exact. A record changes it only by its own rounded contribution,
+whose entries are no larger than those of the contribution.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Grid steps relative to the bound of a contribution: COARSE for the carried part, FINE for the rest. A double has 53 bits.
-# Coarse parts are multiples of 2^-22, so 2^30 contributions add up exactly. The part before a carry is a multiple of 2^-44,
-# so the sum of ROOM = 2^9 contributions is exact; the remainder of a carry counts as one contribution.
+# Grid steps relative to the bound of a contribution: COARSE for the carried part, FINE for the
+# rest. A double has 53 bits. Coarse parts are multiples of 2^-22, so 2^30 contributions add up
+# exactly. The part before a carry is a multiple of 2^-44, so the sum of ROOM = 2^9 contributions is
+# exact; the remainder of a carry counts as one contribution.
 COARSE, FINE, ROOM = 2.0**-22, 2.0**-44, 2**9
 ROWS = ROOM - 1
 
@@ -57,7 +60,9 @@ class ExactSum:
         [1.0, 0.125]
     """
 
-    def __init__(self, shape: Sequence[int], bound: float, device: torch.device | None = None) -> None:
+    def __init__(
+        self, shape: Sequence[int], bound: float, device: torch.device | None = None
+    ) -> None:
         self._high = torch.zeros(tuple(shape), dtype=torch.float64, device=device)
         self._low = torch.zeros_like(self._high)
         self._unit, self._waiting = power_above(bound), 0
@@ -75,7 +80,8 @@ class ExactSum:
             index: of the entry of each contribution, (n,), int64.
             contributions: (n, *shape[1:]), float64.
         """
-        # Coarse and fine parts are added separately, so no carry is needed: 2^30 of each add up exactly.
+        # Coarse and fine parts are added separately, so no carry is needed: 2^30 of each add up
+        # exactly.
         self._make_room(ROWS)
         fine = toward_zero(contributions, self._unit * FINE)
         high = toward_zero(fine, self._unit * COARSE)
@@ -85,7 +91,8 @@ class ExactSum:
     def add_products(self, left: Tensor, right: Tensor) -> None:
         """Add left_i right_i^T of all rows i.
 
-        Both are rounded toward zero before the multiplication, so that no product exceeds its bound.
+        Both are rounded toward zero before the multiplication, so that no product exceeds its
+        bound.
 
         Args:
             left: (n, a), float64, entries at most `bound`.
@@ -94,13 +101,16 @@ class ExactSum:
         for some, others in zip(torch.split(left, ROWS), torch.split(right, ROWS), strict=True):
             self._make_room(len(some))
             # Products of integers; the final multiplication by a power of two is exact.
-            steps, more = (some * (1 / (self._unit * COARSE))).trunc_(), (others * (1 / COARSE)).trunc_()
+            steps, more = (
+                (some * (1 / (self._unit * COARSE))).trunc_(),
+                (others * (1 / COARSE)).trunc_(),
+            )
             self._low += (steps.T @ more).mul_(self._unit * FINE)
 
     @property
     def value(self) -> Tensor:
-        """The sum. This last addition rounds by 2^-53 of the sum, 1e-8 of the bound at a hundred million records. The
-        safety margin of `clip` covers this.
+        """The sum. This last addition rounds by 2^-53 of the sum, 1e-8 of the bound at a hundred
+        million records. The safety margin of `clip` covers this.
         """
         return self._high + self._low
 

@@ -1,7 +1,8 @@
-"""The Gaussian mechanism on sums over units. A unit is a record or a patient; one unit is added or removed.
+"""The Gaussian mechanism on sums over units. A unit is a record or a patient; one unit is added or
+removed.
 
-A release is a set of sums over units. One unit changes each sum by at most its `bound`. This bound is the sensitivity, so
-no sensitivity is set by hand.
+A release is a set of sums over units. One unit changes each sum by at most its `bound`. This bound
+is the sensitivity, so no sensitivity is set by hand.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from common.errors import ConfigError
 from common.privacy.exact_sums import FINE, toward_zero
 from common.privacy.mechanism import Mechanism
 
-# Released values are rounded to this share of the noise's standard deviation. Otherwise the last bits of a float would
-# disclose information about the data (Mironov 2012). Rounding adds 1e-11 of the variance.
+# Released values are rounded to this share of the noise's standard deviation. Otherwise the last
+# bits of a float would disclose information about the data (Mironov 2012). Rounding adds 1e-11 of
+# the variance.
 GRID = 2.0**-16
 
 
@@ -68,8 +70,8 @@ def release(statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[N
     """Add noise to several sums at once. Together they cost one GaussianEvent(noise_multiplier).
 
     A statistic of sensitivity D and share s gets noise sigma = noise_multiplier D / sqrt(s).
-    Divided by their sigmas, all sums together change by at most sqrt(sum of s) / noise_multiplier in
-    Euclidean norm, as the calibration assumes.
+    Divided by their sigmas, all sums together change by at most sqrt(sum of s) / noise_multiplier
+    in Euclidean norm, as the calibration assumes.
 
     Args:
         statistics: the sums, with shares that sum to one.
@@ -94,7 +96,9 @@ def release(statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[N
         sigma = noise_multiplier * statistic.bound / math.sqrt(statistic.share)
         grid = sigma * GRID
         noisy = statistic.value.double().cpu() + sigma * system_normals(statistic.value.shape)
-        released.append(Noisy(statistic.name, (noisy / grid).round() * grid, sigma, statistic.bound))
+        released.append(
+            Noisy(statistic.name, (noisy / grid).round() * grid, sigma, statistic.bound)
+        )
     return released
 
 
@@ -112,7 +116,9 @@ def with_noise(sums: Mapping[str, Tensor], mechanism: Mechanism) -> list[Noisy]:
         ConfigError: for sums of other names than the mechanism's.
     """
     if sums.keys() != mechanism.noise.keys():
-        raise ConfigError(f"sums {', '.join(sums)}; the mechanism has noise for {', '.join(mechanism.noise)}")
+        raise ConfigError(
+            f"sums {', '.join(sums)}; the mechanism has noise for {', '.join(mechanism.noise)}"
+        )
     multiplier = mechanism.noise_multiplier
     bounded = [
         BoundedSum(name, sums[name], bound, (multiplier * bound / sigma) ** 2)
@@ -145,11 +151,15 @@ def system_uniforms(count: int) -> Tensor:
 
 
 def secret_bytes(count: int) -> bytearray:
-    """ChaCha20 keystream under a key that is used once: several times as fast as random bytes from the operating system."""
+    """ChaCha20 keystream under a key that is used once: several times as fast as random bytes from
+    the operating system.
+    """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     stream = bytearray(count)
-    Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor().update_into(bytes(count), stream)
+    Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor().update_into(
+        bytes(count), stream
+    )
     return stream
 
 
@@ -174,14 +184,23 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
     limits = torch.finfo(features.dtype)
     largest = features.abs().amax(1, keepdim=True).clamp_min(limits.tiny)
     scaled = features / largest
-    # In double precision: for a hundred thousand entries, a norm in single precision is off by a ten-thousandth.
-    lengths, largest = torch.linalg.vector_norm(scaled, dim=1, keepdim=True, dtype=torch.float64), largest.double()
-    # The bound must hold in exact arithmetic. The margin covers the rounding of quotient, factor and product, each by half
-    # an epsilon, and the rounding of the later sum by up to 1e-8 (see ExactSum).
-    factors = (1 - max(1e-6, 2 * limits.eps)) / lengths.maximum(norm / largest).clamp_min(torch.finfo(torch.float64).tiny)
+    # In double precision: for a hundred thousand entries, a norm in single precision is off by a
+    # ten-thousandth.
+    lengths, largest = (
+        torch.linalg.vector_norm(scaled, dim=1, keepdim=True, dtype=torch.float64),
+        largest.double(),
+    )
+    # The bound must hold in exact arithmetic. The margin covers the rounding of quotient, factor
+    # and product, each by half an epsilon, and the rounding of the later sum by up to 1e-8 (see
+    # ExactSum).
+    factors = (1 - max(1e-6, 2 * limits.eps)) / lengths.maximum(norm / largest).clamp_min(
+        torch.finfo(torch.float64).tiny
+    )
     shortened = (lengths * largest > norm).double()
     clipped = scaled * factors.to(features)
-    return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), float(shortened.mean()) if len(features) else 0.0
+    return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), float(shortened.mean()) if len(
+        features
+    ) else 0.0
 
 
 def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:

@@ -1,7 +1,9 @@
-"""The privacy mechanism of a run: one value that claim, plan, budget check, noise and ledger entry all read.
+"""The privacy mechanism of a run: one value that claim, plan, budget check, noise and ledger entry
+all read.
 
-A method names its noise by a recipe (`NoisySums`, `NoisyRounds`, `TheoremNoise`): settings and shares, which cost nothing to
-write down. `mechanism()` of a recipe computes the noise. Both sides compute it from the run's settings alone.
+A method names its noise by a recipe (`NoisySums`, `NoisyRounds`, `TheoremNoise`): settings and
+shares, which cost nothing to write down. `mechanism()` of a recipe computes the noise. Both sides
+compute it from the run's settings alone.
 """
 
 from __future__ import annotations
@@ -23,12 +25,20 @@ from common.privacy.accounting import (
 )
 
 # Names of mechanisms, as they stand in messages, ledgers and policies.
-SUMS, EM, THEOREM, SGD, NOISY_COUNTS, JOINT_SUMS = "sums", "dp-em", "theorem-4.1", "dp-sgd", "counts", "secure-sums"
+SUMS, EM, THEOREM, SGD, NOISY_COUNTS, JOINT_SUMS = (
+    "sums",
+    "dp-em",
+    "theorem-4.1",
+    "dp-sgd",
+    "counts",
+    "secure-sums",
+)
 # In an entry of the ledger: exact counts, which the policy allows and which no guarantee covers.
 EXACT_COUNTS = "exact-counts"
 # Those whose noise hides which classes a site has.
 HIDE_CLASSES = frozenset({SUMS, EM, SGD, NOISY_COUNTS, JOINT_SUMS})
-# Those whose message has a size that depends on the noisy result: components above the noise, entries that are not zero.
+# Those whose message has a size that depends on the noisy result: components above the noise,
+# entries that are not zero.
 VARY_IN_SIZE = frozenset({EM, SGD})
 
 # Facts that no mechanism covers, for reports and documents.
@@ -71,7 +81,8 @@ class Releases:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The differential privacy of a site's releases in a run: (epsilon, delta) for adding or removing one `unit`.
+    """The differential privacy of a site's releases in a run: (epsilon, delta) for adding or
+    removing one `unit`.
 
     What a message states of it has no `releases`: a receiver computes them from the settings.
 
@@ -130,14 +141,18 @@ class Mechanism:
         return _spent(self._releases.until(rounds), self.delta)
 
     def epsilon_of_part(self, share: float) -> float:
-        """Epsilon, at this delta, of all releases if only this share of the variance of their noise counts."""
+        """Epsilon, at this delta, of all releases if only this share of the variance of their noise
+        counts.
+        """
         (event,) = self.events
         return gaussian_epsilon(event.noise_multiplier / math.sqrt(event.count * share), self.delta)
 
     @property
     def _releases(self) -> Releases:
         if self.releases is None:
-            raise TypeError("a mechanism that was read from a message says nothing of the cost of releases")
+            raise TypeError(
+                "a mechanism that was read from a message says nothing of the cost of releases"
+            )
         return self.releases
 
 
@@ -168,7 +183,8 @@ def check_stated(stated: Mechanism | None, expected: Mechanism | None) -> None:
         given, due = getattr(stated, name), getattr(own, name)
         if not _equal(given, due):
             raise SurrogateError(
-                f"a privacy claim with {SHOWN.get(name, name)} = {str(given)[:80]}; this run's settings give {due}"
+                f"a privacy claim with {SHOWN.get(name, name)} = {str(given)[:80]}; this run's "
+                f"settings give {due}"
             )
 
 
@@ -187,11 +203,16 @@ def relation_of(mechanism: str, units: Collection[str]) -> str:
         'add or remove one patient'
     """
     if mechanism == THEOREM:
-        # Its sensitivities assume an exchange: one record more or less would change the class sizes, which have no noise.
+        # Its sensitivities assume an exchange: one record more or less would change the class
+        # sizes, which have no noise.
         return "exchange one record for another of the same class"
     if len(units) == 1:
         return f"add or remove one {next(iter(units))}"
-    return "add or remove one record, or one patient at the sites that protect patients" if units else ""
+    return (
+        "add or remove one record, or one patient at the sites that protect patients"
+        if units
+        else ""
+    )
 
 
 class MechanismRecipe(Protocol):
@@ -220,7 +241,8 @@ class NoisySums:
         name: of the mechanism.
         epsilon: of the release.
         delta: of the release.
-        shares: part of the budget 1 / noise_multiplier^2 of each statistic; or a function of the noise multiplier.
+        shares: part of the budget 1 / noise_multiplier^2 of each statistic; or a function of the
+            noise multiplier.
         clip: see `Mechanism`.
         bounds: Euclidean norm of what one record adds to each statistic; one where none is given.
         steps: equal releases into which the budget is split.
@@ -248,19 +270,32 @@ class NoisySums:
         each = multiplier * math.sqrt(self.steps)
         shares = self.shares(each) if callable(self.shares) else self.shares
         bounds = {name: self.bounds.get(name, 1.0) for name in shares}
-        noise = {name: (each * bounds[name] / math.sqrt(share), bounds[name]) for name, share in shares.items()}
+        noise = {
+            name: (each * bounds[name] / math.sqrt(share), bounds[name])
+            for name, share in shares.items()
+        }
         event = GaussianEvent(multiplier)
         return Mechanism(
-            self.name, self.epsilon, self.delta, "record", multiplier, self.clip, noise, "", Releases(event, event)
+            self.name,
+            self.epsilon,
+            self.delta,
+            "record",
+            multiplier,
+            self.clip,
+            noise,
+            "",
+            Releases(event, event),
         )
 
 
 @dataclass(frozen=True)
 class TheoremNoise:
-    """FedPFT's published mechanism: noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)) on mean and covariance of a class.
+    """FedPFT's published mechanism: noise (4 / (n epsilon)) sqrt(5 ln(4 / delta)) on mean and
+    covariance of a class.
 
-    The joint sensitivity of a class of n records is 2 sqrt(5) / n (mean 2 / n, covariance 4 / n). It protects one record and
-    assumes public class sizes; it does not hide them, nor which classes a site has.
+    The joint sensitivity of a class of n records is 2 sqrt(5) / n (mean 2 / n, covariance 4 / n).
+    It protects one record and assumes public class sizes; it does not hide them, nor which classes
+    a site has.
 
     Attributes:
         epsilon: of the release.
@@ -287,16 +322,27 @@ class TheoremNoise:
         multiplier = 2 / epsilon * math.sqrt(math.log(4 / delta))
         if (true := gaussian_epsilon(multiplier, delta)) > epsilon:
             raise ConfigError(
-                f"epsilon = {epsilon:g}: the noise of theorem-4.1 keeps only epsilon {true:.4g} at delta {delta:g}; set a "
-                "smaller epsilon, or use fedpft.privacy = 'sums'"
+                f"epsilon = {epsilon:g}: the noise of theorem-4.1 keeps only epsilon {true:.4g} at "
+                f"delta {delta:g}; set a smaller epsilon, or use fedpft.privacy = 'sums'"
             )
         event = GaussianEvent(multiplier)
-        return Mechanism(self.name, epsilon, delta, "record", multiplier, self.clip, {}, "", Releases(event, event))
+        return Mechanism(
+            self.name,
+            epsilon,
+            delta,
+            "record",
+            multiplier,
+            self.clip,
+            {},
+            "",
+            Releases(event, event),
+        )
 
 
 @dataclass(frozen=True)
 class NoisyRounds:
-    """Gaussian noise on sums of gradients, in steps of several rounds, perhaps after a first round of noisy sums.
+    """Gaussian noise on sums of gradients, in steps of several rounds, perhaps after a first round
+    of noisy sums.
 
     Epsilon is for all steps of all rounds together, the noise multiplier for each step.
 
@@ -309,8 +355,8 @@ class NoisyRounds:
         steps: in a round.
         sample_rate: probability that a record takes part in a step.
         noise_multiplier: as given; 0 derives it, so that all rounds spend epsilon.
-        step_shares: part of the budget of each statistic of a step, of sensitivity one; empty for gradients alone, whose
-            sensitivity is the clip.
+        step_shares: part of the budget of each statistic of a step, of sensitivity one; empty for
+            gradients alone, whose sensitivity is the clip.
         first_share: the first round's part of the whole budget; 0 if it is like the others.
         first_shares: part of the first round's budget of each of its statistics.
     """
@@ -335,7 +381,11 @@ class NoisyRounds:
         """
         opening = self._opening
         multiplier = self.noise_multiplier or _calibrated(
-            self.epsilon, self.delta, self.sample_rate, (self.rounds - (opening is not None)) * self.steps, opening
+            self.epsilon,
+            self.delta,
+            self.sample_rate,
+            (self.rounds - (opening is not None)) * self.steps,
+            opening,
         )
         each = GaussianEvent(multiplier, self.sample_rate, self.steps)
         releases = Releases(opening or each, each, self.rounds)
@@ -344,27 +394,37 @@ class NoisyRounds:
             releases = replace(releases, rounds=self._affordable(releases))
             epsilon = _spent(releases.until(releases.rounds), self.delta)
         if self.step_shares:
-            noise = {name: (multiplier / math.sqrt(share), 1.0) for name, share in self.step_shares.items()}
+            noise = {
+                name: (multiplier / math.sqrt(share), 1.0)
+                for name, share in self.step_shares.items()
+            }
         else:
             noise = {"gradients": (multiplier * self.clip, self.clip)}
         if opening is not None:
             first = opening.noise_multiplier
-            noise |= {name: (first / math.sqrt(share), 1.0) for name, share in self.first_shares.items()}
-        return Mechanism(self.name, epsilon, self.delta, "record", multiplier, self.clip, noise, "", releases)
+            noise |= {
+                name: (first / math.sqrt(share), 1.0) for name, share in self.first_shares.items()
+            }
+        return Mechanism(
+            self.name, epsilon, self.delta, "record", multiplier, self.clip, noise, "", releases
+        )
 
     @property
     def _opening(self) -> GaussianEvent | None:
         if not self.first_share:
             return None
-        return GaussianEvent(gaussian_noise_multiplier(self.epsilon, self.delta) / math.sqrt(self.first_share))
+        return GaussianEvent(
+            gaussian_noise_multiplier(self.epsilon, self.delta) / math.sqrt(self.first_share)
+        )
 
     def _affordable(self, releases: Releases) -> int:
         """Number of rounds with the given noise that epsilon allows."""
         low, high = 1 + bool(self.first_share), self.rounds + 1
         if (least := _spent(releases.until(low), self.delta)) > self.epsilon:
             raise ConfigError(
-                f"noise-multiplier = {self.noise_multiplier:g}: one round spends epsilon {least:.4g}, but the run has "
-                f"{self.epsilon:g}; set more noise, fewer steps per round, or noise-multiplier = 0 to derive the noise"
+                f"noise-multiplier = {self.noise_multiplier:g}: one round spends epsilon "
+                f"{least:.4g}, but the run has {self.epsilon:g}; set more noise, fewer steps per "
+                "round, or noise-multiplier = 0 to derive the noise"
             )
         while high - low > 1:
             middle = (low + high) // 2
@@ -381,7 +441,9 @@ def _spent(events: tuple[GaussianEvent, ...], delta: float) -> float:
 
 
 @cache
-def _calibrated(epsilon: float, delta: float, sample_rate: float, steps: int, opening: GaussianEvent | None) -> float:
+def _calibrated(
+    epsilon: float, delta: float, sample_rate: float, steps: int, opening: GaussianEvent | None
+) -> float:
     return calibrate(epsilon, delta, sample_rate, steps, [opening] if opening is not None else [])
 
 

@@ -1,12 +1,14 @@
-"""Lower bounds on epsilon from one run: canaries are records that are each in the data by a coin toss.
+"""Lower bounds on epsilon from one run: canaries are records that are each in the data by a coin
+toss.
 
-Source: Steinke, Nasr & Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv 2305.08846, theorem 5.2. An
-attacker says for some canaries whether they were in the data. Under (epsilon, delta) differential privacy for adding or
-removing one record, too many right answers are unlikely, however the attacker works.
+Source: Steinke, Nasr & Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv
+2305.08846, theorem 5.2. An attacker says for some canaries whether they were in the data. Under
+(epsilon, delta) differential privacy for adding or removing one record, too many right answers are
+unlikely, however the attacker works.
 
-`gaussian_bound` takes the whole trade-off of false alarms and misses of Gaussian noise instead of one (epsilon, delta):
-Mahloujifar, Melis & Chaudhuri 2024, "Auditing f-Differential Privacy in One Run", arXiv 2410.22235. Its bound is for claims
-that come from Gaussian noise, and higher.
+`gaussian_bound` takes the whole trade-off of false alarms and misses of Gaussian noise instead of
+one (epsilon, delta): Mahloujifar, Melis & Chaudhuri 2024, "Auditing f-Differential Privacy in One
+Run", arXiv 2410.22235. Its bound is for claims that come from Gaussian noise, and higher.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ class Guesses:
 
     def __post_init__(self) -> None:
         if not 0 <= self.right <= self.guessed <= self.canaries:
-            raise ConfigError(f"{self.right} right of {self.guessed} guesses for {self.canaries} canaries is impossible")
+            raise ConfigError(
+                f"{self.right} right of {self.guessed} guesses for {self.canaries} canaries is "
+                "impossible"
+            )
 
 
 def guess(scores: Tensor, included: Tensor, count: int) -> Guesses:
@@ -154,18 +159,23 @@ def gaussian_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> 
 
 
 def _impossible(guesses: Guesses, mu: float, tail: float) -> bool:
-    """Whether so many right answers have a probability below `tail` under Gaussian noise of standard deviation 1 / mu.
+    """Whether so many right answers have a probability below `tail` under Gaussian noise of
+    standard deviation 1 / mu.
 
-    p_j is the probability of j right answers of c, for m canaries. Let right = sum of j / m p_j and wrong = sum of
-    (c - j) / m p_j over j >= i: the probabilities that a random canary gets a right or a wrong answer and that at least i
-    answers are right. Privacy gives right(i + 1) <= F(wrong(i)), with F the largest rate of true alarms for a rate of false
-    ones. From an assumed tail at the observed number, both grow as i falls to 0. If their sum exceeds c / m, the tail is
+    p_j is the probability of j right answers of c, for m canaries. Let right = sum of j / m p_j and
+    wrong = sum of (c - j) / m p_j over j >= i: the probabilities that a random canary gets a right
+    or a wrong answer and that at least i answers are right. Privacy gives right(i + 1) <=
+    F(wrong(i)), with F the largest rate of true alarms for a rate of false ones. From an assumed
+    tail at the observed number, both grow as i falls to 0. If their sum exceeds c / m, the tail is
     smaller than assumed.
     """
     normal, c, m = NormalDist(), guesses.guessed, guesses.canaries
     right, wrong = tail * guesses.right / m, tail * (c - guesses.right) / m
     for i in range(guesses.right - 1, -1, -1):
-        before, wrong = wrong, max(wrong, normal.cdf(normal.inv_cdf(right) - mu) if right > 0 else 0.0)
+        before, wrong = (
+            wrong,
+            max(wrong, normal.cdf(normal.inv_cdf(right) - mu) if right > 0 else 0.0),
+        )
         right += i / (c - i) * (wrong - before)
         if right + wrong > c / m:
             return True

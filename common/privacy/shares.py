@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-# Releases of DP-EM: one for the class means, then the steps of EM. More steps split the same budget into smaller parts.
+# Releases of DP-EM: one for the class means, then the steps of EM. More steps split the same budget
+# into smaller parts.
 EM_STEPS = 4
-# Of counts, sums and second moment under one joint noise, which is small enough for all three at any epsilon.
+# Of counts, sums and second moment under one joint noise, which is small enough for all three at
+# any epsilon.
 JOINT = {"counts": 0.03, "sums": 0.55, "squares": 0.42}
-# Of a training step under one joint noise. The number of records is summed in every round, and averaged.
+# Of a training step under one joint noise. The number of records is summed in every round, and
+# averaged.
 JOINT_STEP = {"records": 0.03, "gradients": 0.97}
 
 
 def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
-    """Shares of the budget 1 / noise_multiplier^2 by statistic. They depend only on public settings.
+    """Shares of the budget 1 / noise_multiplier^2 by statistic. They depend only on public
+    settings.
 
     Second moments are large tables. Below an epsilon of about 2, noise dominates them and they get
     little; from 4 on, half. Counts need little: they are only weights of the sums. Measured in

@@ -1,1 +1,3 @@
-"""Secure sums: a coordinator learns the sum of the sites' vectors and nothing else about any of them."""
+"""Secure sums: a coordinator learns the sum of the sites' vectors and nothing else about any of
+them.
+"""

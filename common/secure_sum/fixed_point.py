@@ -60,7 +60,8 @@ class FixedPoint:
         largest = math.floor(FILLED * HALF / sites)
         if records > largest:
             raise ConfigError(
-                f"secure-sum-records = {records}: counts of {sites} sites do not fit into {BITS} bits; set at most {largest}"
+                f"secure-sum-records = {records}: counts of {sites} sites do not fit into {BITS} "
+                f"bits; set at most {largest}"
             )
         return cls(1.0, largest) if whole else cls(bound * records / largest, largest)
 

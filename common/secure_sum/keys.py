@@ -1,4 +1,6 @@
-"""The keys of one secure sum: made new by every site, signed with its lasting key, and checked as one list."""
+"""The keys of one secure sum: made new by every site, signed with its lasting key, and checked as
+one list.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def announce(site: str, secrets: Secrets, private: bytes, public: bytes, context
     return Member(site, public, masking, sharing, sign(context + entry.content, private, PURPOSE))
 
 
-def check_members(members: Sequence[Member], context: bytes, pinned: Mapping[str, bytes] | None = None) -> None:
+def check_members(
+    members: Sequence[Member], context: bytes, pinned: Mapping[str, bytes] | None = None
+) -> None:
     """Check that every entry of a key list passes `check_member`, and no name or key occurs twice.
 
     Args:
@@ -97,10 +101,13 @@ def check_members(members: Sequence[Member], context: bytes, pinned: Mapping[str
     check_distinct(members)
     if pinned is not None:
         names = sorted(member.site for member in members)
-        if unknown := sorted(member.site for member in members if pinned.get(member.site) != member.public):
+        if unknown := sorted(
+            member.site for member in members if pinned.get(member.site) != member.public
+        ):
             raise DisputeError(
-                f"the key of site {quoted(unknown)} in the key list is not the one in peers; for a hospital that you know, "
-                "put the line that `site key` prints there into the file that peers in the node-config names",
+                f"the key of site {quoted(unknown)} in the key list is not the one in peers; for "
+                "a hospital that you know, put the line that `site key` prints there into the "
+                "file that peers in the node-config names",
                 [names.index(name) for name in unknown],
             )
     for member in members:
@@ -112,9 +119,14 @@ def check_distinct(members: Sequence[Member]) -> None:
     for what in ("site", "public", "masking", "sharing"):
         values = [getattr(member, what) for member in members]
         if len(set(values)) < len(values):
-            raise SealError(f"two sites of this secure sum have the same {what}: one of them would count twice")
+            raise SealError(
+                f"two sites of this secure sum have the same {what}: one of them would count twice"
+            )
     if len({member.public[SEED_BYTES:] for member in members}) < len(members):
-        raise SealError("two sites of this secure sum have the same signature key: one of them would count twice")
+        raise SealError(
+            "two sites of this secure sum have the same signature key: one of them would count "
+            "twice"
+        )
 
 
 def check_member(member: Member, context: bytes) -> None:
@@ -132,18 +144,25 @@ def check_member(member: Member, context: bytes) -> None:
         SealError: otherwise.
     """
     if len(member.public) != PUBLIC_BYTES:
-        raise SealError(f"the key of site {member.site[:64]!r} has {len(member.public)} bytes, not {PUBLIC_BYTES}")
+        raise SealError(
+            f"the key of site {member.site[:64]!r} has {len(member.public)} bytes, not "
+            f"{PUBLIC_BYTES}"
+        )
     for key in (member.masking, member.sharing):
         try:
             agreed(PROBE, key, b"")
         except SealError:
-            raise SealError(f"a key of site {member.site[:64]!r} for this secure sum is not a valid X25519 key") from None
+            raise SealError(
+                f"a key of site {member.site[:64]!r} for this secure sum is not a valid X25519 key"
+            ) from None
     verify(context + member.content, member.signature, member.public, PURPOSE)
 
 
 def quoted(names: Sequence[str]) -> str:
     """Names of sites for a message, shortened."""
-    return ", ".join(repr(name[:64]) for name in names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+    return ", ".join(repr(name[:64]) for name in names[:MOST_NAMED]) + (
+        ", ..." if len(names) > MOST_NAMED else ""
+    )
 
 
 def list_digest(members: Sequence[Member], context: bytes) -> bytes:
@@ -203,4 +222,6 @@ def derived(secret: bytes, purpose: bytes) -> bytes:
     Returns:
         32 bytes.
     """
-    return HKDF(SHA256(), SEED_BYTES, salt=None, info=b"fedsurrogate secure sum " + purpose).derive(secret)
+    return HKDF(SHA256(), SEED_BYTES, salt=None, info=b"fedsurrogate secure sum " + purpose).derive(
+        secret
+    )

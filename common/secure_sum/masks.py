@@ -1,7 +1,9 @@
-"""Masks modulo 2^32: those between pairs cancel in the sum, a site's own mask is recovered from shares.
+"""Masks modulo 2^32: those between pairs cancel in the sum, a site's own mask is recovered from
+shares.
 
-Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", section 4. All
-pairs have a mask. With hundreds of sites, a sparse graph as in Bell et al. 2020 would save most of the work.
+Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
+Learning", section 4. All pairs have a mask. With hundreds of sites, a sparse graph as in Bell et
+al. 2020 would save most of the work.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def keystream(key: bytes, count: int) -> Words:
         Numbers modulo 2^32, (count,).
     """
     stream = bytearray(4 * count)
-    Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update_into(bytes(4 * count), stream)
+    Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update_into(
+        bytes(4 * count), stream
+    )
     return np.frombuffer(stream, dtype="<u4").astype(np.uint32, copy=False)
 
 
@@ -45,7 +49,12 @@ def own_mask(blind: bytes, digest: bytes, count: int) -> Words:
 
 
 def pair_masks(
-    site: str, seed: bytes, members: Mapping[str, Member], others: Collection[str], digest: bytes, count: int
+    site: str,
+    seed: bytes,
+    members: Mapping[str, Member],
+    others: Collection[str],
+    digest: bytes,
+    count: int,
 ) -> Words:
     """Sum of the masks of a site with others. The first name of a pair adds.
 

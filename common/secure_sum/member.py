@@ -1,7 +1,8 @@
-"""A site's part of a secure sum, step by step, without files and messages. Every step is possible once, in this order.
+"""A site's part of a secure sum, step by step, without files and messages. Every step is possible
+once, in this order.
 
-keys -> shares -> masked -> agreed -> done. Source: Bonawitz et al. 2017, figure 4, with the consistency check for a
-coordinator that does not follow the protocol.
+keys -> shares -> masked -> agreed -> done. Source: Bonawitz et al. 2017, figure 4, with the
+consistency check for a coordinator that does not follow the protocol.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class SumState:
         """
         if self.phase != phase:
             raise StateError(
-                f"a step of a secure sum that follows {phase!r}, but this site is at {self.phase!r}: no step is done twice"
+                f"a step of a secure sum that follows {phase!r}, but this site is at "
+                f"{self.phase!r}: no step is done twice"
             )
 
 
@@ -104,7 +106,9 @@ def begin(site: str, private: bytes, context: bytes) -> tuple[SumState, Member]:
         The site's state, and its entry in the key list.
     """
     secrets = Secrets.fresh()
-    return SumState(site, context, "keys", secrets), announce(site, secrets, private, public_key(private), context)
+    return SumState(site, context, "keys", secrets), announce(
+        site, secrets, private, public_key(private), context
+    )
 
 
 def share(
@@ -143,13 +147,17 @@ def share(
     check_members(members, state.context, known)
     mine = [member for member in members if member.site == state.site]
     if len(mine) != 1 or mine[0].public != own or not _has_keys(mine[0], state.secrets):
-        raise SealError("this site's own keys are not in the key list of the secure sum, or were changed")
+        raise SealError(
+            "this site's own keys are not in the key list of the secure sum, or were changed"
+        )
     listed = tuple(sorted(members, key=lambda each: each.site))
     after = replace(state, phase="shares", members=listed, public=public)
     return after, deal(state.site, state.secrets, after.by_name, rules.threshold, after.digest)
 
 
-def mask(state: SumState, delivered: Sequence[Dealt], rules: SumRules, values: NDArray[np.int64]) -> tuple[SumState, Words]:
+def mask(
+    state: SumState, delivered: Sequence[Dealt], rules: SumRules, values: NDArray[np.int64]
+) -> tuple[SumState, Words]:
     """Mask a vector of whole numbers.
 
     Args:
@@ -171,27 +179,42 @@ def mask(state: SumState, delivered: Sequence[Dealt], rules: SumRules, values: N
     state.at("shares")
     members, digest = state.by_name, state.digest
     senders = [dealt.site for dealt in delivered]
-    if len(set(senders)) < len(senders) or not set(senders) <= members.keys() or state.site not in senders:
-        raise SealError("the shares for this site are not those of sites in the key list, each once, and its own")
+    if (
+        len(set(senders)) < len(senders)
+        or not set(senders) <= members.keys()
+        or state.site not in senders
+    ):
+        raise SealError(
+            "the shares for this site are not those of sites in the key list, each once, and its "
+            "own"
+        )
     if len(senders) < rules.least:
-        raise StateError(f"shares of {len(senders)} sites for a secure sum that needs {rules.least}")
+        raise StateError(
+            f"shares of {len(senders)} sites for a secure sum that needs {rules.least}"
+        )
     shares, unreadable = {}, {}
     for dealt in delivered:
         try:
-            shares[dealt.site] = open_share(dealt, state.site, state.secrets.sharing, members, digest)
+            shares[dealt.site] = open_share(
+                dealt, state.site, state.secrets.sharing, members, digest
+            )
         except SealError as error:
             unreadable[dealt.site] = str(error)
     if unreadable:
         first = next(iter(unreadable.values()))
         places = [place for place, name in enumerate(sorted(members)) if name in unreadable]
-        raise DisputeError(f"the shares of {quoted(sorted(unreadable))} cannot be used: {first}", places)
+        raise DisputeError(
+            f"the shares of {quoted(sorted(unreadable))} cannot be used: {first}", places
+        )
     others = [name for name in senders if name != state.site]
     total = words(values) + own_mask(state.secrets.blind, digest, len(values))
     total += pair_masks(state.site, state.secrets.masking, members, others, digest, len(values))
     return replace(state, phase="masked", shares=shares), total
 
 
-def agree(state: SumState, summed: Collection[str], rules: SumRules, private: bytes) -> tuple[SumState, bytes]:
+def agree(
+    state: SumState, summed: Collection[str], rules: SumRules, private: bytes
+) -> tuple[SumState, bytes]:
     """Sign the list of the sites in the sum, once.
 
     Args:
@@ -209,10 +232,19 @@ def agree(state: SumState, summed: Collection[str], rules: SumRules, private: by
     """
     state.at("masked")
     names = tuple(sorted(set(summed)))
-    if len(names) != len(summed) or not set(names) <= state.shares.keys() or state.site not in names:
-        raise SealError("the list of summed sites does not consist of sites with shares, this one among them, each once")
+    if (
+        len(names) != len(summed)
+        or not set(names) <= state.shares.keys()
+        or state.site not in names
+    ):
+        raise SealError(
+            "the list of summed sites does not consist of sites with shares, this one among them, "
+            "each once"
+        )
     if len(names) < rules.least:
-        raise SealError(f"a sum of {len(names)} sites; this site reveals nothing below {rules.least}")
+        raise SealError(
+            f"a sum of {len(names)} sites; this site reveals nothing below {rules.least}"
+        )
     after = replace(state, phase="agreed", summed=names)
     return after, sign(signed_list(after.digest, names), private, PURPOSE)
 
@@ -242,14 +274,21 @@ def reveal(
             raise SealError(f"a signature of {name[:64]!r}, which is not in the sum")
         verify(content, signature, members[name].public, PURPOSE)
     if len(signatures) < rules.threshold:
-        raise SealError(f"{len(signatures)} sites have signed the list of summed sites; {rules.threshold} are needed")
+        raise SealError(
+            f"{len(signatures)} sites have signed the list of summed sites; {rules.threshold} are "
+            "needed"
+        )
     kinds = {name: "blind" if name in state.summed else "masking" for name in state.shares}
-    revealed = {kind: {name: state.shares[name][kind] for name in kinds if kinds[name] == kind} for kind in KINDS}
+    revealed = {
+        kind: {name: state.shares[name][kind] for name in kinds if kinds[name] == kind}
+        for kind in KINDS
+    }
     return replace(state, phase="done", secrets=GONE, shares={}, spare=b""), revealed
 
 
 def spare_seed(state: SumState) -> bytes:
-    """The seed of this site's noise for lost sites if the list that it has signed shows that none is lost; else empty.
+    """The seed of this site's noise for lost sites if the list that it has signed shows that none
+    is lost; else empty.
 
     Reveal it only after `reveal` has accepted the signatures of that list.
     """
@@ -263,8 +302,12 @@ def signed_list(digest: bytes, summed: Sequence[str]) -> bytes:
         digest: of the key list.
         summed: names of the sites in the sum.
     """
-    return digest + b"".join(len(name.encode()).to_bytes(4, "big") + name.encode() for name in summed)
+    return digest + b"".join(
+        len(name.encode()).to_bytes(4, "big") + name.encode() for name in summed
+    )
 
 
 def _has_keys(member: Member, secrets: Secrets) -> bool:
-    return member.masking == public_half(masking_key(secrets.masking)) and member.sharing == public_half(secrets.sharing)
+    return member.masking == public_half(
+        masking_key(secrets.masking)
+    ) and member.sharing == public_half(secrets.sharing)

@@ -1,12 +1,15 @@
-"""Noise of a secure sum: every site adds a part, so that the sum keeps the guarantee even without the parts of some sites.
+"""Noise of a secure sum: every site adds a part, so that the sum keeps the guarantee even without
+the parts of some sites.
 
-Source: Kairouz, Liu & Steinke 2021, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
-Aggregation". Differs from it: a site's sum is rounded once, which the sensitivity covers, and the cost is that of a
-continuous Gaussian mechanism (common/privacy/discrete_gaussian.py has the proof), which is tighter than Renyi divergences.
+Source: Kairouz, Liu & Steinke 2021, "The Distributed Discrete Gaussian Mechanism for Federated
+Learning with Secure Aggregation". Differs from it: a site's sum is rounded once, which the
+sensitivity covers, and the cost is that of a continuous Gaussian mechanism
+(common/privacy/discrete_gaussian.py has the proof), which is tighter than Renyi divergences.
 
-Noise for sites that may be lost is a part of its own (`spare`), made from a seed. When none is lost, which the signatures of
-the list of summed sites prove, sites reveal their seeds, and the coordinator takes these parts out of the sum (as in Jiang,
-Wang & Chen 2024, "Dordis", in which each lost site has a part). What stays is enough for that list.
+Noise for sites that may be lost is a part of its own (`spare`), made from a seed. When none is
+lost, which the signatures of the list of summed sites prove, sites reveal their seeds, and the
+coordinator takes these parts out of the sum (as in Jiang, Wang & Chen 2024, "Dordis", in which each
+lost site has a part). What stays is enough for that list.
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ from common.privacy.mechanism import Mechanism
 from common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
 from common.secure_sum.rules import SumRules
 
-# Standard deviations of the noise that the modulus has room for. Beyond it the sum wraps around, which costs no privacy.
+# Standard deviations of the noise that the modulus has room for. Beyond it the sum wraps around,
+# which costs no privacy.
 ROOM = 8
 # Covers the rounding of exact sums to double precision before they are rounded to steps.
 SLACK = 1e-3
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def site_variances(claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
+def site_variances(
+    claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules
+) -> dict[str, int]:
     """Variance of one site's noise in every entry of each statistic. Depends on public numbers
     only.
 
@@ -56,13 +62,15 @@ def site_variances(claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: 
         variances[name] = math.ceil(shared) + CONTINUOUS
         if ROOM * math.sqrt(rules.members * variances[name]) > (1 - FILLED) * HALF:
             raise ConfigError(
-                f"secure-sum-records: the noise on {name} does not fit into the modulus; set more records of a site, or a "
-                "larger epsilon"
+                f"secure-sum-records: the noise on {name} does not fit into the modulus; set more "
+                "records of a site, or a larger epsilon"
             )
     return variances
 
 
-def spare_variances(claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules) -> dict[str, int]:
+def spare_variances(
+    claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules
+) -> dict[str, int]:
     """Variance of the part of one site's noise that is for lost sites.
 
     Args:
@@ -76,13 +84,19 @@ def spare_variances(claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes:
     """
     if rules.lasting == rules:
         return {}
-    whole, lasting = (site_variances(claim, numbers, shapes, each) for each in (rules, rules.lasting))
+    whole, lasting = (
+        site_variances(claim, numbers, shapes, each) for each in (rules, rules.lasting)
+    )
     # Two parts cost discreteness twice.
     return {name: whole[name] + CONTINUOUS - lasting[name] for name in whole}
 
 
 def noise_of_site(
-    claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
+    claim: Mechanism,
+    numbers: Mapping[str, FixedPoint],
+    shapes: Shapes,
+    rules: SumRules,
+    seed: bytes,
 ) -> dict[str, Integers]:
     """One site's noise for each statistic.
 
@@ -96,13 +110,23 @@ def noise_of_site(
     Returns:
         Noise by statistic, flat, in steps.
     """
-    lasting, spare = site_variances(claim, numbers, shapes, rules.lasting), spare_of(claim, numbers, shapes, rules, seed)
-    noise = {name: discrete_gaussian(variance, math.prod(shapes[name])) for name, variance in lasting.items()}
+    lasting, spare = (
+        site_variances(claim, numbers, shapes, rules.lasting),
+        spare_of(claim, numbers, shapes, rules, seed),
+    )
+    noise = {
+        name: discrete_gaussian(variance, math.prod(shapes[name]))
+        for name, variance in lasting.items()
+    }
     return {name: drawn + spare[name] if name in spare else drawn for name, drawn in noise.items()}
 
 
 def spare_of(
-    claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, seed: bytes
+    claim: Mechanism,
+    numbers: Mapping[str, FixedPoint],
+    shapes: Shapes,
+    rules: SumRules,
+    seed: bytes,
 ) -> dict[str, Integers]:
     """The part of a site's noise that is for lost sites: the same at site and coordinator.
 
@@ -118,11 +142,19 @@ def spare_of(
     """
     source = seeded(seed)
     variances = sorted(spare_variances(claim, numbers, shapes, rules).items())
-    return {name: discrete_gaussian(variance, math.prod(shapes[name]), source) for name, variance in variances}
+    return {
+        name: discrete_gaussian(variance, math.prod(shapes[name]), source)
+        for name, variance in variances
+    }
 
 
 def noise_of_sum(
-    claim: Mechanism, numbers: Mapping[str, FixedPoint], shapes: Shapes, rules: SumRules, summed: int, removed: int = 0
+    claim: Mechanism,
+    numbers: Mapping[str, FixedPoint],
+    shapes: Shapes,
+    rules: SumRules,
+    summed: int,
+    removed: int = 0,
 ) -> dict[str, float]:
     """Standard deviation of the noise in a sum.
 
@@ -140,6 +172,7 @@ def noise_of_sum(
     lasting = site_variances(claim, numbers, shapes, rules.lasting)
     spare = spare_variances(claim, numbers, shapes, rules)
     return {
-        name: math.sqrt(summed * variance + (summed - removed) * spare.get(name, 0)) * numbers[name].step
+        name: math.sqrt(summed * variance + (summed - removed) * spare.get(name, 0))
+        * numbers[name].step
         for name, variance in lasting.items()
     }

@@ -1,4 +1,6 @@
-"""What a run's settings decide of its secure sum: who takes part, numbers, shapes, dimensions, and what binds them."""
+"""What a run's settings decide of its secure sum: who takes part, numbers, shapes, dimensions, and
+what binds them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from common.settings import SumSettings
 
 # Settings that select which of its records a site adds. All sites must have the same.
 SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
-# Dimensions of a projection: this times the root of (records / noise on the second moment). Measured with 2,500 and 10,000
-# images of CIFAR-10 that are in no table, and 3,143 sketches of PACS; half or twice as many cost up to a point.
+# Dimensions of a projection: this times the root of (records / noise on the second moment).
+# Measured with 2,500 and 10,000 images of CIFAR-10 that are in no table, and 3,143 sketches of
+# PACS; half or twice as many cost up to a point.
 DIMENSIONS = 7.5
 # Without joint noise.
 MOST_DIMENSIONS = 512
@@ -48,14 +51,20 @@ def numbers_of(run: Run, sites: int, round: int = 1) -> dict[str, FixedPoint]:
     joint, own = run.plan.mechanism_name == JOINT_SUMS, run.settings
     numbers = {}
     for each in run.plan.combination.sums_in(round):
-        bound = 1.0 if joint else float(own.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
+        bound = (
+            1.0
+            if joint
+            else float(own.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
+        )
         whole = not each.degree and not joint
         numbers[each.name] = FixedPoint.of(bound, own.secure_sum_records, sites, whole)
     return numbers
 
 
 def dimensions_of(run: Run) -> int:
-    """The number of dimensions after the public projection. It depends on settings alone, never on data."""
+    """The number of dimensions after the public projection. It depends on settings alone, never on
+    data.
+    """
     features = run.settings.features
     if features.dimensions:
         return features.dimensions
@@ -68,7 +77,9 @@ def dimensions_of(run: Run) -> int:
     return max(1, round(DIMENSIONS * math.sqrt(features.records / (sigma / math.sqrt(honest)))))
 
 
-def shapes_of(plan: Plan, classes: int, dimension: int, round: int = 1) -> dict[str, tuple[int, ...]]:
+def shapes_of(
+    plan: Plan, classes: int, dimension: int, round: int = 1
+) -> dict[str, tuple[int, ...]]:
     """The shape of each statistic of a round.
 
     Args:
@@ -89,7 +100,8 @@ def context_of(run: Run, name: str) -> bytes:
         run: with the settings.
         name: of the sum.
     """
-    # Not in the digest, because simulations and deployments differ in them; but they select each site's records.
+    # Not in the digest, because simulations and deployments differ in them; but they select each
+    # site's records.
     chosen = {key: getattr(run.settings, key) for key in SELECTING}
     selected = json.dumps(chosen, sort_keys=True)
     return hashlib.sha256(f"{run.full_digest}\0{name}\0{selected}".encode()).digest()

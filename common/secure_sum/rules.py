@@ -1,4 +1,6 @@
-"""The numbers of sites that a secure sum needs. Every site computes them itself, from the settings and the key list."""
+"""The numbers of sites that a secure sum needs. Every site computes them itself, from the settings
+and the key list.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from dataclasses import dataclass, replace
 from common.errors import PolicyError
 
 MOST_MEMBERS = 1000
-# Beyond it, noise for lost sites is no part of its own: the proof for discrete noise counts at most 1000 parts.
+# Beyond it, noise for lost sites is no part of its own: the proof for discrete noise counts at most
+# 1000 parts.
 MOST_SPARED = 500
 
 
@@ -49,7 +52,9 @@ class SumRules:
         together = math.floor(colluding * members + 1e-9)
         smallest = (members + together) // 2 + 1
         chosen = threshold or smallest
-        return cls(members, together, chosen, max(members - math.floor(dropouts * members + 1e-9), chosen))
+        return cls(
+            members, together, chosen, max(members - math.floor(dropouts * members + 1e-9), chosen)
+        )
 
     @property
     def honest(self) -> int:
@@ -58,7 +63,9 @@ class SumRules:
 
     @property
     def lasting(self) -> SumRules:
-        """The rules of the noise that stays when no site is lost: that for lost sites is then taken out of the sum."""
+        """The rules of the noise that stays when no site is lost: that for lost sites is then taken
+        out of the sum.
+        """
         return replace(self, least=self.members) if self.members <= MOST_SPARED else self
 
     def check(self, smallest_sum: int = 2) -> None:
@@ -81,14 +88,21 @@ class SumRules:
             raise PolicyError(f"a secure sum of {self.members} sites: needs 2 to {MOST_MEMBERS}")
         if self.members < smallest_sum or self.least < smallest_sum:
             raise PolicyError(
-                f"smallest-sum = {smallest_sum}: this secure sum has {self.members} sites, and may be of only {self.least}"
+                f"smallest-sum = {smallest_sum}: this secure sum has {self.members} sites, and may "
+                f"be of only {self.least}"
             )
         if 2 * self.threshold <= self.members + self.colluding:
             raise PolicyError(
-                f"secure-sum-threshold = {self.threshold}: {self.colluding} of {self.members} sites may collude, so "
-                f"it must be at least {(self.members + self.colluding) // 2 + 1}"
+                f"secure-sum-threshold = {self.threshold}: {self.colluding} of {self.members} "
+                "sites may collude, so it must be at least "
+                f"{(self.members + self.colluding) // 2 + 1}"
             )
         if self.threshold > self.members:
-            raise PolicyError(f"secure-sum-threshold = {self.threshold}: there are only {self.members} sites")
+            raise PolicyError(
+                f"secure-sum-threshold = {self.threshold}: there are only {self.members} sites"
+            )
         if self.honest < 1:
-            raise PolicyError(f"colluding: {self.colluding} of {self.members} sites may collude, so none would be protected")
+            raise PolicyError(
+                f"colluding: {self.colluding} of {self.members} sites may collude, so none would "
+                "be protected"
+            )

@@ -1,7 +1,7 @@
 """Shamir's secret sharing: `threshold` shares give the secret, fewer say nothing about it.
 
-Source: Shamir 1979, "How to Share a Secret". Modulo a prime, so that a hundred secrets take milliseconds;
-the sharing over bit polynomials in Flower's helpers takes minutes for that.
+Source: Shamir 1979, "How to Share a Secret". Modulo a prime, so that a hundred secrets take
+milliseconds; the sharing over bit polynomials in Flower's helpers takes minutes for that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def split(secret: bytes, threshold: int, count: int) -> dict[int, bytes]:
         >>> combine({1: shares[1], 3: shares[3]})
         b'sixteen bytes...'
     """
-    polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    polynomial = [
+        int.from_bytes(secret, "big"),
+        *(secrets.randbelow(PRIME) for _ in range(threshold - 1)),
+    ]
     shares = {}
     for point in range(1, count + 1):
         value = 0
@@ -55,7 +58,10 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
         SurrogateError: if these are not shares of one secret.
     """
     weights = _at_zero(tuple(sorted(shares)))
-    value = sum(weights[point] * int.from_bytes(share, "big") for point, share in shares.items()) % PRIME
+    value = (
+        sum(weights[point] * int.from_bytes(share, "big") for point, share in shares.items())
+        % PRIME
+    )
     if value >= 2 ** (8 * SECRET_BYTES):
         raise SurrogateError("shares that do not fit together")
     return value.to_bytes(SECRET_BYTES, "big")

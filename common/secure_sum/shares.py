@@ -1,4 +1,6 @@
-"""Shares of a site's two secrets: Shamir's secret sharing, each share encrypted for one site and fixed by a digest."""
+"""Shares of a site's two secrets: Shamir's secret sharing, each share encrypted for one site and
+fixed by a digest.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Dealt:
     digest: bytes
 
 
-def deal(site: str, secrets: Secrets, members: Mapping[str, Member], threshold: int, digest: bytes) -> Dealt:
+def deal(
+    site: str, secrets: Secrets, members: Mapping[str, Member], threshold: int, digest: bytes
+) -> Dealt:
     """Share both secrets of a site among all members, itself included.
 
     Args:
@@ -52,10 +56,17 @@ def deal(site: str, secrets: Secrets, members: Mapping[str, Member], threshold: 
     content, digests = {}, {}
     for index, reader in enumerate(sorted(members), 1):
         both = {kind: dealt[kind][index] for kind in KINDS}
-        digests[reader] = {kind: share_digest(both[kind], site, reader, kind, digest) for kind in KINDS}
+        digests[reader] = {
+            kind: share_digest(both[kind], site, reader, kind, digest) for kind in KINDS
+        }
         key = _key(secrets.sharing, members[reader], site, reader, digest)
-        content[reader] = ChaCha20Poly1305(key).encrypt(NONCE, both["blind"] + both["masking"], digest)
-    checks = {kind: share_digest(getattr(secrets, kind), site, site, f"{kind} secret", digest) for kind in KINDS}
+        content[reader] = ChaCha20Poly1305(key).encrypt(
+            NONCE, both["blind"] + both["masking"], digest
+        )
+    checks = {
+        kind: share_digest(getattr(secrets, kind), site, site, f"{kind} secret", digest)
+        for kind in KINDS
+    }
     return Dealt(site, content, digests, checks, digest)
 
 
@@ -69,12 +80,16 @@ def check_dealt(dealt: Dealt) -> None:
         SurrogateError: for shares or digests of a wrong length.
     """
     sizes = {len(both) for both in dealt.content.values()}
-    digests = {len(each) for both in (dealt.checks, *dealt.digests.values()) for each in both.values()}
+    digests = {
+        len(each) for both in (dealt.checks, *dealt.digests.values()) for each in both.values()
+    }
     if sizes != {2 * SHARE_BYTES + TAG_BYTES} or digests != {DIGEST_BYTES}:
         raise SurrogateError("encrypted shares or digests of shares of the wrong length")
 
 
-def open_share(dealt: Dealt, reader: str, sharing: bytes, members: Mapping[str, Member], digest: bytes) -> dict[str, bytes]:
+def open_share(
+    dealt: Dealt, reader: str, sharing: bytes, members: Mapping[str, Member], digest: bytes
+) -> dict[str, bytes]:
     """The two shares that a site has dealt to a reader.
 
     Args:
@@ -96,16 +111,23 @@ def open_share(dealt: Dealt, reader: str, sharing: bytes, members: Mapping[str, 
         both = ChaCha20Poly1305(key).decrypt(NONCE, dealt.content[reader], digest)
     except (InvalidTag, KeyError):
         raise SealError(
-            f"the shares of site {dealt.site[:64]!r} cannot be opened: they were changed, or that site has another key list"
+            f"the shares of site {dealt.site[:64]!r} cannot be opened: they were changed, or that "
+            "site has another key list"
         ) from None
     shares = {"blind": both[:SHARE_BYTES], "masking": both[SHARE_BYTES:]}
     for kind in KINDS:
-        if dealt.digests.get(reader, {}).get(kind) != share_digest(shares[kind], dealt.site, reader, kind, digest):
-            raise SealError(f"the shares of site {dealt.site[:64]!r} do not have the digests that it has sent")
+        if dealt.digests.get(reader, {}).get(kind) != share_digest(
+            shares[kind], dealt.site, reader, kind, digest
+        ):
+            raise SealError(
+                f"the shares of site {dealt.site[:64]!r} do not have the digests that it has sent"
+            )
     return shares
 
 
-def recover(dealt: Dealt, kind: str, shares: Mapping[str, bytes], readers: list[str], threshold: int) -> bytes:
+def recover(
+    dealt: Dealt, kind: str, shares: Mapping[str, bytes], readers: list[str], threshold: int
+) -> bytes:
     """A secret of a site from its shares.
 
     Args:
@@ -121,13 +143,20 @@ def recover(dealt: Dealt, kind: str, shares: Mapping[str, bytes], readers: list[
     """
     if len(shares) < threshold:
         raise SurrogateError(
-            f"{len(shares)} shares of site {dealt.site!r}, but secure-sum-threshold needs {threshold} to complete the sum"
+            f"{len(shares)} shares of site {dealt.site!r}, but secure-sum-threshold needs "
+            f"{threshold} to complete the sum"
         )
     try:
-        secret = combine({readers.index(reader) + 1: shares[reader] for reader in sorted(shares)[:threshold]})
+        secret = combine(
+            {readers.index(reader) + 1: shares[reader] for reader in sorted(shares)[:threshold]}
+        )
     except SurrogateError:
-        raise SurrogateError(f"site {dealt.site!r} has dealt shares that do not fit together") from None
-    if share_digest(secret, dealt.site, dealt.site, f"{kind} secret", dealt.digest) != dealt.checks.get(kind):
+        raise SurrogateError(
+            f"site {dealt.site!r} has dealt shares that do not fit together"
+        ) from None
+    if share_digest(
+        secret, dealt.site, dealt.site, f"{kind} secret", dealt.digest
+    ) != dealt.checks.get(kind):
         raise SurrogateError(f"site {dealt.site!r} has dealt shares that do not fit together")
     return secret
 
@@ -142,9 +171,15 @@ def share_digest(share: bytes, site: str, reader: str, kind: str, digest: bytes)
         kind: of the secret.
         digest: of the key list.
     """
-    return hashlib.sha256(b"\0".join((digest, share, kind.encode(), site.encode(), reader.encode()))).digest()
+    return hashlib.sha256(
+        b"\0".join((digest, share, kind.encode(), site.encode(), reader.encode()))
+    ).digest()
 
 
 def _key(private: bytes, other: Member, site: str, reader: str, digest: bytes) -> bytes:
-    """The key for shares from `site` to `reader`. other: the one of the two whose public key is used."""
-    return agreed(private, other.sharing, b"shares" + digest + site.encode() + b"\0" + reader.encode())
+    """The key for shares from `site` to `reader`. other: the one of the two whose public key is
+    used.
+    """
+    return agreed(
+        private, other.sharing, b"shares" + digest + site.encode() + b"\0" + reader.encode()
+    )

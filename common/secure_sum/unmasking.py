@@ -1,4 +1,6 @@
-"""The coordinator's part of a secure sum: add masked vectors, and remove the masks with the shares that sites reveal."""
+"""The coordinator's part of a secure sum: add masked vectors, and remove the masks with the shares
+that sites reveal.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from common.secure_sum.words import Words
 Shares = Mapping[str, Mapping[str, bytes]]
 
 
-def check_revealed(reader: str, revealed: Shares, dealt: Mapping[str, Dealt], summed: Sequence[str]) -> None:
+def check_revealed(
+    reader: str, revealed: Shares, dealt: Mapping[str, Dealt], summed: Sequence[str]
+) -> None:
     """Check that a site reveals exactly the shares it must, each with its digest.
 
     Args:
@@ -31,9 +35,14 @@ def check_revealed(reader: str, revealed: Shares, dealt: Mapping[str, Dealt], su
     wanted = {"blind": set(summed), "masking": set(dealt) - set(summed)}
     for kind in KINDS:
         if set(revealed[kind]) != wanted[kind]:
-            raise SurrogateError("the revealed shares are not those of the sites of this secure sum")
+            raise SurrogateError(
+                "the revealed shares are not those of the sites of this secure sum"
+            )
         for site, share in revealed[kind].items():
-            if share_digest(share, site, reader, kind, dealt[site].digest) != dealt[site].digests[reader][kind]:
+            if (
+                share_digest(share, site, reader, kind, dealt[site].digest)
+                != dealt[site].digests[reader][kind]
+            ):
                 raise SurrogateError(f"a forged share of site {site!r}")
 
 
@@ -78,6 +87,7 @@ def unmask(
         else:
             if public_half(masking_key(secret)) != members[site].masking:
                 raise SurrogateError(f"site {site!r} has dealt shares of another key than its own")
-            # The masks that the lost site would have added are what is missing for those of the others to cancel.
+            # The masks that the lost site would have added are what is missing for those of the
+            # others to cancel.
             total = total + pair_masks(site, secret, members, with_it, each.digest, len(total))
     return total

@@ -1,8 +1,10 @@
-"""Receipts of a site's ledger: the site sends them to the coordinator, and the coordinator returns the latest one later.
+"""Receipts of a site's ledger: the site sends them to the coordinator, and the coordinator returns
+the latest one later.
 
-A receipt contains the length of the ledger after a release, and a tag of its last entry, made with a secret of the site.
-Only the site can make or check the tag. When the coordinator returns the latest receipt, the site can detect that its
-ledger was rolled back. `opened`, the time when a person opened the ledger, orders the ledgers of one site.
+A receipt contains the length of the ledger after a release, and a tag of its last entry, made with
+a secret of the site. Only the site can make or check the tag. When the coordinator returns the
+latest receipt, the site can detect that its ledger was rolled back. `opened`, the time when a
+person opened the ledger, orders the ledgers of one site.
 """
 
 from __future__ import annotations

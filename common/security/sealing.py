@@ -1,9 +1,10 @@
 """Sealed relays: messages between sites that the coordinator can neither read nor change.
 
-X25519 between the sender's and each reader's key, HKDF-SHA256, ChaCha20-Poly1305, and an Ed25519 signature of the whole
-message, all from the `cryptography` library. The signature proves the sender also to readers, who share the content key.
-The `context` is authenticated, so a message cannot be replayed in another run or chain step. There is no forward secrecy:
-an attacker who steals a site's key later can read recorded messages for this site.
+X25519 between the sender's and each reader's key, HKDF-SHA256, ChaCha20-Poly1305, and an Ed25519
+signature of the whole message, all from the `cryptography` library. The signature proves the sender
+also to readers, who share the content key. The `context` is authenticated, so a message cannot be
+replayed in another run or chain step. There is no forward secrecy: an attacker who steals a site's
+key later can read recorded messages for this site.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def seal(content: bytes, private: bytes, readers: Mapping[str, bytes], context: 
     sealed = Sealed(nonce=nonce, content=ChaCha20Poly1305(key).encrypt(nonce, content, context))
     for name, public in sorted(readers.items()):
         wrap_nonce = os.urandom(NONCE_BYTES)
-        wrapped = ChaCha20Poly1305(_shared(private, public, context)).encrypt(wrap_nonce, key, name.encode())
+        wrapped = ChaCha20Poly1305(_shared(private, public, context)).encrypt(
+            wrap_nonce, key, name.encode()
+        )
         sealed.readers.append(Sealed.Reader(name=name, nonce=wrap_nonce, key=wrapped))
     sealed.signature = _halves(private)[1].sign(_signed(context, sealed))
     return sealed.SerializeToString(deterministic=True)
@@ -89,7 +92,9 @@ def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, contex
     sealed = Sealed()
     try:
         read_message(sealed, payload, "sealed message")
-        Ed25519PublicKey.from_public_bytes(sender[SEED_BYTES:]).verify(sealed.signature, _signed(context, sealed))
+        Ed25519PublicKey.from_public_bytes(sender[SEED_BYTES:]).verify(
+            sealed.signature, _signed(context, sealed)
+        )
         entry = next(reader for reader in sealed.readers if reader.name == name)
         wrapping = ChaCha20Poly1305(_shared(private, sender, context))
         key = wrapping.decrypt(entry.nonce, entry.key, name.encode())
@@ -97,7 +102,9 @@ def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, contex
     except StopIteration:
         raise SealError(f"the sealed message is not for {name!r}") from None
     except (SurrogateError, InvalidSignature, InvalidTag, ValueError):
-        raise SealError("the sealed message was changed on its way, or comes from another sender") from None
+        raise SealError(
+            "the sealed message was changed on its way, or comes from another sender"
+        ) from None
 
 
 def read_keys(file: Path) -> Mapping[str, bytes]:
@@ -111,7 +118,10 @@ def read_keys(file: Path) -> Mapping[str, bytes]:
             two sites.
     """
     try:
-        keys = {name: bytes.fromhex(key) for name, key in tomllib.loads(file.read_text("utf-8-sig")).items()}
+        keys = {
+            name: bytes.fromhex(key)
+            for name, key in tomllib.loads(file.read_text("utf-8-sig")).items()
+        }
         names: dict[bytes, str] = {}
         for name, key in keys.items():
             if len(key) != PUBLIC_BYTES:
@@ -119,7 +129,9 @@ def read_keys(file: Path) -> Mapping[str, bytes]:
             if (other := names.setdefault(key[SEED_BYTES:], name)) != name:
                 raise ValueError(f"{other!r} and {name!r} have the same key")
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f'{str(file)!r} is no valid key file ({error}); write lines such as north = "hex"') from None
+        raise ConfigError(
+            f'{str(file)!r} is no valid key file ({error}); write lines such as north = "hex"'
+        ) from None
     return keys
 
 
@@ -147,7 +159,9 @@ def verify(content: bytes, signature: bytes, public: bytes, purpose: bytes) -> N
         SealError: if it did not.
     """
     try:
-        Ed25519PublicKey.from_public_bytes(public[SEED_BYTES:]).verify(signature, _named(purpose, content))
+        Ed25519PublicKey.from_public_bytes(public[SEED_BYTES:]).verify(
+            signature, _named(purpose, content)
+        )
     except (InvalidSignature, ValueError):
         raise SealError("the signature does not fit the content and the key") from None
 

@@ -1,7 +1,9 @@
-"""Requests to sites without a network connection: a file with the settings of a run, signed by the coordinator.
+"""Requests to sites without a network connection: a file with the settings of a run, signed by the
+coordinator.
 
-The first line of the file contains the signature of all following bytes. A site first checks the signature with its pinned
-public key and only then reads the rest. So any change of the file on its way is detected.
+The first line of the file contains the signature of all following bytes. A site first checks the
+signature with its pinned public key and only then reads the rest. So any change of the file on its
+way is detected.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from common.settings.flat import Scalar
 
 VERSION = 2
 PURPOSE = b"request"
-# Enough for a public centre (a few bytes per dimension) and ten thousand class names (two million characters).
+# Enough for a public centre (a few bytes per dimension) and ten thousand class names (two million
+# characters).
 LARGEST_REQUEST, MOST_SETTINGS = 2**23, 1000
 FIRST_LINE = f"fedsurrogate-request {VERSION} "
-ID, DATE, SIGNATURE = (re.compile(form) for form in (r"[0-9a-f]{16}", r"\d{4}-\d{2}-\d{2}", r"[0-9a-f]{128}"))
+ID, DATE, SIGNATURE = (
+    re.compile(form) for form in (r"[0-9a-f]{16}", r"\d{4}-\d{2}-\d{2}", r"[0-9a-f]{128}")
+)
 
 
 @dataclass(frozen=True)
@@ -53,15 +58,22 @@ class Request:
     def __post_init__(self) -> None:
         if not (isinstance(self.id, str) and ID.fullmatch(self.id)):
             raise ConfigError(
-                f"id = {str(self.id)[:40]!r}: must be 16 hexadecimal digits, as `coordinator request` makes them"
+                f"id = {str(self.id)[:40]!r}: must be 16 hexadecimal digits, as `coordinator "
+                "request` makes them"
             )
         if not isinstance(self.expires, str) or (self.expires and _day(self.expires) is None):
-            raise ConfigError(f"expires = {str(self.expires)[:40]!r}: must be a date such as 2026-03-31, or empty")
+            raise ConfigError(
+                f"expires = {str(self.expires)[:40]!r}: must be a date such as 2026-03-31, or empty"
+            )
         flat = isinstance(self.settings, Mapping) and len(self.settings) <= MOST_SETTINGS
         if not flat or not all(isinstance(value, Scalar) for value in self.settings.values()):
-            raise ConfigError(f"settings: must be at most {MOST_SETTINGS} texts, numbers, true or false")
+            raise ConfigError(
+                f"settings: must be at most {MOST_SETTINGS} texts, numbers, true or false"
+            )
         shown = self.receipts
-        if not isinstance(shown, Mapping) or not all(isinstance(text, str) for pair in shown.items() for text in pair):
+        if not isinstance(shown, Mapping) or not all(
+            isinstance(text, str) for pair in shown.items() for text in pair
+        ):
             raise ConfigError("receipts: must be texts by site")
 
     @classmethod
@@ -93,14 +105,16 @@ class Request:
         config = parse_run(self.settings)
         if config.settings.secure_sum:
             raise ConfigError(
-                "secure-sum = true: a request has one reply of every site, but a secure sum needs five, each after those of "
-                "all sites to the step before; use `coordinator exchange`, which carries every message as a file"
+                "secure-sum = true: a request has one reply of every site, but a secure sum needs "
+                "five, each after those of all sites to the step before; use `coordinator "
+                "exchange`, which carries every message as a file"
             )
         if not config.plan.answers_files:
             raise ConfigError(
-                f"method = {config.settings.method!r}, fedpft.topology = {config.settings.fedpft.topology!r}: a request "
-                "needs a run in which every site replies once and alone; use `coordinator exchange`, which carries every "
-                "message as a file"
+                f"method = {config.settings.method!r}, fedpft.topology = "
+                f"{config.settings.fedpft.topology!r}: a request needs a run in which every site "
+                "replies once and alone; use `coordinator exchange`, which carries every message "
+                "as a file"
             )
         return config
 
@@ -132,7 +146,9 @@ class Request:
         body = self.body()
         content = FIRST_LINE.encode() + sign(body, private, PURPOSE).hex().encode() + b"\n" + body
         if len(content) > LARGEST_REQUEST:
-            raise ConfigError(f"a request of {len(content)} bytes; sites read at most {LARGEST_REQUEST}")
+            raise ConfigError(
+                f"a request of {len(content)} bytes; sites read at most {LARGEST_REQUEST}"
+            )
         return content
 
 
@@ -155,39 +171,61 @@ def read_request(file: Path, public: bytes | None) -> Request:
         raise ConfigError(f"{file} cannot be read ({error.strerror})") from None
     first, _, body = content.partition(b"\n")
     signature = first.decode("ascii", "replace").removeprefix(FIRST_LINE)
-    if len(content) > LARGEST_REQUEST or not first.startswith(FIRST_LINE.encode()) or not SIGNATURE.fullmatch(signature):
+    if (
+        len(content) > LARGEST_REQUEST
+        or not first.startswith(FIRST_LINE.encode())
+        or not SIGNATURE.fullmatch(signature)
+    ):
         raise ConfigError(
-            f"{file} is no request of `coordinator request`: it is larger than {LARGEST_REQUEST} bytes, or its first line "
-            f"is not {FIRST_LINE!r} followed by a signature"
+            f"{file} is no request of `coordinator request`: it is larger than {LARGEST_REQUEST} "
+            f"bytes, or its first line is not {FIRST_LINE!r} followed by a signature"
         )
     if public is not None:
         try:
             verify(body, bytes.fromhex(signature), public, PURPOSE)
         except SealError:
             raise SealError(
-                f"{file} was changed on its way, or another coordinator has made it: its signature does not fit the "
-                "coordinator's key that this site has pinned; get the file again, and compare the key with the output "
-                "of `coordinator key` there"
+                f"{file} was changed on its way, or another coordinator has made it: its signature "
+                "does not fit the coordinator's key that this site has pinned; get the file "
+                "again, and compare the key with the output of `coordinator key` there"
             ) from None
     request = _parsed(file, body)
     if public is not None and (last := _day(request.expires)) and datetime.now(UTC).date() > last:
-        raise ConfigError(f"{file}: request {request.id} expired on {request.expires}; ask the coordinator for a new one")
+        raise ConfigError(
+            f"{file}: request {request.id} expired on {request.expires}; ask the coordinator for a "
+            "new one"
+        )
     return request
 
 
 def _parsed(file: Path, body: bytes) -> Request:
     try:
         content = json.loads(body)
-        if not isinstance(content, dict) or set(content) != {"id", "expires", "settings", "centre", "receipts"}:
-            raise ValueError("its fields are not exactly id, expires, settings, centre and receipts")
-        centre = None if content["centre"] is None else base64.b64decode(content["centre"], validate=True)
+        if not isinstance(content, dict) or set(content) != {
+            "id",
+            "expires",
+            "settings",
+            "centre",
+            "receipts",
+        }:
+            raise ValueError(
+                "its fields are not exactly id, expires, settings, centre and receipts"
+            )
+        centre = (
+            None
+            if content["centre"] is None
+            else base64.b64decode(content["centre"], validate=True)
+        )
         request = Request(**(content | {"centre": centre}))
-        # The signed bytes must be exactly the parsed content: no duplicate names, other order or other number formats.
+        # The signed bytes must be exactly the parsed content: no duplicate names, other order or
+        # other number formats.
         if request.body() != body:
             raise ValueError("it is not in canonical form")
         return request
     except (ValueError, TypeError, RecursionError, ConfigError) as error:
-        raise ConfigError(f"{file} is no request of `coordinator request` ({str(error)[:200]})") from None
+        raise ConfigError(
+            f"{file} is no request of `coordinator request` ({str(error)[:200]})"
+        ) from None
 
 
 def _day(text: str) -> date | None:

@@ -1,4 +1,6 @@
-"""The settings of a run as they are written: fields only, one file a family of methods. No method is known here."""
+"""The settings of a run as they are written: fields only, one file a family of methods. No method
+is known here.
+"""
 
 from common.settings.base import (
     AUGMENTATIONS,

@@ -1,4 +1,6 @@
-"""The base class of all settings, and the types that several sections share: lists, clips, units and ranges."""
+"""The base class of all settings, and the types that several sections share: lists, clips, units
+and ranges.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Only:
         object.__setattr__(self, "methods", methods)
 
 
-# Limits are checked before a list is split: the sender of the settings must not control our memory use.
+# Limits are checked before a list is split: the sender of the settings must not control our memory
+# use.
 LONGEST_LIST, MOST_NAMES = 2**20, 10_000
 
 
@@ -51,7 +54,10 @@ def split_names(value: object) -> Any:
     if not isinstance(value, str):
         return value
     if len(value) > LONGEST_LIST or value.count(",") >= MOST_NAMES:
-        raise ValueError(f"a list of {len(value)} characters; at most {LONGEST_LIST}, and at most {MOST_NAMES} names")
+        raise ValueError(
+            f"a list of {len(value)} characters; at most {LONGEST_LIST}, and at most {MOST_NAMES} "
+            "names"
+        )
     names = tuple(part.strip() for part in value.split(",") if part.strip())
     if value and not names:
         raise ValueError(f"an empty list {value!r}; name at least one, separated by commas")
@@ -63,7 +69,8 @@ def split_names(value: object) -> Any:
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names), Range("names separated by commas")]
 
 
-# Privacy depends on the clip bound, which is computed in floating point. This range is far from overflow and underflow.
+# Privacy depends on the clip bound, which is computed in floating point. This range is far from
+# overflow and underflow.
 SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6
 
 
@@ -75,7 +82,10 @@ def _check_clip(value: float) -> float:
 
 def _check_feature_clip(value: float) -> float:
     if value and not SMALLEST_CLIP <= value <= LARGEST_CLIP:
-        raise ValueError(f"must be 0 (all features get norm one) or a clip from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}")
+        raise ValueError(
+            f"must be 0 (all features get norm one) or a clip from {SMALLEST_CLIP:g} to "
+            f"{LARGEST_CLIP:g}"
+        )
     return value
 
 
@@ -83,16 +93,26 @@ _CLIPS = f"{SMALLEST_CLIP:g} to {LARGEST_CLIP:.0f}"
 Clip = Annotated[float, AfterValidator(_check_clip), Range(_CLIPS)]
 # DP-SGD, in every section that has it.
 GradientClip = Annotated[
-    Clip, Field(description="Largest norm of one record's gradient under privacy; longer ones are shortened.")
+    Clip,
+    Field(
+        description="Largest norm of one record's gradient under privacy; longer ones are "
+        "shortened."
+    ),
 ]
 SampleRate = Annotated[
-    float, Field(ge=1e-6, le=1, description="Probability that a record takes part in a private training step.")
+    float,
+    Field(
+        ge=1e-6,
+        le=1,
+        description="Probability that a record takes part in a private training step.",
+    ),
 ]
 NoiseMultiplier = Annotated[
     float,
     Field(
         ge=0,
-        description="Noise of a private step as a multiple of the clip; 0 derives it, so that all rounds spend epsilon.",
+        description="Noise of a private step as a multiple of the clip; 0 derives it, so that all "
+        "rounds spend epsilon.",
     ),
 ]
 FeatureClip = Annotated[float, AfterValidator(_check_feature_clip), Range(f"0, or {_CLIPS}")]
@@ -125,10 +145,14 @@ def _check_augmentations(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 AUGMENTATIONS = ("colour", "crop", "cutout", "flip", "scale", "rotate")
-Augmentations = Annotated[Names, AfterValidator(_check_augmentations), Range(f"some of {', '.join(AUGMENTATIONS)}")]
+Augmentations = Annotated[
+    Names, AfterValidator(_check_augmentations), Range(f"some of {', '.join(AUGMENTATIONS)}")
+]
 
 
 class Section(BaseModel):
     """Base class of all settings: frozen, strict types, dashes in keys, no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True
+    )

@@ -14,12 +14,18 @@ class CountingSettings(Section):
 
     kind: Literal["none", "evaluation", "values", "survey"] = Field(
         "none",
-        description="What the sites count instead of learning: decisions of a model on held-out records (evaluation), "
-        "right decisions of models of some sites (values), or records of each class (survey); none for a run that learns.",
+        description="What the sites count instead of learning: decisions of a model on held-out "
+        "records (evaluation), right decisions of models of some sites (values), or "
+        "records of each class (survey); none for a run that learns.",
     )
-    model: str = Field("", description="Run folder or signed model file that is evaluated; the coordinator reads it.")
+    model: str = Field(
+        "",
+        description="Run folder or signed model file that is evaluated; the coordinator reads it.",
+    )
     digest: str = Field(
-        "", pattern=r"^([0-9a-f]{64})?$", description="SHA-256 of that model, so that all sites evaluate the same one."
+        "",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="SHA-256 of that model, so that all sites evaluate the same one.",
     )
     models: Annotated[int, Unit("models")] = Field(
         0, ge=0, le=1000, description="Number of models that are compared for the values of sites."

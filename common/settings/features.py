@@ -17,7 +17,11 @@ def _check_power(value: object) -> object:
     raise ValueError(f"must be 'auto', or a number above 0 and at most {LARGEST_POWER:g}")
 
 
-Power = Annotated[float | Literal["auto"], BeforeValidator(_check_power), Range(f"auto; else above 0 to {LARGEST_POWER:g}")]
+Power = Annotated[
+    float | Literal["auto"],
+    BeforeValidator(_check_power),
+    Range(f"auto; else above 0 to {LARGEST_POWER:g}"),
+]
 
 
 class FeaturesSettings(Section):
@@ -25,23 +29,26 @@ class FeaturesSettings(Section):
 
     power: Power = Field(
         "auto",
-        description="Power of every feature, with its sign; auto is 0.5 for backbones that end in a ReLU, otherwise 1, "
-        "and 1 where a privacy mechanism clips features.",
+        description="Power of every feature, with its sign; auto is 0.5 for backbones that end in "
+        "a ReLU, otherwise 1, and 1 where a privacy mechanism clips features.",
     )
     projection: Annotated[str, Only("fedpft", "afl")] = Field(
         "",
-        description="File of a public matrix that projects features in a secure sum: a tensor projection, or the weight of "
-        "the backbone's own classification head, whose leading directions are taken.",
+        description="File of a public matrix that projects features in a secure sum: a tensor "
+        "projection, or the weight of the backbone's own classification head, whose "
+        "leading directions are taken.",
     )
     dimensions: Annotated[int, Only("fedpft", "afl"), Unit("dimensions")] = Field(
         0,
         ge=0,
         le=65536,
-        description="Most dimensions after the projection; 0 chooses them from features.records and the joint noise.",
+        description="Most dimensions after the projection; 0 chooses them from features.records "
+        "and the joint noise.",
     )
     records: Annotated[Records, Only("fedpft", "afl")] = Field(
         10_000,
         ge=1,
         le=10**9,
-        description="Training records of all sites, as far as known in public, for features.dimensions = 0.",
+        description="Training records of all sites, as far as known in public, for "
+        "features.dimensions = 0.",
     )

@@ -15,12 +15,15 @@ class FedPFTSettings(Section):
     covariance: Covariance = Field(
         "lowrank",
         description=(
-            "Form of the covariance of a Gaussian; lowrank is one diagonal and one thin factor for all classes, gram "
-            "one whole matrix for all classes."
+            "Form of the covariance of a Gaussian; lowrank is one diagonal and one thin factor for "
+            "all classes, gram one whole matrix for all classes."
         ),
     )
     components: Annotated[int, Unit("Gaussians")] = Field(
-        1, ge=1, le=1000, description="Gaussians for each class; a class with few records gets fewer."
+        1,
+        ge=1,
+        le=1000,
+        description="Gaussians for each class; a class with few records gets fewer.",
     )
     rank: Annotated[int, Unit("columns")] = Field(
         16, ge=1, le=4096, description="Columns of the thin factor of a lowrank covariance."
@@ -29,22 +32,34 @@ class FedPFTSettings(Section):
         16, description="Bits of an entry of that factor in a message; all else has 16."
     )
     samples_per_component: Records = Field(
-        10, ge=1, description="Fewest records for each Gaussian, and for each column of a lowrank covariance."
+        10,
+        ge=1,
+        description="Fewest records for each Gaussian, and for each column of a lowrank "
+        "covariance.",
     )
     privacy: Literal["auto", "none", "sums", "theorem-4.1"] = Field(
         "auto",
-        description="Privacy mechanism under a budget; auto is noisy sums; theorem-4.1 is the paper's, which protects less.",
+        description="Privacy mechanism under a budget; auto is noisy sums; theorem-4.1 is the "
+        "paper's, which protects less.",
     )
     clip: FeatureClip = Field(
         0.0,
-        description="Number that divides private features, or their norm if that is larger; 0 gives all features norm one.",
+        description="Number that divides private features, or their norm if that is larger; 0 "
+        "gives all features norm one.",
     )
     public: str = Field(
-        "", description="File of public features, whose mean is subtracted from the features of every site under privacy."
+        "",
+        description="File of public features, whose mean is subtracted from the features of every "
+        "site under privacy.",
     )
     topology: Literal["star", "chain"] = Field(
         "star",
-        description="Whether all sites send to the coordinator (star), or each extends the surrogate of the last (chain).",
+        description="Whether all sites send to the coordinator (star), or each extends the "
+        "surrogate of the last (chain).",
     )
-    order: Names = Field((), description="Names of the sites in the order of a chain; empty for a random order.")
-    seal: bool = Field(False, description="Whether a chain's surrogates are encrypted for the next sites.")
+    order: Names = Field(
+        (), description="Names of the sites in the order of a chain; empty for a random order."
+    )
+    seal: bool = Field(
+        False, description="Whether a chain's surrogates are encrypted for the next sites."
+    )

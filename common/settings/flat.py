@@ -28,7 +28,9 @@ def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
             (nested.setdefault(section, {}) if section else nested)[name] = value
             continue
         close = difflib.get_close_matches(key, known, n=1)
-        complaints.append(f"unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        complaints.append(
+            f"unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+        )
     try:
         parsed = model.model_validate(nested)
     except ValidationError as error:
@@ -39,13 +41,17 @@ def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Convert the nested sections of a dumped model to flat dotted keys of a run-config. Lists become comma-separated."""
+    """Convert the nested sections of a dumped model to flat dotted keys of a run-config. Lists
+    become comma-separated.
+    """
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, dict):
             flat |= flatten(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+            flat[prefix + key] = (
+                ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+            )
     return flat
 
 
@@ -76,7 +82,12 @@ LONGEST_SHOWN = 200
 
 def _explain(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
-    original = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
+    original = (
+        str(error["msg"])
+        .removeprefix("Value error, ")
+        .removeprefix("Input ")
+        .removeprefix("String ")
+    )
     message = _PLAIN.get(error["type"], original.replace("should", "must"))
     return f"{key} = {short(error['input'])}: {message}" if key else message
 
@@ -88,19 +99,24 @@ def short(value: object) -> str:
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Parse 'key="value" other=3', the format of `flwr run --run-config`. Raises ConfigError with the unreadable part."""
+    """Parse 'key="value" other=3', the format of `flwr run --run-config`. Raises ConfigError with
+    the unreadable part.
+    """
     flat: dict[str, Scalar] = {}
     for text in texts:
         rest = re.sub(_PAIR, "", text).strip()
         if rest:
             raise ConfigError(
-                f"cannot read {rest!r} in {text!r}; write key=value pairs, strings in quotes: 'method=\"fedpft\" seed=1'"
+                f"cannot read {rest!r} in {text!r}; write key=value pairs, strings in quotes: "
+                "'method=\"fedpft\" seed=1'"
             )
         for key, value in re.findall(_PAIR, text):
             try:
                 parsed = tomllib.loads(f"value = {value}")["value"]
             except tomllib.TOMLDecodeError:
-                raise ConfigError(f'cannot read {key}={value}; a string needs quotes: {key}="{value}"') from None
+                raise ConfigError(
+                    f'cannot read {key}={value}; a string needs quotes: {key}="{value}"'
+                ) from None
             flat[key] = parsed
     return flat
 

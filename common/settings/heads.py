@@ -16,35 +16,49 @@ def _check_shrinkage(value: object) -> object:
     raise ValueError("must be 'auto', or a number from 0 to 1")
 
 
-Shrinkage = Annotated[float | Literal["auto"], BeforeValidator(_check_shrinkage), Range("auto; else 0 to 1")]
+Shrinkage = Annotated[
+    float | Literal["auto"], BeforeValidator(_check_shrinkage), Range("auto; else 0 to 1")
+]
 
 
 class HeadSettings(Section):
     """Settings for the training of a linear head (section `head.`)."""
 
-    epochs: Epochs = Field(10, ge=1, le=10_000, description="Fewest passes over the records in the training of a head.")
-    min_steps: Steps = Field(400, ge=0, description="Fewest training steps of a head; passes are added to reach them.")
+    epochs: Epochs = Field(
+        10, ge=1, le=10_000, description="Fewest passes over the records in the training of a head."
+    )
+    min_steps: Steps = Field(
+        400, ge=0, description="Fewest training steps of a head; passes are added to reach them."
+    )
     batch_size: Records = Field(256, ge=1, description="Records in one training step of a head.")
     learning_rate: float = Field(1e-3, gt=0, le=10, description="Learning rate of a head.")
     max_samples: Records = Field(
-        1_000_000, ge=1, description="Most synthetic features that are drawn from surrogates to train one head."
+        1_000_000,
+        ge=1,
+        description="Most synthetic features that are drawn from surrogates to train one head.",
     )
-    solver: Annotated[Literal["auto", "lda", "ridge", "naive-bayes", "qda", "sampled"], Only("fedpft")] = Field(
+    solver: Annotated[
+        Literal["auto", "lda", "ridge", "naive-bayes", "qda", "sampled"], Only("fedpft")
+    ] = Field(
         "auto",
         description=(
-            "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), or by training on samples "
-            "(sampled); auto is lda for covariance lowrank and gram with one component a class, otherwise sampled."
+            "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), or "
+            "by training on samples (sampled); auto is lda for covariance lowrank and gram with "
+            "one component a class, otherwise sampled."
         ),
     )
     shrinkage: Annotated[Shrinkage, Only("fedpft")] = Field(
         "auto",
         description=(
-            "Share of the mean variance in the covariance of a closed-form head; auto follows from the sites' statistics."
+            "Share of the mean variance in the covariance of a closed-form head; auto follows from "
+            "the sites' statistics."
         ),
     )
 
     def passes(self, batches: int) -> int:
-        """Number of passes over data of `batches` batches: `epochs`, or more to reach `min_steps` steps."""
+        """Number of passes over data of `batches` batches: `epochs`, or more to reach `min_steps`
+        steps.
+        """
         return max(self.epochs, -(-self.min_steps // batches))
 
 
@@ -55,20 +69,30 @@ class BaselineSettings(Section):
         5.0, gt=0, description="Temperature of the received head in knowledge distillation."
     )
     received: Annotated[float, Only("kd")] = Field(
-        0.5, ge=0, le=1, description="Share of the received head's predictions in the distillation loss."
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of the received head's predictions in the distillation loss.",
     )
     samples: Annotated[int, Only("fedbe"), Unit("heads")] = Field(
         15, ge=1, description="Heads that the coordinator draws in FedBE."
     )
-    teachers: Annotated[int, Only("fedkt"), Unit("heads")] = Field(5, ge=1, description="Heads that a site of FedKT trains.")
+    teachers: Annotated[int, Only("fedkt"), Unit("heads")] = Field(
+        5, ge=1, description="Heads that a site of FedKT trains."
+    )
     synthetic: Annotated[Records, Only("fedbe", "fedkt")] = Field(
-        10_000, ge=1, description="Synthetic features that the coordinator labels with the sites' heads."
+        10_000,
+        ge=1,
+        description="Synthetic features that the coordinator labels with the sites' heads.",
     )
     neighbours: Annotated[int, Only("knn-per"), Unit("records")] = Field(
         10, ge=1, description="Nearest records whose labels are mixed with the model's prediction."
     )
     validation: Annotated[float, Only("fedlambda", "knn-per", "dpcvae", "dpcgan")] = Field(
-        0.2, gt=0, lt=1, description="Share of a site's training records with which it chooses its mixing weight."
+        0.2,
+        gt=0,
+        lt=1,
+        description="Share of a site's training records with which it chooses its mixing weight.",
     )
 
 
@@ -76,7 +100,11 @@ class AFLSettings(Section):
     """Settings of AFL: least squares in closed form (section `afl.`)."""
 
     ridge: float = Field(
-        0.1, ge=0, le=1e6, description="Number added to the diagonal of the features' covariance, as a share of its mean."
+        0.1,
+        ge=0,
+        le=1e6,
+        description="Number added to the diagonal of the features' covariance, as a share of its "
+        "mean.",
     )
 
 
@@ -84,7 +112,11 @@ class FedCGSSettings(Section):
     """Settings of FedCGS: one covariance of all records (section `fedcgs.`)."""
 
     ridge: float = Field(
-        0.0, ge=0, le=1e6, description="Number added to the diagonal of the features' covariance, as a share of its mean."
+        0.0,
+        ge=0,
+        le=1e6,
+        description="Number added to the diagonal of the features' covariance, as a share of its "
+        "mean.",
     )
 
 
@@ -94,8 +126,8 @@ class GHOFLSettings(Section):
     head: Literal["fishermix", "nb-diag"] = Field(
         "fishermix",
         description=(
-            "Head that the coordinator makes: trained on samples in the Fisher subspace (fishermix), or naive Bayes with a "
-            "variance of each class and dimension (nb-diag)."
+            "Head that the coordinator makes: trained on samples in the Fisher subspace "
+            "(fishermix), or naive Bayes with a variance of each class and dimension (nb-diag)."
         ),
     )
 
@@ -104,9 +136,18 @@ class FedCOFSettings(Section):
     """Settings of FedCOF: covariances from class means (section `fedcof.`)."""
 
     groups: Annotated[int, Unit("groups")] = Field(
-        1, ge=1, le=1000, description="Random groups of a class's records at a site, each with a mean of its own."
+        1,
+        ge=1,
+        le=1000,
+        description="Random groups of a class's records at a site, each with a mean of its own.",
     )
-    samples_per_group: Records = Field(10, ge=2, description="Fewest records of such a group; a smaller class is one group.")
+    samples_per_group: Records = Field(
+        10, ge=2, description="Fewest records of such a group; a smaller class is one group."
+    )
     shrinkage: float = Field(
-        1.0, gt=0, le=1e6, description="Number added to the diagonal of the estimated covariances, as a share of its mean."
+        1.0,
+        gt=0,
+        le=1e6,
+        description="Number added to the diagonal of the estimated covariances, as a share of its "
+        "mean.",
     )

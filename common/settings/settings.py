@@ -1,4 +1,6 @@
-"""All settings of a run, as fields: `Settings`, and the groups of it that parts of the system take alone."""
+"""All settings of a run, as fields: `Settings`, and the groups of it that parts of the system take
+alone.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from common.backbones.backbone_names import OWN_BACKBONE
-from common.settings.base import DataKind, Defence, Device, MiB, Names, Pixels, Records, Seconds, Section, Unit
+from common.settings.base import (
+    DataKind,
+    Defence,
+    Device,
+    MiB,
+    Names,
+    Pixels,
+    Records,
+    Seconds,
+    Section,
+    Unit,
+)
 from common.settings.counting import CountingSettings
 from common.settings.features import FeaturesSettings
 from common.settings.fedlap import FedLAPSettings
@@ -35,8 +48,8 @@ SECURE_SUM_KEYS = (
 def _is_no_code(name: str) -> str:
     if name.partition(":")[0].strip().lower() == "python":
         raise ValueError(
-            f"a run cannot name code of a site; set backbone = {OWN_BACKBONE!r} here, and backbone = 'python:...' in the "
-            "node-config of each site"
+            f"a run cannot name code of a site; set backbone = {OWN_BACKBONE!r} here, and backbone "
+            "= 'python:...' in the node-config of each site"
         )
     return name
 
@@ -65,35 +78,65 @@ class Basics(Section):
     """Method, seed, and what the coordinator does with the result."""
 
     method: str = Field("fedpft", description="Method of the run.")
-    seed: int = Field(0, ge=0, lt=2**31, description="Seed of partition, training and sampling; never of privacy noise.")
-    output_dir: str = Field("runs", min_length=1, description="Folder in which the coordinator makes the run folder.")
-    resume: str = Field("", description="Folder of an interrupted run in rounds or a chain, which is continued.")
-    compare: bool = Field(False, description="Whether baselines on the same features are computed; for simulations.")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**31,
+        description="Seed of partition, training and sampling; never of privacy noise.",
+    )
+    output_dir: str = Field(
+        "runs", min_length=1, description="Folder in which the coordinator makes the run folder."
+    )
+    resume: str = Field(
+        "", description="Folder of an interrupted run in rounds or a chain, which is continued."
+    )
+    compare: bool = Field(
+        False, description="Whether baselines on the same features are computed; for simulations."
+    )
     device: Device = Field(
-        "auto", description="Processor or GPU; a site's own setting comes first; auto takes a GPU if any."
+        "auto",
+        description="Processor or GPU; a site's own setting comes first; auto takes a GPU if any.",
     )
 
 
 class DataSettings(Section):
     """Where the records of a simulation are, and how they are distributed to sites."""
 
-    data: DataKind = Field("digits", description="Kind of data in a simulation: the bundled digits, or files in data-dir.")
+    data: DataKind = Field(
+        "digits",
+        description="Kind of data in a simulation: the bundled digits, or files in data-dir.",
+    )
     data_dir: str = Field("", description="Folder of the data in a simulation.")
-    dataset: Names = Field((), description="Files or folders in data-dir, each a site if several; empty for all.")
-    label_column: str = Field("label", description="Column of a table that holds the class of a record.")
-    patient_column: str = Field("", description="Column of a table that holds the patient ID; patients are then protected.")
-    classes: Names = Field((), description="All classes in their order; empty collects the classes that sites report.")
+    dataset: Names = Field(
+        (), description="Files or folders in data-dir, each a site if several; empty for all."
+    )
+    label_column: str = Field(
+        "label", description="Column of a table that holds the class of a record."
+    )
+    patient_column: str = Field(
+        "", description="Column of a table that holds the patient ID; patients are then protected."
+    )
+    classes: Names = Field(
+        (), description="All classes in their order; empty collects the classes that sites report."
+    )
     partition: Literal["iid", "dirichlet", "classes", "column"] = Field(
         "dirichlet", description="How a simulation distributes records to sites."
     )
     alpha: float = Field(
-        0.5, gt=0, le=1e6, description="Evenness of the classes at a site with partition dirichlet; large is even."
+        0.5,
+        gt=0,
+        le=1e6,
+        description="Evenness of the classes at a site with partition dirichlet; large is even.",
     )
     classes_per_site: Annotated[int, Unit("classes")] = Field(
         2, ge=1, description="Number of classes of a site with partition classes."
     )
-    site_column: str = Field("", description="Column of a table that names a record's site, with partition column.")
-    test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the records that test, if the data have no split.")
+    site_column: str = Field(
+        "", description="Column of a table that names a record's site, with partition column."
+    )
+    test_fraction: float = Field(
+        0.2, gt=0, lt=1, description="Share of the records that test, if the data have no split."
+    )
 
 
 class BackboneSettings(Section):
@@ -102,14 +145,23 @@ class BackboneSettings(Section):
     backbone: BackboneName = Field(
         "pixels",
         min_length=1,
-        description="Frozen model of the features: torchvision:NAME, open_clip:MODEL/TAG, timm:NAME, pixels or pixels:rgb; "
-        "own for the one that each site names itself.",
+        description="Frozen model of the features: torchvision:NAME, open_clip:MODEL/TAG, "
+        "timm:NAME, pixels or pixels:rgb; own for the one that each site names itself.",
     )
-    weights_path: str = Field("", description="File of the backbone's weights; empty downloads the library's.")
+    weights_path: str = Field(
+        "", description="File of the backbone's weights; empty downloads the library's."
+    )
     image_size: Pixels = Field(
-        0, ge=0, le=4096, description="Side to which images are resized; 0 for the backbone's own, or unchanged pixels."
+        0,
+        ge=0,
+        le=4096,
+        description="Side to which images are resized; 0 for the backbone's own, or unchanged "
+        "pixels.",
     )
-    fingerprint: str = Field("", description="Backbone fingerprint that every site must have; empty for that of most sites.")
+    fingerprint: str = Field(
+        "",
+        description="Backbone fingerprint that every site must have; empty for that of most sites.",
+    )
 
 
 class Waiting(Section):
@@ -118,31 +170,49 @@ class Waiting(Section):
     sites: Annotated[int, Unit("sites")] = Field(
         0, ge=0, description="Number of sites to wait for; 0 for those that are connected."
     )
-    quorum: float = Field(0.5, gt=0, le=1, description="Smallest share of the sites whose replies must be usable.")
+    quorum: float = Field(
+        0.5, gt=0, le=1, description="Smallest share of the sites whose replies must be usable."
+    )
     deadline: Seconds = Field(3600.0, gt=0, description="Time that sites have for one reply.")
     grace: Seconds = Field(
-        0.0, ge=0, description="Time after the result in which late replies are still stored, for a method that sends once."
+        0.0,
+        ge=0,
+        description="Time after the result in which late replies are still stored, for a method "
+        "that sends once.",
     )
-    max_payload_mib: MiB = Field(256, ge=1, description="Largest message that the coordinator accepts.")
+    max_payload_mib: MiB = Field(
+        256, ge=1, description="Largest message that the coordinator accepts."
+    )
 
 
 class Limits(Section):
     """What one hostile site may do to the result."""
 
     max_share: float = Field(
-        3.0, ge=0, le=1e6, description="Largest weight of a site, as a multiple of the median site's; 0 for no limit."
+        3.0,
+        ge=0,
+        le=1e6,
+        description="Largest weight of a site, as a multiple of the median site's; 0 for no limit.",
     )
     defence: Defence = Field(
-        "auto", description="Defence against hostile sites; auto is screen for fedpft where it is defined, otherwise none."
+        "auto",
+        description="Defence against hostile sites; auto is screen for fedpft where it is "
+        "defined, otherwise none.",
     )
 
 
 class PrivacyBudget(Section):
     """The privacy budget of a run at each site: both zero without privacy."""
 
-    epsilon: float = Field(0.0, ge=0, description="Privacy budget of the run at each site; 0 for no privacy.")
+    epsilon: float = Field(
+        0.0, ge=0, description="Privacy budget of the run at each site; 0 for no privacy."
+    )
     delta: float = Field(
-        0.0, ge=0, le=0.01, description="Delta of the privacy budget, far below one over a site's records; 0 for no privacy."
+        0.0,
+        ge=0,
+        le=0.01,
+        description="Delta of the privacy budget, far below one over a site's records; 0 for no "
+        "privacy.",
     )
 
 
@@ -150,30 +220,50 @@ class SumSettings(Section):
     """Whether the coordinator sees only the sum over all sites, and under which limits."""
 
     secure_sum: bool = Field(
-        False, description="Whether the coordinator sees only the sum over all sites, never what one site sends."
+        False,
+        description="Whether the coordinator sees only the sum over all sites, never what one "
+        "site sends.",
     )
     secure_sum_threshold: Annotated[int, Unit("sites")] = Field(
-        0, ge=0, le=1000, description="Sites that must reply to the end for the sum; 0 for the fewest that are safe."
+        0,
+        ge=0,
+        le=1000,
+        description="Sites that must reply to the end for the sum; 0 for the fewest that are safe.",
     )
     secure_sum_records: Records = Field(
-        20_000, ge=1, le=10**9, description="Most records of one site; a smaller number makes the sum finer."
+        20_000,
+        ge=1,
+        le=10**9,
+        description="Most records of one site; a smaller number makes the sum finer.",
     )
     secure_sum_range: float = Field(
-        16.0, gt=0, le=1e6, description="Largest magnitude of a feature without privacy; a site with a larger one refuses."
+        16.0,
+        gt=0,
+        le=1e6,
+        description="Largest magnitude of a feature without privacy; a site with a larger one "
+        "refuses.",
     )
     colluding: float = Field(
         1 / 3,
         ge=0,
         lt=1,
-        description="Share of the sites that may tell the coordinator their secrets without harm to the others' privacy.",
+        description="Share of the sites that may tell the coordinator their secrets without harm "
+        "to the others' privacy.",
     )
     dropouts: float = Field(
-        0.1, ge=0, lt=1, description="Share of the sites that a secure sum may lose after their keys and still be completed."
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of the sites that a secure sum may lose after their keys and still be "
+        "completed.",
     )
 
 
-# Bases in reverse: pydantic puts the fields of the last one first, and the order of keys is part of stored runs.
-class Settings(SumSettings, PrivacyBudget, Limits, Waiting, BackboneSettings, DataSettings, Basics, Sections):
+# Bases in reverse: pydantic puts the fields of the last one first, and the order of keys is part of
+# stored runs.
+class Settings(
+    SumSettings, PrivacyBudget, Limits, Waiting, BackboneSettings, DataSettings, Basics, Sections
+):
     """All settings of a run. The keys are those of `[tool.flwr.app.config]` in pyproject.toml.
 
     Functions that need one group take that: `Waiting`, `DataSettings`, a section of a method.

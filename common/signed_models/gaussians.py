@@ -1,4 +1,6 @@
-"""Out-of-distribution scores of features: Mahalanobis distances to Gaussians with one shared covariance."""
+"""Out-of-distribution scores of features: Mahalanobis distances to Gaussians with one shared
+covariance.
+"""
 
 from __future__ import annotations
 
@@ -113,18 +115,28 @@ class Gaussians:
             ValueError: for tensors that do not fit together, or numbers that are not valid.
         """
         parts = [
-            LowRankCovariance(*(tensors[f"{name}.{key}"].float() for key in ("directions", "variances", "rest")))
+            LowRankCovariance(
+                *(tensors[f"{name}.{key}"].float() for key in ("directions", "variances", "rest"))
+            )
             for name in ("within", "total")
         ]
         gaussians = cls(tensors["means"].float(), tensors["mean"].float(), parts[0], parts[1])
         dimension = gaussians.mean.shape[0] if gaussians.mean.ndim == 1 else -1
         for part in parts:
             rank = len(part.variances)
-            if part.directions.shape != (rank, dimension) or part.rest.shape != (1,) or part.variances.ndim != 1:
+            if (
+                part.directions.shape != (rank, dimension)
+                or part.rest.shape != (1,)
+                or part.variances.ndim != 1
+            ):
                 raise ValueError("a covariance whose tensors do not fit together")
             if not (part.rest > 0).all() or not (part.variances > 0).all():
                 raise ValueError("a covariance with a variance that is not above zero")
-        if gaussians.means.ndim != 2 or not len(gaussians.means) or gaussians.means.shape[1] != dimension:
+        if (
+            gaussians.means.ndim != 2
+            or not len(gaussians.means)
+            or gaussians.means.shape[1] != dimension
+        ):
             shape = tuple(gaussians.means.shape)
             raise ValueError(f"class means of shape {shape} for dimension {dimension}")
         if not all(tensor.isfinite().all() for tensor in gaussians.tensors().values()):
@@ -151,11 +163,18 @@ def fit_gaussians(features: Tensor, labels: Tensor, rank: int = GAUSSIAN_RANK) -
     x, labels = x[rows], torch.searchsorted(kept, labels[rows])
     sums = x.new_zeros(len(kept), x.shape[1]).index_add_(0, labels, x)
     means, mean = sums / sizes[kept, None], x.mean(0)
-    return Gaussians(means.float(), mean.float(), _covariance(x - means[labels], rank), _covariance(x - mean, rank))
+    return Gaussians(
+        means.float(),
+        mean.float(),
+        _covariance(x - means[labels], rank),
+        _covariance(x - mean, rank),
+    )
 
 
 def _covariance(centred: Tensor, rank: int) -> LowRankCovariance:
-    """The best covariance of this form: the largest eigenvalues, and the mean of the others (Tipping and Bishop 1999)."""
+    """The best covariance of this form: the largest eigenvalues, and the mean of the others
+    (Tipping and Bishop 1999).
+    """
     count, dimension = centred.shape
     rank = min(rank, dimension - 1, count - 1)
     trace = centred.square().sum() / count
@@ -169,4 +188,6 @@ def _covariance(centred: Tensor, rank: int) -> LowRankCovariance:
         variances, directions = singular.square() / count, vectors.T
     floor = (SMALLEST * (variances.max() if rank else trace)).clamp_min(1e-12)
     rest = ((trace - variances.sum()) / max(1, dimension - rank)).clamp_min(floor)
-    return LowRankCovariance(directions.float().contiguous(), variances.clamp_min(floor).float(), rest.float().reshape(1))
+    return LowRankCovariance(
+        directions.float().contiguous(), variances.clamp_min(floor).float(), rest.float().reshape(1)
+    )

@@ -32,8 +32,8 @@ LARGEST_GAUSSIANS = 2**21
 # Names of the values next to a model in a message.
 MANIFEST, SIGNATURE, SIGNER, GAUSSIANS = "manifest", "signature", "signer", "gaussians"
 WITHOUT_PRIVACY = (
-    "the run has no differential privacy, so class means of the sites' records do not go to other sites; "
-    "`site evaluate --store` fits Gaussians on the site's own records"
+    "the run has no differential privacy, so class means of the sites' records do not go to other "
+    "sites; `site evaluate --store` fits Gaussians on the site's own records"
 )
 Sampler = Callable[[int, int], Batch]
 
@@ -68,7 +68,9 @@ def make_signed_model(
     privacy = None
     if claim is not None:
         relation = relation_of(claim.name, frozenset(units))
-        privacy = Privacy(epsilon=claim.epsilon, delta=claim.delta, mechanism=claim.name, relation=relation)
+        privacy = Privacy(
+            epsilon=claim.epsilon, delta=claim.delta, mechanism=claim.name, relation=relation
+        )
     manifest = Manifest(
         name=f"{now:%Y%m%d}-{config.settings.method}-{digest[:8]}",
         created=f"{now:%Y-%m-%d}",
@@ -89,7 +91,9 @@ def make_signed_model(
 
 
 def feature_settings(config: Run) -> dict[str, str | int | float]:
-    """The settings that decide features and the split into training and test records, flat. No path is among them."""
+    """The settings that decide features and the split into training and test records, flat. No path
+    is among them.
+    """
     return {
         "backbone": config.settings.backbone,
         "image-size": config.settings.image_size,
@@ -124,7 +128,11 @@ def release_gaussians(config: Run, sampler: Sampler | None) -> tuple[Gaussians |
     except ValueError as error:
         return None, f"no Gaussians could be fitted: {error}"
     if len(pack_gaussians(gaussians)) > LARGEST_GAUSSIANS:
-        return None, f"the Gaussians of {len(gaussians.means)} classes need more than {LARGEST_GAUSSIANS} bytes"
+        return (
+            None,
+            f"the Gaussians of {len(gaussians.means)} classes need more than {LARGEST_GAUSSIANS} "
+            "bytes",
+        )
     return gaussians, ""
 
 
@@ -156,7 +164,9 @@ def received_model(payload: bytes | None, info: Info) -> SignedModel | None:
         return None
     if payload is None:
         raise SurrogateError("a signed model without its payload")
-    manifest, signature, signer = (str(info.get(name, "")) for name in (MANIFEST, SIGNATURE, SIGNER))
+    manifest, signature, signer = (
+        str(info.get(name, "")) for name in (MANIFEST, SIGNATURE, SIGNER)
+    )
     gaussians = unpack_gaussians(str(info[GAUSSIANS])) if GAUSSIANS in info else None
     model = assembled(unpack_classifier(payload), gaussians, manifest, signature, signer)
     try:

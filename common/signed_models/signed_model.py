@@ -1,4 +1,6 @@
-"""A model file that its coordinator has signed: classifier, settings of the features, privacy claim, and Gaussians."""
+"""A model file that its coordinator has signed: classifier, settings of the features, privacy
+claim, and Gaussians.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ class Privacy(BaseModel):
 
     def in_words(self) -> str:
         """Epsilon, delta and the neighbouring relation, for people."""
-        return f"epsilon {self.epsilon:g}, delta {self.delta:g}; neighbouring relation: {self.relation or 'not stated'}"
+        return (
+            f"epsilon {self.epsilon:g}, delta {self.delta:g}; neighbouring relation: "
+            f"{self.relation or 'not stated'}"
+        )
 
 
 class Manifest(BaseModel):
@@ -136,10 +141,16 @@ class SignedModel:
         Returns:
             Both distances, (n,) each, as in `Gaussians.scores`; None without Gaussians.
         """
-        return None if self.gaussians is None else self.gaussians.scores(self.classifier.prepare(features))
+        return (
+            None
+            if self.gaussians is None
+            else self.gaussians.scores(self.classifier.prepare(features))
+        )
 
 
-def sign_model(classifier: Classifier, gaussians: Gaussians | None, manifest: Manifest, private: bytes) -> SignedModel:
+def sign_model(
+    classifier: Classifier, gaussians: Gaussians | None, manifest: Manifest, private: bytes
+) -> SignedModel:
     """Sign a model with the coordinator's key.
 
     Args:
@@ -149,11 +160,21 @@ def sign_model(classifier: Classifier, gaussians: Gaussians | None, manifest: Ma
         private: the coordinator's key.
     """
     form, tensors = file_content(classifier)
-    manifest = manifest.model_copy(update={"form": form, "tensors": digest_of(_all(tensors, gaussians))})
-    return SignedModel(classifier, manifest, gaussians, sign(manifest.signed_bytes(), private, PURPOSE), public_key(private))
+    manifest = manifest.model_copy(
+        update={"form": form, "tensors": digest_of(_all(tensors, gaussians))}
+    )
+    return SignedModel(
+        classifier,
+        manifest,
+        gaussians,
+        sign(manifest.signed_bytes(), private, PURPOSE),
+        public_key(private),
+    )
 
 
-def assembled(classifier: Classifier, gaussians: Gaussians | None, manifest: str, signature: str, key: str) -> SignedModel:
+def assembled(
+    classifier: Classifier, gaussians: Gaussians | None, manifest: str, signature: str, key: str
+) -> SignedModel:
     """A model from its parts, as a message or a file contains them.
 
     Args:
@@ -175,7 +196,9 @@ def assembled(classifier: Classifier, gaussians: Gaussians | None, manifest: str
         first = str(error).split("\n")[0]
         raise SurrogateError(f"the model's manifest cannot be read ({first[:200]})") from None
     if len(parts[1]) != PUBLIC_BYTES:
-        raise SurrogateError(f"the model is signed by a key of {len(parts[1])} bytes, not {PUBLIC_BYTES}")
+        raise SurrogateError(
+            f"the model is signed by a key of {len(parts[1])} bytes, not {PUBLIC_BYTES}"
+        )
     verify(facts.signed_bytes(), parts[0], parts[1], PURPOSE)
     header = classifier.header
     digest = digest_of(_all(tensors, gaussians))
@@ -222,30 +245,47 @@ def read_signed_model(file: Path, trusted: frozenset[bytes] | None = None) -> Si
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
-        raise SurrogateError(f"{file} is no readable model file ({why}); give a {SUFFIX} file of a run") from None
+        raise SurrogateError(
+            f"{file} is no readable model file ({why}); give a {SUFFIX} file of a run"
+        ) from None
     try:
         if metadata.get("format") != str(FORMAT):
-            raise SurrogateError(f"its format is {metadata.get('format')!r}, this version reads {FORMAT}")
+            raise SurrogateError(
+                f"its format is {metadata.get('format')!r}, this version reads {FORMAT}"
+            )
         facts = Manifest.model_validate_json(metadata["manifest"])
         parts: dict[str, dict[str, Tensor]] = {MODEL: {}, GAUSSIANS: {}}
         for name, tensor in tensors.items():
             prefix = next(each for each in parts if name.startswith(each))
             parts[prefix][name.removeprefix(prefix)] = tensor
         classifier = classifier_of(
-            {**facts.form, "classes": json.dumps(facts.classes), "fingerprint": facts.fingerprint}, parts[MODEL]
+            {**facts.form, "classes": json.dumps(facts.classes), "fingerprint": facts.fingerprint},
+            parts[MODEL],
         )
         gaussians = Gaussians.of(parts[GAUSSIANS]) if parts[GAUSSIANS] else None
-        model = assembled(classifier, gaussians, metadata["manifest"], metadata["signature"], metadata["key"])
+        model = assembled(
+            classifier, gaussians, metadata["manifest"], metadata["signature"], metadata["key"]
+        )
     except SealError as error:
         raise SealError(f"{file} was changed after it was signed ({error}); get it again") from None
-    except (KeyError, ValueError, TypeError, RuntimeError, StopIteration, ConfigError, SurrogateError) as error:
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        StopIteration,
+        ConfigError,
+        SurrogateError,
+    ) as error:
         raise SurrogateError(
-            f"{file} is no model file of this version ({str(error)[:300]}); write one from a run with `coordinator export`"
+            f"{file} is no model file of this version ({str(error)[:300]}); write one from a run "
+            "with `coordinator export`"
         ) from None
     if trusted is not None and model.key not in trusted:
         raise SealError(
-            f"{file} is signed by key {model.signer}..., which is not a coordinator's key that this site knows; compare it "
-            "with the output of `coordinator key` there, and set coordinator-key in the node-config"
+            f"{file} is signed by key {model.signer}..., which is not a coordinator's key that "
+            "this site knows; compare it with the output of `coordinator key` there, and set "
+            "coordinator-key in the node-config"
         )
     return model
 
@@ -254,7 +294,9 @@ def pack_gaussians(gaussians: Gaussians) -> str:
     """Gaussians as text for a message: means and directions at 16 bits, variances at 32."""
     from safetensors.torch import save
 
-    return base64.b64encode(save({name: tensor.contiguous() for name, tensor in _halved(gaussians).items()})).decode()
+    return base64.b64encode(
+        save({name: tensor.contiguous() for name, tensor in _halved(gaussians).items()})
+    ).decode()
 
 
 def unpack_gaussians(text: str) -> Gaussians:
@@ -288,13 +330,19 @@ def is_name(text: str) -> bool:
 
 
 def _halved(gaussians: Gaussians) -> dict[str, Tensor]:
-    return {n: t if n.endswith(("variances", "rest")) else t.half() for n, t in gaussians.tensors().items()}
+    return {
+        n: t if n.endswith(("variances", "rest")) else t.half()
+        for n, t in gaussians.tensors().items()
+    }
 
 
 def _all(tensors: Mapping[str, Tensor], gaussians: Gaussians | None) -> dict[str, Tensor]:
     named = {MODEL + name: tensor.float().contiguous() for name, tensor in tensors.items()}
     if gaussians is not None:
-        named |= {GAUSSIANS + name: tensor.float().contiguous() for name, tensor in gaussians.tensors().items()}
+        named |= {
+            GAUSSIANS + name: tensor.float().contiguous()
+            for name, tensor in gaussians.tensors().items()
+        }
     return named
 
 

@@ -1,8 +1,10 @@
-"""Class sums: a site adds noise to them; a coordinator pools them and learns from them in closed form.
+"""Class sums: a site adds noise to them; a coordinator pools them and learns from them in closed
+form.
 
-Differs from FedPFT (theorem 4.1, noise on the mean and covariance of each class). Sums contain no 1/n, so one record
-changes them by at most its own norm, for any class size. Counts are protected too. All classes of the run are released, so
-the noise also hides which classes a site has. All classes share one second moment.
+Differs from FedPFT (theorem 4.1, noise on the mean and covariance of each class). Sums contain no
+1/n, so one record changes them by at most its own norm, for any class size. Counts are protected
+too. All classes of the run are released, so the noise also hides which classes a site has. All
+classes share one second moment.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from common.privacy.shares import budget_shares
 from common.surrogates.covariances import Spherical
 from common.surrogates.mixtures import Mixtures
 
-# A noisy count within this many standard deviations of zero may belong to a class that the site does not have.
+# A noisy count within this many standard deviations of zero may belong to a class that the site
+# does not have.
 PRESENT = 2.0
 # Probability of refusing honest noise; relative tolerance for rounding of tables.
 FALSE_ALARM, TABLE_TOLERANCE = 1e-7, 1e-2
-# Records whose contributions are in memory at a time. Sums are exact, so that this number changes no bit of them.
+# Records whose contributions are in memory at a time. Sums are exact, so that this number changes
+# no bit of them.
 ROWS = 16 * 511
 
 
@@ -94,7 +98,10 @@ def statistics(
         BoundedSum("counts", counts, 1.0, shares["counts"]),
         BoundedSum("sums", sums, 1.0, shares["sums"]),
     ]
-    d, parts = features.shape[1], list(zip(torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True))
+    d, parts = (
+        features.shape[1],
+        list(zip(torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True)),
+    )
     if family == "diag":
         squares = ExactSum((d,), 1.0)
         for rows, own in parts:
@@ -112,7 +119,11 @@ def statistics(
 
 
 def class_sums(
-    features: Tensor, labels: Tensor, weights: Tensor, num_classes: int, done: Callable[[Tensor], None] = lambda rows: None
+    features: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    num_classes: int,
+    done: Callable[[Tensor], None] = lambda rows: None,
 ) -> tuple[Tensor, Tensor]:
     """Weighted counts and sums of the records of each class, without noise.
 
@@ -128,7 +139,9 @@ def class_sums(
     """
     counts, sums = ExactSum((num_classes,), 1.0), ExactSum((num_classes, features.shape[1]), 1.0)
     counts.add_at(labels, weights.double())
-    for rows, at, own in zip(*(torch.split(each, ROWS) for each in (features, labels, weights.double())), strict=True):
+    for rows, at, own in zip(
+        *(torch.split(each, ROWS) for each in (features, labels, weights.double())), strict=True
+    ):
         sums.add_at(at, rows.double() * own[:, None])
         done(rows)
     return counts.value, sums.value
@@ -153,14 +166,22 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
     tail = math.sqrt(2 * math.log(4 * classes / FALSE_ALARM))
     count_noise = sums.sigmas["counts"]
     counts = sums.counts.double()
-    # The errors of a count and of a length are independent; `both` bounds the standard deviation of their sum.
+    # The errors of a count and of a length are independent; `both` bounds the standard deviation of
+    # their sum.
     both, room = math.hypot(count_noise, sums.sigmas["sums"]), sums.sigmas["sums"] * math.sqrt(d)
     # Tables are sent in half precision.
-    excess = (sums.sums.double().norm(dim=1) - counts.clamp_min(0) * (1 + TABLE_TOLERANCE) - room).clamp_min(0)
-    # A tighter bound for all classes together: the sum of the squared excesses is at most a chi-square.
+    excess = (
+        sums.sums.double().norm(dim=1) - counts.clamp_min(0) * (1 + TABLE_TOLERANCE) - room
+    ).clamp_min(0)
+    # A tighter bound for all classes together: the sum of the squared excesses is at most a
+    # chi-square.
     together = torch.full_like(counts[:1], both * (math.sqrt(classes) + tail))
     tables = [
-        ("the count below zero", (-counts).clamp_min(0), torch.full_like(counts, tail * count_noise)),
+        (
+            "the count below zero",
+            (-counts).clamp_min(0),
+            torch.full_like(counts, tail * count_noise),
+        ),
         ("a class sum beyond its count", excess, torch.full_like(counts, both * tail)),
         ("the excess of all class sums over their counts", excess.norm()[None], together),
     ]
@@ -168,7 +189,10 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
         total = counts.sum().clamp_min(0) + tail * count_noise * math.sqrt(classes)
         longest = total + sums.sigmas["squares"] * (math.sqrt(len(sums.squares)) + tail)
         tables.append(("second moments", sums.squares.double().norm()[None], longest[None]))
-    return [(name, length, most * (1 + TABLE_TOLERANCE) + TABLE_TOLERANCE) for name, length, most in tables]
+    return [
+        (name, length, most * (1 + TABLE_TOLERANCE) + TABLE_TOLERANCE)
+        for name, length, most in tables
+    ]
 
 
 def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:
@@ -188,9 +212,13 @@ def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:
         return None
     counts = sums.counts[kept].clamp_min(1)
     means, d = sums.sums[kept] / counts[:, None], sums.sums.shape[1]
-    energy = (means.square().sum(1) - d * (sums.sigmas["sums"] / counts).square()).clamp(0, 1 - 1e-3)
+    energy = (means.square().sum(1) - d * (sums.sigmas["sums"] / counts).square()).clamp(
+        0, 1 - 1e-3
+    )
     labels = torch.arange(len(counts))
-    mixtures = Mixtures(counts.round().long(), labels, torch.ones(len(counts)), means, Spherical((1 - energy) / d))
+    mixtures = Mixtures(
+        counts.round().long(), labels, torch.ones(len(counts)), means, Spherical((1 - energy) / d)
+    )
     return mixtures, kept.nonzero().squeeze(1).tolist()
 
 

@@ -1,7 +1,9 @@
-"""Covariance families of a table of Gaussian components: estimation, density, sampling. Here: one covariance a component.
+"""Covariance families of a table of Gaussian components: estimation, density, sampling. Here: one
+covariance a component.
 
-Every family is a frozen table over M components in d dimensions with four operations: estimation from responsibilities,
-log-density of points, conversion of standard normals to its noise, and variance per dimension.
+Every family is a frozen table over M components in d dimensions with four operations: estimation
+from responsibilities, log-density of points, conversion of standard normals to its noise, and
+variance per dimension.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class CovarianceModel(Protocol):
     iterative: ClassVar[bool]
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
+    def estimate(
+        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+    ) -> Self:
         """M-step of EM; for lowrank one step that never lowers the likelihood.
 
         Args:
@@ -149,9 +153,13 @@ class Diagonal:
     iterative: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
+    def estimate(
+        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+    ) -> Self:
         """Weighted variance of each dimension."""
-        tables = [c.responsibilities.T @ c.squares / c.sizes[:, None] - c.means.square() for c in clusters]
+        tables = [
+            c.responsibilities.T @ c.squares / c.sizes[:, None] - c.means.square() for c in clusters
+        ]
         return cls(torch.cat(tables).clamp_min(limits.floor))
 
     @classmethod
@@ -162,7 +170,11 @@ class Diagonal:
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M). The square is expanded, so the cost is two matrix products."""
         precision, known = 1 / self.variances, self.squares(points) if squares is None else squares
-        apart = products(known, precision) - 2 * products(points, means * precision) + (means.square() * precision).sum(1)
+        apart = (
+            products(known, precision)
+            - 2 * products(points, means * precision)
+            + (means.square() * precision).sum(1)
+        )
         return -0.5 * (apart.clamp_min(0) + self.variances.log().sum(1) + points.shape[1] * LOG_2PI)
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
@@ -195,9 +207,13 @@ class Spherical:
     iterative: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
+    def estimate(
+        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+    ) -> Self:
         """Mean over dimensions of the weighted variances."""
-        tables = [c.responsibilities.T @ c.squares / c.sizes - c.means.square().sum(1) for c in clusters]
+        tables = [
+            c.responsibilities.T @ c.squares / c.sizes - c.means.square().sum(1) for c in clusters
+        ]
         return cls((torch.cat(tables) / clusters[0].means.shape[1]).clamp_min(limits.floor))
 
     @classmethod
@@ -209,7 +225,9 @@ class Spherical:
         """(n, M)."""
         dimension, known = points.shape[1], self.squares(points) if squares is None else squares
         apart = known[:, None] - 2 * products(points, means) + means.square().sum(1)
-        return -0.5 * (apart.clamp_min(0) / self.variances + dimension * (self.variances.log() + LOG_2PI))
+        return -0.5 * (
+            apart.clamp_min(0) / self.variances + dimension * (self.variances.log() + LOG_2PI)
+        )
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
         """(n, d) -> (n, d)."""
@@ -242,12 +260,18 @@ class Full:
     iterative: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
-        """Weighted scatter around each mean. The floor is added to its diagonal, like scikit-learn's reg_covar."""
+    def estimate(
+        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+    ) -> Self:
+        """Weighted scatter around each mean. The floor is added to its diagonal, like
+        scikit-learn's reg_covar.
+        """
         factors = []
         for cluster in clusters:
             points, means = cluster.points.double(), cluster.means.double()
-            for mean, weight, size in zip(means, cluster.responsibilities.double().T, cluster.sizes.double(), strict=True):
+            for mean, weight, size in zip(
+                means, cluster.responsibilities.double().T, cluster.sizes.double(), strict=True
+            ):
                 centred = points - mean
                 scatter = (centred * weight[:, None]).T @ centred / size
                 factors.append(cholesky(scatter, limits.floor))
@@ -262,9 +286,13 @@ class Full:
         """(n, M)."""
         columns = []
         for factor, mean in zip(self.cholesky.double(), means.double(), strict=True):
-            whitened = torch.linalg.solve_triangular(factor, (points.double() - mean).T, upper=False)
+            whitened = torch.linalg.solve_triangular(
+                factor, (points.double() - mean).T, upper=False
+            )
             log_determinant = 2 * factor.diagonal().log().sum()
-            columns.append(-0.5 * (whitened.square().sum(0) + log_determinant + points.shape[1] * LOG_2PI))
+            columns.append(
+                -0.5 * (whitened.square().sum(0) + log_determinant + points.shape[1] * LOG_2PI)
+            )
         return torch.stack(columns, 1).to(points.dtype)
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
@@ -309,4 +337,7 @@ def cholesky(scatter: Tensor, floor: float) -> Tensor:
         if not failed:
             return cast(Tensor, factor)
         floor *= 10
-    raise SurrogateError(f"no Cholesky factor of a covariance with the floor {floor:g}: it has a number that is not finite")
+    raise SurrogateError(
+        f"no Cholesky factor of a covariance with the floor {floor:g}: it has a number that is not "
+        "finite"
+    )

@@ -7,13 +7,16 @@ from torch import Tensor
 
 from common.surrogates.covariances import products
 
-# Starts of k-means, the steps after which the best one is known, and the dimensions of the random projection in which they
-# run: a projection keeps the cost of every clustering (Makarychev, Makarychev & Razenshteyn 2019). For ten components and
-# CIFAR-10 features the fit takes a fifth less time than with starts in all dimensions, at higher likelihood.
+# Starts of k-means, the steps after which the best one is known, and the dimensions of the random
+# projection in which they run: a projection keeps the cost of every clustering (Makarychev,
+# Makarychev & Razenshteyn 2019). For ten components and CIFAR-10 features the fit takes a fifth
+# less time than with starts in all dimensions, at higher likelihood.
 STARTS, FIRST_STEPS, START_DIMENSIONS = 3, 6, 64
 
 
-def k_means(points: Tensor, clusters: int, generator: torch.Generator, iterations: int = 20) -> Tensor:
+def k_means(
+    points: Tensor, clusters: int, generator: torch.Generator, iterations: int = 20
+) -> Tensor:
     """Hard assignments of points to clusters, from k-means++ seeds and Lloyd steps.
 
     The best of STARTS starts after FIRST_STEPS steps in few dimensions is continued in all.
@@ -43,16 +46,23 @@ def k_means(points: Tensor, clusters: int, generator: torch.Generator, iteration
     if d > 2 * START_DIMENSIONS:
         few = points @ torch.randn(d, START_DIMENSIONS, generator=generator).to(points)
     norms = few.square().sum(1)
-    starts = [_lloyd(few, norms, _seeds(few, norms, clusters, generator), FIRST_STEPS) for _ in range(STARTS)]
+    starts = [
+        _lloyd(few, norms, _seeds(few, norms, clusters, generator), FIRST_STEPS)
+        for _ in range(STARTS)
+    ]
     _, one_hot = min(starts, key=lambda start: start[0])
     return _lloyd(points, points.square().sum(1), _centres(points, one_hot), iterations)[1]
 
 
 def _seeds(points: Tensor, norms: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Centres (k, d), k <= clusters, by k-means++: each is the best of a few draws in proportion to the squared distance."""
+    """Centres (k, d), k <= clusters, by k-means++: each is the best of a few draws in proportion to
+    the squared distance.
+    """
 
     def pick(weights: Tensor, count: int = 1) -> Tensor:
-        return torch.multinomial(weights.double().cpu(), count, replacement=True, generator=generator).to(points.device)
+        return torch.multinomial(
+            weights.double().cpu(), count, replacement=True, generator=generator
+        ).to(points.device)
 
     chosen = pick(torch.ones(len(points)))
     nearest = _squared_distances(points, norms, points[chosen]).squeeze(1)
@@ -60,14 +70,18 @@ def _seeds(points: Tensor, norms: Tensor, clusters: int, generator: torch.Genera
     smallest = torch.finfo(points.dtype).eps * 100 * norms.mean()
     while len(chosen) < clusters and nearest.max() > smallest:
         candidates = pick(nearest, trials)
-        costs = torch.minimum(nearest[:, None], _squared_distances(points, norms, points[candidates]))
+        costs = torch.minimum(
+            nearest[:, None], _squared_distances(points, norms, points[candidates])
+        )
         best = costs.sum(0).argmin()
         chosen, nearest = torch.cat([chosen, candidates[best : best + 1]]), costs[:, best]
     return points[chosen]
 
 
 def _lloyd(points: Tensor, norms: Tensor, centres: Tensor, iterations: int) -> tuple[float, Tensor]:
-    """Sum of squared distances to the centres of the last assignment, and that assignment (n, k) as 0/1."""
+    """Sum of squared distances to the centres of the last assignment, and that assignment (n, k) as
+    0/1.
+    """
     assignment = None
     for _ in range(iterations):
         distances = _squared_distances(points, norms, centres)

@@ -1,4 +1,5 @@
-"""Gaussian mixtures of labelled features: one table of components for all classes of a site, with fit and sampling.
+"""Gaussian mixtures of labelled features: one table of components for all classes of a site, with
+fit and sampling.
 
 Source: FedPFT (Beitollahi et al. 2024), section 4.1 and algorithm 1.
 """
@@ -18,7 +19,8 @@ from common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceM
 from common.surrogates.k_means import k_means
 from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, LowRank, gram
 
-# Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for unit-scale data.
+# Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for
+# unit-scale data.
 RELATIVE_FLOOR = 1e-6
 # A larger change of any responsibility calls for another step.
 SETTLED = 1e-4
@@ -61,7 +63,9 @@ class Mixtures:
     @property
     def family(self) -> str:
         """Name of the covariance family."""
-        return next(name for name, family in FAMILIES.items() if isinstance(self.covariance, family))
+        return next(
+            name for name, family in FAMILIES.items() if isinstance(self.covariance, family)
+        )
 
     @property
     def components(self) -> Tensor:
@@ -74,8 +78,15 @@ class Mixtures:
         if isinstance(self.covariance, Gram):
             covariance = Gram(self.covariance.matrix.to(device))
         else:
-            covariance = type(self.covariance)(*(table.to(device) for table in vars(self.covariance).values()))
-        moved = (self.counts.to(device), self.labels.to(device), self.weights.to(device), self.means.to(device))
+            covariance = type(self.covariance)(
+                *(table.to(device) for table in vars(self.covariance).values())
+            )
+        moved = (
+            self.counts.to(device),
+            self.labels.to(device),
+            self.weights.to(device),
+            self.means.to(device),
+        )
         return Mixtures(*moved, covariance)
 
     def log_likelihood(self, features: Tensor, labels: Tensor) -> float:
@@ -89,7 +100,9 @@ class Mixtures:
         own = labels[:, None] == self.labels
         return float(joint.masked_fill(~own, -torch.inf).logsumexp(1).mean())
 
-    def draw(self, counts: Sequence[int], streams: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, counts: Sequence[int], streams: Sequence[torch.Generator]
+    ) -> tuple[Tensor, Tensor]:
         """Sample features of every class from its own stream.
 
         Args:
@@ -104,7 +117,9 @@ class Mixtures:
         component = torch.empty(total, dtype=torch.int64)
         first = (self.components.cumsum(0) - self.components).tolist()
         start = 0
-        for count, begin, size, stream in zip(counts, first, self.components.tolist(), streams, strict=True):
+        for count, begin, size, stream in zip(
+            counts, first, self.components.tolist(), streams, strict=True
+        ):
             rows = slice(start, start + count)
             start += count
             if count == 0:
@@ -112,10 +127,14 @@ class Mixtures:
             component[rows] = begin
             if size > 1:
                 weights = self.weights[begin : begin + size].cpu()
-                component[rows] += torch.multinomial(weights, count, replacement=True, generator=stream)
+                component[rows] += torch.multinomial(
+                    weights, count, replacement=True, generator=stream
+                )
             normals[rows].normal_(generator=stream)
         normals, component = normals.to(self.means), component.to(self.means.device)
-        return self.means[component].add_(self.covariance.colour(normals, component)), self.labels[component]
+        return self.means[component].add_(self.covariance.colour(normals, component)), self.labels[
+            component
+        ]
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of every dimension over all classes, in closed form: two tensors (d,)."""
@@ -153,7 +172,11 @@ class MixtureSettings:
 
 
 def fit(
-    features: Tensor, labels: Tensor, num_classes: int, settings: MixtureSettings, generator: torch.Generator
+    features: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    settings: MixtureSettings,
+    generator: torch.Generator,
 ) -> Mixtures:
     """Fit one mixture per class by EM with k-means++ starts; a single component has a closed form.
 
@@ -191,22 +214,30 @@ def fit(
     by_class = labels.argsort(stable=True).to(features.device)
     classes = [rows for rows in torch.split(by_class, counts.tolist()) if len(rows)]
     family = FAMILIES[settings.family]
-    rank = max(1, min(settings.rank, len(features) // settings.samples_per_component, features.shape[1]))
+    rank = max(
+        1, min(settings.rank, len(features) // settings.samples_per_component, features.shape[1])
+    )
 
     def fit_group(group: Sequence[Tensor], stream: torch.Generator) -> Fitted:
         # Copies: the fit changes them in place.
-        return _fit_group([features.index_select(0, rows) for rows in group], family, rank, settings, stream)
+        return _fit_group(
+            [features.index_select(0, rows) for rows in group], family, rank, settings, stream
+        )
 
     groups = [classes] if family.shared else [[rows] for rows in classes]
     if family.shared or settings.components == 1 or features.is_cuda:
         fitted = [fit_group(group, generator) for group in groups]
     else:
-        # A stream for each class, so that the result does not depend on which class is fitted first.
+        # A stream for each class, so that the result does not depend on which class is fitted
+        # first.
         streams = [_stream(generator) for _ in groups]
         order = range(len(groups))
-        fitted = one_thread_each(lambda index: fit_group(groups[index], streams[index]), order, [len(c) for c in classes])
+        fitted = one_thread_each(
+            lambda index: fit_group(groups[index], streams[index]), order, [len(c) for c in classes]
+        )
     weights = [w for each, _, _ in fitted for w in each]
-    # Without repeat_interleave: it wakes all threads for a few numbers, and they then spin on the cores of the next fit.
+    # Without repeat_interleave: it wakes all threads for a few numbers, and they then spin on the
+    # cores of the next fit.
     present = counts.nonzero().flatten().tolist()
     own = [torch.full((len(w),), label) for label, w in zip(present, weights, strict=True)]
     return Mixtures(
@@ -239,20 +270,28 @@ def _fit_group(
 ) -> Fitted:
     """EM over classes that share a covariance.
 
-    `parts` are overwritten: for the fit, each class is centred, and all are scaled to unit mean variance.
+    `parts` are overwritten: for the fit, each class is centred, and all are scaled to unit mean
+    variance.
     """
-    # In double precision: the mean of equal numbers is then this number, and a constant dimension has no variance. Otherwise
-    # the rounding is all that is left, and gives correlations that no records have.
+    # In double precision: the mean of equal numbers is then this number, and a constant dimension
+    # has no variance. Otherwise the rounding is all that is left, and gives correlations that no
+    # records have.
     centres = [part.mean(0, dtype=torch.float64).to(part.dtype) for part in parts]
     for part, centre in zip(parts, centres, strict=True):
         part.sub_(centre)
     norms = torch.stack([torch.linalg.vector_norm(part) for part in parts])
-    scale = float(torch.linalg.vector_norm(norms)) / sum(part.numel() for part in parts) ** 0.5 or 1.0
+    scale = (
+        float(torch.linalg.vector_norm(norms)) / sum(part.numel() for part in parts) ** 0.5 or 1.0
+    )
     for part in parts:
         part.div_(scale)
     limits = CovarianceLimits(RELATIVE_FLOOR, rank, gram(parts) if family.shared else None)
     responsibilities = [
-        k_means(part, max(1, min(settings.components, len(part) // settings.samples_per_component)), generator)
+        k_means(
+            part,
+            max(1, min(settings.components, len(part) // settings.samples_per_component)),
+            generator,
+        )
         for part in parts
     ]
     squares = [family.squares(part) for part in parts]
@@ -260,7 +299,9 @@ def _fit_group(
     covariance: AnyCovariance | None = None
     best = -torch.inf
     for step in itertools.count(1):
-        clusters = [_summarise(*each) for each in zip(parts, responsibilities, squares, strict=True)]
+        clusters = [
+            _summarise(*each) for each in zip(parts, responsibilities, squares, strict=True)
+        ]
         covariance = family.estimate(clusters, limits, covariance)
         if not family.iterative and all(len(c.sizes) == 1 for c in clusters):
             break
@@ -269,14 +310,21 @@ def _fit_group(
         # A record's log-density is its joint one less the log-responsibility, of any component.
         densities = [j.amax(1) - r.amax(1).log() for j, r in zip(joints, updated, strict=True)]
         likelihood = float(torch.cat(densities).mean())
-        changes = (float((new - old).abs().amax()) for new, old in zip(updated, responsibilities, strict=True))
+        changes = (
+            float((new - old).abs().amax())
+            for new, old in zip(updated, responsibilities, strict=True)
+        )
         settled = not family.iterative and max(changes) < SETTLED
-        # Small components are removed even after the last iteration. Each time at least one goes, so the loop ends.
+        # Small components are removed even after the last iteration. Each time at least one goes,
+        # so the loop ends.
         if settled or likelihood - best < settings.tolerance or step >= settings.max_iterations:
             too_small = any(len(c.sizes) > 1 and c.sizes.min() < smallest for c in clusters)
             if not too_small:
                 break
-            kept = [_without_small(joint, c.sizes, smallest) for joint, c in zip(joints, clusters, strict=True)]
+            kept = [
+                _without_small(joint, c.sizes, smallest)
+                for joint, c in zip(joints, clusters, strict=True)
+            ]
             updated, likelihood = [_responsibilities(joint) for joint in kept], -torch.inf
         best, responsibilities = likelihood, updated
     assert covariance is not None  # the loop runs at least once
@@ -287,21 +335,30 @@ def _fit_group(
 
 def _summarise(points: Tensor, responsibilities: Tensor, squares: Tensor) -> Cluster:
     sizes = responsibilities.sum(0).clamp_min(torch.finfo(points.dtype).tiny)
-    return Cluster(points, responsibilities, responsibilities.T @ points / sizes[:, None], sizes, squares)
+    return Cluster(
+        points, responsibilities, responsibilities.T @ points / sizes[:, None], sizes, squares
+    )
 
 
 def _joint_log_densities(clusters: Sequence[Cluster], covariance: CovarianceModel) -> list[Tensor]:
     """log(weight) + log-density of every point under every component of its class."""
-    return [covariance.log_density(c.points, c.means, c.squares) + (c.sizes / c.sizes.sum()).log() for c in clusters]
+    return [
+        covariance.log_density(c.points, c.means, c.squares) + (c.sizes / c.sizes.sum()).log()
+        for c in clusters
+    ]
 
 
 def _responsibilities(joint: Tensor) -> Tensor:
-    """Posterior probabilities (n, K) from joint log-densities (n, K). Over columns, softmax takes a tenth of the time."""
+    """Posterior probabilities (n, K) from joint log-densities (n, K). Over columns, softmax takes a
+    tenth of the time.
+    """
     return joint.T.softmax(0).T
 
 
 def _without_small(joint: Tensor, sizes: Tensor, smallest: float) -> Tensor:
-    """Drop the smaller half of the components below the bound; the other components take their records."""
+    """Drop the smaller half of the components below the bound; the other components take their
+    records.
+    """
     if len(sizes) == 1:
         return joint
     below = int((sizes < smallest).sum())

@@ -1,4 +1,6 @@
-"""The public map of a secure sum: features x become projection @ (x - centre) before all else. No site's data are in it."""
+"""The public map of a secure sum: features x become projection @ (x - centre) before all else. No
+site's data are in it.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,19 @@ class PublicMap:
         """
         for what, part in (("centre", self.centre), ("projection", self.projection)):
             if part is not None and part.shape[-1] != features.shape[1]:
-                raise SurrogateError(f"a {what} of {part.shape[-1]} dimensions; features here have {features.shape[1]}")
+                raise SurrogateError(
+                    f"a {what} of {part.shape[-1]} dimensions; features here have "
+                    f"{features.shape[1]}"
+                )
         if self.centre is not None:
             features = features - self.centre.to(features)
         if self.projection is None:
             return features
         matrix = self.projection.to(features)
-        # One record at a time: the rounding of a product of matrices may depend on the other records.
-        return torch.stack([matrix @ row for row in features]) if len(features) else features.new_zeros(0, len(matrix))
+        # One record at a time: the rounding of a product of matrices may depend on the other
+        # records.
+        return (
+            torch.stack([matrix @ row for row in features])
+            if len(features)
+            else features.new_zeros(0, len(matrix))
+        )

@@ -1,4 +1,6 @@
-"""Covariance families with one covariance for all components of all classes of a site; and the names of all families."""
+"""Covariance families with one covariance for all components of all classes of a site; and the
+names of all families.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from common.surrogates.covariances import (
     cholesky,
 )
 
-# Added to the diagonal before a Cholesky factor of a whole covariance, as a share of the mean variance.
+# Added to the diagonal before a Cholesky factor of a whole covariance, as a share of the mean
+# variance.
 RELATIVE_RIDGE = 1e-6
 
 
@@ -47,16 +50,22 @@ class LowRank:
     iterative: ClassVar[bool] = True
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
+    def estimate(
+        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+    ) -> Self:
         """First principal components, then EM steps of factor analysis, on the pooled scatter.
 
         Source:
             Rubin & Thayer 1982.
         """
-        return cls.of_scatter(_pooled_scatter(clusters, limits.gram), limits.rank, limits.floor, previous)
+        return cls.of_scatter(
+            _pooled_scatter(clusters, limits.gram), limits.rank, limits.floor, previous
+        )
 
     @classmethod
-    def of_scatter(cls, scatter: Tensor, rank: int, floor: float, previous: CovarianceModel | None) -> Self:
+    def of_scatter(
+        cls, scatter: Tensor, rank: int, floor: float, previous: CovarianceModel | None
+    ) -> Self:
         """The same step as `estimate`, from the scatter.
 
         Args:
@@ -93,7 +102,9 @@ class LowRank:
         scale = self.variances.rsqrt()
         loadings = self.factor * scale[:, None]
         wide = loadings.double()
-        core = torch.linalg.cholesky(torch.eye(wide.shape[1], dtype=wide.dtype, device=wide.device) + wide.T @ wide)
+        core = torch.linalg.cholesky(
+            torch.eye(wide.shape[1], dtype=wide.dtype, device=wide.device) + wide.T @ wide
+        )
         expected = torch.cholesky_solve(wide.T, core).T.to(points.dtype)
 
         def residuals_and_factors(rows: Tensor) -> Tensor:
@@ -103,14 +114,18 @@ class LowRank:
 
         x, m = residuals_and_factors(points), residuals_and_factors(means)
         apart = x.square().sum(1, keepdim=True) - 2 * x @ m.T + m.square().sum(1)
-        log_determinant = self.variances.log().sum() + 2 * core.diagonal().log().sum().to(points.dtype)
+        log_determinant = self.variances.log().sum() + 2 * core.diagonal().log().sum().to(
+            points.dtype
+        )
         density: Tensor = -0.5 * (apart.clamp_min(0) + log_determinant + points.shape[1] * LOG_2PI)
         return density
 
     def colour(self, normals: Tensor, component: Tensor) -> Tensor:
         """(n, r + d) -> (n, d)."""
         rank = self.factor.shape[1]
-        return torch.addmm(normals[:, rank:] * self.variances.sqrt(), normals[:, :rank], self.factor.T)
+        return torch.addmm(
+            normals[:, rank:] * self.variances.sqrt(), normals[:, :rank], self.factor.T
+        )
 
     def variances_per_dimension(self) -> Tensor:
         """(1, d)."""
@@ -141,7 +156,9 @@ class Gram:
     iterative: ClassVar[bool] = False
 
     @classmethod
-    def estimate(cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None) -> Self:
+    def estimate(
+        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+    ) -> Self:
         """The pooled scatter."""
         scatter = _pooled_scatter(clusters, limits.gram)
         return cls((scatter + scatter.T) / 2)
@@ -154,7 +171,10 @@ class Gram:
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M)."""
         factor = self._cholesky()
-        x, m = (torch.linalg.solve_triangular(factor, each.double().T, upper=False) for each in (points, means))
+        x, m = (
+            torch.linalg.solve_triangular(factor, each.double().T, upper=False)
+            for each in (points, means)
+        )
         apart = x.square().sum(0)[:, None] - 2 * x.T @ m + m.square().sum(0)
         log_determinant = 2 * factor.diagonal().log().sum()
         density: Tensor = -0.5 * (apart.clamp_min(0) + log_determinant + points.shape[1] * LOG_2PI)
@@ -220,12 +240,16 @@ def gram(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _pooled_scatter(clusters: Sequence[Cluster], squares: Tensor | None) -> Tensor:
-    """Scatter around the component means, over all classes, divided by the number of points: (d, d)."""
+    """Scatter around the component means, over all classes, divided by the number of points: (d,
+    d).
+    """
     if squares is None:
         squares = gram([cluster.points for cluster in clusters])
     means = torch.cat([cluster.means for cluster in clusters])
     sizes = torch.cat([cluster.sizes for cluster in clusters])
-    return (squares - (means * sizes[:, None]).T @ means) / sum(len(cluster.points) for cluster in clusters)
+    return (squares - (means * sizes[:, None]).T @ means) / sum(
+        len(cluster.points) for cluster in clusters
+    )
 
 
 AnyCovariance = Diagonal | Full | Gram | LowRank | Spherical

@@ -1,9 +1,11 @@
-"""Mixtures of more records than memory holds: sums over chunks of records, and EM that starts from a sample.
+"""Mixtures of more records than memory holds: sums over chunks of records, and EM that starts from
+a sample.
 
-One Gaussian a class follows from sums alone: the result is that of `mixtures.fit`, in double precision. Several components
-start from `mixtures.fit` on a sample of at most `SAMPLE` numbers, the same number of records of every large class; then
-`PASSES` EM steps over all records follow. Memory depends on the classes, the components and the dimension only. A shared
-covariance needs one matrix (d, d): 134 MB for 4,096 dimensions, so its exact decomposition is kept, and no randomised one.
+One Gaussian a class follows from sums alone: the result is that of `mixtures.fit`, in double
+precision. Several components start from `mixtures.fit` on a sample of at most `SAMPLE` numbers, the
+same number of records of every large class; then `PASSES` EM steps over all records follow. Memory
+depends on the classes, the components and the dimension only. A shared covariance needs one matrix
+(d, d): 134 MB for 4,096 dimensions, so its exact decomposition is kept, and no randomised one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from common.surrogates.covariances import LOG_2PI, Diagonal, Full, Spherical, ch
 from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures, MixtureSettings, fit
 from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, LowRank
 
-# Numbers in a chunk of records (32 MiB in double precision), and in the sample from which EM starts.
+# Numbers in a chunk of records (32 MiB in double precision), and in the sample from which EM
+# starts.
 CHUNK, SAMPLE = 2**22, 2**24
 PASSES = 3
 
@@ -43,7 +46,10 @@ class Stream:
         """Classes and features (m, d) of them, float64, chunk by chunk."""
         rows = max(1, CHUNK // self.features.shape[1])
         for start in range(0, len(self.labels), rows):
-            points, labels = self.features[start : start + rows].double(), self.labels[start : start + rows]
+            points, labels = (
+                self.features[start : start + rows].double(),
+                self.labels[start : start + rows],
+            )
             for label in torch.bincount(labels[labels >= 0]).nonzero().flatten().tolist():
                 yield label, points[labels == label]
             self.advance(len(labels))
@@ -80,8 +86,12 @@ class Table:
         if len(at) == 1 or self.covariance is None:
             return own, points.new_ones(len(points), 1)
         tables = vars(self.covariance).values()
-        covariance = type(self.covariance)(*(each if self.covariance.shared else each[own] for each in tables))
-        return own, (covariance.log_density(points, self.means[own]) + self.weights[own].log()).softmax(1)
+        covariance = type(self.covariance)(
+            *(each if self.covariance.shared else each[own] for each in tables)
+        )
+        return own, (
+            covariance.log_density(points, self.means[own]) + self.weights[own].log()
+        ).softmax(1)
 
 
 @dataclass(frozen=True)
@@ -147,12 +157,23 @@ def fit_streamed(
         centres[label] += points.sum(0)
     centres /= counts.clamp_min(1)[:, None]
     present = counts.nonzero().flatten()
-    table = Table(present, torch.ones(len(present), dtype=torch.float64), torch.zeros(len(present), d, dtype=torch.float64))
+    table = Table(
+        present,
+        torch.ones(len(present), dtype=torch.float64),
+        torch.zeros(len(present), d, dtype=torch.float64),
+    )
     if settings.components > 1:
         rows = sample(labels, counts, max(len(present), SAMPLE // d), generator)
         start = fit(features[rows].float(), labels[rows], num_classes, settings, generator)
-        covariance = type(start.covariance)(*(each.double() for each in vars(start.covariance).values()))
-        table = Table(start.labels, start.weights.double(), start.means.double() - centres[start.labels], covariance)
+        covariance = type(start.covariance)(
+            *(each.double() for each in vars(start.covariance).values())
+        )
+        table = Table(
+            start.labels,
+            start.weights.double(),
+            start.means.double() - centres[start.labels],
+            covariance,
+        )
     several, smallest = len(table.labels) > len(present), settings.samples_per_component / 2
     for step in itertools.count(1):
         expected = _expected(stream, table, centres, family)
@@ -169,7 +190,11 @@ def fit_streamed(
         )
     assert table.covariance is not None  # every step sets it
     values = vars(table.covariance).values()
-    single = table.covariance if family is Full else type(table.covariance)(*(value.float() for value in values))
+    single = (
+        table.covariance
+        if family is Full
+        else type(table.covariance)(*(value.float() for value in values))
+    )
     means = (table.means + centres[table.labels]).float()
     return Mixtures(counts, table.labels, table.weights.float(), means, single)
 
@@ -189,22 +214,32 @@ def sample(labels: Tensor, counts: Tensor, most: int, generator: torch.Generator
     low, high = 1, int(counts.max())
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if int(counts.clamp_max(middle).sum()) <= most else (low, middle - 1)
+        low, high = (
+            (middle, high) if int(counts.clamp_max(middle).sum()) <= most else (low, middle - 1)
+        )
     rows = []
     for label in counts.nonzero().flatten().tolist():
         own = (labels == label).nonzero().flatten()
-        rows.append(own if len(own) <= low else own[torch.randperm(len(own), generator=generator)[:low]])
+        rows.append(
+            own if len(own) <= low else own[torch.randperm(len(own), generator=generator)[:low]]
+        )
     return torch.cat(rows).sort().values
 
 
-def _expected(stream: Stream, table: Table, centres: Tensor, family: type[AnyCovariance]) -> Expected:
+def _expected(
+    stream: Stream, table: Table, centres: Tensor, family: type[AnyCovariance]
+) -> Expected:
     """E-step: one pass over all records."""
     (m, d), classes = table.means.shape, len(centres)
     shapes = {Diagonal: (m, d), Spherical: (m,), Full: (m, d, d)}
     squares = torch.zeros(shapes.get(family, (0,)), dtype=torch.float64)
     scatter = torch.zeros((d, d) if family.shared else (0, 0), dtype=torch.float64)
     expected = Expected(
-        table.weights.new_zeros(m), torch.zeros_like(table.means), squares, scatter, centres.new_zeros(classes)
+        table.weights.new_zeros(m),
+        torch.zeros_like(table.means),
+        squares,
+        scatter,
+        centres.new_zeros(classes),
     )
     for label, points in stream.by_class():
         points.sub_(centres[label])
@@ -220,12 +255,16 @@ def _expected(stream: Stream, table: Table, centres: Tensor, family: type[AnyCov
         elif family is Spherical:
             squares[own] += shares.T @ energies.sum(1)
         else:
-            squares[own] += torch.stack([(points * share[:, None]).T @ points for share in shares.T])
+            squares[own] += torch.stack(
+                [(points * share[:, None]).T @ points for share in shares.T]
+            )
     return expected
 
 
 def _kept(labels: Tensor, sizes: Tensor, smallest: float) -> Tensor:
-    """Which components (M,) stay: the smaller half of those below the bound goes, never the last one of a class."""
+    """Which components (M,) stay: the smaller half of those below the bound goes, never the last
+    one of a class.
+    """
     kept = torch.ones(len(labels), dtype=torch.bool)
     for label in torch.bincount(labels).nonzero().flatten().tolist():
         own = (labels == label).nonzero().flatten()
@@ -236,7 +275,12 @@ def _kept(labels: Tensor, sizes: Tensor, smallest: float) -> Tensor:
 
 
 def _maximised(
-    table: Table, expected: Expected, kept: Tensor, counts: Tensor, family: type[AnyCovariance], rank: int
+    table: Table,
+    expected: Expected,
+    kept: Tensor,
+    counts: Tensor,
+    family: type[AnyCovariance],
+    rank: int,
 ) -> Table:
     """M-step: weights, means and covariance of the components that stay."""
     labels, sizes = table.labels[kept], expected.sizes[kept]
@@ -250,7 +294,9 @@ def _maximised(
         floor = RELATIVE_FLOOR * (float(expected.energy.sum()) / (records * d) or 1.0)
         previous = table.covariance if isinstance(table.covariance, LowRank) else None
         covariance = (
-            LowRank.of_scatter(scatter, rank, floor, previous) if family is LowRank else Gram((scatter + scatter.T) / 2)
+            LowRank.of_scatter(scatter, rank, floor, previous)
+            if family is LowRank
+            else Gram((scatter + scatter.T) / 2)
         )
     else:
         spread = (expected.energy / (counts * d).clamp_min(1))[labels]
@@ -259,19 +305,30 @@ def _maximised(
     return Table(labels, sizes / totals[labels], means, covariance)
 
 
-def _own(squares: Tensor, sizes: Tensor, means: Tensor, floors: Tensor, family: type[AnyCovariance]) -> AnyCovariance:
+def _own(
+    squares: Tensor, sizes: Tensor, means: Tensor, floors: Tensor, family: type[AnyCovariance]
+) -> AnyCovariance:
     """The covariance of each component."""
     if family is Diagonal:
         return Diagonal((squares / sizes[:, None] - means.square()).maximum(floors[:, None]))
     if family is Spherical:
-        return Spherical(((squares / sizes - means.square().sum(1)) / means.shape[1]).maximum(floors))
+        return Spherical(
+            ((squares / sizes - means.square().sum(1)) / means.shape[1]).maximum(floors)
+        )
     scatters = squares / sizes[:, None, None] - means[:, :, None] * means[:, None, :]
-    return Full(torch.stack([cholesky(s, float(floor)) for s, floor in zip(scatters, floors, strict=True)]))
+    return Full(
+        torch.stack([cholesky(s, float(floor)) for s, floor in zip(scatters, floors, strict=True)])
+    )
 
 
 def _converged(scatter: Tensor, covariance: LowRank, settings: MixtureSettings) -> LowRank:
-    """Factor analysis until the likelihood rises by less than the tolerance; it depends on the scatter (d, d) alone."""
-    floor, rank = RELATIVE_FLOOR * (float(scatter.diagonal().mean()) or 1.0), covariance.factor.shape[1]
+    """Factor analysis until the likelihood rises by less than the tolerance; it depends on the
+    scatter (d, d) alone.
+    """
+    floor, rank = (
+        RELATIVE_FLOOR * (float(scatter.diagonal().mean()) or 1.0),
+        covariance.factor.shape[1],
+    )
     best = -torch.inf
     for step in itertools.count(1):
         likelihood = _likelihood(scatter, covariance)

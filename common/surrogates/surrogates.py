@@ -64,7 +64,9 @@ class Surrogate:
     def tables(self) -> Mapping[str, Tensor]:
         """Its tensors by the names in the method's schema."""
         own = self.mixtures
-        return {"counts": own.counts, "weights": own.weights, "means": own.means} | vars(own.covariance)
+        return {"counts": own.counts, "weights": own.weights, "means": own.means} | vars(
+            own.covariance
+        )
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,17 @@ def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogat
     wanted = torch.tensor([name in keep for name in surrogate.header.classes])
     if not wanted.any():
         return None
-    header = replace(surrogate.header, classes=tuple(name for name in surrogate.header.classes if name in keep))
+    header = replace(
+        surrogate.header, classes=tuple(name for name in surrogate.header.classes if name in keep)
+    )
     if isinstance(surrogate, SumsSurrogate):
         sums = surrogate.sums
         squares = sums.squares if bool(wanted.all()) else None
-        sigmas = {name: sigma for name, sigma in sums.sigmas.items() if name != "squares" or squares is not None}
+        sigmas = {
+            name: sigma
+            for name, sigma in sums.sigmas.items()
+            if name != "squares" or squares is not None
+        }
         kept = Sums(sums.counts[wanted], sums.sums[wanted], squares, sigmas)
         return SumsSurrogate(header, kept, surrogate.claim)
     mixtures = surrogate.mixtures

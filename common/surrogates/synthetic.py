@@ -1,4 +1,6 @@
-"""The release of a FedLAP site: synthetic records, and the radius inside which their loss approximates the real loss."""
+"""The release of a FedLAP site: synthetic records, and the radius inside which their loss
+approximates the real loss.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ class Synthetic:
 
 
 def check_synthetic(
-    synthetic: Synthetic, settings: FedLAPSettings, classes: tuple[str, ...], dimension: int, round: int, private: bool
+    synthetic: Synthetic,
+    settings: FedLAPSettings,
+    classes: tuple[str, ...],
+    dimension: int,
+    round: int,
+    private: bool,
 ) -> None:
     """Check that synthetic records fit this run and round.
 
@@ -66,23 +73,34 @@ def check_synthetic(
     if synthetic.round != round:
         raise SurrogateError(f"synthetic records of round {synthetic.round}, this is round {round}")
     if synthetic.values.shape[1] != dimension:
-        raise SurrogateError(f"synthetic records of dimension {synthetic.values.shape[1]}; this run has {dimension}")
+        raise SurrogateError(
+            f"synthetic records of dimension {synthetic.values.shape[1]}; this run has {dimension}"
+        )
     if not synthetic.values.isfinite().all() or synthetic.values.abs().max() > LARGEST_VALUE:
-        raise SurrogateError(f"synthetic records with values that are not finite, or beyond {LARGEST_VALUE:g}")
+        raise SurrogateError(
+            f"synthetic records with values that are not finite, or beyond {LARGEST_VALUE:g}"
+        )
     radius = synthetic.radius
     if not (math.isfinite(radius) and 0 < radius <= settings.trust_radius * (1 + 1e-6)):
         raise SurrogateError(
-            f"a radius of {radius:g}; it must be above 0 and at most fedlap.trust-radius = {settings.trust_radius:g}"
+            f"a radius of {radius:g}; it must be above 0 and at most fedlap.trust-radius = "
+            f"{settings.trust_radius:g}"
         )
     counts = torch.bincount(synthetic.labels, minlength=len(synthetic.header.classes)).tolist()
     every = settings.labels == "all" or private
     if every and synthetic.header.classes != classes:
-        raise SurrogateError("synthetic records of other classes than the run's, or in another order")
+        raise SurrogateError(
+            "synthetic records of other classes than the run's, or in another order"
+        )
     if wrong := [count for count in counts if count != settings.images_per_class]:
         raise SurrogateError(
-            f"{wrong[0]} synthetic records of a class; this run has fedlap.images-per-class = {settings.images_per_class}"
+            f"{wrong[0]} synthetic records of a class; this run has fedlap.images-per-class = "
+            f"{settings.images_per_class}"
         )
     if private and radius < settings.trust_radius * (1 - 1e-6):
-        raise SurrogateError(f"a radius of {radius:g}; under privacy it is fedlap.trust-radius = {settings.trust_radius:g}")
+        raise SurrogateError(
+            f"a radius of {radius:g}; under privacy it is fedlap.trust-radius = "
+            f"{settings.trust_radius:g}"
+        )
     if not (synthetic.records == 0 if private else 1 <= synthetic.records <= LARGEST_COUNT):
         raise SurrogateError(f"synthetic records that represent {synthetic.records} records")

@@ -1,7 +1,8 @@
 """Bundles: the reply of a site without a network connection, as a file.
 
-A bundle contains the same surrogate as over the network, and a manifest. The manifest describes the surrogate, its request
-(`common.security.signed_requests`) and its entry in the site's ledger. The site signs both.
+A bundle contains the same surrogate as over the network, and a manifest. The manifest describes the
+surrogate, its request (`common.security.signed_requests`) and its entry in the site's ledger. The
+site signs both.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Bundle:
         return str(self.manifest["site"])
 
 
-def pack_bundle(request: Request, site: str, payload: bytes, ledger: Mapping[str, object], private: bytes) -> bytes:
+def pack_bundle(
+    request: Request, site: str, payload: bytes, ledger: Mapping[str, object], private: bytes
+) -> bytes:
     """Sign a surrogate for a request.
 
     Args:
@@ -66,7 +69,9 @@ def pack_bundle(request: Request, site: str, payload: bytes, ledger: Mapping[str
         "ledger": dict(ledger),
     }
     text = json.dumps(manifest, sort_keys=True).encode()
-    message = BundleMessage(manifest=text, payload=payload, signature=sign(signed_part(text, payload), private, PURPOSE))
+    message = BundleMessage(
+        manifest=text, payload=payload, signature=sign(signed_part(text, payload), private, PURPOSE)
+    )
     return message.SerializeToString(deterministic=True)
 
 
@@ -98,15 +103,27 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
     if not isinstance(site, str) or not SITE_NAME.fullmatch(site):
         raise SurrogateError(f"a bundle of site {str(site)[:64]!r}, which is not a valid site name")
     if site not in keys:
-        raise SurrogateError(f"a bundle of site {site!r}, whose key is unknown here; `site key` at the site prints it")
+        raise SurrogateError(
+            f"a bundle of site {site!r}, whose key is unknown here; `site key` at the site prints "
+            "it"
+        )
     try:
-        verify(signed_part(message.manifest, message.payload), message.signature, keys[site], PURPOSE)
+        verify(
+            signed_part(message.manifest, message.payload), message.signature, keys[site], PURPOSE
+        )
     except SealError:
-        raise SurrogateError(f"a bundle that was changed on its way, or that site {site!r} has not signed") from None
+        raise SurrogateError(
+            f"a bundle that was changed on its way, or that site {site!r} has not signed"
+        ) from None
     if manifest.get("request") != request.id:
-        raise SurrogateError(f"a bundle for request {str(manifest.get('request'))[:40]!r}, this is request {request.id!r}")
+        raise SurrogateError(
+            f"a bundle for request {str(manifest.get('request'))[:40]!r}, this is request "
+            f"{request.id!r}"
+        )
     if manifest.get("request-sha256") != request.digest():
-        raise SurrogateError(f"the site has answered request {request.id!r} with other settings than this file holds")
+        raise SurrogateError(
+            f"the site has answered request {request.id!r} with other settings than this file holds"
+        )
     return Bundle(manifest, message.payload)
 
 

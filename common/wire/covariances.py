@@ -15,7 +15,9 @@ from common.wire.float16 import LARGEST_HALF, pack, unpack
 from common.wire.levels import pack_levels, unpack_levels
 
 
-def pack_covariance(covariance: AnyCovariance, bits: int = 16) -> tuple[list[pb.Halves], pb.Levels | None]:
+def pack_covariance(
+    covariance: AnyCovariance, bits: int = 16
+) -> tuple[list[pb.Halves], pb.Levels | None]:
     """A covariance as tables of 16-bit numbers.
 
     Variances are logarithms, and factors are relative to their dimension's own variance, so that no
@@ -34,13 +36,18 @@ def pack_covariance(covariance: AnyCovariance, bits: int = 16) -> tuple[list[pb.
             return [pack(covariance.variances, logarithm=True)], None
         case LowRank() if bits < 16:
             levels = pack_levels(covariance.factor, bits)
-            missing = covariance.factor.square().sum(1) - unpack_levels(levels, covariance.factor.shape).square().sum(1)
+            missing = covariance.factor.square().sum(1) - unpack_levels(
+                levels, covariance.factor.shape
+            ).square().sum(1)
             least = 1e-3 * covariance.variances
             return [pack((covariance.variances + missing).maximum(least), logarithm=True)], levels
         case LowRank():
             largest = covariance.factor.abs().amax(1)
             variances = covariance.variances.maximum((largest / LARGEST_HALF).square())
-            return [pack(variances, logarithm=True), pack(covariance.factor / variances.sqrt()[:, None])], None
+            return [
+                pack(variances, logarithm=True),
+                pack(covariance.factor / variances.sqrt()[:, None]),
+            ], None
         case Gram():
             matrix = covariance.matrix.double()
             smallest = RELATIVE_LEAST * float(matrix.diagonal().mean().clamp_min(0)) + SMALLEST
@@ -49,19 +56,25 @@ def pack_covariance(covariance: AnyCovariance, bits: int = 16) -> tuple[list[pb.
             rows, columns = _below_diagonal(len(matrix))
             correlations = (matrix / deviations / deviations[:, None])[rows, columns]
             tables = [pack(variances, logarithm=True)]
-            # A logarithm at 16 bits is off by up to a hundredth; the second table brings that to half precision.
-            tables.append(pack(variances / unpack(tables[0], "variances", tuple(variances.shape)).double()))
+            # A logarithm at 16 bits is off by up to a hundredth; the second table brings that to
+            # half precision.
+            tables.append(
+                pack(variances / unpack(tables[0], "variances", tuple(variances.shape)).double())
+            )
             return [*tables, pack(correlations)] if correlations.numel() else tables, None
         case Full():
             rows, columns = _below_diagonal(covariance.cholesky.shape[1])
             below = covariance.cholesky.tril(-1)
-            pivots = covariance.cholesky.diagonal(dim1=1, dim2=2).maximum(below.abs().amax(2) / LARGEST_HALF)
+            pivots = covariance.cholesky.diagonal(dim1=1, dim2=2).maximum(
+                below.abs().amax(2) / LARGEST_HALF
+            )
             ratios = (below / pivots[:, :, None])[:, rows, columns]
             tables = [pack(pivots, logarithm=True)]
             return [*tables, pack(ratios)] if ratios.numel() else tables, None
 
 
-# Variances of dimensions that never vary, as a share of the mean variance; and of all dimensions if none varies.
+# Variances of dimensions that never vary, as a share of the mean variance; and of all dimensions if
+# none varies.
 RELATIVE_LEAST, SMALLEST = 1e-9, 1e-30
 TABLES = {"spherical": 1, "diag": 1, "lowrank": 2, "full": 2, "gram": 3}
 
@@ -80,7 +93,9 @@ def unpack_covariance(body: pb.Mixtures, total: int, dimension: int) -> AnyCovar
     spread, family = list(body.spread), body.covariance
     if family not in TABLES:
         raise SurrogateError(f"unknown covariance {family[:20]!r}")
-    wanted = TABLES[family] - (body.HasField("levels") or (dimension == 1 and family in ("full", "gram")))
+    wanted = TABLES[family] - (
+        body.HasField("levels") or (dimension == 1 and family in ("full", "gram"))
+    )
     if len(spread) != wanted or (body.HasField("levels") and family != "lowrank"):
         raise SurrogateError(f"covariance {family!r} with {len(spread)} tables, expected {wanted}")
     if not spread[0].logarithm:
@@ -93,7 +108,9 @@ def unpack_covariance(body: pb.Mixtures, total: int, dimension: int) -> AnyCovar
         case "lowrank":
             variances = unpack(spread[0], "variances", (dimension,))
             if body.HasField("levels"):
-                return LowRank(unpack_levels(body.levels, (dimension, _rank(body.levels.shape))), variances)
+                return LowRank(
+                    unpack_levels(body.levels, (dimension, _rank(body.levels.shape))), variances
+                )
             loadings = unpack(spread[1], "loadings", (dimension, _rank(spread[1].shape)))
             return LowRank(loadings * variances.sqrt()[:, None], variances)
         case "gram":
@@ -106,7 +123,9 @@ def unpack_covariance(body: pb.Mixtures, total: int, dimension: int) -> AnyCovar
 def _unpack_gram(spread: list[pb.Halves], dimension: int) -> Gram:
     variances, exact = (unpack(table, "variances", (dimension,)) for table in spread[:2])
     if not (exact - 1).abs().max() < 0.1:
-        raise SurrogateError(f"a correction of a variance by {float(exact.max()):.4g}; about 1 is expected")
+        raise SurrogateError(
+            f"a correction of a variance by {float(exact.max()):.4g}; about 1 is expected"
+        )
     variances = variances * exact
     if dimension == 1:
         return Gram(variances[:, None])

@@ -1,4 +1,6 @@
-"""Tensors as scaled 16-bit numbers: the scale avoids overflow and underflow; the precision is the 11 bits of a half."""
+"""Tensors as scaled 16-bit numbers: the scale avoids overflow and underflow; the precision is the
+11 bits of a half.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,13 @@ def unpack(halves: Halves, name: str, shape: tuple[int, ...]) -> Tensor:
     """
     if tuple(halves.shape) != shape:
         raise SurrogateError(f"{name} of shape {tuple(halves.shape)[:4]}, expected {shape}")
-    # No valid tensor has several dimensions and one of size zero; torch fails on such a shape if the others are huge.
+    # No valid tensor has several dimensions and one of size zero; torch fails on such a shape if
+    # the others are huge.
     if len(halves.data) != 2 * math.prod(shape) or (len(shape) > 1 and 0 in shape):
         raise SurrogateError(f"{name} of {len(halves.data)} bytes do not fill the shape {shape}")
     if not 0 < halves.scale < np.inf:
         raise SurrogateError(f"{name} with scale {halves.scale}; a positive number is needed")
-    values = torch.from_numpy(np.frombuffer(halves.data, dtype="<f2").astype(np.float32)).reshape(shape)
+    values = torch.from_numpy(np.frombuffer(halves.data, dtype="<f2").astype(np.float32)).reshape(
+        shape
+    )
     return (values.exp() if halves.logarithm else values) * halves.scale

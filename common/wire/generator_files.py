@@ -17,7 +17,10 @@ from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
 
 FORMAT = 1
-NORMALISATION = "every embedding x of a real image is divided by its norm |x|; synthetic embeddings imitate these"
+NORMALISATION = (
+    "every embedding x of a real image is divided by its norm |x|; synthetic "
+    "embeddings imitate these"
+)
 
 
 def pack_generator(generator: Generator, rounds: int = 0) -> bytes:
@@ -32,7 +35,11 @@ def pack_generator(generator: Generator, rounds: int = 0) -> bytes:
     """
     from safetensors.torch import save
 
-    manifest = manifest_of(generator, rounds) | {"format": FORMAT, "kind": "generator", "settings": _settings(generator.run)}
+    manifest = manifest_of(generator, rounds) | {
+        "format": FORMAT,
+        "kind": "generator",
+        "settings": _settings(generator.run),
+    }
     tensors = {name: tensor.float().contiguous() for name, tensor in generator.tensors.items()}
     content: bytes = save(tensors, {"manifest": json.dumps(manifest)})
     return content
@@ -50,7 +57,11 @@ def read_generator(file: Path) -> Generator:
     try:
         run = parse_run(manifest["settings"])
         header = Header(
-            run.settings.method, manifest["run"], "coordinator", manifest["fingerprint"], tuple(manifest["classes"])
+            run.settings.method,
+            manifest["run"],
+            "coordinator",
+            manifest["fingerprint"],
+            tuple(manifest["classes"]),
         )
         return Generator(header, run, load_file(file)).checked()
     except (FedSurrogateError, KeyError, TypeError) as error:
@@ -105,7 +116,9 @@ class SyntheticSet:
     manifest: dict[str, Any]
 
 
-def write_synthetic_set(file: Path, generator: Generator, labels: Tensor, seed: int, manifest: dict[str, Any]) -> Tensor:
+def write_synthetic_set(
+    file: Path, generator: Generator, labels: Tensor, seed: int, manifest: dict[str, Any]
+) -> Tensor:
     """Draw embeddings for labels and write both, embeddings at 16 bits.
 
     Args:
@@ -146,7 +159,8 @@ def read_synthetic_set(file: Path) -> SyntheticSet:
     features, labels, classes = tensors["x"].float(), tensors["y"], tuple(manifest["classes"])
     if features.ndim != 2 or labels.shape != features.shape[:1] or not features.isfinite().all():
         raise DataError(
-            f"{file}: x of shape {tuple(features.shape)} and y of {tuple(labels.shape)}; must be (n, d), finite, and (n,)"
+            f"{file}: x of shape {tuple(features.shape)} and y of {tuple(labels.shape)}; must be "
+            "(n, d), finite, and (n,)"
         )
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
         raise DataError(f"{file}: labels beyond its {len(classes)} classes")
@@ -167,7 +181,10 @@ def _manifest(file: Path, kind: str) -> dict[str, Any]:
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise DataError(f"{file} is no file of a {kind} ({type(error).__name__})") from None
     if (manifest.get("format"), manifest.get("kind")) != (FORMAT, kind):
-        raise DataError(f"{file} holds {manifest.get('kind')!r} of format {manifest.get('format')}, not a {kind}")
+        raise DataError(
+            f"{file} holds {manifest.get('kind')!r} of format {manifest.get('format')}, not a "
+            f"{kind}"
+        )
     return manifest
 
 

@@ -10,8 +10,8 @@ from common.errors import SurrogateError
 from common.surrogate_pb2 import Levels
 from common.wire.float16 import pack, unpack
 
-# The largest entry that a level stands for, as a share of a column's largest one. At 4 bits, fine steps for the many small
-# entries are worth more than the few large ones, which are cut.
+# The largest entry that a level stands for, as a share of a column's largest one. At 4 bits, fine
+# steps for the many small entries are worth more than the few large ones, which are cut.
 REACH = {8: 1.0, 4: 0.6}
 
 
@@ -31,9 +31,20 @@ def pack_levels(matrix: Tensor, bits: int) -> Levels:
     most = 2 ** (bits - 1) - 1
     scales = pack((REACH[bits] * matrix.double().abs().amax(0)).clamp_min(1e-30), logarithm=True)
     exact = unpack(scales, "scales", (matrix.shape[1],)).double()
-    levels = (matrix.double() / exact * most).round().clamp(-most, most).to(torch.int8).numpy().reshape(-1)
+    levels = (
+        (matrix.double() / exact * most)
+        .round()
+        .clamp(-most, most)
+        .to(torch.int8)
+        .numpy()
+        .reshape(-1)
+    )
     if bits == 4:
-        pairs = (np.append(levels, np.zeros(levels.size % 2, dtype=np.int8)) + 8).astype(np.uint8).reshape(-1, 2)
+        pairs = (
+            (np.append(levels, np.zeros(levels.size % 2, dtype=np.int8)) + 8)
+            .astype(np.uint8)
+            .reshape(-1, 2)
+        )
         levels = pairs[:, 0] << 4 | pairs[:, 1]
     return Levels(shape=list(matrix.shape), bits=bits, scales=scales, data=levels.tobytes())
 
@@ -55,7 +66,10 @@ def unpack_levels(levels: Levels, shape: tuple[int, ...]) -> Tensor:
     if bits not in REACH:
         raise SurrogateError(f"loadings of {bits} bits; 8 or 4 are allowed next to 16")
     if tuple(levels.shape) != tuple(shape) or len(levels.data) != (count * bits + 7) // 8:
-        raise SurrogateError(f"loadings of shape {tuple(levels.shape)[:4]} in {len(levels.data)} bytes, expected {shape}")
+        raise SurrogateError(
+            f"loadings of shape {tuple(levels.shape)[:4]} in {len(levels.data)} bytes, expected "
+            f"{shape}"
+        )
     if not levels.scales.logarithm:
         raise SurrogateError("scales of loadings must travel as logarithms")
     scales = unpack(levels.scales, "scales of loadings", (shape[1],))
@@ -64,5 +78,7 @@ def unpack_levels(levels: Levels, shape: tuple[int, ...]) -> Tensor:
     else:
         pairs = np.frombuffer(levels.data, dtype=np.uint8)
         numbers = np.stack([pairs >> 4, pairs & 15], 1).reshape(-1)[:count].astype(np.int8) - 8
-    shares: Tensor = torch.from_numpy(numbers.astype(np.float32)).reshape(shape) / (2 ** (bits - 1) - 1)
+    shares: Tensor = torch.from_numpy(numbers.astype(np.float32)).reshape(shape) / (
+        2 ** (bits - 1) - 1
+    )
     return shares * scales

@@ -74,11 +74,15 @@ def load_model(path: Path) -> Classifier:
             metadata = content.metadata() or {}
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise SurrogateError(f"'{path}' is not a readable model ({error}); give a model.safetensors of a run") from error
+        raise SurrogateError(
+            f"'{path}' is not a readable model ({error}); give a model.safetensors of a run"
+        ) from error
     try:
         return classifier_of(metadata, tensors)
     except (KeyError, ValueError, RuntimeError, ConfigError) as error:
-        raise SurrogateError(f"'{path}' is no model of a run: {error}; give a model.safetensors of a run") from error
+        raise SurrogateError(
+            f"'{path}' is no model of a run: {error}; give a model.safetensors of a run"
+        ) from error
 
 
 def classifier_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Classifier:
@@ -95,7 +99,9 @@ def classifier_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) ->
         ConfigError: for parts that do not fit.
     """
     classes = json.loads(metadata["classes"])
-    header = Header("", "", "coordinator", metadata.get("fingerprint", ""), tuple(map(str, classes)))
+    header = Header(
+        "", "", "coordinator", metadata.get("fingerprint", ""), tuple(map(str, classes))
+    )
     if "kind" in metadata:
         kind, inputs = TypeAdapter(Model).validate_python(metadata["kind"]), int(metadata["inputs"])
         network = Network(header, kind, inputs, tensors)
@@ -109,8 +115,14 @@ def classifier_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) ->
         return quadratic
     clip = float(metadata["clip"]) if "clip" in metadata else None
     weight, bias, centre = tensors["weight"], tensors["bias"], tensors.get("centre")
-    if weight.shape[:-1] != bias.shape or weight.shape[-2] != len(classes) or weight.ndim not in (2, 3):
-        raise ValueError(f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} for {len(classes)} classes")
+    if (
+        weight.shape[:-1] != bias.shape
+        or weight.shape[-2] != len(classes)
+        or weight.ndim not in (2, 3)
+    ):
+        raise ValueError(
+            f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} for {len(classes)} classes"
+        )
     if weight.ndim == 2:
         head = Head(header, weight, bias, clip, centre, tensors.get("projection"))
         head.scores(torch.zeros(1, head.dimension))

@@ -30,14 +30,17 @@ from common.wire.surrogate_proto import (
 )
 
 MOST_DIMENSIONS = 8
-# Limit on synthetic records, so that a message cannot fill the memory before `check_synthetic` counts them.
+# Limit on synthetic records, so that a message cannot fill the memory before `check_synthetic`
+# counts them.
 MOST_SYNTHETIC = 2**20
 # Default limit on the numbers in the tensors of one message: a gibibyte of halves.
 MOST_NUMBERS = 2**29
 
 
 def _head(head: Head) -> pb.Head:
-    message = pb.Head(header=pack_header(head.header), weight=pack(head.weight), bias=pack(head.bias))
+    message = pb.Head(
+        header=pack_header(head.header), weight=pack(head.weight), bias=pack(head.bias)
+    )
     if head.clip is not None:
         message.clip = head.clip
     if head.centre is not None:
@@ -50,17 +53,27 @@ def _head(head: Head) -> pb.Head:
 def _unpack_head(message: pb.Head) -> Head:
     classes = len(message.header.classes)
     if not classes or len(message.weight.shape) != 2:
-        raise SurrogateError(f"a head for {classes} classes with weights of shape {tuple(message.weight.shape)[:4]}")
+        raise SurrogateError(
+            f"a head for {classes} classes with weights of shape {tuple(message.weight.shape)[:4]}"
+        )
     weight = unpack(message.weight, "head weights", (classes, message.weight.shape[1]))
     clip = message.clip if message.HasField("clip") else None
     centre = unpack_centre(message.centre) if message.HasField("centre") else None
-    projection = unpack_projection(message.projection, weight.shape[1]) if message.HasField("projection") else None
+    projection = (
+        unpack_projection(message.projection, weight.shape[1])
+        if message.HasField("projection")
+        else None
+    )
     inputs = (weight if projection is None else projection).shape[1]
     if centre is not None and len(centre) != inputs:
-        raise SurrogateError(f"a centre of dimension {len(centre)} for features of dimension {inputs}")
+        raise SurrogateError(
+            f"a centre of dimension {len(centre)} for features of dimension {inputs}"
+        )
     bias = unpack(message.bias, "head bias", (classes,))
     head = Head(unpack_header(message.header), weight, bias, clip, centre, projection)
-    if not (head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf):
+    if not (
+        head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf
+    ):
         raise SurrogateError("the head holds a number that is not finite")
     return head
 
@@ -75,10 +88,17 @@ def pack_classifier(model: Classifier) -> bytes:
             message.heads.heads.extend([_head(head) for head in model.heads])
         case Quadratic():
             tables = {"means": pack(model.means), "whiteners": pack(model.whiteners)}
-            message.quadratic.CopyFrom(pb.Quadratic(header=pack_header(model.header), bias=model.bias.tolist(), **tables))
+            message.quadratic.CopyFrom(
+                pb.Quadratic(header=pack_header(model.header), bias=model.bias.tolist(), **tables)
+            )
         case Network():
             tensors = _pack_tensors(model.tensors)
-            network = pb.Network(header=pack_header(model.header), kind=model.kind, inputs=model.inputs, tensors=tensors)
+            network = pb.Network(
+                header=pack_header(model.header),
+                kind=model.kind,
+                inputs=model.inputs,
+                tensors=tensors,
+            )
             message.network.CopyFrom(network)
     return message.SerializeToString(deterministic=True)
 
@@ -100,7 +120,10 @@ def unpack_classifier(payload: bytes, most: int = MOST_NUMBERS) -> Classifier:
             return _unpack_head(message.head)
         case "heads" if message.heads.heads:
             heads = tuple(_unpack_head(head) for head in message.heads.heads)
-            if any((h.header.classes, h.dimension) != (heads[0].header.classes, heads[0].dimension) for h in heads):
+            if any(
+                (h.header.classes, h.dimension) != (heads[0].header.classes, heads[0].dimension)
+                for h in heads
+            ):
                 raise SurrogateError("an ensemble of heads of different classes or dimensions")
             return Ensemble(heads)
         case "quadratic":
@@ -131,17 +154,25 @@ def _unpack_quadratic(message: pb.Quadratic) -> Quadratic:
 def _unpack_network(message: pb.Network, most: int) -> Network:
     tensors, classes = _unpack_tensors(message.tensors, most), len(message.header.classes)
     if message.kind not in get_args(Model) or not classes or not 0 < message.inputs < 2**24:
-        raise SurrogateError(f"a network of kind {message.kind[:20]!r} for {classes} classes and {message.inputs} inputs")
+        raise SurrogateError(
+            f"a network of kind {message.kind[:20]!r} for {classes} classes and {message.inputs} "
+            "inputs"
+        )
     kind = cast(Model, message.kind)
     first = tensors.get("convolution1.weight" if kind == "convnet" else "hidden.weight")
     if kind != "linear" and not (first is not None and first.dim() and 0 < len(first) <= WIDEST):
         raise SurrogateError(f"a {kind} without a first layer, or wider than {WIDEST}")
     try:
-        wanted = {name: p.shape for name, p in build(kind, message.inputs, classes, tensors).named_parameters()}
+        wanted = {
+            name: p.shape
+            for name, p in build(kind, message.inputs, classes, tensors).named_parameters()
+        }
     except ConfigError as error:
         raise SurrogateError(f"a {kind} that cannot be built ({error})") from None
     if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
-        raise SurrogateError(f"a {kind} whose tensors do not fit {classes} classes and {message.inputs} inputs")
+        raise SurrogateError(
+            f"a {kind} whose tensors do not fit {classes} classes and {message.inputs} inputs"
+        )
     return Network(unpack_header(message.header), kind, message.inputs, tensors)
 
 
@@ -202,18 +233,21 @@ def unpack_synthetic(payload: bytes) -> Synthetic:
     shape = tuple(message.values.shape)
     if len(shape) != 2 or not shape[1] or not 0 < shape[0] == len(message.labels) <= MOST_SYNTHETIC:
         raise SurrogateError(
-            f"synthetic records of shape {shape[:4]} with {len(message.labels)} labels; expected are (n, d) and n, with at "
-            f"most {MOST_SYNTHETIC} records"
+            f"synthetic records of shape {shape[:4]} with {len(message.labels)} labels; expected "
+            f"are (n, d) and n, with at most {MOST_SYNTHETIC} records"
         )
     labels = list(message.labels)
     if any(label >= len(message.header.classes) for label in labels) or labels != sorted(labels):
         raise SurrogateError(
-            f"labels of synthetic records must be indices of {len(message.header.classes)} classes in rising order"
+            f"labels of synthetic records must be indices of {len(message.header.classes)} classes "
+            "in rising order"
         )
     values = unpack(message.values, "synthetic records", (len(labels), shape[1]))
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
     header = unpack_header(message.header)
-    return Synthetic(header, message.round, values, torch.tensor(labels), message.radius, message.records, claim)
+    return Synthetic(
+        header, message.round, values, torch.tensor(labels), message.radius, message.records, claim
+    )
 
 
 def _pack_tensors(tensors: Tensors) -> list[pb.Tensor]:
@@ -223,7 +257,9 @@ def _pack_tensors(tensors: Tensors) -> list[pb.Tensor]:
         # One bit per entry pays off as soon as one entry in sixteen is zero.
         if tensor.numel() >= 16 and float(kept.float().mean()) < 15 / 16:
             bits = np.packbits(kept.flatten().cpu().numpy()).tobytes()
-            packed.append(pb.Tensor(name=name, values=pack(tensor[kept]), kept=bits, shape=list(tensor.shape)))
+            packed.append(
+                pb.Tensor(name=name, values=pack(tensor[kept]), kept=bits, shape=list(tensor.shape))
+            )
         else:
             packed.append(pb.Tensor(name=name, values=pack(tensor)))
     return packed
@@ -233,19 +269,25 @@ def _unpack_tensors(packed: object, most: int) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for each in cast(list[pb.Tensor], packed):
         if each.name in tensors or len(each.name) > 200:
-            raise SurrogateError(f"tensor {each.name[:40]!r} twice, or with a name that is too long")
+            raise SurrogateError(
+                f"tensor {each.name[:40]!r} twice, or with a name that is too long"
+            )
         name = each.name[:40]
         shape = tuple(each.shape if each.kept else each.values.shape)
         entries = math.prod(shape)
         if len(shape) > MOST_DIMENSIONS or (each.kept and len(each.kept) != -(-entries // 8)):
-            raise SurrogateError(f"{name}: {len(each.kept)} bytes do not mark the entries of shape {shape[:4]}")
+            raise SurrogateError(
+                f"{name}: {len(each.kept)} bytes do not mark the entries of shape {shape[:4]}"
+            )
         # One bit marks an entry of four bytes, so a small payload could need far more memory.
         if (most := most - entries) < 0:
             raise SurrogateError(f"{name}: with it there are more numbers than were asked for")
         if not each.kept:
             tensors[each.name] = unpack(each.values, name, shape)
             continue
-        marks = torch.from_numpy(np.unpackbits(np.frombuffer(each.kept, np.uint8), count=entries).astype(bool))
+        marks = torch.from_numpy(
+            np.unpackbits(np.frombuffer(each.kept, np.uint8), count=entries).astype(bool)
+        )
         dense = torch.zeros(entries)
         dense[marks] = unpack(each.values, name, (int(marks.sum()),))
         tensors[each.name] = dense.reshape(shape)

@@ -1,4 +1,6 @@
-"""Surrogates as canonical bytes, and these bytes as one array of a Flower record. Nothing is ever unpickled."""
+"""Surrogates as canonical bytes, and these bytes as one array of a Flower record. Nothing is ever
+unpickled.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,20 @@ from common.wire.surrogate_proto import (
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-    # Alias for modules that use records but do not import Flower, which takes longer than many a fit: so do functions here.
+    # Alias for modules that use records but do not import Flower, which takes longer than many a
+    # fit: so do functions here.
     Record = RecordDict
 
 Info = dict[str, str | int | float | bool | list[int] | list[float]]
 
 PAYLOAD = "payload"
 INFO = "info"
-# In a refusal: places in the key list of a secure sum, of the sites that the refusing site has a dispute with.
+# In a refusal: places in the key list of a secure sum, of the sites that the refusing site has a
+# dispute with.
 DISPUTED = "disputed"
 STORED_AS = "fedsurrogate.protobuf"
-# Limits on the values next to a payload: enough for the names of ten thousand classes, or the points of a figure.
+# Limits on the values next to a payload: enough for the names of ten thousand classes, or the
+# points of a figure.
 MOST_VALUES, LARGEST_INFO = 256, 2**22
 
 
@@ -96,7 +101,10 @@ def unpack_surrogate(payload: bytes) -> AnySurrogate:
 def _unpack_mixtures(body: pb.Mixtures, classes: int) -> Mixtures:
     counts, components = list(body.counts), list(body.components)
     if not classes or len(counts) != classes or len(components) != classes:
-        raise SurrogateError(f"{classes} classes with {len(counts)} counts and {len(components)} numbers of components")
+        raise SurrogateError(
+            f"{classes} classes with {len(counts)} counts and {len(components)} numbers of "
+            "components"
+        )
     if wrong := [count for count in counts if not 1 <= count <= LARGEST_COUNT]:
         raise SurrogateError(f"a class of {wrong[0]} records; 1 to {LARGEST_COUNT} are allowed")
     total = sum(components)
@@ -107,7 +115,8 @@ def _unpack_mixtures(body: pb.Mixtures, classes: int) -> Mixtures:
     means = unpack(body.means, "means", (total, dimension))
     labels = torch.arange(classes).repeat_interleave(torch.tensor(components))
     totals = torch.zeros(classes).index_add_(0, labels, weights)
-    # Only rounding by half precision is corrected here; `check_surrogate` refuses sums farther from one.
+    # Only rounding by half precision is corrected here; `check_surrogate` refuses sums farther from
+    # one.
     totals = torch.where((totals - 1).abs() < 0.01, totals, 1.0)
     return Mixtures(
         counts=torch.tensor(counts),
@@ -158,9 +167,13 @@ def to_record(payload: bytes | None, info: Info) -> RecordDict:
     """
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    record = RecordDict({INFO: ConfigRecord({key: value for key, value in info.items() if value not in ("", [])})})
+    record = RecordDict(
+        {INFO: ConfigRecord({key: value for key, value in info.items() if value not in ("", [])})}
+    )
     if payload is not None:
-        record[PAYLOAD] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), STORED_AS, payload)})
+        record[PAYLOAD] = ArrayRecord(
+            {PAYLOAD: Array("uint8", (len(payload),), STORED_AS, payload)}
+        )
     return record
 
 
@@ -178,21 +191,29 @@ def check_form(record: RecordDict) -> None:
         raise SurrogateError(f"{len(record)} records; only {INFO!r} and {PAYLOAD!r} are allowed")
     info, arrays = record.get(INFO, ConfigRecord()), record.get(PAYLOAD, ArrayRecord())
     if not (isinstance(info, ConfigRecord) and isinstance(arrays, ArrayRecord)):
-        raise SurrogateError(f"records of the wrong types {type(info).__name__} and {type(arrays).__name__}")
+        raise SurrogateError(
+            f"records of the wrong types {type(info).__name__} and {type(arrays).__name__}"
+        )
     if not set(islice(arrays, 2)) <= {PAYLOAD}:
         raise SurrogateError(f"{len(arrays)} arrays; only {PAYLOAD!r} is allowed")
     for array in arrays.values():
         form = (array.dtype, tuple(array.shape), array.stype)
         if form != ("uint8", (len(array.data),), STORED_AS):
-            raise SurrogateError("the array does not have the dtype, shape and storage type of a payload")
+            raise SurrogateError(
+                "the array does not have the dtype, shape and storage type of a payload"
+            )
     if len(info) > MOST_VALUES:
-        raise SurrogateError(f"{len(info)} values next to the payload; at most {MOST_VALUES} are allowed")
+        raise SurrogateError(
+            f"{len(info)} values next to the payload; at most {MOST_VALUES} are allowed"
+        )
     if sum(len(key) + _size(value) for key, value in info.items()) > LARGEST_INFO:
         raise SurrogateError(f"values next to the payload of more than {LARGEST_INFO} bytes")
 
 
 def _size(value: object) -> int:
-    """Size of a value in bytes. Raises SurrogateError for an empty value, which Flower cannot count."""
+    """Size of a value in bytes. Raises SurrogateError for an empty value, which Flower cannot
+    count.
+    """
     if isinstance(value, list) and value and isinstance(value[0], str | bytes):
         return sum(map(len, value))
     if isinstance(value, str | bytes | list):
@@ -225,9 +246,13 @@ def from_record(record: RecordDict, largest: int) -> tuple[bytes | None, Info]:
     if payload is not None:
         announced = info.get("bytes")
         if len(payload) > largest:
-            raise SurrogateError(f"a payload of {len(payload)} bytes; at most {largest} are allowed")
+            raise SurrogateError(
+                f"a payload of {len(payload)} bytes; at most {largest} are allowed"
+            )
         if not isinstance(announced, int) or announced != len(payload):
-            raise SurrogateError(f"a payload of {len(payload)} bytes where {repr(announced)[:40]} were announced")
+            raise SurrogateError(
+                f"a payload of {len(payload)} bytes where {repr(announced)[:40]} were announced"
+            )
     return payload, info
 
 

@@ -50,7 +50,9 @@ def pack_members(members: Iterable[Member], public: bytes = b"") -> bytes:
         members: the entries.
         public: digest of the public map.
     """
-    return pb.SumMembers(members=map(_member, members), map=public).SerializeToString(deterministic=True)
+    return pb.SumMembers(members=map(_member, members), map=public).SerializeToString(
+        deterministic=True
+    )
 
 
 def unpack_members(payload: bytes) -> tuple[tuple[Member, ...], bytes]:
@@ -116,7 +118,9 @@ def unpack_map(payload: bytes) -> PublicMap:
     message = pb.PublicMap()
     read_message(message, payload, "public map")
     projection = unpack_projection(message.projection) if message.HasField("projection") else None
-    return PublicMap(projection, unpack_centre(message.centre) if message.HasField("centre") else None)
+    return PublicMap(
+        projection, unpack_centre(message.centre) if message.HasField("centre") else None
+    )
 
 
 def map_digest(payload: bytes) -> bytes:
@@ -132,7 +136,9 @@ def pack_masked(header: Header, numbers: Words, claim: Mechanism | None) -> byte
         numbers: the vector, modulo 2^32.
         claim: what the message states of its differential privacy; None without privacy.
     """
-    message = pb.MaskedSum(header=pack_header(header), numbers=pack_words(numbers), claim=pack_claim(claim))
+    message = pb.MaskedSum(
+        header=pack_header(header), numbers=pack_words(numbers), claim=pack_claim(claim)
+    )
     return message.SerializeToString(deterministic=True)
 
 
@@ -152,12 +158,16 @@ def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Mechanism 
     message = pb.MaskedSum()
     parse(message, payload)
     if len(message.numbers) != 4 * count:
-        raise SurrogateError(f"a masked vector of {len(message.numbers)} bytes; {4 * count} are expected")
+        raise SurrogateError(
+            f"a masked vector of {len(message.numbers)} bytes; {4 * count} are expected"
+        )
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
     return unpack_header(message.header), unpack_words(message.numbers), claim
 
 
-def pack_total(header: Header, sites: Sequence[str], numbers: Words, claim: Mechanism | None) -> bytes:
+def pack_total(
+    header: Header, sites: Sequence[str], numbers: Words, claim: Mechanism | None
+) -> bytes:
     """The sum of all sites, for the run folder.
 
     Args:
@@ -166,7 +176,12 @@ def pack_total(header: Header, sites: Sequence[str], numbers: Words, claim: Mech
         numbers: the sum, modulo 2^32.
         claim: of the differential privacy; None without privacy.
     """
-    message = pb.SumTotal(header=pack_header(header), sites=sites, numbers=pack_words(numbers), claim=pack_claim(claim))
+    message = pb.SumTotal(
+        header=pack_header(header),
+        sites=sites,
+        numbers=pack_words(numbers),
+        claim=pack_claim(claim),
+    )
     return message.SerializeToString(deterministic=True)
 
 
@@ -192,8 +207,12 @@ def pack_list(summed: Iterable[str], signatures: Mapping[str, bytes] | None = No
         summed: names of the sites.
         signatures: of the list, by site; None before any site has signed.
     """
-    signed = [pb.SumBytes(site=site, value=value) for site, value in sorted((signatures or {}).items())]
-    return pb.SumList(summed=sorted(summed), signatures=signed).SerializeToString(deterministic=True)
+    signed = [
+        pb.SumBytes(site=site, value=value) for site, value in sorted((signatures or {}).items())
+    ]
+    return pb.SumList(summed=sorted(summed), signatures=signed).SerializeToString(
+        deterministic=True
+    )
 
 
 def unpack_list(payload: bytes | None) -> tuple[tuple[str, ...], dict[str, bytes]]:
@@ -233,7 +252,9 @@ def unpack_revealed(payload: bytes) -> Revealed:
 
 def pack_state(state: SumState) -> bytes:
     """A site's state."""
-    blind, masking = ({site: both[kind] for site, both in state.shares.items()} for kind in ("blind", "masking"))
+    blind, masking = (
+        {site: both[kind] for site, both in state.shares.items()} for kind in ("blind", "masking")
+    )
     message = pb.SumState(
         site=state.site,
         context=state.context,
@@ -293,13 +314,18 @@ def _unpack_dealt(message: pb.SumDealt) -> Dealt:
     content = {share.reader: share.content for share in message.shares}
     if len(content) < len(message.shares):
         raise SurrogateError("two shares for one site")
-    digests = {share.reader: {"blind": share.blind, "masking": share.masking} for share in message.shares}
+    digests = {
+        share.reader: {"blind": share.blind, "masking": share.masking} for share in message.shares
+    }
     checks = {"blind": message.blind, "masking": message.masking}
     return Dealt(message.site, content, digests, checks, message.members)
 
 
 def _revealed(blind: Mapping[str, bytes], masking: Mapping[str, bytes]) -> pb.SumRevealed:
-    shares = [[pb.SumBytes(site=site, value=value) for site, value in sorted(each.items())] for each in (blind, masking)]
+    shares = [
+        [pb.SumBytes(site=site, value=value) for site, value in sorted(each.items())]
+        for each in (blind, masking)
+    ]
     return pb.SumRevealed(blind=shares[0], masking=shares[1])
 
 

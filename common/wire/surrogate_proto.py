@@ -19,7 +19,16 @@ from common.wire.float16 import pack, unpack
 
 SCHEMA = 1
 
-Framed = pb.Surrogate | pb.Head | pb.Parameters | pb.Network | pb.Synthetic | pb.MaskedSum | pb.SumTotal | pb.Counts
+Framed = (
+    pb.Surrogate
+    | pb.Head
+    | pb.Parameters
+    | pb.Network
+    | pb.Synthetic
+    | pb.MaskedSum
+    | pb.SumTotal
+    | pb.Counts
+)
 
 
 def pack_sums(sums: Sums) -> pb.Sums:
@@ -45,11 +54,14 @@ def unpack_sums(body: pb.Sums, classes: int, claim: Mechanism) -> Sums:
         raise SurrogateError(f"class sums of shape {shape[:4]} for {classes} classes")
     if claim.noise.keys() != wanted:
         raise SurrogateError(
-            f"noise is claimed for {[name[:40] for name in sorted(claim.noise)[:5]]}; the statistics are {sorted(wanted)}"
+            f"noise is claimed for {[name[:40] for name in sorted(claim.noise)[:5]]}; the "
+            f"statistics are {sorted(wanted)}"
         )
     squares = None
     if body.HasField("squares"):
-        length = shape[1] if list(body.squares.shape) == [shape[1]] else shape[1] * (shape[1] + 1) // 2
+        length = (
+            shape[1] if list(body.squares.shape) == [shape[1]] else shape[1] * (shape[1] + 1) // 2
+        )
         squares = unpack(body.squares, "second moments", (length,))
     counts = unpack(body.counts, "counts", (classes,))
     sums = unpack(body.sums, "class sums", (classes, shape[1]))
@@ -103,20 +115,33 @@ def pack_claim(claim: Mechanism | None) -> pb.Claim | None:
 
 
 def unpack_claim(claim: pb.Claim) -> Mechanism:
-    """Parse a message of `pack_claim`. Raises SurrogateError for an unknown unit, or noise that is not positive."""
+    """Parse a message of `pack_claim`. Raises SurrogateError for an unknown unit, or noise that is
+    not positive.
+    """
     noise = {entry.statistic: (entry.sigma, entry.sensitivity) for entry in claim.noise}
     if claim.unit not in ("record", "patient"):
-        raise SurrogateError(f"a privacy claim for unit {claim.unit[:20]!r}; 'record' or 'patient' is expected")
+        raise SurrogateError(
+            f"a privacy claim for unit {claim.unit[:20]!r}; 'record' or 'patient' is expected"
+        )
     if not all(0 < number < math.inf for pair in noise.values() for number in pair):
         raise SurrogateError("a privacy claim with noise that is not a positive number")
     unit = cast(Unit, claim.unit)
     return Mechanism(
-        claim.mechanism, claim.epsilon, claim.delta, unit, claim.noise_multiplier, claim.clip, noise, claim.centre
+        claim.mechanism,
+        claim.epsilon,
+        claim.delta,
+        unit,
+        claim.noise_multiplier,
+        claim.clip,
+        noise,
+        claim.centre,
     )
 
 
 def parse(message: Framed, payload: bytes) -> None:
-    """Fill a message from bytes. Raises SurrogateError for invalid bytes, or another schema version."""
+    """Fill a message from bytes. Raises SurrogateError for invalid bytes, or another schema
+    version.
+    """
     read_message(message, payload, type(message).__name__.lower())
     _check_version(message.header)
 
@@ -146,10 +171,14 @@ def unpack_header(header: pb.Header) -> Header:
 
 
 def unpack_projection(message: pb.Halves, rows: int = 0) -> Tensor:
-    """A projection (k, d) with k <= d. rows: k, if known. Raises SurrogateError for another shape or wrong numbers."""
+    """A projection (k, d) with k <= d. rows: k, if known. Raises SurrogateError for another shape
+    or wrong numbers.
+    """
     shape = tuple(message.shape)
     if len(shape) != 2 or not 1 <= shape[0] <= shape[1] or rows not in (0, shape[0]):
-        raise SurrogateError(f"a projection of shape {shape[:4]}; (k, d) with k from 1 to d is expected")
+        raise SurrogateError(
+            f"a projection of shape {shape[:4]}; (k, d) with k from 1 to d is expected"
+        )
     projection = unpack(message, "projection", (shape[0], shape[1]))
     if not projection.isfinite().all():
         raise SurrogateError("the projection holds a number that is not finite")

@@ -21,7 +21,8 @@ from common.surrogates.class_sums import lengths
 from common.surrogates.shared_covariances import Gram, LowRank
 from common.surrogates.surrogates import AnySurrogate, Header, Reply, SumsSurrogate, Surrogate
 
-# Largest relative error of a number at 16 bits, with some room. Sum of variances a dimension that counts as none.
+# Largest relative error of a number at 16 bits, with some room. Sum of variances a dimension that
+# counts as none.
 HALF, NO_VARIANCE = 2.0**-10, 1e-25
 # A site's name becomes a file name at the coordinator.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -44,7 +45,9 @@ class Expectation:
     power: float | None = None
 
     @classmethod
-    def of(cls, run: Run, classes: tuple[str, ...], fingerprint: str, dimension: int = 0) -> Expectation:
+    def of(
+        cls, run: Run, classes: tuple[str, ...], fingerprint: str, dimension: int = 0
+    ) -> Expectation:
         """The expectation from a run's settings.
 
         Args:
@@ -53,12 +56,20 @@ class Expectation:
             fingerprint: of the backbone; empty if any is allowed.
             dimension: of the features; 0 if any is allowed.
         """
-        shape = (choices(run.settings).family, run.settings.fedpft.components, run.settings.fedpft.rank)
-        return cls(run.settings.method, run.digest, *shape, classes, fingerprint, dimension, run.power)
+        shape = (
+            choices(run.settings).family,
+            run.settings.fedpft.components,
+            run.settings.fedpft.rank,
+        )
+        return cls(
+            run.settings.method, run.digest, *shape, classes, fingerprint, dimension, run.power
+        )
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Whether a value is a valid name of a class or a backbone: a short text of printable characters."""
+    """Whether a value is a valid name of a class or a backbone: a short text of printable
+    characters.
+    """
     # This also excludes lone UTF-16 surrogates, which cannot be encoded.
     return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
@@ -81,23 +92,35 @@ def check_header(header: Header, expected: Expectation) -> None:
         if value != wanted:
             raise SurrogateError(f"{name} {value[:80]!r} is not this run's {wanted!r}")
     if expected.power is not None and (power := power_in(header.fingerprint)) != expected.power:
-        raise SurrogateError(f"features to the power {power:g}; this run's power is {expected.power:g}")
+        raise SurrogateError(
+            f"features to the power {power:g}; this run's power is {expected.power:g}"
+        )
     if not SITE_NAME.fullmatch(header.site):
-        raise SurrogateError(f"site name {header.site[:64]!r}; letters, digits, '.', '_' and '-' are allowed, 64 at most")
+        raise SurrogateError(
+            f"site name {header.site[:64]!r}; letters, digits, '.', '_' and '-' are allowed, 64 at "
+            "most"
+        )
     if not header.classes or "" in header.classes:
         raise SurrogateError("an empty class list, or a class without a name")
-    if len(header.classes) > MOST_CLASSES or not all(map(is_name, (*header.classes, header.fingerprint))):
+    if len(header.classes) > MOST_CLASSES or not all(
+        map(is_name, (*header.classes, header.fingerprint))
+    ):
         raise SurrogateError(
-            f"{len(header.classes)} classes, or a name of a class or backbone that does not print; allowed are at most "
-            f"{MOST_CLASSES} classes, and names of at most {LONGEST_NAME} characters"
+            f"{len(header.classes)} classes, or a name of a class or backbone that does not print; "
+            f"allowed are at most {MOST_CLASSES} classes, and names of at most {LONGEST_NAME} "
+            "characters"
         )
     if len(set(header.classes)) != len(header.classes):
         raise SurrogateError("a class is named twice")
     if expected.classes and (unknown := set(header.classes) - set(expected.classes)):
-        raise SurrogateError(f"unknown class {sorted(unknown)[0][:80]!r}; this run has {', '.join(expected.classes)}")
+        raise SurrogateError(
+            f"unknown class {sorted(unknown)[0][:80]!r}; this run has {', '.join(expected.classes)}"
+        )
 
 
-def check_reply(reply: Reply, messages: Messages, expected: Expectation, first: bool = False) -> None:
+def check_reply(
+    reply: Reply, messages: Messages, expected: Expectation, first: bool = False
+) -> None:
     """Check that a parsed message belongs to this run and matches the schema of its method.
 
     Strategies check every reply with it before their own checks.
@@ -126,7 +149,10 @@ def check_class_number(classes: Sequence[str]) -> None:
         RunError: for too many classes.
     """
     if len(classes) > MOST_CLASSES:
-        raise RunError(f"the sites name {len(classes)} classes together, above the limit of {MOST_CLASSES}; set classes")
+        raise RunError(
+            f"the sites name {len(classes)} classes together, above the limit of {MOST_CLASSES}; "
+            "set classes"
+        )
 
 
 def check_surrogate(surrogate: AnySurrogate, expected: Expectation) -> None:
@@ -144,7 +170,9 @@ def check_surrogate(surrogate: AnySurrogate, expected: Expectation) -> None:
     check_header(surrogate.header, expected)
     dimension = surrogate.dimension
     if expected.dimension and dimension != expected.dimension:
-        raise SurrogateError(f"features of dimension {dimension}, the other sites have {expected.dimension}")
+        raise SurrogateError(
+            f"features of dimension {dimension}, the other sites have {expected.dimension}"
+        )
     if isinstance(surrogate, SumsSurrogate):
         _check_sums(surrogate, expected)
     else:
@@ -155,21 +183,27 @@ def _check_sums(surrogate: SumsSurrogate, expected: Expectation) -> None:
     sums, dimension = surrogate.sums, surrogate.dimension
     if expected.classes and surrogate.header.classes != expected.classes:
         raise SurrogateError("noisy sums of other classes than the run's, or in another order")
-    wanted = {"spherical": 0, "diag": dimension}.get(expected.family, dimension * (dimension + 1) // 2)
+    wanted = {"spherical": 0, "diag": dimension}.get(
+        expected.family, dimension * (dimension + 1) // 2
+    )
     count = 0 if sums.squares is None else len(sums.squares)
     if count != wanted:
-        raise SurrogateError(f"second moments of {count} numbers; covariance {expected.family!r} needs {wanted}")
+        raise SurrogateError(
+            f"second moments of {count} numbers; covariance {expected.family!r} needs {wanted}"
+        )
     for name, table in {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}.items():
         if table is not None and not table.isfinite().all():
             raise SurrogateError(f"{name} hold a number that is not finite")
     if sums.counts.abs().max() > LARGEST_COUNT:
-        raise SurrogateError(f"a class of {float(sums.counts.abs().max()):g} records; {LARGEST_COUNT} at most")
+        raise SurrogateError(
+            f"a class of {float(sums.counts.abs().max()):g} records; {LARGEST_COUNT} at most"
+        )
     for name, length, most in lengths(sums):
         if bool((length > most).any()):
             worst = int((length - most).argmax())
             raise SurrogateError(
-                f"{name} of length {float(length[worst]):.4g}; for this number of records and the noise, at most "
-                f"{float(most[worst]):.4g} is allowed"
+                f"{name} of length {float(length[worst]):.4g}; for this number of records and the "
+                f"noise, at most {float(most[worst]):.4g} is allowed"
             )
 
 
@@ -179,32 +213,40 @@ def _check_mixtures(surrogate: Surrogate, expected: Expectation) -> None:
         raise SurrogateError(f"covariance {mixtures.family!r}, expected {expected.family!r}")
     if int(mixtures.components.max()) > expected.components:
         raise SurrogateError(
-            f"{int(mixtures.components.max())} components in a class; at most {expected.components} are allowed"
+            f"{int(mixtures.components.max())} components in a class; at most "
+            f"{expected.components} are allowed"
         )
     covariance = mixtures.covariance
     if isinstance(covariance, Gram):
         _check_gram(covariance.matrix, mixtures.counts)
     if isinstance(covariance, LowRank) and covariance.factor.shape[1] > expected.rank:
-        raise SurrogateError(f"rank {covariance.factor.shape[1]}; at most {expected.rank} is allowed")
+        raise SurrogateError(
+            f"rank {covariance.factor.shape[1]}; at most {expected.rank} is allowed"
+        )
     tables = {"weights": mixtures.weights, "means": mixtures.means} | vars(covariance)
     for name, table in tables.items():
         if not table.isfinite().all():
             raise SurrogateError(f"{name} hold a number that is not finite")
     mean, variance = mixtures.moments()
     if not (mean.abs().max() < LARGEST_NUMBER and variance.max() < LARGEST_NUMBER**2):
-        raise SurrogateError(f"means or variances are too large; means and deviations must be below {LARGEST_NUMBER:g}")
+        raise SurrogateError(
+            "means or variances are too large; means and deviations must be below "
+            f"{LARGEST_NUMBER:g}"
+        )
     totals = torch.zeros(len(mixtures.counts)).index_add_(0, mixtures.labels, mixtures.weights)
     if mixtures.weights.min() < 0 or (totals - 1).abs().max() > 0.01:
         raise SurrogateError(
-            f"mixture weights of a class sum to {float(totals[(totals - 1).abs().argmax()]):.4g}, not to one"
+            f"mixture weights of a class sum to {float(totals[(totals - 1).abs().argmax()]):.4g}, "
+            "not to one"
         )
 
 
 def _check_gram(matrix: Tensor, counts: Tensor) -> None:
     """Raise SurrogateError for a covariance within classes that no records with these counts have.
 
-    At 16 bits an entry is rounded by at most HALF of itself, so eigenvalues move by at most HALF times the Frobenius norm of
-    the correlations. N records of C classes have at most N - C directions, so tr(S)^2 is at most (N - C) |S|^2.
+    At 16 bits an entry is rounded by at most HALF of itself, so eigenvalues move by at most HALF
+    times the Frobenius norm of the correlations. N records of C classes have at most N - C
+    directions, so tr(S)^2 is at most (N - C) |S|^2.
     """
     if not matrix.isfinite().all():
         raise SurrogateError("the covariance holds a number that is not finite")
@@ -212,14 +254,21 @@ def _check_gram(matrix: Tensor, counts: Tensor) -> None:
     correlations = (matrix / deviations / deviations[:, None]).double()
     if correlations.abs().max() > 1 + HALF:
         raise SurrogateError(
-            f"a correlation of {float(correlations.abs().max()):.4g} in the covariance; at most 1 is possible"
+            f"a correlation of {float(correlations.abs().max()):.4g} in the covariance; at most 1 "
+            "is possible"
         )
     correlations.diagonal().add_(HALF * float(correlations.norm()))
     if torch.linalg.cholesky_ex(correlations)[1]:
-        raise SurrogateError("a covariance that no records have: the matrix has a negative eigenvalue")
-    trace, freedom = float(matrix.double().trace()), int(counts.sum()) - len(counts)
-    if trace**2 > 1.02 * max(freedom, 0) * float(matrix.double().square().sum()) + (NO_VARIANCE * len(matrix)) ** 2:
         raise SurrogateError(
-            f"a covariance with more directions than {int(counts.sum())} records of {len(counts)} classes can have; the "
-            "counts or the covariance are wrong"
+            "a covariance that no records have: the matrix has a negative eigenvalue"
+        )
+    trace, freedom = float(matrix.double().trace()), int(counts.sum()) - len(counts)
+    if (
+        trace**2
+        > 1.02 * max(freedom, 0) * float(matrix.double().square().sum())
+        + (NO_VARIANCE * len(matrix)) ** 2
+    ):
+        raise SurrogateError(
+            f"a covariance with more directions than {int(counts.sum())} records of {len(counts)} "
+            "classes can have; the counts or the covariance are wrong"
         )

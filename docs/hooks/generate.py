@@ -1,4 +1,5 @@
-"""Pages that are written when the site is built: references from the code, and guides that live elsewhere in the repository.
+"""Pages that are written when the site is built: references from the code, and guides that live
+elsewhere in the repository.
 
 MkDocs calls `on_files` and `on_page_markdown`.
 """
@@ -52,7 +53,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links between files of the repository work in the site, and show an image in place of a Mermaid drawing.
+    """Let links between files of the repository work in the site, and show an image in place of a
+    Mermaid drawing.
 
     Mermaid would be loaded from a server on the internet.
     """
@@ -63,7 +65,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def relinked(markdown: str, source: str, uri: str) -> str:
     """The text with links for the site. source: the text's file in the repository; uri: its page."""
-    picture = f"![The parts]({os.path.relpath('docs/images/parts.svg', PurePosixPath(source).parent)})"
+    picture = (
+        f"![The parts]({os.path.relpath('docs/images/parts.svg', PurePosixPath(source).parent)})"
+    )
     parts = FENCE.split(MERMAID.sub(picture, markdown))
     parts[::2] = [LINK.sub(lambda found: _link(found, source, uri), part) for part in parts[::2]]
     return "".join(parts)
@@ -81,7 +85,11 @@ def _link(found: re.Match[str], source: str, uri: str) -> str:
     elif name.startswith("benchmarks/results/") and name.endswith(".png"):
         inside = f"{FIGURES}/{PurePosixPath(name).name}"
     elif (ROOT / name).exists():  # Source code is not part of the site: name the file.
-        return f"`{name}`" if label.strip("`") in (name, PurePosixPath(name).name) else f"{label} (`{name}`)"
+        return (
+            f"`{name}`"
+            if label.strip("`") in (name, PurePosixPath(name).name)
+            else f"{label} (`{name}`)"
+        )
     else:  # MkDocs reports it as a dead link.
         return found[0]
     return f"{bang}[{label}]({os.path.relpath(inside, PurePosixPath(uri).parent)}{anchor})"

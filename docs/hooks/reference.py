@@ -62,7 +62,11 @@ def range_of(field: FieldInfo) -> str:
     """Type and range of a setting."""
     found = [values_of(field.annotation)]
     for name, words in BOUNDS.items():
-        found += [words.format(number(limit)) for each in field.metadata if (limit := getattr(each, name, None)) is not None]
+        found += [
+            words.format(number(limit))
+            for each in field.metadata
+            if (limit := getattr(each, name, None)) is not None
+        ]
     return ", ".join(found)
 
 
@@ -85,14 +89,18 @@ def default_of(value: object) -> str:
 
 
 def explained(model: type[BaseModel]) -> dict[str, str]:
-    """What each field means: its description, otherwise the sentence about it in the class's docstring."""
+    """What each field means: its description, otherwise the sentence about it in the class's
+    docstring.
+    """
     doc = " ".join((inspect.getdoc(model) or "").split())
     names = list(model.model_fields)
     found = {}
     for name, field in model.model_fields.items():
         # "key, other: what they mean." up to the next "key:" of the docstring.
         later = "|".join(rf"{re.escape(other)}(?:, \w+)*" for other in names)
-        here = re.search(rf"(?<!\w)(?:\w+, )*{name}(?:, \w+)*: (.*?)(?=(?:^|[.;] )(?:{later}): |$)", doc)
+        here = re.search(
+            rf"(?<!\w)(?:\w+, )*{name}(?:, \w+)*: (.*?)(?=(?:^|[.;] )(?:{later}): |$)", doc
+        )
         found[name] = field.description or (here[1].rstrip(".") if here else "")
     return found
 
@@ -101,7 +109,12 @@ def table(model: type[BaseModel]) -> str:
     """A table of all settings of a model."""
     meanings, rows = explained(model), ["| key | values | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        cells = kebab(name), cell(range_of(field)), cell(default_of(field.default)), cell(meanings[name])
+        cells = (
+            kebab(name),
+            cell(range_of(field)),
+            cell(default_of(field.default)),
+            cell(meanings[name]),
+        )
         rows.append("| `{}` | {} | {} | {} |".format(*cells))
     return "\n".join(rows)
 
@@ -128,19 +141,30 @@ Counts, times and sizes name their unit; shares, rates, norms and multiples have
 
 def settings_table(rows: Iterable[Description], methods: set[str]) -> str:
     """A table of settings, narrow enough for a phone. methods: those that need no mention."""
-    lines = [f"| `{row.key}` | {default_of(row.default)} | {cell(_meaning(row, methods))} |" for row in rows]
-    head = '<div class="settings" markdown>\n\n| key | default | meaning and values |\n|---|---|---|\n'
+    lines = [
+        f"| `{row.key}` | {default_of(row.default)} | {cell(_meaning(row, methods))} |"
+        for row in rows
+    ]
+    head = (
+        '<div class="settings" markdown>\n\n| key | default | meaning and values |\n|---|---|---|\n'
+    )
     return head + "\n".join(lines) + "\n\n</div>\n"
 
 
 def _meaning(row: Description, whole: set[str]) -> str:
-    """What a setting means, its values, and the methods of its section that it is for, if not all are."""
+    """What a setting means, its values, and the methods of its section that it is for, if not all
+    are.
+    """
     given, left = set(row.methods), whole - set(row.methods)
     values = "one of the [methods](../methods/index.md)" if row.key == "method" else row.range
     text = f"{row.text} ({values}{', ' if row.unit else ''}{row.unit})"
     if not left:
         return text
-    return f"{text} Not for {_names(left)}." if len(left) < len(given) else f"{text} Only for {_names(given)}."
+    return (
+        f"{text} Not for {_names(left)}."
+        if len(left) < len(given)
+        else f"{text} Only for {_names(given)}."
+    )
 
 
 def _names(methods: Iterable[str]) -> str:
@@ -148,7 +172,11 @@ def _names(methods: Iterable[str]) -> str:
     from common.methods import METHODS
 
     found = set(methods)
-    return "all methods" if found >= METHODS.keys() else ", ".join(f"`{name}`" for name in METHODS if name in found)
+    return (
+        "all methods"
+        if found >= METHODS.keys()
+        else ", ".join(f"`{name}`" for name in METHODS if name in found)
+    )
 
 
 def node_page() -> str:
@@ -206,7 +234,11 @@ run folders. The exit code is 0 only if the command did what was asked. This pag
 def _commands(found: click.Command, path: str) -> list[tuple[str, click.Command]]:
     if not isinstance(found, click.Group):
         return [(path, found)]
-    return [each for name in found.commands for each in _commands(found.commands[name], f"{path} {name}")]
+    return [
+        each
+        for name in found.commands
+        for each in _commands(found.commands[name], f"{path} {name}")
+    ]
 
 
 def _command(path: str, command: click.Command) -> str:
@@ -228,7 +260,9 @@ def _command(path: str, command: click.Command) -> str:
         empty = parameter.default in (None, "", False) or callable(parameter.default) or not shown
         need = "required" if parameter.required else "" if empty else f"`{parameter.default}`"
         rows.append(f"| {names} | {need} | {cell(getattr(parameter, 'help', '') or '')} |")
-    return text + ("\n| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n" if rows else "")
+    return text + (
+        "\n| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+    )
 
 
 def presets_page() -> str:
@@ -248,7 +282,13 @@ A preset is a named set of settings: `coordinator simulate --preset NAME`. `coor
 
 def toml(value: object) -> str:
     """A value as a user types it."""
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f'"{value}"'
+        if isinstance(value, str)
+        else str(value)
+    )
 
 
 def python_page() -> str:
@@ -257,7 +297,10 @@ def python_page() -> str:
     if (ROOT / "fedsurrogate" / "__init__.py").exists():
         text += "::: fedsurrogate\n    options:\n      show_root_heading: false\n"
     else:
-        text += "This version has no package `fedsurrogate` for Python yet. Its parts can be imported as they are.\n"
+        text += (
+            "This version has no package `fedsurrogate` for Python yet. Its parts can be "
+            "imported as they are.\n"
+        )
     return (
         text
         + """

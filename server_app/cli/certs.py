@@ -1,4 +1,6 @@
-"""The `coordinator certs` command: certificates and keys by which coordinator and sites trust each other."""
+"""The `coordinator certs` command: certificates and keys by which coordinator and sites trust each
+other.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,44 @@ from server_app.deployment import SERVER_DAYS
 
 
 def certs(
-    folder: Annotated[Path, typer.Argument(help="The folder for the certificates and keys. Keep it private.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder for the certificates and keys. Keep it private.")
+    ],
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A host name or address at which sites reach the coordinator; may be given several times."),
+        typer.Option(
+            help="A host name or address at which sites reach the coordinator; may be given "
+            "several times."
+        ),
     ] = None,
-    site: Annotated[list[str] | None, typer.Option(help="A site to make a key for; may be given several times.")] = None,
+    site: Annotated[
+        list[str] | None, typer.Option(help="A site to make a key for; may be given several times.")
+    ] = None,
     renew: Annotated[
-        bool, typer.Option("--renew", help="Sign the coordinator's certificate again; sites need nothing new.")
+        bool,
+        typer.Option(
+            "--renew", help="Sign the coordinator's certificate again; sites need nothing new."
+        ),
     ] = False,
     new_key: Annotated[
         bool,
-        typer.Option("--new-key", help="Make a new key for every --site, in place of its lost, stolen or revoked one."),
+        typer.Option(
+            "--new-key",
+            help="Make a new key for every --site, in place of its lost, stolen or revoked one.",
+        ),
     ] = False,
     days: Annotated[
-        int, typer.Option(min=1, max=3650, help="Days for which a new certificate of the coordinator is valid.")
+        int,
+        typer.Option(
+            min=1, max=3650, help="Days for which a new certificate of the coordinator is valid."
+        ),
     ] = SERVER_DAYS,
     as_json: Json = False,
 ) -> None:
     """Make the certificates and keys of a federation, or show when they expire.
 
-    Makes only missing files. A site gets the folder FOLDER/sites/NAME, and nothing else. Exits with 1 when a certificate
-    has expired.
+    Makes only missing files. A site gets the folder FOLDER/sites/NAME, and nothing else. Exits with
+    1 when a certificate has expired.
     """
     import datetime
 
@@ -44,7 +62,9 @@ def certs(
 
     if new_key:
         if not site:
-            raise typer.BadParameter("needs --site, the site that gets a new key", param_hint="--new-key")
+            raise typer.BadParameter(
+                "needs --site, the site that gets a new key", param_hint="--new-key"
+            )
         drop_site_keys(folder, site)
     issue(folder, host or (), site or (), renew, days)
     now = datetime.datetime.now(datetime.UTC)
@@ -63,7 +83,14 @@ def certs(
         ]
         print(json.dumps(rows, indent=2))
     else:
-        table = Table("", "for", "file", Column("valid until", no_wrap=True), Column(no_wrap=True), title=str(folder))
+        table = Table(
+            "",
+            "for",
+            "file",
+            Column("valid until", no_wrap=True),
+            Column(no_wrap=True),
+            title=str(folder),
+        )
         for paper, state in states:
             until = f"{paper.expires:%Y-%m-%d}" if paper.expires else ""
             table.add_row(paper.kind, paper.name, str(paper.file.relative_to(folder)), until, state)

@@ -11,14 +11,23 @@ import typer
 from common.command_line import RunSettings, console, stderr_console
 from server_app.cli.options import MetricsAsJson, Preset
 
-Control = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink's Control API; keep it local.")]
+Control = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT", help="Address of the SuperLink's Control API; keep it local."
+    ),
+]
 Authority = Annotated[
-    Path | None, typer.Option(help="ca.crt, if the SuperLink uses TLS.", envvar="FEDSURROGATE_ROOT_CERTIFICATES")
+    Path | None,
+    typer.Option(
+        help="ca.crt, if the SuperLink uses TLS.", envvar="FEDSURROGATE_ROOT_CERTIFICATES"
+    ),
 ]
 
 
 def superlink(context: typer.Context) -> None:
-    """Start Flower's SuperLink so that many sites can reply at once. Takes the arguments of flower-superlink.
+    """Start Flower's SuperLink so that many sites can reply at once. Takes the arguments of
+    flower-superlink.
 
     Example: coordinator superlink --insecure --database superlink.db
     """
@@ -31,11 +40,15 @@ def register(
     folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a SuperLink that is still starting.")] = 0.0,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for a SuperLink that is still starting.")
+    ] = 0.0,
 ) -> None:
-    """Register the keys of all sites with the SuperLink, and store their names: a site has the name of its key.
+    """Register the keys of all sites with the SuperLink, and store their names: a site has the name
+    of its key.
 
-    A registered key stays as it is. A new key under a registered name replaces the old key, which is revoked.
+    A registered key stays as it is. A new key under a registered name replaces the old key, which
+    is revoked.
     """
     from server_app.deployment.control import check_connection
     from server_app.deployment.supernodes import enrol
@@ -44,7 +57,10 @@ def register(
     for site, what in enrol(folder, control, root_certificates, wait).items():
         console.print(f"{what:<11}{site}")
         if what == "taken back":
-            console.print(f"{'':<11}this key was revoked and cannot be registered again. To let {site} in:", soft_wrap=True)
+            console.print(
+                f"{'':<11}this key was revoked and cannot be registered again. To let {site} in:",
+                soft_wrap=True,
+            )
             for step in again(folder, site):
                 console.print(f"{'':<13}{step}", soft_wrap=True)
 
@@ -61,16 +77,20 @@ def again(folder: Path, site: str) -> list[str]:
     """
     return [
         f"1. a new key: coordinator certs {folder} --site {site} --new-key",
-        f"2. a new kit for the hospital: coordinator kit {folder} {site} --coordinator HOST:PORT --out {site}-new.tar.gz",
+        f"2. a new kit for the hospital: coordinator kit {folder} {site} --coordinator HOST:PORT "
+        f"--out {site}-new.tar.gz",
         f"3. its registration: coordinator register {folder}",
-        f"4. at the hospital, next to the old folder {site}: tar xzf {site}-new.tar.gz {site}/papers",
+        f"4. at the hospital, next to the old folder {site}: tar xzf {site}-new.tar.gz "
+        f"{site}/papers",
         "   then its containers again: docker compose up -d --force-recreate",
     ]
 
 
 def unregister(
     folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
-    site: Annotated[str, typer.Argument(help="A site that leaves, or whose key is lost or stolen.")],
+    site: Annotated[
+        str, typer.Argument(help="A site that leaves, or whose key is lost or stolen.")
+    ],
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
 ) -> None:
@@ -95,7 +115,8 @@ def run(
 ) -> None:
     """Run a federation with the connected sites, and watch it. Exits with 0 only when it finished.
 
-    Ctrl-C stops the run. If the terminal is lost, the run continues, and `coordinator attach` watches it again.
+    Ctrl-C stops the run. If the terminal is lost, the run continues, and `coordinator attach`
+    watches it again.
     """
     from common.help import without_effect
     from common.run import parse_run
@@ -147,7 +168,10 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
     from server_app.runs.card import missing_line
 
     if folder is None:
-        console.print(f"{DONE}; the run folder is on the machine of the coordinator's app, in {output}", soft_wrap=True)
+        console.print(
+            f"{DONE}; the run folder is on the machine of the coordinator's app, in {output}",
+            soft_wrap=True,
+        )
         return
     if as_json:
         print((folder / "metrics.json").read_text())
@@ -159,10 +183,14 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
         console.print(f"{card['state']}: {missing_line(card)}", soft_wrap=True)
     if secured and card["names"] == "claimed":
         console.print(
-            "the coordinator's app had no table of registered sites, so the sites chose their names themselves; start the "
-            "SuperLink with `coordinator superlink`, or set FEDSURROGATE_REGISTERED where the app runs",
+            "the coordinator's app had no table of registered sites, so the sites chose their "
+            "names themselves; start the SuperLink with `coordinator superlink`, or set "
+            "FEDSURROGATE_REGISTERED where the app runs",
             soft_wrap=True,
         )
     came = sites["invited"] + card["never_came"]
-    console.print(f"{DONE}, {sites['used']} of {came} sites used; report {folder / 'report.html'}", soft_wrap=True)
+    console.print(
+        f"{DONE}, {sites['used']} of {came} sites used; report {folder / 'report.html'}",
+        soft_wrap=True,
+    )
     console.print(str(folder), soft_wrap=True)

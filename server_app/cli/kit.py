@@ -12,12 +12,21 @@ from common.command_line import console
 
 def kit(
     folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
-    site: Annotated[str, typer.Argument(help="The site that gets the kit; the folder must hold its key.")],
-    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the site reaches the coordinator.")],
-    image: Annotated[str, typer.Option(help="Name of the container image at the site.")] = "fedsurrogate",
-    out: Annotated[Path | None, typer.Option(help="The archive to write; default: SITE.tar.gz.")] = None,
+    site: Annotated[
+        str, typer.Argument(help="The site that gets the kit; the folder must hold its key.")
+    ],
+    coordinator: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the site reaches the coordinator.")
+    ],
+    image: Annotated[
+        str, typer.Option(help="Name of the container image at the site.")
+    ] = "fedsurrogate",
+    out: Annotated[
+        Path | None, typer.Option(help="The archive to write; default: SITE.tar.gz.")
+    ] = None,
 ) -> None:
-    """Pack the kit of a hospital into one archive: certificates, key, compose file, settings, policy template, a guide.
+    """Pack the kit of a hospital into one archive: certificates, key, compose file, settings,
+    policy template, a guide.
 
     It holds the site's private key: send it only over a channel that you trust.
     """
@@ -26,4 +35,7 @@ def kit(
     file = out or Path(f"{site}.tar.gz")
     for name in pack_kit(folder, site, coordinator, image, file):
         console.print(f"  {name}", soft_wrap=True)
-    console.print(f"{file}; it holds the private key of {site}: send it only over a channel that you trust", soft_wrap=True)
+    console.print(
+        f"{file}; it holds the private key of {site}: send it only over a channel that you trust",
+        soft_wrap=True,
+    )

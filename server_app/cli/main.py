@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 # Unix time at which this program was started, up to the import of its first modules.
 BEGAN = time.time()
 WITHOUT_RAY = (
-    "Ray is not installed, so the sites run in this process, one after another; the results are the same. For sites in "
-    f"parallel run {install_command('simulation')}"
+    "Ray is not installed, so the sites run in this process, one after another; the results are "
+    f"the same. For sites in parallel run {install_command('simulation')}"
 )
-app = new_app("The coordinator of a federation: simulate, plan, run and watch runs, and read their results.")
+app = new_app(
+    "The coordinator of a federation: simulate, plan, run and watch runs, and read their results."
+)
 
 
 class Engine(StrEnum):
@@ -50,7 +52,9 @@ class Engine(StrEnum):
 
 @contextmanager
 def _timed() -> Iterator[None]:
-    """Let the processes of a run know when this program was started, for the duration in metrics.json."""
+    """Let the processes of a run know when this program was started, for the duration in
+    metrics.json.
+    """
     from common.flower.environment import COMMAND_BEGAN
 
     os.environ[COMMAND_BEGAN] = f"{BEGAN:f}"
@@ -62,25 +66,36 @@ def _timed() -> Iterator[None]:
 
 @app.command()
 def simulate(
-    sites: Annotated[int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")] = 3,
+    sites: Annotated[
+        int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")
+    ] = 3,
     preset: Preset = "",
     run_config: RunSettings = None,
-    gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")] = 0.0,
+    gpus: Annotated[
+        float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")
+    ] = 0.0,
     parallel: Annotated[
-        int, typer.Option(min=0, help="Sites that run at the same time; fewer need less memory. 0: one a core.")
+        int,
+        typer.Option(
+            min=0, help="Sites that run at the same time; fewer need less memory. 0: one a core."
+        ),
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json and the folder, no table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print metrics.json and the folder, no table.")
+    ] = False,
     engine: Annotated[
         Engine | None,
         typer.Option(
-            help="flower: Flower's simulation, sites in parallel. local: in this process, one by one.",
+            help="flower: Flower's simulation, sites in parallel. local: in this process, one by "
+            "one.",
             show_default="flower where Ray is installed, else local",
         ),
     ] = None,
 ) -> None:
     """Run a whole federation on this machine.
 
-    Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16 compare=true'
+    Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16
+    compare=true'
     """
     from common.settings.flat import parse_overrides
     from server_app.lifecycle.before_start import check_simulation, flower_engine
@@ -92,7 +107,9 @@ def simulate(
     _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
     progress, so_far = stderr_console(), Progress()
     # Only Flower's simulation has these options.
-    by_flower = flower_engine(engine is Engine.flower if engine else True if parallel or gpus else None)
+    by_flower = flower_engine(
+        engine is Engine.flower if engine else True if parallel or gpus else None
+    )
     if not (by_flower or engine):
         progress.print(WITHOUT_RAY, soft_wrap=True)
     with _timed(), progress.status(f"starting {sites} simulated sites") as status:
@@ -114,7 +131,12 @@ def simulate(
                     folder = simulate_here(sites, settings, show)
         except Interrupted as stop:
             status.stop()
-            options = ["--sites", str(sites), "--engine", Engine.flower if by_flower else Engine.local]
+            options = [
+                "--sites",
+                str(sites),
+                "--engine",
+                Engine.flower if by_flower else Engine.local,
+            ]
             options += ["--parallel", str(parallel)] if parallel else []
             options += ["--gpus", f"{gpus:g}"] if gpus else []
             for line in goodbye(stop, ["coordinator", "simulate", *options], settings):
@@ -141,12 +163,20 @@ def plan(
     preset: Preset = "",
     run_config: RunSettings = None,
     classes: Annotated[int, typer.Option(min=1, help="Number of classes at a site.")] = 10,
-    records: Annotated[int, typer.Option(min=1, help="Number of training records at a site.")] = 1000,
-    dimension: Annotated[int, typer.Option(min=0, help="Feature dimension; 0: detect it if possible.")] = 0,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds of FedAvg, for comparison.")] = 20,
+    records: Annotated[
+        int, typer.Option(min=1, help="Number of training records at a site.")
+    ] = 1000,
+    dimension: Annotated[
+        int, typer.Option(min=0, help="Feature dimension; 0: detect it if possible.")
+    ] = 0,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of rounds of FedAvg, for comparison.")
+    ] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show the costs of a run for each site before it starts: bytes, rounds, messages, privacy; and alternatives."""
+    """Show the costs of a run for each site before it starts: bytes, rounds, messages, privacy; and
+    alternatives.
+    """
     from dataclasses import asdict
 
     from rich.table import Column, Table
@@ -166,13 +196,29 @@ def plan(
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
     private = rows[0].epsilon is not None
-    table = Table(Column("a site", overflow="fold"), "up", "down", "rounds", "messages", *(["epsilon", "delta"] * private))
+    table = Table(
+        Column("a site", overflow="fold"),
+        "up",
+        "down",
+        "rounds",
+        "messages",
+        *(["epsilon", "delta"] * private),
+    )
     for row in rows:
         budget = [f"{number:g}" if number else "none" for number in (row.epsilon, row.delta)]
-        cells = (row.name, human_bytes(row.up), human_bytes(row.down), str(row.rounds), str(row.messages))
+        cells = (
+            row.name,
+            human_bytes(row.up),
+            human_bytes(row.down),
+            str(row.rounds),
+            str(row.messages),
+        )
         table.add_row(*cells, *(budget * private))
     console.print(table)
-    for line in [*without_effect(config), *in_words(config, rows[0], known_dimension, classes, records)]:
+    for line in [
+        *without_effect(config),
+        *in_words(config, rows[0], known_dimension, classes, records),
+    ]:
         console.print(line)
 
 
@@ -210,10 +256,16 @@ def report(
     run: RunArgument,
     beside: Annotated[
         list[Path] | None,
-        typer.Option(help="Another run, to compare its accuracy; may be given several times.", autocompletion=complete_runs),
+        typer.Option(
+            help="Another run, to compare its accuracy; may be given several times.",
+            autocompletion=complete_runs,
+        ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also write every table of the report to a CSV file in FOLDER.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Also write every table of the report to a CSV file in FOLDER."
+        ),
     ] = None,
 ) -> None:
     """Write RUN/report.html again from the files in the run folder."""
@@ -235,7 +287,9 @@ def report(
 @app.command()
 def relearn(
     run: RunArgument,
-    without: Annotated[list[str] | None, typer.Option(help="Leave this site out; may be given several times.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="Leave this site out; may be given several times.")
+    ] = None,
     classes: Annotated[str, typer.Option(help="Only these classes, comma-separated.")] = "",
 ) -> None:
     """Learn a new head from the stored surrogates, without contacting the sites.
@@ -250,7 +304,9 @@ def relearn(
     except ValueError as error:
         raise ConfigError(f"classes: {error}") from None
     folder, head = learn_again(run, without or (), names)
-    console.print(f"{len(head.header.classes)} classes: {', '.join(head.header.classes)}", soft_wrap=True)
+    console.print(
+        f"{len(head.header.classes)} classes: {', '.join(head.header.classes)}", soft_wrap=True
+    )
     console.print(str(folder), soft_wrap=True)
 
 
@@ -268,7 +324,11 @@ def result_table(metrics: dict[str, Any]) -> Table:
         *([f"{human_bytes(sent['up'] / rounds)} a round"] if rounds > 1 else []),
         human_seconds(seconds),
     )
-    tested = METHODS[metrics["method"]].usual.combination.tested if metrics["method"] in METHODS else "the model"
+    tested = (
+        METHODS[metrics["method"]].usual.combination.tested
+        if metrics["method"] in METHODS
+        else "the model"
+    )
     caption = f"at site: {tested}, on the site's own test records" if accuracy["per_site"] else None
     table = Table("", "accuracy", "uplink", title=", ".join(facts), caption=caption)
     rows = [("this run", "model", sent["up"])]
@@ -276,8 +336,12 @@ def result_table(metrics: dict[str, Any]) -> Table:
     for label, key, count in rows:
         if key in accuracy:
             table.add_row(label, f"{accuracy[key]:.2%}", human_bytes(count) if count else "")
-    for site, share in sorted(accuracy["per_site"].items(), key=lambda item: (len(item[0]), item[0]))[:20]:
-        table.add_row(f"at site {site}", f"{share:.2%}", human_bytes(sent["up_per_site"].get(site, 0)))
+    for site, share in sorted(
+        accuracy["per_site"].items(), key=lambda item: (len(item[0]), item[0])
+    )[:20]:
+        table.add_row(
+            f"at site {site}", f"{share:.2%}", human_bytes(sent["up_per_site"].get(site, 0))
+        )
     return table
 
 

@@ -1,4 +1,5 @@
-"""Commands about the model of a run: `coordinator evaluate`, `value`, `export`, and before it `survey`.
+"""Commands about the model of a run: `coordinator evaluate`, `value`, `export`, and before it
+`survey`.
 
 The first two and the last ask the sites for counts, with noise that their ledgers charge.
 """
@@ -21,16 +22,28 @@ from server_app.cli.options import RunArgument, complete_runs
 if TYPE_CHECKING:
     from common.settings.flat import Scalar
 
-Epsilon = Annotated[float, typer.Option(min=0, help="Privacy budget at each site; 0: exact, where policies allow it.")]
+Epsilon = Annotated[
+    float,
+    typer.Option(min=0, help="Privacy budget at each site; 0: exact, where policies allow it."),
+]
 Delta = Annotated[float, typer.Option(min=0, max=0.01, help="Delta of the privacy budget.")]
 Summed = Annotated[
-    bool, typer.Option("--secure-sum", help="See only the sum over all sites, with one joint noise instead of one a site.")
+    bool,
+    typer.Option(
+        "--secure-sum",
+        help="See only the sum over all sites, with one joint noise instead of one a site.",
+    ),
 ]
 
 
 def evaluate(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL_OR_RUN", help="A run folder, or a signed model.", autocompletion=complete_runs)
+        Path,
+        typer.Argument(
+            metavar="MODEL_OR_RUN",
+            help="A run folder, or a signed model.",
+            autocompletion=complete_runs,
+        ),
     ],
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
@@ -40,9 +53,11 @@ def evaluate(
     run_config: RunSettings = None,
     as_json: Json = False,
 ) -> None:
-    """Ask the sites how good a model is on their held-out records: noisy counts of decisions and scores, and intervals.
+    """Ask the sites how good a model is on their held-out records: noisy counts of decisions and
+    scores, and intervals.
 
-    The model of a simulated run is evaluated in a simulation with the same sites, next to the exact values.
+    The model of a simulated run is evaluated in a simulation with the same sites, next to the exact
+    values.
     """
     from common.settings.flat import parse_overrides
     from server_app.counting import CountingBudget, evaluation_settings
@@ -60,7 +75,9 @@ def evaluate(
 
     from server_app.counting import rows_of
 
-    table = Table("class", "records", "sensitivity", "specificity", "AUROC", caption="with 95 % intervals")
+    table = Table(
+        "class", "records", "sensitivity", "specificity", "AUROC", caption="with 95 % intervals"
+    )
     for name, row in rows_of(result):
         records: Any = row["records"]
         rates = (_shown(row[key]) for key in ("sensitivity", "specificity", "auroc"))
@@ -68,7 +85,10 @@ def evaluate(
     console.print(table)
     console.print(f"accuracy {_shown(result['accuracy'])}, at {result['sites']} sites")
     if "exact" in result:
-        console.print(f"exact accuracy {_shown(result['exact']['accuracy'])}, known because this is a simulation")
+        console.print(
+            f"exact accuracy {_shown(result['exact']['accuracy'])}, known because this is a "
+            "simulation"
+        )
     for site, each in result.get("per_site", {}).items():
         console.print(f"at site {site}: accuracy {_shown(each)}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
@@ -77,7 +97,12 @@ def evaluate(
 def value(
     run: RunArgument,
     epsilon: Annotated[
-        float, typer.Option(min=0, help="Ask the sites for noisy counts with this budget; 0: test records of a simulation.")
+        float,
+        typer.Option(
+            min=0,
+            help="Ask the sites for noisy counts with this budget; 0: test records of a "
+            "simulation.",
+        ),
     ] = 0.0,
     delta: Delta = 1e-5,
     secure_sum: Summed = False,
@@ -85,10 +110,11 @@ def value(
     root_certificates: Authority = None,
     as_json: Json = False,
 ) -> None:
-    """The value of each hospital of a run: by how much the model is better with it. From stored surrogates.
+    """The value of each hospital of a run: by how much the model is better with it. From stored
+    surrogates.
 
-    In a simulation on its test records: leave-one-out and Shapley values. Values of a hospital with swapped labels or broken
-    images are low or negative. `coordinator report RUN` shows them.
+    In a simulation on its test records: leave-one-out and Shapley values. Values of a hospital with
+    swapped labels or broken images are low or negative. `coordinator report RUN` shows them.
     """
     from server_app.site_values import noisy_values, stored, value_of_sites, value_settings
 
@@ -99,9 +125,13 @@ def value(
         settings, _ = value_settings(run, CountingBudget(epsilon, delta, secure_sum))
         folder = _run(settings, 0, control, root_certificates)
         sites = list(stored(run_config_of(run), run)[1])
-        result = noisy_values(run, sites, _result(folder, "values"), str(settings["classes"]).count(",") + 1)
+        result = noisy_values(
+            run, sites, _result(folder, "values"), str(settings["classes"]).count(",") + 1
+        )
     elif secure_sum:
-        raise ConfigError("--secure-sum sums the counts of --epsilon; without it, nothing is asked of the sites")
+        raise ConfigError(
+            "--secure-sum sums the counts of --epsilon; without it, nothing is asked of the sites"
+        )
     else:
         result = value_of_sites(run)
     if as_json:
@@ -110,11 +140,20 @@ def value(
     from rich.table import Table
 
     table = Table(
-        "site", "leave-one-out", "Shapley value", title=f"accuracy {result['all']:.1%}; a guess {result['none']:.1%}"
+        "site",
+        "leave-one-out",
+        "Shapley value",
+        title=f"accuracy {result['all']:.1%}; a guess {result['none']:.1%}",
     )
-    for each in sorted(result["sites"], key=lambda each: -(each["shapley"] or each["leave_one_out"])):
+    for each in sorted(
+        result["sites"], key=lambda each: -(each["shapley"] or each["leave_one_out"])
+    ):
         error = f" ± {each['error']:.1%}" if each["error"] else ""
-        shares = ("", f"{each['shapley']:+.1%}{error}") if each["shapley"] is not None else (error, "not measured")
+        shares = (
+            ("", f"{each['shapley']:+.1%}{error}")
+            if each["shapley"] is not None
+            else (error, "not measured")
+        )
         table.add_row(each["site"], f"{each['leave_one_out']:+.1%}{shares[0]}", shares[1])
     console.print(table)
 
@@ -127,17 +166,29 @@ def survey(
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
-    simulate: Annotated[int, typer.Option(min=0, help="Simulate so many sites, with data of --run-config.")] = 0,
+    simulate: Annotated[
+        int, typer.Option(min=0, help="Simulate so many sites, with data of --run-config.")
+    ] = 0,
     like: Annotated[
-        Path | None, typer.Option(help="Estimate accuracies with features like those of this run, which stored surrogates.")
+        Path | None,
+        typer.Option(
+            help="Estimate accuracies with features like those of this run, which stored "
+            "surrogates."
+        ),
     ] = None,
     expected: Annotated[
-        float, typer.Option(min=0.01, max=0.999, help="Else: the accuracy that is expected without noise.")
+        float,
+        typer.Option(
+            min=0.01, max=0.999, help="Else: the accuracy that is expected without noise."
+        ),
     ] = 0.9,
-    dimension: Annotated[int, typer.Option(min=2, max=4096, help="Else: numbers in the features of a record.")] = 128,
+    dimension: Annotated[
+        int, typer.Option(min=2, max=4096, help="Else: numbers in the features of a record.")
+    ] = 128,
     as_json: Json = False,
 ) -> None:
-    """Ask the sites how many records of which classes they have, and estimate what accuracy a run could reach.
+    """Ask the sites how many records of which classes they have, and estimate what accuracy a run
+    could reach.
 
     Example: coordinator survey --classes normal,pneumonia --epsilon 0.5
     """
@@ -151,9 +202,15 @@ def survey(
         names = split_names(classes)
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
-    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum)) | parse_overrides(run_config or [])
+    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum)) | parse_overrides(
+        run_config or []
+    )
     # Before the sites are charged: these may fail.
-    source = features_like(like, names) if like is not None else features_with(len(names), dimension, expected)
+    source = (
+        features_like(like, names)
+        if like is not None
+        else features_with(len(names), dimension, expected)
+    )
     folder = _run(settings, simulate, control, root_certificates)
     result = _result(folder, "survey")
     result["estimate"] = estimate_of(result, source)
@@ -165,19 +222,27 @@ def survey(
     from rich.table import Table
 
     sites = result.get("per_site", {})
-    table = Table("class", "records", *(f"site {name}" for name in sites), caption="with 95 % intervals")
+    table = Table(
+        "class", "records", *(f"site {name}" for name in sites), caption="with 95 % intervals"
+    )
     for index, (name, row) in enumerate(result["classes"].items()):
         at_sites = (str(counts[index]) for counts in sites.values())
-        table.add_row(name, f"{row['value']:.0f} ({row['low']:.0f} to {row['high']:.0f})", *at_sites)
+        table.add_row(
+            name, f"{row['value']:.0f} ({row['low']:.0f} to {row['high']:.0f})", *at_sites
+        )
     console.print(table)
     for epsilon_of_run, accuracy in result["estimate"]["accuracy"].items():
-        console.print(f"a run at epsilon {epsilon_of_run} could reach an accuracy of about {accuracy:.0%}")
+        console.print(
+            f"a run at epsilon {epsilon_of_run} could reach an accuracy of about {accuracy:.0%}"
+        )
     console.print(result["estimate"]["how"], soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
 
 
 def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Path | None) -> Path:
-    """Run to the end, simulated in this process with so many sites, or with the connected sites; return the run folder."""
+    """Run to the end, simulated in this process with so many sites, or with the connected sites;
+    return the run folder.
+    """
     from common.run import parse_run
     from server_app.deployment.control import check_connection
     from server_app.deployment.control import run as start
@@ -238,16 +303,25 @@ ENDINGS = {
 
 def export(
     run: RunArgument,
-    format_: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.fedsurrogate,
-    out: Annotated[Path | None, typer.Option(help="The file to write; by default in the run folder.")] = None,
-    weights_path: Annotated[str, typer.Option(help="File of the backbone's weights; empty downloads the library's.")] = "",
+    format_: Annotated[
+        Format, typer.Option("--format", help="What to write.")
+    ] = Format.fedsurrogate,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; by default in the run folder.")
+    ] = None,
+    weights_path: Annotated[
+        str, typer.Option(help="File of the backbone's weights; empty downloads the library's.")
+    ] = "",
     key: Annotated[
-        Path | None, typer.Option(help="Folder with coordinator.key, to sign a model that is not signed yet.")
+        Path | None,
+        typer.Option(help="Folder with coordinator.key, to sign a model that is not signed yet."),
     ] = None,
 ) -> None:
-    """Write a run's model: signed file for sites, graph (ONNX, TorchScript, torch.export), model card, or research object.
+    """Write a run's model: signed file for sites, graph (ONNX, TorchScript, torch.export), model
+    card, or research object.
 
-    A graph has normalisation, backbone and head in one; it is read again and compared before the command ends.
+    A graph has normalisation, backbone and head in one; it is read again and compared before the
+    command ends.
     """
     from server_app.export.source import signed_model_of
 
@@ -255,7 +329,9 @@ def export(
     # The suffix is not taken with `with_suffix`, which would cut a name at its last dot.
     file = out if out is not None else run / f"{model.manifest.name}{ENDINGS[format_]}"
     if not file.expanduser().absolute().parent.is_dir():
-        raise ConfigError(f"--out {str(file)!r}: there is no folder {str(file.parent)!r}; create it first")
+        raise ConfigError(
+            f"--out {str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
+        )
     if format_ is Format.fedsurrogate:
         from common.signed_models.signed_model import save_signed_model
 

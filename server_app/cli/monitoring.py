@@ -1,4 +1,6 @@
-"""The `coordinator watch`, `coordinator metrics` and `coordinator tensorboard` commands: they monitor runs."""
+"""The `coordinator watch`, `coordinator metrics` and `coordinator tensorboard` commands: they
+monitor runs.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,39 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletio
 Timeout = Annotated[
     float,
     typer.Option(
-        min=0, metavar="SECONDS", help="Stop after this time without a run, or without an event of the run; 0: never."
+        min=0,
+        metavar="SECONDS",
+        help="Stop after this time without a run, or without an event of the run; 0: never.",
     ),
 ]
-Next = Annotated[bool, typer.Option("--next", help="Wait for the next run, and ignore the runs that exist already.")]
+Next = Annotated[
+    bool,
+    typer.Option("--next", help="Wait for the next run, and ignore the runs that exist already."),
+]
 
 
 def watch(
     run: Run = Path("runs"),
     timeout: Timeout = 0.0,
     wait_for_next: Next = False,
-    once: Annotated[bool, typer.Option("--once", help="Show the current state of the run, and exit.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show the current state of the run, and exit.")
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print each event as a JSON object on its own line, then metrics.json; with --once the state."
+            "--json",
+            help="Print each event as a JSON object on its own line, then metrics.json; with "
+            "--once the state.",
         ),
     ] = False,
 ) -> None:
     """Watch a run until it ends: rounds, accuracy, the state of every site.
 
-    Waits until a run begins if there is none yet. Reads files only, so it can be started and stopped at any time. If the
-    output is not a terminal, it prints a line for every event. Exits with 0 when the run succeeded (with --once: has not
-    failed), with 1 when it failed or --timeout has passed.
+    Waits until a run begins if there is none yet. Reads files only, so it can be started and
+    stopped at any time. If the output is not a terminal, it prints a line for every event. Exits
+    with 0 when the run succeeded (with --once: has not failed), with 1 when it failed or --timeout
+    has passed.
     """
     from server_app.monitoring.watch import show_once, watch_json
     from server_app.monitoring.watch import watch as show
@@ -55,15 +67,25 @@ def watch(
 
 
 def metrics(
-    runs: Annotated[Path, typer.Argument(metavar="RUNS", help="The folder of all runs, or one run folder.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")] = 9464,
+    runs: Annotated[
+        Path, typer.Argument(metavar="RUNS", help="The folder of all runs, or one run folder.")
+    ],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")
+    ] = 9464,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; only a loopback address without --exposed.")
+        str,
+        typer.Option(help="The address to listen on; only a loopback address without --exposed."),
     ] = "127.0.0.1",
     exposed: Annotated[
-        bool, typer.Option("--exposed", help="Allow an address that other machines reach. No password protects it.")
+        bool,
+        typer.Option(
+            "--exposed", help="Allow an address that other machines reach. No password protects it."
+        ),
     ] = False,
-    newest: Annotated[int, typer.Option(min=1, max=1000, help="Number of runs to report, newest first.")] = 20,
+    newest: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of runs to report, newest first.")
+    ] = 20,
 ) -> None:
     """Serve the state of runs to Prometheus, at http://HOST:PORT/metrics, until interrupted.
 
@@ -74,7 +96,10 @@ def metrics(
     with serve(runs, host, port, newest, exposed) as url:
         console.print(f"{url} reports the runs in {runs}; Ctrl-C ends it", soft_wrap=True)
         if not is_loopback(host):
-            warning = "other machines can read site names and run states: allow only your monitoring to reach this port"
+            warning = (
+                "other machines can read site names and run states: allow only your "
+                "monitoring to reach this port"
+            )
             stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
         wait_for_interrupt()
 
@@ -82,14 +107,16 @@ def metrics(
 def tensorboard(
     run: Run,
     logdir: Annotated[
-        Path | None, typer.Option(help="Write into LOGDIR/<name of the run>; default: RUN/tensorboard.")
+        Path | None,
+        typer.Option(help="Write into LOGDIR/<name of the run>; default: RUN/tensorboard."),
     ] = None,
     timeout: Timeout = 0.0,
 ) -> None:
-    """Write a run's scalars for TensorBoard: accuracy, bytes and epsilon per round, seconds per site.
+    """Write a run's scalars for TensorBoard: accuracy, bytes and epsilon per round, seconds per
+    site.
 
-    Follows an active run to its end. Replaces files from an earlier call for the same run. Needs the extra
-    `tensorboard`. Prints the folder to give to `tensorboard --logdir`.
+    Follows an active run to its end. Replaces files from an earlier call for the same run. Needs
+    the extra `tensorboard`. Prints the folder to give to `tensorboard --logdir`.
     """
     from server_app.monitoring.tensorboard import write_scalars
 

@@ -1,4 +1,6 @@
-"""The `coordinator key`, `request`, `learn` and `exchange` commands: for sites without a network connection."""
+"""The `coordinator key`, `request`, `learn` and `exchange` commands: for sites without a network
+connection.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,18 @@ import typer
 from common.command_line import RunSettings, console
 from server_app.cli.options import MetricsAsJson
 
-Folder = Annotated[Path, typer.Argument(help="The folder of `coordinator certs`; it holds the key, coordinator.key.")]
+Folder = Annotated[
+    Path,
+    typer.Argument(help="The folder of `coordinator certs`; it holds the key, coordinator.key."),
+]
 
 
 def key(folder: Folder) -> None:
-    """Show the public key that verifies this coordinator's requests: the sites' setting coordinator-key.
+    """Show the public key that verifies this coordinator's requests: the sites' setting
+    coordinator-key.
 
-    This command or `coordinator certs` makes the private key when it is missing. It stays in the folder.
+    This command or `coordinator certs` makes the private key when it is missing. It stays in the
+    folder.
     """
     from server_app.deployment.request_key import make_request_key, request_public_key
 
@@ -29,9 +36,14 @@ def request(
     folder: Folder,
     out: Annotated[Path, typer.Option(help="The file to write, for all sites.")],
     run_config: RunSettings = None,
-    days: Annotated[int, typer.Option(min=0, max=3650, help="Days until the request expires; 0: it never expires.")] = 90,
+    days: Annotated[
+        int,
+        typer.Option(min=0, max=3650, help="Days until the request expires; 0: it never expires."),
+    ] = 90,
 ) -> None:
-    """Write a signed request for sites without a network connection; `site release` replies with a bundle."""
+    """Write a signed request for sites without a network connection; `site release` replies with a
+    bundle.
+    """
     from common.settings.flat import parse_overrides
     from server_app.deployment.request_key import read_request_key
     from server_app.offline import make_request
@@ -43,30 +55,45 @@ def request(
 
 def learn(
     request: Annotated[Path, typer.Argument(help="The request file that the sites have received.")],
-    bundles: Annotated[list[Path] | None, typer.Argument(help="Bundles; used only if a key in --keys signed them.")] = None,
+    bundles: Annotated[
+        list[Path] | None, typer.Argument(help="Bundles; used only if a key in --keys signed them.")
+    ] = None,
     keys: Annotated[
-        Path | None, typer.Option(help="File with the sites' public keys, one per line, as `site key` prints them.")
+        Path | None,
+        typer.Option(
+            help="File with the sites' public keys, one per line, as `site key` prints them."
+        ),
     ] = None,
     trust_run_folder: Annotated[
         list[Path] | None,
-        typer.Option(metavar="RUN", help="A run whose unsigned surrogates are used too; may be given several times."),
+        typer.Option(
+            metavar="RUN",
+            help="A run whose unsigned surrogates are used too; may be given several times.",
+        ),
     ] = None,
     unsigned: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="An unsigned surrogate (.pb) that is used too; may be given several times."),
+        typer.Option(
+            metavar="FILE",
+            help="An unsigned surrogate (.pb) that is used too; may be given several times.",
+        ),
     ] = None,
     run_config: Annotated[
         list[str] | None,
         typer.Option(
-            "-c", "--run-config", metavar="'key=value ...'", help="For this machine: output-dir, device, quorum, sites."
+            "-c",
+            "--run-config",
+            metavar="'key=value ...'",
+            help="For this machine: output-dir, device, quorum, sites.",
         ),
     ] = None,
     as_json: MetricsAsJson = False,
 ) -> None:
-    """Learn a head from the files with which sites replied to a request. Refused files are listed; the others are used.
+    """Learn a head from the files with which sites replied to a request. Refused files are listed;
+    the others are used.
 
-    Only files signed by a listed key are used, unless you vouch for them: --trust-run-folder names a run whose
-    surrogates arrived over your authenticated network, --unsigned a single surrogate.
+    Only files signed by a listed key are used, unless you vouch for them: --trust-run-folder names
+    a run whose surrogates arrived over your authenticated network, --unsigned a single surrogate.
     """
     from common.settings.flat import parse_overrides
     from server_app.offline import learn_from_files
@@ -74,30 +101,43 @@ def learn(
     from server_app.runs.reader import read_run
 
     local = parse_overrides(run_config or [])
-    folder = learn_from_files(request, bundles or (), keys, local, trust_run_folder or (), unsigned or ())
+    folder = learn_from_files(
+        request, bundles or (), keys, local, trust_run_folder or (), unsigned or ()
+    )
     run = read_run(folder)
     if as_json:
         print(json.dumps(run.metrics, indent=2))
         return
     for site in run.sites:
-        console.print(f"{site.status:<10}{site.name}  {'; '.join(why for _, why in site.troubles)}".rstrip(), soft_wrap=True)
+        console.print(
+            f"{site.status:<10}{site.name}  {'; '.join(why for _, why in site.troubles)}".rstrip(),
+            soft_wrap=True,
+        )
     console.print(f"privacy {privacy_line(run.metrics)}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
 
 
 def exchange(
     folder: Folder,
-    keys: Annotated[Path, typer.Option(help="File with the public keys of all sites, as `site key` prints them.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder, for the files of all messages.")],
+    keys: Annotated[
+        Path,
+        typer.Option(help="File with the public keys of all sites, as `site key` prints them."),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="A new folder, for the files of all messages.")
+    ],
     run_config: RunSettings = None,
-    days: Annotated[int, typer.Option(min=1, max=365, help="Days that sites have to answer one step.")] = 30,
+    days: Annotated[
+        int, typer.Option(min=1, max=365, help="Days that sites have to answer one step.")
+    ] = 30,
     as_json: MetricsAsJson = False,
 ) -> None:
-    """Run a federation whose messages are carried as files: every method, also in rounds, and secure sums.
+    """Run a federation whose messages are carried as files: every method, also in rounds, and
+    secure sums.
 
-    Each step writes one file a site, OUT/02-north.request. At the site, `site release 02-north.request --out
-    02-north.reply` answers it. The command waits for the replies in OUT, and keeps running until the end. An empty file
-    02-north.lost tells that no reply will come.
+    Each step writes one file a site, OUT/02-north.request. At the site, `site release
+    02-north.request --out 02-north.reply` answers it. The command waits for the replies in OUT, and
+    keeps running until the end. An empty file 02-north.lost tells that no reply will come.
     """
     from common.settings.flat import parse_overrides
     from server_app.cli.control import show_result
@@ -112,6 +152,9 @@ def exchange(
         with interruptible():
             made = run_by_files(overrides, folder, keys, out, days, show)
     except Interrupted as stop:
-        show(f"interrupted by {stop}; a run in rounds continues with -c 'resume=\"RUN\"' and a new --out")
+        show(
+            f"interrupted by {stop}; a run in rounds continues with -c 'resume=\"RUN\"' and a new "
+            "--out"
+        )
         raise typer.Exit(stop.exit_code) from None
     show_result(made, made.parent, as_json, True)

@@ -1,4 +1,6 @@
-"""Options of `coordinator` commands only, and what a shell completes in them; others are in `common.command_line`."""
+"""Options of `coordinator` commands only, and what a shell completes in them; others are in
+`common.command_line`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def complete_runs(incomplete: str) -> list[str]:
     from server_app.runs.reader import run_folders
 
     typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
-    folders = dict.fromkeys(str(folder) for place in (typed, Path("runs")) for folder in run_folders(place))
+    folders = dict.fromkeys(
+        str(folder) for place in (typed, Path("runs")) for folder in run_folders(place)
+    )
     return [folder for folder in folders if folder.startswith(incomplete)]
 
 
@@ -50,5 +54,11 @@ Preset = Annotated[
 MetricsAsJson = Annotated[bool, typer.Option("--json", help="Print metrics.json instead of lines.")]
 RunArgument = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="A run folder.", exists=True, file_okay=False, autocompletion=complete_runs),
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder.",
+        exists=True,
+        file_okay=False,
+        autocompletion=complete_runs,
+    ),
 ]

@@ -1,4 +1,6 @@
-"""The `coordinator runs`, `attach`, `stop` and `sites` commands: what a SuperLink runs, and which sites it knows."""
+"""The `coordinator runs`, `attach`, `stop` and `sites` commands: what a SuperLink runs, and which
+sites it knows.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ def runs(
     output: Output = Path("runs"),
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
-    newest: Annotated[int, typer.Option(min=1, max=1000, help="Number of runs to list, newest first.")] = 20,
+    newest: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of runs to list, newest first.")
+    ] = 20,
     as_json: Json = False,
 ) -> None:
-    """List runs, newest first: state, progress, sites, age. Takes run folders, and the SuperLink's runs if it answers."""
+    """List runs, newest first: state, progress, sites, age. Takes run folders, and the SuperLink's
+    runs if it answers.
+    """
     from rich.table import Column, Table
 
     from common.number_format import human_seconds
@@ -45,12 +51,19 @@ def runs(
     complete_killed(*run_folders(output)[:newest])
     rows, problem = overview(output, control, root_certificates, newest)
     if problem:
-        stderr_console().print(f"only run folders are listed: {problem}", style="yellow", soft_wrap=True)
+        stderr_console().print(
+            f"only run folders are listed: {problem}", style="yellow", soft_wrap=True
+        )
     if as_json:
         print(json.dumps([row.facts() for row in rows], indent=2))
         return
     table = Table(
-        Column("run", overflow="fold"), Column("Flower's number", overflow="fold"), "state", "done", "sites", "began"
+        Column("run", overflow="fold"),
+        Column("Flower's number", overflow="fold"),
+        "state",
+        "done",
+        "sites",
+        "began",
     )
     for row in rows:
         began = "" if row.age is None else f"{human_seconds(row.age)} ago"
@@ -65,7 +78,8 @@ def attach(
     root_certificates: Authority = None,
     as_json: MetricsAsJson = False,
 ) -> None:
-    """Watch a run again that was started before, as `coordinator run` does. Exits with 0 only when it finished.
+    """Watch a run again that was started before, as `coordinator run` does. Exits with 0 only when
+    it finished.
 
     Ctrl-C ends only this command; the run continues.
     """
@@ -80,7 +94,9 @@ def attach(
     try:
         folder = follow(run, output, control, root_certificates, show)
     except KeyboardInterrupt:
-        output_console.print("the run continues; `coordinator attach` watches it again, `coordinator stop` ends it")
+        output_console.print(
+            "the run continues; `coordinator attach` watches it again, `coordinator stop` ends it"
+        )
         raise typer.Exit(130) from None
     show_result(folder, output, as_json, root_certificates is not None)
 
@@ -91,7 +107,9 @@ def stop(
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
 ) -> None:
-    """Stop a run at its SuperLink. Its folder records that it was interrupted; runs in rounds can be continued."""
+    """Stop a run at its SuperLink. Its folder records that it was interrupted; runs in rounds can
+    be continued.
+    """
     from server_app.deployment.control import stop as end
     from server_app.lifecycle.resume import continuation
 
@@ -103,17 +121,22 @@ def stop(
 
 def sites(
     folder: Annotated[
-        Path | None, typer.Argument(help="The folder that `coordinator certs` has made, for the names of the keys.")
+        Path | None,
+        typer.Argument(
+            help="The folder that `coordinator certs` has made, for the names of the keys."
+        ),
     ] = None,
     output: Output = Path("runs"),
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
     as_json: Json = False,
 ) -> None:
-    """List the sites: name, key, connection, last sign of life, and version and part in the newest run.
+    """List the sites: name, key, connection, last sign of life, and version and part in the newest
+    run.
 
-    The names come from the table of `coordinator register`; other keys are shown by their first digits. The version is that
-    of a site's last run. Exits with 1 if a registered site is not connected.
+    The names come from the table of `coordinator register`; other keys are shown by their first
+    digits. The version is that of a site's last run. Exits with 1 if a registered site is not
+    connected.
     """
     from rich.table import Column, Table
 
@@ -126,7 +149,15 @@ def sites(
     if as_json:
         print(json.dumps([row.facts() for row in rows], indent=2))
     else:
-        table = Table("site", "key", "state", "since", "last seen", "version", Column("last run", overflow="fold"))
+        table = Table(
+            "site",
+            "key",
+            "state",
+            "since",
+            "last seen",
+            "version",
+            Column("last run", overflow="fold"),
+        )
         for row in rows:
             table.add_row(*_cells(row))
         console.print(table)
@@ -139,6 +170,15 @@ def _cells(site: KnownSite) -> tuple[str, ...]:
 
     now = datetime.now(UTC)
     since, seen = (
-        "" if moment is None else human_seconds((now - moment).total_seconds()) for moment in (site.since, site.seen)
+        "" if moment is None else human_seconds((now - moment).total_seconds())
+        for moment in (site.since, site.seen)
     )
-    return site.name, site.key[:8], site.health, since, f"{seen} ago" if seen else "", site.version, site.last_run
+    return (
+        site.name,
+        site.key[:8],
+        site.health,
+        since,
+        f"{seen} ago" if seen else "",
+        site.version,
+        site.last_run,
+    )

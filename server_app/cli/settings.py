@@ -22,7 +22,11 @@ def settings(
     ] = "",
     method: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Only the settings that this method uses.", autocompletion=complete_methods),
+        typer.Option(
+            metavar="NAME",
+            help="Only the settings that this method uses.",
+            autocompletion=complete_methods,
+        ),
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -46,14 +50,19 @@ def settings(
 def preset(
     name: Annotated[
         str,
-        typer.Argument(help="The preset to print, for `flwr run --run-config`.", autocompletion=complete_presets),
+        typer.Argument(
+            help="The preset to print, for `flwr run --run-config`.",
+            autocompletion=complete_presets,
+        ),
     ] = "",
 ) -> None:
     """List the presets, or print the settings of one."""
     from server_app.runs.presets import preset_note, preset_settings, presets
 
     if name:
-        typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in preset_settings(name).items()))
+        typer.echo(
+            " ".join(f"{key}={json.dumps(value)}" for key, value in preset_settings(name).items())
+        )
         return
     for each in presets():
         typer.echo(f"{each}: {preset_note(each)}")

@@ -23,15 +23,25 @@ if TYPE_CHECKING:
 def sweep(
     grid: Annotated[
         list[str] | None,
-        typer.Option("--grid", "-g", metavar="'key=[value, ...]'", help="Values of a setting; may be given several times."),
+        typer.Option(
+            "--grid",
+            "-g",
+            metavar="'key=[value, ...]'",
+            help="Values of a setting; may be given several times.",
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, 2, and so on.")] = 3,
-    sites: Annotated[int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")] = 3,
+    sites: Annotated[
+        int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")
+    ] = 3,
     preset: Preset = "",
     run_config: RunSettings = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON row for each run, no table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON row for each run, no table.")
+    ] = False,
 ) -> None:
-    """Simulate every combination of settings and seeds in this process; print one table, and write it with a plot.
+    """Simulate every combination of settings and seeds in this process; print one table, and write
+    it with a plot.
 
     `coordinator report RUN` draws the report of one of the runs.
 
@@ -57,7 +67,9 @@ def sweep(
         return simulate_here(sites, merged(fixed, varied), lambda event: None, report=False)
 
     output = Path(str(fixed.get("output-dir", "runs"))).expanduser().absolute()
-    finished, file = run_trials(trials, lambda varied: parse_run(merged(fixed, varied)), run, show, output)
+    finished, file = run_trials(
+        trials, lambda varied: parse_run(merged(fixed, varied)), run, show, output
+    )
     summaries = summarise(finished)
     picture = file.with_suffix(".png")
     drawn = is_installed("matplotlib")
@@ -65,14 +77,20 @@ def sweep(
         draw_sweep(summaries).savefig(picture, dpi=150)
     else:
         # The rows of runs that may have taken hours must not be lost for their picture.
-        progress.print(f"warning: {missing('matplotlib', 'the plot')}", style="yellow", soft_wrap=True)
+        progress.print(
+            f"warning: {missing('matplotlib', 'the plot')}", style="yellow", soft_wrap=True
+        )
     if as_json:
         typer.echo(json.dumps([trial.row() for trial in finished], indent=2))
     else:
         console.print(_table(summaries))
         console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""), soft_wrap=True)
     if failed := sum(bool(trial.error) for trial in finished):
-        progress.print(f"{failed} of {len(finished)} runs failed; the lines above say why", style="red", soft_wrap=True)
+        progress.print(
+            f"{failed} of {len(finished)} runs failed; the lines above say why",
+            style="red",
+            soft_wrap=True,
+        )
         raise typer.Exit(1)
 
 
@@ -99,8 +117,13 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
             parsed: Any = tomllib.loads(f"values = {values}")["values"]
         except tomllib.TOMLDecodeError:
             parsed = None
-        if not isinstance(parsed, list) or not all(isinstance(value, str | int | float) for value in parsed):
-            raise ConfigError(f"cannot read --grid {text!r}; write a key and a list of values: 'epsilon=[1.0, 8.0]'")
+        if not isinstance(parsed, list) or not all(
+            isinstance(value, str | int | float) for value in parsed
+        ):
+            raise ConfigError(
+                f"cannot read --grid {text!r}; write a key and a list of values: 'epsilon=[1.0, "
+                "8.0]'"
+            )
         grid[key.strip()] = parsed
     return grid
 
@@ -115,5 +138,7 @@ def _table(summaries: Sequence[Any]) -> Table:
         spread = "" if each.deviation is None else f" ± {100 * each.deviation:.2f}"
         accuracy = "" if each.accuracy is None else f"{100 * each.accuracy:.2f}{spread} %"
         sent = "" if each.bytes is None else human_bytes(each.bytes)
-        table.add_row(*map(str, each.varied.values()), accuracy, str(each.runs), str(each.failed), sent)
+        table.add_row(
+            *map(str, each.varied.values()), accuracy, str(each.runs), str(each.failed), sent
+        )
     return table

@@ -51,18 +51,23 @@ def find_handle(run: str, output: Path) -> Handle:
         RunError: there is none.
     """
     if run.isdecimal():
-        return Handle(run, next((folder for folder in run_folders(output) if flower_id(folder) == run), None))
+        return Handle(
+            run, next((folder for folder in run_folders(output) if flower_id(folder) == run), None)
+        )
     if run == LATEST:
         newest = next(iter(run_folders(output)), None)
         if newest is None:
-            raise RunError(f"there is no run in {str(output)!r}; `coordinator runs` lists those of the SuperLink")
+            raise RunError(
+                f"there is no run in {str(output)!r}; `coordinator runs` lists those of the "
+                "SuperLink"
+            )
         return Handle(flower_id(newest), newest)
     for folder in (Path(run).expanduser(), output / run):
         if any((folder / part).is_file() for part in PARTS):
             return Handle(flower_id(folder), folder)
     raise RunError(
-        f"{run!r} is no run: give a run folder, its name in {str(output)!r}, Flower's number of a run, or {LATEST!r}; "
-        "`coordinator runs` lists them"
+        f"{run!r} is no run: give a run folder, its name in {str(output)!r}, Flower's number of a "
+        f"run, or {LATEST!r}; `coordinator runs` lists them"
     )
 
 
@@ -76,7 +81,12 @@ def flower_id(folder: Path) -> str:
 
 
 def follow_run(
-    handle: Handle, output: Path, address: str, authority: Path | None, on_event: OnEvent, shown: int = 0
+    handle: Handle,
+    output: Path,
+    address: str,
+    authority: Path | None,
+    on_event: OnEvent,
+    shown: int = 0,
 ) -> Path | None:
     """Pass the events of a run on until it ends.
 
@@ -106,13 +116,22 @@ def follow_run(
             if followed.live is None and link.run is None:
                 raise RunError(link.problem)
             if link.news:
-                on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "remark", "reason": link.problem})
+                on_event(
+                    {
+                        "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}",
+                        "event": "remark",
+                        "reason": link.problem,
+                    }
+                )
             if link.run is not None and link.run.is_over:
                 if followed.live is None:
                     _check_end(link.run)
                     return None
                 if link.over_for > END_SECONDS:
-                    raise RunError(f"the SuperLink reports {link.run.status}, but {followed.live.folder} records no end")
+                    raise RunError(
+                        f"the SuperLink reports {link.run.status}, but {followed.live.folder} "
+                        "records no end"
+                    )
         time.sleep(POLL_SECONDS)
     return None if followed.live is None else followed.live.folder
 
@@ -141,7 +160,9 @@ class _Followed:
 
 
 class _Link:
-    """What the SuperLink last reported of a run. problem: why it is not known there; news: whether that is new."""
+    """What the SuperLink last reported of a run. problem: why it is not known there; news: whether
+    that is new.
+    """
 
     def __init__(self, run_id: str, address: str, authority: Path | None) -> None:
         self._run_id, self._address, self._authority = run_id, address, authority
@@ -163,8 +184,19 @@ class _Link:
         """Ask the SuperLink."""
         before, self._next = self.problem, time.monotonic() + LOOK_SECONDS
         try:
-            self.run = next((run for run in list_runs(self._address, self._authority) if run.id == self._run_id), None)
-            self.problem = "" if self.run else f"the SuperLink at {self._address} does not know run {self._run_id}"
+            self.run = next(
+                (
+                    run
+                    for run in list_runs(self._address, self._authority)
+                    if run.id == self._run_id
+                ),
+                None,
+            )
+            self.problem = (
+                ""
+                if self.run
+                else f"the SuperLink at {self._address} does not know run {self._run_id}"
+            )
         except UnreachableError as error:
             self.run, self.problem = None, str(error)
         self.news = bool(self.problem) and not before
@@ -174,4 +206,7 @@ class _Link:
 
 def _check_end(run: FlowerRun) -> None:
     if run.status != "finished:completed":
-        raise RunError(f"run {run.id} ended as {run.status}; its folder is on the machine of the coordinator's app")
+        raise RunError(
+            f"run {run.id} ended as {run.status}; its folder is on the machine of the "
+            "coordinator's app"
+        )

@@ -43,7 +43,9 @@ class Row:
         return asdict(self)
 
 
-def overview(output: Path, address: str, authority: Path | None, newest: int) -> tuple[list[Row], str]:
+def overview(
+    output: Path, address: str, authority: Path | None, newest: int
+) -> tuple[list[Row], str]:
     """The newest runs.
 
     Args:

@@ -47,10 +47,14 @@ class KnownSite:
     def facts(self) -> dict[str, Any]:
         """As a JSON object."""
         times = {"since": self.since, "seen": self.seen}
-        return asdict(self) | {name: moment and moment.isoformat(timespec="seconds") for name, moment in times.items()}
+        return asdict(self) | {
+            name: moment and moment.isoformat(timespec="seconds") for name, moment in times.items()
+        }
 
 
-def known_sites(folder: Path | None, output: Path, address: str, authority: Path | None) -> list[KnownSite]:
+def known_sites(
+    folder: Path | None, output: Path, address: str, authority: Path | None
+) -> list[KnownSite]:
     """All sites, with their part in the newest run, and their versions from the newest runs.
 
     Args:
@@ -69,7 +73,10 @@ def known_sites(folder: Path | None, output: Path, address: str, authority: Path
     table = read_table(file) if file.is_file() or folder is not None else {}
     runs = [_sites_of(run) for run in run_folders(output)[:NEWEST]]
     sites = list_sites(address, authority, table)
-    return [replace(site, last_run=_part(runs, site.name), version=_version(runs, site.name)) for site in sites]
+    return [
+        replace(site, last_run=_part(runs, site.name), version=_version(runs, site.name))
+        for site in sites
+    ]
 
 
 def _sites_of(run: Path) -> Mapping[str, SiteState]:
@@ -79,7 +86,9 @@ def _sites_of(run: Path) -> Mapping[str, SiteState]:
 
 
 def _version(runs: list[Mapping[str, SiteState]], name: str) -> str:
-    return next((sites[name].version for sites in runs if name in sites and sites[name].version), "")
+    return next(
+        (sites[name].version for sites in runs if name in sites and sites[name].version), ""
+    )
 
 
 def _part(runs: list[Mapping[str, SiteState]], name: str) -> str:
@@ -88,7 +97,9 @@ def _part(runs: list[Mapping[str, SiteState]], name: str) -> str:
     return site.fate + (f": {site.reason}" if site.reason else "")
 
 
-def list_sites(address: str, authority: Path | None, table: Mapping[str, Registration]) -> list[KnownSite]:
+def list_sites(
+    address: str, authority: Path | None, table: Mapping[str, Registration]
+) -> list[KnownSite]:
     """All sites that the SuperLink knows.
 
     Args:
@@ -125,11 +136,15 @@ def _site(node: FlowerNode, name: str | None) -> KnownSite:
     seen = None
     if since and node.online_until:
         beat = node.online_until
-        if health in ("connected", "silent") and not (node.deactivated and node.deactivated > since):
+        if health in ("connected", "silent") and not (
+            node.deactivated and node.deactivated > since
+        ):
             beat -= PATIENCE * node.heartbeat_interval
         seen = max(since, min(datetime.fromtimestamp(beat, UTC), datetime.now(UTC)))
     key = _key(node.key)
-    return KnownSite(name or (f"key {key[:8]}" if key else f"node {node.id}"), key, health, since, seen)
+    return KnownSite(
+        name or (f"key {key[:8]}" if key else f"node {node.id}"), key, health, since, seen
+    )
 
 
 def _key(public: bytes) -> str:
@@ -140,7 +155,9 @@ def _key(public: bytes) -> str:
 
     if not public:
         return ""
-    return key_fingerprint(flower().read_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return key_fingerprint(
+        flower().read_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
 
 
 def _line_key(line: str) -> str:

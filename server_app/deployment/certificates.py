@@ -1,6 +1,8 @@
-"""Certificates and keys of a federation: its own authority, the coordinator's certificate, and a key for every site.
+"""Certificates and keys of a federation: its own authority, the coordinator's certificate, and a
+key for every site.
 
-One folder holds them all. `ca.key` signs; the coordinator's machine does not need it. A site needs `ca.crt` and its own key.
+One folder holds them all. `ca.key` signs; the coordinator's machine does not need it. A site needs
+`ca.crt` and its own key.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from server_app.deployment.request_key import make_request_key
 # Mode of certificates and public keys.
 PUBLIC = 0o644
 AUTHORITY_DAYS = 3650
-# Clocks at hospitals can be wrong by minutes. A clock that is slow would refuse a certificate that is valid from now on.
+# Clocks at hospitals can be wrong by minutes. A clock that is slow would refuse a certificate that
+# is valid from now on.
 BEFORE = datetime.timedelta(days=1)
 SOON = datetime.timedelta(days=30)
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -60,7 +63,13 @@ class Paper:
         return "expires soon" if self.expires > now else "expired"
 
 
-def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool = False, days: int = SERVER_DAYS) -> None:
+def issue(
+    folder: Path,
+    hosts: Sequence[str],
+    sites: Sequence[str],
+    renew: bool = False,
+    days: int = SERVER_DAYS,
+) -> None:
     """Make the missing files in a folder: the authority, the coordinator's certificate, its key for
     signing requests, keys of sites.
 
@@ -82,23 +91,33 @@ def issue(folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool 
     for site in sites:
         if not SITE_NAME.fullmatch(site):
             raise ConfigError(
-                f"site {site[:80]!r}: must be 1 to 64 letters, digits and . _ -, and begin with a letter or a digit"
+                f"site {site[:80]!r}: must be 1 to 64 letters, digits and . _ -, and begin with a "
+                "letter or a digit"
             )
     has, had = (folder / "server.crt").is_file(), hosts_of(folder)
     if not (has or hosts):
-        raise ConfigError(f"{folder} has no server.crt yet; name the machine with --host, as sites reach it")
+        raise ConfigError(
+            f"{folder} has no server.crt yet; name the machine with --host, as sites reach it"
+        )
     if has and not renew and (new := [host for host in hosts if host not in had]):
-        raise ConfigError(f"host {new[0]!r} is not in server.crt, which is for {', '.join(had)}; add it with --renew")
+        raise ConfigError(
+            f"host {new[0]!r} is not in server.crt, which is for {', '.join(had)}; add it with "
+            "--renew"
+        )
     known = (folder / "ca.crt").is_file()
     if not known and (has or any((folder / "sites").glob("*/ca.crt"))):
-        raise ConfigError(f"{folder / 'ca.crt'} is missing, and sites trust it; restore it, or use another folder")
+        raise ConfigError(
+            f"{folder / 'ca.crt'} is missing, and sites trust it; restore it, or use another folder"
+        )
     signer = _signer(folder) if known and (renew or not has) else None
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not known:
         signer = _make_authority(folder)
     if signer is not None:
         # Also the local names, because the coordinator's machine uses them for the Control API.
-        _make_server(folder, signer, tuple(dict.fromkeys((*had, *hosts, "localhost", "127.0.0.1"))), days)
+        _make_server(
+            folder, signer, tuple(dict.fromkeys((*had, *hosts, "localhost", "127.0.0.1"))), days
+        )
     make_request_key(folder)
     for site in sites:
         _make_site(folder / "sites" / site, (folder / "ca.crt").read_bytes())
@@ -117,7 +136,10 @@ def drop_site_keys(folder: Path, sites: Sequence[str]) -> None:
     for site in sites:
         files = [folder / "sites" / site / name for name in ("site.key", "site.pub")]
         if not (SITE_NAME.fullmatch(site) and files[1].is_file()):
-            raise ConfigError(f"site {site[:80]!r} has no key in {folder} that could be replaced; leave --new-key out")
+            raise ConfigError(
+                f"site {site[:80]!r} has no key in {folder} that could be replaced; leave "
+                "--new-key out"
+            )
         for file in files:
             file.unlink(missing_ok=True)
 
@@ -139,13 +161,28 @@ def papers(folder: Path) -> list[Paper]:
         server.verify_directly_issued_by(authority)
     except Exception as error:  # The type depends on the problem with the signature.
         raise ConfigError(
-            f"{folder / 'server.crt'} is not signed by {folder / 'ca.crt'} ({type(error).__name__}); use --renew"
+            f"{folder / 'server.crt'} is not signed by {folder / 'ca.crt'} "
+            f"({type(error).__name__}); use --renew"
         ) from None
-    if (folder / "server.key").is_file() and _private(folder / "server.key").public_key() != server.public_key():
+    if (folder / "server.key").is_file() and _private(
+        folder / "server.key"
+    ).public_key() != server.public_key():
         raise ConfigError(f"{folder / 'server.key'} is not the key of server.crt; use --renew")
     listed = [
-        Paper("authority", _common_name(authority), folder / "ca.crt", _digest(authority), authority.not_valid_after_utc),
-        Paper("server", ", ".join(hosts_of(folder)), folder / "server.crt", _digest(server), server.not_valid_after_utc),
+        Paper(
+            "authority",
+            _common_name(authority),
+            folder / "ca.crt",
+            _digest(authority),
+            authority.not_valid_after_utc,
+        ),
+        Paper(
+            "server",
+            ", ".join(hosts_of(folder)),
+            folder / "server.crt",
+            _digest(server),
+            server.not_valid_after_utc,
+        ),
     ]
     for file in sorted((folder / "sites").glob("*/site.pub")):
         listed.append(Paper("site", file.parent.name, file, key_fingerprint(file.read_bytes())))
@@ -156,7 +193,11 @@ def key_fingerprint(public: bytes) -> str:
     """SHA-256 of a public key (one line, as ssh writes it), hex."""
     key = serialization.load_ssh_public_key(public)
     digest = hashes.Hash(hashes.SHA256())
-    digest.update(key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo))
+    digest.update(
+        key.public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
     return digest.finalize().hex()
 
 
@@ -164,18 +205,31 @@ def hosts_of(folder: Path) -> tuple[str, ...]:
     """Hosts in the folder's server certificate; none without a certificate."""
     if not (folder / "server.crt").is_file():
         return ()
-    names = _certificate(folder / "server.crt").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
+    names = (
+        _certificate(folder / "server.crt")
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value
+    )
+    return (
+        *names.get_values_for_type(x509.DNSName),
+        *map(str, names.get_values_for_type(x509.IPAddress)),
+    )
 
 
 def _make_authority(folder: Path) -> ec.EllipticCurvePrivateKey:
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedsurrogate {os.urandom(4).hex()}")])
+    name = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, f"fedsurrogate {os.urandom(4).hex()}")]
+    )
     builder = _begin(name, name, key.public_key(), AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs=True), critical=True)
     replace_file(folder / "ca.key", _pem(key))
-    replace_file(folder / "ca.crt", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), mode=PUBLIC)
+    replace_file(
+        folder / "ca.crt",
+        builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+        mode=PUBLIC,
+    )
     return key
 
 
@@ -190,13 +244,17 @@ def _private(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{file} cannot be read as a private key ({type(error).__name__}); restore it") from None
+        raise ConfigError(
+            f"{file} cannot be read as a private key ({type(error).__name__}); restore it"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{file} is not an elliptic-curve key; restore the right one")
     return key
 
 
-def _make_server(folder: Path, signer: ec.EllipticCurvePrivateKey, hosts: Sequence[str], days: int) -> None:
+def _make_server(
+    folder: Path, signer: ec.EllipticCurvePrivateKey, hosts: Sequence[str], days: int
+) -> None:
     authority = _certificate(folder / "ca.crt")
     if not (folder / "server.key").is_file():
         replace_file(folder / "server.key", _pem(ec.generate_private_key(ec.SECP384R1())))
@@ -204,14 +262,22 @@ def _make_server(folder: Path, signer: ec.EllipticCurvePrivateKey, hosts: Sequen
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedsurrogate coordinator")])
     left = (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
     builder = _begin(name, authority.subject, key.public_key(), min(days, left))
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
     builder = builder.add_extension(_usage(signs=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+    builder = builder.add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+    )
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False
+    )
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = builder.add_extension(issuer, critical=False)
     replace_file(
-        folder / "server.crt", builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), mode=PUBLIC
+        folder / "server.crt",
+        builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+        mode=PUBLIC,
     )
 
 
@@ -221,17 +287,27 @@ def _make_site(folder: Path, authority: bytes) -> None:
     if (folder / "site.key").is_file():
         return
     key = ec.generate_private_key(ec.SECP384R1())
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     replace_file(folder / "site.pub", public + f" {folder.name}\n".encode(), mode=PUBLIC)
     replace_file(folder / "site.key", secret)
 
 
-def _begin(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _begin(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
-    builder = builder.not_valid_before(now - BEFORE).not_valid_after(now + datetime.timedelta(days=days))
+    builder = builder.not_valid_before(now - BEFORE).not_valid_after(
+        now + datetime.timedelta(days=days)
+    )
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
 
@@ -255,7 +331,8 @@ def _alternative(host: str) -> x509.GeneralName:
     except ValueError:
         if not HOST_NAME.fullmatch(host) or re.fullmatch(r"[0-9.]+", host):
             raise ConfigError(
-                f"host {host[:80]!r}: must be a name or an address, without https:// and without a port"
+                f"host {host[:80]!r}: must be a name or an address, without https:// and without a "
+                "port"
             ) from None
         return x509.DNSName(host)
 
@@ -264,7 +341,9 @@ def _certificate(file: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as a certificate ({type(error).__name__})") from None
+        raise ConfigError(
+            f"{file} cannot be read as a certificate ({type(error).__name__})"
+        ) from None
 
 
 def _common_name(certificate: x509.Certificate) -> str:
@@ -276,4 +355,6 @@ def _digest(certificate: x509.Certificate) -> str:
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

@@ -59,26 +59,34 @@ def _check_listening(address: str) -> None:
         if is_loopback(address):
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
-        what = f"--control {address!r}: no SuperLink listens there ({error.strerror or 'no answer'})"
+        what = (
+            f"--control {address!r}: no SuperLink listens there ({error.strerror or 'no answer'})"
+        )
         raise RunError(f"{what}; start one with `coordinator superlink`, or name another") from None
 
 
 @contextmanager
 def _connection(address: str, authority: Path | None) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A home folder for Flower's commands, whose configuration names the SuperLink's Control API `NAME`, and their
-    environment.
+    """A home folder for Flower's commands, whose configuration names the SuperLink's Control API
+    `NAME`, and their environment.
     """
     check_connection(address, authority)
     trust = "insecure = true"
     if authority is not None:
         trust = f"root-certificates = {json.dumps(str(authority.absolute()))}"
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
-        (Path(home) / "config.toml").write_text(f'[superlink.{NAME}]\naddress = "{address}"\n{trust}\n')
+        (Path(home) / "config.toml").write_text(
+            f'[superlink.{NAME}]\naddress = "{address}"\n{trust}\n'
+        )
         yield Path(home), flower_environment(Path(home))
 
 
 def run(
-    overrides: Mapping[str, Scalar], output: Path, address: str, authority: Path | None, on_event: OnEvent
+    overrides: Mapping[str, Scalar],
+    output: Path,
+    address: str,
+    authority: Path | None,
+    on_event: OnEvent,
 ) -> Path | None:
     """Run a federation with the connected sites to its end.
 
@@ -117,7 +125,9 @@ def run(
             raise
         if status != DONE and not status.startswith(FINISHED) and (run_id := run_id_in(log)):
             # Flower's own command has lost its connection; the run has not ended.
-            folder = follow_run(Handle(run_id, folder), output, address, authority, on_event, len(shown))
+            folder = follow_run(
+                Handle(run_id, folder), output, address, authority, on_event, len(shown)
+            )
             status = DONE if folder is None or succeeded(folder) else status
         if status != DONE:
             if folder is not None:
@@ -127,7 +137,9 @@ def run(
     return folder
 
 
-def attach(run: str, output: Path, address: str, authority: Path | None, on_event: OnEvent) -> Path | None:
+def attach(
+    run: str, output: Path, address: str, authority: Path | None, on_event: OnEvent
+) -> Path | None:
     """Follow a run that was started before to its end.
 
     Args:
@@ -167,15 +179,24 @@ def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle
     """
     check_connection(address, authority)
     handle = find_handle(run, output)
-    if handle.folder is not None and (status := final_metrics(handle.folder).get("status")) not in (None, "running"):
+    if handle.folder is not None and (status := final_metrics(handle.folder).get("status")) not in (
+        None,
+        "running",
+    ):
         raise RunError(
-            f"{handle.folder} has ended as {status}; name a newer run that has no folder yet by its number in "
-            "`coordinator runs`, else there is nothing to stop"
+            f"{handle.folder} has ended as {status}; name a newer run that has no folder yet by "
+            "its number in `coordinator runs`, else there is nothing to stop"
         )
     if not handle.id:
-        raise RunError(f"{handle.folder} does not name Flower's number of the run; give it, `coordinator runs` lists it")
+        raise RunError(
+            f"{handle.folder} does not name Flower's number of the run; give it, `coordinator "
+            "runs` lists it"
+        )
     if not stop_at_superlink(handle.id, address, authority):
-        raise RunError(f"the SuperLink at {address} did not stop run {handle.id}; `coordinator runs` shows its state")
+        raise RunError(
+            f"the SuperLink at {address} did not stop run {handle.id}; `coordinator runs` shows "
+            "its state"
+        )
     if handle.folder is not None:
         complete_interrupted(handle.folder, STOPPED, END_SECONDS)
     return handle

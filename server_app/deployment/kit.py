@@ -1,4 +1,6 @@
-"""The site kit: the archive that a hospital receives, with certificates, key, compose file, settings, policy, guide."""
+"""The site kit: the archive that a hospital receives, with certificates, key, compose file,
+settings, policy, guide.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,14 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
             missing.
     """
     if not ADDRESS.fullmatch(coordinator):
-        raise ConfigError(f"coordinator = {coordinator!r}: must be host:port of the Fleet API, as the site reaches it")
+        raise ConfigError(
+            f"coordinator = {coordinator!r}: must be host:port of the Fleet API, as the site "
+            "reaches it"
+        )
     if out.exists():
         raise ConfigError(
-            f"{str(out)!r} exists; the hospital may have it already. Remove it first, or name another with --out"
+            f"{str(out)!r} exists; the hospital may have it already. Remove it first, or name "
+            "another with --out"
         )
     contents = dict(_contents(certificates / "sites" / site, site, coordinator, image))
     packed = io.BytesIO()
@@ -56,7 +62,9 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
         for folder in FOLDERS:
             archive.addfile(_entry(f"{site}/{folder}", tarfile.DIRTYPE, 0o700))
         for name, content in contents.items():
-            entry = _entry(f"{site}/{name}", tarfile.REGTYPE, 0o600 if name.endswith(".key") else 0o644)
+            entry = _entry(
+                f"{site}/{name}", tarfile.REGTYPE, 0o600 if name.endswith(".key") else 0o644
+            )
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
     try:
@@ -72,16 +80,25 @@ def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator
         try:
             yield f"papers/{name}", (folder / name).read_bytes()
         except OSError:
-            raise ConfigError(f"{folder / name} is missing; make it with coordinator certs --site {site}") from None
+            raise ConfigError(
+                f"{folder / name} is missing; make it with coordinator certs --site {site}"
+            ) from None
     try:
         yield f"papers/{PUBLIC}", (folder.parents[1] / PUBLIC).read_bytes()
     except OSError:
-        raise ConfigError(f"{folder.parents[1] / PUBLIC} is missing; coordinator key {folder.parents[1]} makes it") from None
+        raise ConfigError(
+            f"{folder.parents[1] / PUBLIC} is missing; coordinator key {folder.parents[1]} makes it"
+        ) from None
     for name, source in TEMPLATES.items():
         try:
-            yield name, (DEPLOY / source).read_bytes().replace(b"{coordinator}", coordinator.encode())
+            yield (
+                name,
+                (DEPLOY / source).read_bytes().replace(b"{coordinator}", coordinator.encode()),
+            )
         except OSError:
-            raise ConfigError(f"deploy/{source} is missing; use a checkout or the image, which have it") from None
+            raise ConfigError(
+                f"deploy/{source} is missing; use a checkout or the image, which have it"
+            ) from None
     yield ".env", _settings(site, coordinator, image).encode()
 
 

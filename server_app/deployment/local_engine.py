@@ -1,4 +1,6 @@
-"""Run a whole federation in this process: the same apps, messages and checks as Flower's engines, without Ray."""
+"""Run a whole federation in this process: the same apps, messages and checks as Flower's engines,
+without Ray.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,15 @@ _active = 0
 
 
 def running() -> bool:
-    """Whether this process simulates sites now. Sites then accept the run's own data, as in Flower's simulation."""
+    """Whether this process simulates sites now. Sites then accept the run's own data, as in
+    Flower's simulation.
+    """
     return _active > 0
 
 
-def simulate_here(sites: int, overrides: Mapping[str, Scalar], on_event: OnEvent, *, report: bool = True) -> Path:
+def simulate_here(
+    sites: int, overrides: Mapping[str, Scalar], on_event: OnEvent, *, report: bool = True
+) -> Path:
     """Run simulated sites, which share the run's data, in this process.
 
     Args:
@@ -90,7 +96,14 @@ def run_here(
     # A site with data of its own has a ledger, which must not be lost.
     folders: AbstractContextManager[list[str]] = nullcontext([]) if own_data else site_folders()
     with folders as remarks:
-        remark([*without_effect(config), *remarks, *([] if own_data else check_records(settings, len(nodes)))], on_event)
+        remark(
+            [
+                *without_effect(config),
+                *remarks,
+                *([] if own_data else check_records(settings, len(nodes))),
+            ],
+            on_event,
+        )
         grid = LocalGrid(_one_thread(_client_app()), nodes, run_id)
         grid.run_config = settings
         try:

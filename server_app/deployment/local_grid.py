@@ -1,6 +1,8 @@
-"""A Flower `Grid` in this process: each message is answered at once by a ClientApp, without sockets and processes.
+"""A Flower `Grid` in this process: each message is answered at once by a ClientApp, without sockets
+and processes.
 
-Messages are converted to bytes and back, as on a network, so that both sides see what they would see there.
+Messages are converted to bytes and back, as on a network, so that both sides see what they would
+see there.
 """
 
 from __future__ import annotations
@@ -44,8 +46,12 @@ class LocalGrid(Grid):
         [1001]
     """
 
-    def __init__(self, client_app: ClientApp, node_configs: Sequence[Mapping[str, Scalar]], run_id: int = 77) -> None:
-        self.node_configs = {FIRST_NODE + index: dict(config) for index, config in enumerate(node_configs)}
+    def __init__(
+        self, client_app: ClientApp, node_configs: Sequence[Mapping[str, Scalar]], run_id: int = 77
+    ) -> None:
+        self.node_configs = {
+            FIRST_NODE + index: dict(config) for index, config in enumerate(node_configs)
+        }
         self.run_config: dict[str, Scalar] = {}
         self._client_app = client_app
         self._waiting: dict[str, Message] = {}
@@ -62,7 +68,12 @@ class LocalGrid(Grid):
         return copy.copy(self._run)
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """A message to a node.
 
@@ -92,20 +103,34 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies to these messages that have arrived."""
-        return [self._waiting.pop(name) for name in list(message_ids) if name in self._waiting and self._may_arrive(name)]
+        return [
+            self._waiting.pop(name)
+            for name in list(message_ids)
+            if name in self._waiting and self._may_arrive(name)
+        ]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Not offered: strategies push and pull, so that late replies are not lost."""
         raise NotImplementedError("the strategies push and pull, so that late replies are not lost")
 
     def _deliver(self, message: Message) -> None:
         node = message.metadata.dst_node_id
-        context = Context(self._run.run_id, node, dict(self.node_configs[node]), self._states[node], dict(self.run_config))
+        context = Context(
+            self._run.run_id,
+            node,
+            dict(self.node_configs[node]),
+            self._states[node],
+            dict(self.run_config),
+        )
         try:
             reply = self._answer(message, context)
         except Exception as error:
             # In the words of Flower's own process of an app.
-            reply = flower().failed_reply(message, "raised", str(type(error)) + ":<'" + str(error) + "'>")
+            reply = flower().failed_reply(
+                message, "raised", str(type(error)) + ":<'" + str(error) + "'>"
+            )
         self._waiting[message.metadata.message_id] = self._transported(reply, "up")
 
     def _answer(self, message: Message, context: Context) -> Message:

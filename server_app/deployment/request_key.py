@@ -1,5 +1,5 @@
-"""The coordinator's key for signing requests and models, in the certificates folder: `coordinator.key`; sites get
-`coordinator.pub`.
+"""The coordinator's key for signing requests and models, in the certificates folder:
+`coordinator.key`; sites get `coordinator.pub`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from common.files import create_file
 from common.security.sealing import SEED_BYTES, new_key, public_key
 
 KEY, PUBLIC = "coordinator.key", "coordinator.pub"
-# Environment variable of the coordinator's app: the folder of the key. Without it the key is in this folder of output-dir.
+# Environment variable of the coordinator's app: the folder of the key. Without it the key is in
+# this folder of output-dir.
 VARIABLE, FOLDER = "FEDSURROGATE_SIGNING", "signing"
 
 
@@ -79,8 +80,9 @@ def read_request_key(folder: Path) -> bytes:
         key = file.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be read ({error.strerror}), and sites reply only to requests that it signs; restore it; "
-            f"if it is lost, remove {PUBLIC}, make another with `coordinator key {folder}`; sites need its public key"
+            f"{file} cannot be read ({error.strerror}), and sites reply only to requests that it "
+            f"signs; restore it; if it is lost, remove {PUBLIC}, make another with `coordinator "
+            f"key {folder}`; sites need its public key"
         ) from None
     if len(key) != SEED_BYTES:
         raise ConfigError(f"{file} is damaged; restore it")

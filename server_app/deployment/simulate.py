@@ -1,4 +1,6 @@
-"""Run a whole federation on this machine: start Flower's simulation, watch it, read its true status, stop it."""
+"""Run a whole federation on this machine: start Flower's simulation, watch it, read its true
+status, stop it.
+"""
 
 from __future__ import annotations
 
@@ -82,17 +84,22 @@ class Machine:
 
     def resources(self, sites: int) -> str:
         """As Flower's `--federation-config`, for this number of sites."""
-        # Each site takes one of the cores that Ray believes to have. Flower starts a process a core, and each loads all
-        # libraries; more of them than sites would wait for nothing.
+        # Each site takes one of the cores that Ray believes to have. Flower starts a process a
+        # core, and each loads all libraries; more of them than sites would wait for nothing.
         cores = self.at_once(sites)
-        return f"client-resources-num-cpus=1 client-resources-num-gpus={self.gpus} init-args-num-cpus={cores}"
+        return (
+            f"client-resources-num-cpus=1 client-resources-num-gpus={self.gpus} "
+            f"init-args-num-cpus={cores}"
+        )
 
     def at_once(self, sites: int) -> int:
         """How many of these sites run at the same time."""
         return min(self.parallel or usable_cores(), sites)
 
 
-def simulate(sites: int, overrides: Mapping[str, Scalar], machine: Machine, on_event: OnEvent) -> Path:
+def simulate(
+    sites: int, overrides: Mapping[str, Scalar], machine: Machine, on_event: OnEvent
+) -> Path:
     """Run simulated sites.
 
     The settings, the records and the memory are checked before a process starts. If Ray does not
@@ -115,39 +122,58 @@ def simulate(sites: int, overrides: Mapping[str, Scalar], machine: Machine, on_e
     fit, few = fitting_sites(machine.at_once(sites))
     with site_folders() as remarks:
         unused = without_effect(config)
-        remark([*([few] if few else []), *unused, *remarks, *check_records(settings, sites)], on_event)
+        remark(
+            [*([few] if few else []), *unused, *remarks, *check_records(settings, sites)], on_event
+        )
         check_addresses()
         machine = replace(machine, parallel=fit)
         for _ in range(ATTEMPTS - 1):
             try:
                 return _simulate(sites, settings, machine, on_event)
             except NotStartedError as error:
-                on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "Ray did not start, trying again"})
+                on_event(
+                    {
+                        "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}",
+                        "event": "Ray did not start, trying again",
+                    }
+                )
                 if error.folder is not None:
                     # It holds nothing but the reason; that of the last attempt stays.
                     shutil.rmtree(error.folder, ignore_errors=True)
         return _simulate(sites, settings, machine, on_event)
 
 
-def _simulate(sites: int, settings: Mapping[str, Scalar], machine: Machine, on_event: OnEvent) -> Path:
+def _simulate(
+    sites: int, settings: Mapping[str, Scalar], machine: Machine, on_event: OnEvent
+) -> Path:
     """Make one attempt to run the simulation.
 
-    Flower gets its own home folder and ports, so runs on one machine are separate. All processes started here are stopped.
+    Flower gets its own home folder and ports, so runs on one machine are separate. All processes
+    started here are stopped.
     """
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
-        environment = flower_environment(Path(home)) | ray_folder(os.environ) | prepared_ray(os.environ)
+        environment = (
+            flower_environment(Path(home)) | ray_folder(os.environ) | prepared_ray(os.environ)
+        )
         log = Path(home) / "flower.log"
-        resources, output = f"num-supernodes={sites} {machine.resources(sites)}", Path(str(settings["output-dir"]))
+        resources, output = (
+            f"num-supernodes={sites} {machine.resources(sites)}",
+            Path(str(settings["output-dir"])),
+        )
         try:
             with superlink(Path(home), environment) as name:
-                folder, status = submit(name, settings, output, environment, log, on_event, resources)
+                folder, status = submit(
+                    name, settings, output, environment, log, on_event, resources
+                )
         except Interrupted as stop:
             # All processes have ended, some perhaps before they could record it.
             if stop.folder is not None:
                 complete_interrupted(stop.folder, f"interrupted by {stop}")
             raise
         if folder is None:
-            raise NotStartedError(f"the simulation ended before it had a run folder: {cause(plain(log))}; {REMEDY}")
+            raise NotStartedError(
+                f"the simulation ended before it had a run folder: {cause(plain(log))}; {REMEDY}"
+            )
         if status == DONE:
             return folder
         (folder / "flower.log").write_text(plain(log), encoding="utf-8")
@@ -175,7 +201,9 @@ def cause(log: str) -> str:
 
 
 def _site_log() -> str:
-    """Where the log of the simulated sites is, as a further line; empty if there is none that stays."""
+    """Where the log of the simulated sites is, as a further line; empty if there is none that
+    stays.
+    """
     log = user_folder(STATE) / "site.log"
     temporary = log.is_relative_to(tempfile.gettempdir())
     return f"\nlog of the simulated sites: {log}" if log.exists() and not temporary else ""
@@ -183,7 +211,9 @@ def _site_log() -> str:
 
 def usable_cores() -> int:
     """Cores that this process may use: those it is bound to, at most the quota of its container."""
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    bound = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         quota, period = CONTAINER_QUOTA.read_text().split()
         return max(1, min(bound, int(quota) // int(period)))
@@ -204,11 +234,19 @@ def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
         The name of its connection.
     """
     port = _free_port()
-    (home / "config.toml").write_text(f'[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    (home / "config.toml").write_text(
+        f'[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
     command = ["flower-superlink", *flower().simulation_flags(f"127.0.0.1:{port}")]
     log = home / "superlink.log"
     with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
     try:
         _wait_for_port(process, port, log)
         yield "simulation"
@@ -233,4 +271,6 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> No
             time.sleep(0.2)
         else:
             return
-    raise RunError(f"flower-superlink did not open its port within {START_SECONDS:.0f} s:\n{reason(log)}")
+    raise RunError(
+        f"flower-superlink did not open its port within {START_SECONDS:.0f} s:\n{reason(log)}"
+    )

@@ -32,7 +32,10 @@ PACKED = ("common", "client_app", "server_app", "strategies")
 # Flower's status of a successful run.
 DONE = "finished:completed"
 LOOK_SECONDS = 60.0
-NOT_STARTED = "the SuperLink has not started the run; check that its flower-superexec runs and that no other run is active"
+NOT_STARTED = (
+    "the SuperLink has not started the run; check that its flower-superexec runs and "
+    "that no other run is active"
+)
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -61,13 +64,29 @@ def submit(
     """
     options = ["--federation-config", resources] if resources else []
     # JSON writes strings, numbers and booleans as TOML does.
-    options += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in overrides.items())]
+    options += [
+        "--run-config",
+        " ".join(f"{key}={json.dumps(value)}" for key, value in overrides.items()),
+    ]
     with app_folder() as app, log.open("w") as stream:
         command = ["flwr", "run", str(app), name, "--stream", *options]
-        # In its own session: Ctrl-C in a terminal then reaches only this process, which ends the others in order.
-        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        # In its own session: Ctrl-C in a terminal then reaches only this process, which ends the
+        # others in order.
+        process = subprocess.Popen(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
         try:
-            folder = _follow(process, log, output, on_event, lambda: _asked(run_id_in(log), name, environment) == "pending")
+            folder = _follow(
+                process,
+                log,
+                output,
+                on_event,
+                lambda: _asked(run_id_in(log), name, environment) == "pending",
+            )
         except Interrupted as stop:
             stop.folder = find_folder(output, run_id_in(log))
             raise
@@ -84,7 +103,9 @@ def remark(remarks: Sequence[str], on_event: OnEvent) -> None:
         on_event: takes each event.
     """
     for each in remarks:
-        on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "remark", "reason": each})
+        on_event(
+            {"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "remark", "reason": each}
+        )
 
 
 @contextmanager
@@ -101,39 +122,70 @@ def app_folder() -> Iterator[Path]:
     Raises:
         RunError: pyproject.toml is missing.
     """
-    if (APP_FOLDER / "pyproject.toml").is_file() and (APP_FOLDER / "server_app" / "app.py").is_file():
+    if (APP_FOLDER / "pyproject.toml").is_file() and (
+        APP_FOLDER / "server_app" / "app.py"
+    ).is_file():
         yield APP_FOLDER
         return
-    # `pip install --target` puts the data files into the folder of the packages, and records another place for them.
+    # `pip install --target` puts the data files into the folder of the packages, and records
+    # another place for them.
     installed = files("fedsurrogate") or ()
-    recorded = [Path(str(file.locate())).parent for file in installed if "share/fedsurrogate/" in file.as_posix()]
-    folders = (each for each in (*recorded, APP_FOLDER / "share" / "fedsurrogate") if (each / "pyproject.toml").is_file())
+    recorded = [
+        Path(str(file.locate())).parent
+        for file in installed
+        if "share/fedsurrogate/" in file.as_posix()
+    ]
+    folders = (
+        each
+        for each in (*recorded, APP_FOLDER / "share" / "fedsurrogate")
+        if (each / "pyproject.toml").is_file()
+    )
     data = next(folders, None)
     if data is None:
         raise RunError(
-            f"pyproject.toml of this app is neither in {APP_FOLDER} nor among the installed files; install the package again"
+            f"pyproject.toml of this app is neither in {APP_FOLDER} nor among the installed files; "
+            "install the package again"
         )
     with tempfile.TemporaryDirectory() as folder:
-        # Flower takes the folder's name as the app's name, where it allows no underscore; random names may hold one.
+        # Flower takes the folder's name as the app's name, where it allows no underscore; random
+        # names may hold one.
         app = Path(folder) / "fedsurrogate"
         shutil.copytree(data, app)
         for package in PACKED:
-            shutil.copytree(APP_FOLDER / package, app / package, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                APP_FOLDER / package, app / package, ignore=shutil.ignore_patterns("__pycache__")
+            )
         yield app
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """Environment of Flower's commands: their own home folder, little output, and this Python's scripts first."""
-    variables = os.environ | QUIET | without_proxy_here(os.environ) | quoted_python(sys.executable, os.environ)
-    return variables | {"FLWR_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    """Environment of Flower's commands: their own home folder, little output, and this Python's
+    scripts first.
+    """
+    variables = (
+        os.environ
+        | QUIET
+        | without_proxy_here(os.environ)
+        | quoted_python(sys.executable, os.environ)
+    )
+    return variables | {
+        "FLWR_HOME": str(home),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
 
 
 def _follow(
-    process: subprocess.Popen[bytes], log: Path, output: Path, on_event: OnEvent, pending: Callable[[], bool]
+    process: subprocess.Popen[bytes],
+    log: Path,
+    output: Path,
+    on_event: OnEvent,
+    pending: Callable[[], bool],
 ) -> Path | None:
-    """Pass the run's events to `on_event` until Flower's log stream ends. Return the run folder, or None.
+    """Pass the run's events to `on_event` until Flower's log stream ends. Return the run folder, or
+    None.
 
-    Flower may start a run late and prints nothing until then. So `pending` is called at intervals, to report the wait.
+    Flower may start a run late and prints nothing until then. So `pending` is called at intervals,
+    to report the wait.
     """
     events: EventFile | None = None
     look = time.monotonic() + LOOK_SECONDS
@@ -146,7 +198,13 @@ def _follow(
         if events is None and not ended and time.monotonic() > look:
             look = time.monotonic() + LOOK_SECONDS
             if pending():
-                on_event({"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "waiting", "reason": NOT_STARTED})
+                on_event(
+                    {
+                        "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}",
+                        "event": "waiting",
+                        "reason": NOT_STARTED,
+                    }
+                )
         if ended:
             return events.path.parent if events is not None else None
         time.sleep(0.3)
@@ -178,7 +236,9 @@ def run_id_in(log: Path) -> str:
 
 
 def _status(run_id: str, name: str, environment: Mapping[str, str]) -> str:
-    """Flower's final status of the run; it is needed because `flwr run --stream` always exits with 0."""
+    """Flower's final status of the run; it is needed because `flwr run --stream` always exits with
+    0.
+    """
     if not run_id:
         return "not started"
     for _ in range(10):
@@ -207,12 +267,17 @@ def stop_run(log: Path, name: str, environment: Mapping[str, str]) -> None:
     """
     if run_id := run_id_in(log):
         command = ["flwr", "stop", run_id, name]
-        subprocess.run(command, capture_output=True, env=environment, check=False, start_new_session=True)
+        subprocess.run(
+            command, capture_output=True, env=environment, check=False, start_new_session=True
+        )
 
 
 def failure(folder: Path) -> str:
     """The recorded reason why a run failed."""
-    return str(final_metrics(folder).get("failure") or "its app has recorded no reason yet; see events.jsonl")
+    return str(
+        final_metrics(folder).get("failure")
+        or "its app has recorded no reason yet; see events.jsonl"
+    )
 
 
 def plain(log: Path) -> str:

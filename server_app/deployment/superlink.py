@@ -41,11 +41,17 @@ def table_of_registered(arguments: Sequence[str]) -> Path | None:
     None for a SuperLink that accepts any site.
     """
     settings = flower().parse_superlink(arguments)
-    return settings.certificate.parent / TABLE if settings.certificate and settings.authenticates else None
+    return (
+        settings.certificate.parent / TABLE
+        if settings.certificate and settings.authenticates
+        else None
+    )
 
 
 def folder_of_key(arguments: Sequence[str]) -> Path | None:
-    """The folder of the coordinator's key, next to the SuperLink's certificate; None if there is no key."""
+    """The folder of the coordinator's key, next to the SuperLink's certificate; None if there is no
+    key.
+    """
     certificate = flower().parse_superlink(arguments).certificate
     folder = certificate.parent if certificate else None
     return folder if folder is not None and (folder / KEY).is_file() else None

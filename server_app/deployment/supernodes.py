@@ -1,4 +1,6 @@
-"""Register and revoke the sites' keys at the SuperLink over its Control API, and store the table of node ids."""
+"""Register and revoke the sites' keys at the SuperLink over its Control API, and store the table of
+node ids.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from strategies.base.registered import TABLE, VARIABLE, Registration, read_table
 
 
 def table_file(folder: Path) -> Path:
-    """The file of the table of registered sites: from the environment, else in the folder of `coordinator certs`."""
+    """The file of the table of registered sites: from the environment, else in the folder of
+    `coordinator certs`.
+    """
     return Path(os.environ.get(VARIABLE) or folder / TABLE)
 
 
@@ -63,7 +67,9 @@ def enrol(folder: Path, address: str, authority: Path | None, wait: float = 0.0)
     try:
         write_table(table, after)
     except OSError as error:
-        raise ConfigError(f"{table}: the table of registered sites cannot be written ({error.strerror})") from None
+        raise ConfigError(
+            f"{table}: the table of registered sites cannot be written ({error.strerror})"
+        ) from None
     return states
 
 
@@ -106,13 +112,19 @@ def _keys(folder: Path) -> dict[str, str]:
     """Public keys by site. Raises ConfigError."""
     keys = {file.parent.name: _key(file) for file in sorted((folder / "sites").glob("*/site.pub"))}
     if not keys:
-        raise ConfigError(f"{folder} has no key of a site; `coordinator certs {folder} --site NAME` makes one")
+        raise ConfigError(
+            f"{folder} has no key of a site; `coordinator certs {folder} --site NAME` makes one"
+        )
     if wrong := [name for name in keys if not SITE_NAME.fullmatch(name)]:
-        raise ConfigError(f"{folder}/sites/{wrong[0]}: a site's name must have 1 to 64 letters, digits and . _ -")
+        raise ConfigError(
+            f"{folder}/sites/{wrong[0]}: a site's name must have 1 to 64 letters, digits and . _ -"
+        )
     owners: dict[str, str] = {}
     for name, key in keys.items():
         if (other := owners.setdefault(key, name)) != name:
-            raise ConfigError(f"{folder}: sites {other!r} and {name!r} have the same key; each needs its own key")
+            raise ConfigError(
+                f"{folder}: sites {other!r} and {name!r} have the same key; each needs its own key"
+            )
     return keys
 
 
@@ -122,7 +134,9 @@ def _key(file: Path) -> str:
         line = " ".join(file.read_text().split()[:2])
         _bytes(line)
     except (OSError, ValueError):
-        raise ConfigError(f"{str(file)!r} is not a site's public key; `coordinator certs` makes it") from None
+        raise ConfigError(
+            f"{str(file)!r} is not a site's public key; `coordinator certs` makes it"
+        ) from None
     return line
 
 
@@ -139,7 +153,9 @@ def _holds(nodes: dict[bytes, FlowerNode], key: str) -> bool:
 
 
 @contextmanager
-def _control(address: str, authority: Path | None, wait: float = 0.0) -> Iterator[tuple[Control, dict[bytes, FlowerNode]]]:
+def _control(
+    address: str, authority: Path | None, wait: float = 0.0
+) -> Iterator[tuple[Control, dict[bytes, FlowerNode]]]:
     """The Control API, and its nodes by public key. Raises RunError."""
     with flower().control(address, authority) as control:
         yield control, {node.key: node for node in control.nodes(wait)}

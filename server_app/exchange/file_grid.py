@@ -1,4 +1,6 @@
-"""A Flower `Grid` of files: each message to a site is written as a signed file, and its reply is read from another."""
+"""A Flower `Grid` of files: each message to a site is written as a signed file, and its reply is
+read from another.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,10 @@ class FileGrid(LocalGrid):
         written = super().push_messages(messages)
         names = [f"{self._asked[each][1]}{REQUEST}" for each in written]
         if names:
-            self._show(f"step {self._step}: carry to their sites, from {self._exchange.folder}: {', '.join(names)}")
+            self._show(
+                f"step {self._step}: carry to their sites, from {self._exchange.folder}: "
+                f"{', '.join(names)}"
+            )
         return written
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -104,7 +109,9 @@ class FileGrid(LocalGrid):
         payload, info = from_record(message.content, LARGEST_FILE)
         name, kind = message.metadata.message_id, message.metadata.message_type
         expires = f"{datetime.now(UTC).date() + timedelta(self._exchange.days):%Y-%m-%d}"
-        request = MessageRequest(name, str(self._run.run_id), site, kind, self._exchange.settings, info, expires, payload)
+        request = MessageRequest(
+            name, str(self._run.run_id), site, kind, self._exchange.settings, info, expires, payload
+        )
         content, stem = pack_request(request, self._exchange.private), f"{self._step:02d}-{site}"
         file = self._exchange.folder / f"{stem}{REQUEST}"
         replace_file(file, content)
@@ -113,7 +120,9 @@ class FileGrid(LocalGrid):
     def _reply(self, name: str) -> Message | None:
         message, stem, request = self._asked[name]
         if (self._exchange.folder / f"{stem}{LOST}").exists():
-            return flower().failed_reply(message, "unavailable", "a person has marked this site as lost")
+            return flower().failed_reply(
+                message, "unavailable", "a person has marked this site as lost"
+            )
         file = self._exchange.folder / f"{stem}{REPLY}"
         if not file.exists():
             return None
@@ -131,12 +140,17 @@ class FileGrid(LocalGrid):
                 file.replace(refused)
             except OSError:
                 return None
-            self._show(f"{file.name} cannot be used ({error}); it is {refused.name} now, and this run waits for another")
+            self._show(
+                f"{file.name} cannot be used ({error}); it is {refused.name} now, and this run "
+                "waits for another"
+            )
             return None
 
     def _checked(self, file: Path, site: str, name: str, request: str) -> MessageReply:
         if not file.is_file() or file.stat().st_size > self._exchange.largest:
-            raise SurrogateError(f"no file, or larger than the limit of {self._exchange.largest} bytes")
+            raise SurrogateError(
+                f"no file, or larger than the limit of {self._exchange.largest} bytes"
+            )
         with file.open("rb") as stream:
             content = stream.read(self._exchange.largest)
         reply = unpack_reply(content, self._exchange.keys[site])

@@ -26,7 +26,12 @@ DAY = 24 * 3600.0
 
 
 def run_by_files(
-    settings: Mapping[str, Scalar], signing: Path, keys_file: Path, out: Path, days: int, show: Callable[[str], None]
+    settings: Mapping[str, Scalar],
+    signing: Path,
+    keys_file: Path,
+    out: Path,
+    days: int,
+    show: Callable[[str], None],
 ) -> Path:
     """Run a federation whose messages are files.
 
@@ -47,10 +52,18 @@ def run_by_files(
     """
     keys = read_keys(keys_file)
     # Names become names of files, and some file systems do not tell capitals apart.
-    if not keys or not all(map(SITE_NAME.fullmatch, keys)) or len({name.casefold() for name in keys}) < len(keys):
-        raise ConfigError(f"{str(keys_file)!r} needs a line of `site key` for each site, with a name of its own")
+    if (
+        not keys
+        or not all(map(SITE_NAME.fullmatch, keys))
+        or len({name.casefold() for name in keys}) < len(keys)
+    ):
+        raise ConfigError(
+            f"{str(keys_file)!r} needs a line of `site key` for each site, with a name of its own"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{str(out)!r} is not empty; each run needs a folder of its own for its messages")
+        raise ConfigError(
+            f"{str(out)!r} is not empty; each run needs a folder of its own for its messages"
+        )
     config = parse_run({"deadline": days * DAY, "sites": len(keys), **settings})
     private = read_request_key(signing)
     run_id = secrets.randbits(62)

@@ -37,7 +37,12 @@ def module_of(classifier: Classifier) -> nn.Module:
         case Quadratic():
             return Discriminants(classifier)
         case Network():
-            module = build(classifier.kind, classifier.inputs, len(classifier.header.classes), classifier.tensors)
+            module = build(
+                classifier.kind,
+                classifier.inputs,
+                len(classifier.header.classes),
+                classifier.tensors,
+            )
             module.load_state_dict(dict(classifier.tensors), strict=False)
             return module
     raise ConfigError(f"a model of kind {type(classifier).__name__} cannot be written as a graph")
@@ -68,7 +73,9 @@ class LinearHead(nn.Module):
         centre = torch.zeros(head.dimension) if head.centre is None else head.centre
         for name, tensor in (("weight", head.weight), ("bias", head.bias), ("centre", centre)):
             self.register_buffer(name, tensor.float().clone())
-        self.register_buffer("projection", None if head.projection is None else head.projection.float().clone())
+        self.register_buffer(
+            "projection", None if head.projection is None else head.projection.float().clone()
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (n, C)."""
@@ -91,7 +98,12 @@ class MeanOfHeads(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (n, C)."""
-        return torch.stack([head(features).softmax(1) for head in self.heads]).mean(0).clamp_min(1e-30).log()
+        return (
+            torch.stack([head(features).softmax(1) for head in self.heads])
+            .mean(0)
+            .clamp_min(1e-30)
+            .log()
+        )
 
 
 class Discriminants(nn.Module):
@@ -118,5 +130,9 @@ class Discriminants(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Logits (n, C)."""
         apart = features[:, None] - self.means[None]
-        white = apart * self.whiteners if self.whiteners.ndim == 2 else torch.einsum("ncd,ced->nce", apart, self.whiteners)
+        white = (
+            apart * self.whiteners
+            if self.whiteners.ndim == 2
+            else torch.einsum("ncd,ced->nce", apart, self.whiteners)
+        )
         return self.bias - white.square().sum(2) / 2

@@ -1,4 +1,6 @@
-"""Normalisation, backbone and head of a run as one module, written as TorchScript, torch.export or ONNX."""
+"""Normalisation, backbone and head of a run as one module, written as TorchScript, torch.export or
+ONNX.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ TOLERANCE = 1e-4
 CHECKED = 5
 ONNX = "onnx"
 PACKAGES = tuple(package for package, extra in EXTRAS.items() if extra == ONNX)
-# An ONNX file is a protobuf message, which ends at 2 GiB; the weights of a larger graph get a file of their own.
+# An ONNX file is a protobuf message, which ends at 2 GiB; the weights of a larger graph get a file
+# of their own.
 ONE_FILE = 1_900_000_000
 
 
@@ -51,7 +54,13 @@ class InferenceModel(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, backbone: nn.Module, preprocessing: Preprocessing, classifier: Classifier, power: float) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        preprocessing: Preprocessing,
+        classifier: Classifier,
+        power: float,
+    ) -> None:
         super().__init__()
         self.backbone, self.power, self.head = backbone, power, module_of(classifier)
         self.register_buffer("mean", torch.tensor(preprocessing.mean).reshape(1, 3, 1, 1))
@@ -115,23 +124,33 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
     run, wanted = model.manifest.run_config(), model.manifest.fingerprint
     power = power_in(wanted)
     loaded = load_backbone(run.settings.backbone, weights_path, run.settings.image_size, "cpu")
-    if (fingerprint := with_power(loaded.fingerprint_at(model.manifest.dimension), power)) != wanted:
+    if (
+        fingerprint := with_power(loaded.fingerprint_at(model.manifest.dimension), power)
+    ) != wanted:
         raise BackboneError(
-            f"the model is for a backbone with fingerprint {wanted[:16]}, but {run.settings.backbone!r} here has "
-            f"{fingerprint[:16]}; give the file of the run's weights with --weights-path"
+            f"the model is for a backbone with fingerprint {wanted[:16]}, but "
+            f"{run.settings.backbone!r} here has {fingerprint[:16]}; give the file of the run's "
+            "weights with --weights-path"
         )
     if run.settings.backbone.startswith("pixels"):
         if not run.settings.image_size:
-            raise ConfigError("a graph needs images of one size; the run has backbone = 'pixels' with image-size = 0")
+            raise ConfigError(
+                "a graph needs images of one size; the run has backbone = 'pixels' with image-size "
+                "= 0"
+            )
         network: nn.Module = _Pixels(run.settings.backbone == "pixels")
         preprocessing = Preprocessing(run.settings.image_size, run.settings.image_size)
     else:
         built = load_network(run.settings.backbone, weights_path, run.settings.image_size)
         network, preprocessing = built.model, built.preprocessing
-    module = InferenceModel(network, preprocessing, model.classifier, power).eval().requires_grad_(False)
+    module = (
+        InferenceModel(network, preprocessing, model.classifier, power).eval().requires_grad_(False)
+    )
     generator = torch.Generator().manual_seed(0)
     side = preprocessing.crop
-    return Graph(module, preprocessing, (255 * torch.rand(2, 3, side, side, generator=generator)).round())
+    return Graph(
+        module, preprocessing, (255 * torch.rand(2, 3, side, side, generator=generator)).round()
+    )
 
 
 def write_graph(graph: Graph, kind: str, file: Path) -> float:
@@ -161,7 +180,10 @@ def write_graph(graph: Graph, kind: str, file: Path) -> float:
     if not apart <= TOLERANCE:
         for written in (file, file.with_name(f"{file.name}.data")):
             written.unlink(missing_ok=True)
-        raise RunError(f"the {kind} graph gives probabilities that differ by {apart:.2g}; allowed is {TOLERANCE:g}")
+        raise RunError(
+            f"the {kind} graph gives probabilities that differ by {apart:.2g}; allowed is "
+            f"{TOLERANCE:g}"
+        )
     return apart
 
 
@@ -180,7 +202,9 @@ def _torchscript(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
 
 def _torch_export(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
     batch = torch.export.Dim("batch", min=1, max=4096)
-    program = torch.export.export(graph.module, (graph.examples,), dynamic_shapes={"images": {0: batch}})
+    program = torch.export.export(
+        graph.module, (graph.examples,), dynamic_shapes={"images": {0: batch}}
+    )
     torch.export.save(program, file)
     loaded: Callable[[Tensor], Any] = torch.export.load(file).module()
     return loaded
@@ -191,9 +215,13 @@ def _onnx(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
     names: dict[str, Any] = {"input_names": ["images"], "output_names": ["probabilities"]}
     names |= {"dynamo": True, "dynamic_shapes": {"images": {0: batch}}, "verbose": False}
     size = sum(tensor.nbytes for tensor in graph.module.state_dict().values())
-    torch.onnx.export(graph.module, (graph.examples,), str(file), external_data=size > ONE_FILE, **names)
+    torch.onnx.export(
+        graph.module, (graph.examples,), str(file), external_data=size > ONE_FILE, **names
+    )
     with needed_for("--format onnx"):
-        session = importlib.import_module("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        session = importlib.import_module("onnxruntime").InferenceSession(
+            str(file), providers=["CPUExecutionProvider"]
+        )
 
     def run(images: Tensor) -> Any:
         return np.asarray(session.run(None, {"images": images.numpy().astype(np.float32)})[0])

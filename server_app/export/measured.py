@@ -1,4 +1,6 @@
-"""What a run's model has reached at its sites, as a model card shows it: the run's stored evaluation."""
+"""What a run's model has reached at its sites, as a model card shows it: the run's stored
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,19 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
     except RunError:
         return None
     classes = as_table(content.get("classes"))
-    if content.get("kind") != "evaluation" or not classes or content.get("model") != payload_of(model.classifier)[1]:
+    if (
+        content.get("kind") != "evaluation"
+        or not classes
+        or content.get("model") != payload_of(model.classifier)[1]
+    ):
         return None
     sites, accuracy = int(as_number(content.get("sites")) or 0), content.get("accuracy")
     data = f"held-out records of {sites} sites"
     limits = _limits(accuracy)
     lines = [
-        f"On {_shown(content.get('records'), '.0f')} {data}, {_privacy(content)}. In brackets: 95 % intervals, which "
-        "include this noise and the sampling of records; those of numbers of records, the noise alone.",
+        f"On {_shown(content.get('records'), '.0f')} {data}, {_privacy(content)}. In brackets: 95 "
+        "% intervals, which include this noise and the sampling of records; those of numbers of "
+        "records, the noise alone.",
         "",
         f"Accuracy: {_shown(accuracy)}.",
         "",
@@ -65,8 +72,14 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
     for name, row in classes.items():
         cells = (_shown(as_table(row).get(key)) for key in MEASURES)
         safe = name.replace("|", "\\|")
-        lines.append(f"| {safe} | {_shown(as_table(row).get('records'), '.0f')} | {' | '.join(cells)} |")
-    metric = "accuracy" if limits is None else f"accuracy (95 % interval {limits[0]:.3f} to {limits[1]:.3f})"
+        lines.append(
+            f"| {safe} | {_shown(as_table(row).get('records'), '.0f')} | {' | '.join(cells)} |"
+        )
+    metric = (
+        "accuracy"
+        if limits is None
+        else f"accuracy (95 % interval {limits[0]:.3f} to {limits[1]:.3f})"
+    )
     return Measured(data, as_number(at(accuracy, "value")), metric, lines)
 
 

@@ -1,4 +1,6 @@
-"""A model card in the format of Hugging Face: Markdown with YAML metadata. It names no site, nor its number of records."""
+"""A model card in the format of Hugging Face: Markdown with YAML metadata. It names no site, nor
+its number of records.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from server_app.runs.json_values import Json, as_number, at
 LICENCES = {"torchvision": ("bsd-3-clause", "torchvision's weights, BSD-3-Clause; trained on ImageNet-1k, whose terms are "
             "non-commercial"), "pixels": ("apache-2.0", "no pretrained weights")}  # fmt: skip
 NOT_MEASURED = (
-    "Nothing yet: no `coordinator evaluate` of this run, and no test data of a simulation. Each site evaluates the model on "
-    "its own records (`site evaluate`)."
+    "Nothing yet: no `coordinator evaluate` of this run, and no test data of a simulation. Each "
+    "site evaluates the model on its own records (`site evaluate`)."
 )
 UNKNOWN = ("other", "look up the licence of these weights before you pass the model on")
 
@@ -53,7 +55,8 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "",
         f"# {facts.name}",
         "",
-        f"An image classifier that {facts.sites} sites learned together with {title}. No image left a site.",
+        f"An image classifier that {facts.sites} sites learned together with {title}. No image "
+        "left a site.",
         "",
         "## Classes",
         "",
@@ -61,14 +64,16 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "",
         "## Features",
         "",
-        f"Backbone `{backbone}`, image size {facts.settings['image-size'] or 'of the backbone'}, power "
-        f"{facts.settings['features.power']:g}, dimension {facts.dimension}, fingerprint `{facts.fingerprint}`.",
+        f"Backbone `{backbone}`, image size {facts.settings['image-size'] or 'of the backbone'}, "
+        f"power {facts.settings['features.power']:g}, dimension {facts.dimension}, fingerprint "
+        f"`{facts.fingerprint}`.",
         f"Licence of the backbone's weights: {words}.",
         *_resizing(preprocessing),
         "",
         "## Data",
         "",
-        f"{facts.sites} sites; how many records each has, and who they are, is not part of this card.",
+        f"{facts.sites} sites; how many records each has, and who they are, is not part of this "
+        "card.",
         "",
         "## Measured",
         "",
@@ -80,14 +85,17 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "",
         "## Limits",
         "",
-        "- For research. It is no medical device, and no one has tested it for decisions about patients.",
-        "- It is right only for images like those of the sites: use the out-of-distribution scores of `site predict`, and "
-        "evaluate it where it is to be used.",
+        "- For research. It is no medical device, and no one has tested it for decisions about "
+        "patients.",
+        "- It is right only for images like those of the sites: use the out-of-distribution "
+        "scores of `site predict`, and evaluate it where it is to be used.",
         "- Probabilities need calibration at each site (`site evaluate --temperature --store`).",
-        f"- {'It has' if model.gaussians is not None else 'It has no'} Gaussians for out-of-distribution scores"
-        f"{'' if model.gaussians is not None else ': ' + facts.gaussians}.",
+        f"- {'It has' if model.gaussians is not None else 'It has no'} Gaussians for "
+        "out-of-distribution "
+        f"scores{'' if model.gaussians is not None else ': ' + facts.gaussians}.",
         "",
-        f"Made by fedsurrogate in run `{facts.run}` on {facts.created}, signed by key `{model.signer}...`.",
+        f"Made by fedsurrogate in run `{facts.run}` on {facts.created}, signed by key "
+        f"`{model.signer}...`.",
         "",
     ]
     return "\n".join(lines)
@@ -97,7 +105,10 @@ def _simulated(metrics: Json) -> Measured | None:
     accuracy = as_number(at(metrics, "accuracy", "model"))
     if accuracy is None:
         return None
-    words = f"Accuracy on the test data of the simulation: {accuracy:.4f}. A simulation says little about other hospitals."
+    words = (
+        f"Accuracy on the test data of the simulation: {accuracy:.4f}. A simulation says "
+        "little about other hospitals."
+    )
     return Measured("test data of the simulation", accuracy, "accuracy", [words])
 
 
@@ -122,12 +133,14 @@ def _resizing(preprocessing: Preprocessing | None) -> list[str]:
     how = (
         "the whole image is resized to"
         if preprocessing.squash
-        else f"the shorter side is resized to {preprocessing.resize} px ({preprocessing.interpolation}), the centre cut to"
+        else f"the shorter side is resized to {preprocessing.resize} px "
+        f"({preprocessing.interpolation}), the centre cut to"
     )
     return [
         "",
-        f"Input of the graph: `images`, float32, (n, 3, {side}, {side}), RGB values 0 to 255; {how} {side} x {side}. "
-        "Output: probabilities (n, classes). Normalisation, backbone and head are in the graph.",
+        f"Input of the graph: `images`, float32, (n, 3, {side}, {side}), RGB values 0 to 255; "
+        f"{how} {side} x {side}. Output: probabilities (n, classes). Normalisation, backbone and "
+        "head are in the graph.",
     ]
 
 
@@ -136,7 +149,7 @@ def _privacy(model: SignedModel) -> list[str]:
     if claim is None:
         return ["None: no differential privacy protects single records."]
     covered = (
-        f"Each site's release has ({claim.epsilon:g}, {claim.delta:g}) differential privacy ({claim.mechanism}). "
-        f"Neighbouring relation: {claim.relation or 'not stated'}."
+        f"Each site's release has ({claim.epsilon:g}, {claim.delta:g}) differential privacy "
+        f"({claim.mechanism}). Neighbouring relation: {claim.relation or 'not stated'}."
     )
     return [covered, "", "Not covered:", "", *(f"- {each}" for each in NOT_COVERED)]

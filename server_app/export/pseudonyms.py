@@ -16,13 +16,23 @@ EVENTS, REPORT = "events.jsonl", "report.html"
 CONTENT = ("manifest.json", "metrics.json", "projection.json", "evaluation.json", "values.json")
 # Settings that hold paths, which can be relative.
 PATH_SETTINGS = frozenset(
-    {"data-dir", "weights-path", "output-dir", "resume", "fedpft.public", "counting.model", "public", "model-path"}
+    {
+        "data-dir",
+        "weights-path",
+        "output-dir",
+        "resume",
+        "fedpft.public",
+        "counting.model",
+        "public",
+        "model-path",
+    }
 )
 # A class can have the name of a site.
 OF_CLASSES = frozenset({"classes", "counts", "dropped_classes"})
 # In quotes, a path may have spaces.
 QUOTED = re.compile(r"(['\"])(?:~|[A-Za-z]:)?[\\/][^'\"]*\1")
-# An absolute path of Linux, macOS or Windows, or one below a home folder; not the end of a URL, nor "and/or".
+# An absolute path of Linux, macOS or Windows, or one below a home folder; not the end of a URL, nor
+# "and/or".
 ABSOLUTE = re.compile(r"(?<![\w/:.~])(?:~|[A-Za-z]:(?=[\\/]))?(?:[\\/][^\s\\/'\"<>,;:()]+)+[\\/]?")
 REMOVED = "(path)"
 
@@ -42,7 +52,9 @@ def write_pseudonymous(run: Path, folder: Path) -> None:
     hide = _Hider(pseudonyms(read_json(run, "metrics.json"), events))
     for name in CONTENT:
         if (run / name).is_file():
-            (folder / name).write_text(json.dumps(hide.value(read_json(run, name)), indent=2) + "\n")
+            (folder / name).write_text(
+                json.dumps(hide.value(read_json(run, name)), indent=2) + "\n"
+            )
     lines = "".join(json.dumps(hide.value(each)) + "\n" for each in events)
     (folder / EVENTS).write_text(lines)
     write_report(folder)
@@ -69,8 +81,13 @@ def pseudonyms(metrics: Mapping[str, object], events: list[dict[str, object]]) -
     card = as_table(metrics.get("card"))
     for key in ("used", "absent"):
         names_in_order |= dict.fromkeys(map(str, as_list(card.get(key))))
-    tables = [card.get(key) for key in ("late", "rejected", "dropped", "records", "capped", "suspects")]
-    tables += [at(metrics, *keys) for keys in (("bytes", "up_per_site"), ("privacy", "per_site"), ("accuracy", "per_site"))]
+    tables = [
+        card.get(key) for key in ("late", "rejected", "dropped", "records", "capped", "suspects")
+    ]
+    tables += [
+        at(metrics, *keys)
+        for keys in (("bytes", "up_per_site"), ("privacy", "per_site"), ("accuracy", "per_site"))
+    ]
     for table in tables:
         names_in_order |= dict.fromkeys(as_table(table))
     hidden = (name for name in names_in_order if name and not name.isdecimal())
@@ -88,16 +105,25 @@ class _Hider:
         """JSON content without names of sites and without paths; key: under which it stands."""
         if isinstance(content, dict):
             kept = key in OF_CLASSES
-            return {name if kept else self._text(name): self.value(each, name) for name, each in content.items()}
+            return {
+                name if kept else self._text(name): self.value(each, name)
+                for name, each in content.items()
+            }
         if isinstance(content, list):
             return [self.value(each, key) for each in content]
         if isinstance(content, str) and content and key in PATH_SETTINGS:
             return REMOVED
-        return self._text(content) if isinstance(content, str) and key not in OF_CLASSES else content
+        return (
+            self._text(content) if isinstance(content, str) and key not in OF_CLASSES else content
+        )
 
     def _text(self, text: str) -> str:
         text = ABSOLUTE.sub(REMOVED, QUOTED.sub(rf"\1{REMOVED}\1", text))
-        return text if self._pattern is None else self._pattern.sub(lambda match: self._names[match[0]], text)
+        return (
+            text
+            if self._pattern is None
+            else self._pattern.sub(lambda match: self._names[match[0]], text)
+        )
 
 
 def _events(run: Path) -> list[dict[str, object]]:

@@ -15,9 +15,13 @@ from server_app.export.pseudonyms import write_pseudonymous
 from server_app.runs.json_files import read_json
 
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
-# Files that are passed on, with pseudonyms for sites. Surrogates stay: they are releases to the coordinator alone.
+# Files that are passed on, with pseudonyms for sites. Surrogates stay: they are releases to the
+# coordinator alone.
 FILES = {
-    "manifest.json": ("application/json", "Settings, seeds, software versions, backbone fingerprint"),
+    "manifest.json": (
+        "application/json",
+        "Settings, seeds, software versions, backbone fingerprint",
+    ),
     "metrics.json": ("application/json", "Results, bytes, privacy"),
     "events.jsonl": ("application/jsonl", "What happened, in order"),
     "evaluation.json": ("application/json", "Evaluation on held-out records of the sites"),
@@ -57,18 +61,32 @@ def write_research_object(model: SignedModel, run: Path, file: Path) -> list[str
         CARD: ("text/markdown", "Model card"),
     }
     parts = [
-        {"@id": name, "@type": "File", "encodingFormat": described[name][0], "description": described[name][1]}
+        {
+            "@id": name,
+            "@type": "File",
+            "encodingFormat": described[name][0],
+            "description": described[name][1],
+        }
         | {"contentSize": str(len(content))}
         for name, content in contents.items()
     ]
     versions = manifest.get("versions")
     software = [
-        {"@id": f"#{name}", "@type": "SoftwareApplication", "name": name, "softwareVersion": str(version)}
+        {
+            "@id": f"#{name}",
+            "@type": "SoftwareApplication",
+            "name": name,
+            "softwareVersion": str(version),
+        }
         for name, version in (versions.items() if isinstance(versions, dict) else ())
     ]
     crate = {
         "@context": CONTEXT,
-        "@graph": [*_head(model, manifest, [*contents], [s["@id"] for s in software]), *parts, *software],
+        "@graph": [
+            *_head(model, manifest, [*contents], [s["@id"] for s in software]),
+            *parts,
+            *software,
+        ],
     }
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ro-crate-metadata.json", json.dumps(crate, indent=2) + "\n")
@@ -77,7 +95,9 @@ def write_research_object(model: SignedModel, run: Path, file: Path) -> list[str
     return [*contents]
 
 
-def _head(model: SignedModel, manifest: dict[str, Any], names: list[str], software: list[str]) -> list[dict[str, Any]]:
+def _head(
+    model: SignedModel, manifest: dict[str, Any], names: list[str], software: list[str]
+) -> list[dict[str, Any]]:
     """The descriptor, the data set, and the action that made it."""
     facts = model.manifest
     started = str(manifest.get("started", ""))
@@ -94,7 +114,8 @@ def _head(model: SignedModel, manifest: dict[str, Any], names: list[str], softwa
             "@id": "./",
             "@type": "Dataset",
             "name": facts.name,
-            "description": f"A federated run of {facts.method} with {facts.sites} sites, {privacy}. Sites have pseudonyms.",
+            "description": f"A federated run of {facts.method} with {facts.sites} sites, "
+            f"{privacy}. Sites have pseudonyms.",
             "datePublished": facts.created,
             "license": "See README.md for the licence of the backbone's weights",
             "hasPart": [{"@id": name} for name in names],

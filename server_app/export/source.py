@@ -53,11 +53,19 @@ def signed_model_of(run: Path, key_folder: Path | None = None) -> SignedModel:
         return read_signed_model(file)
     config, manifest = run_config_of(run), read_json(run, "manifest.json")
     if not (run / "model.safetensors").is_file():
-        raise RunError(f"{run} has no model.safetensors: the run has failed, or its result is no classifier")
+        raise RunError(
+            f"{run} has no model.safetensors: the run has failed, or its result is no classifier"
+        )
     model = load_model(run / "model.safetensors")
-    private = read_request_key(key_folder) if key_folder else signing_key(run.absolute().parent, os.environ)
+    private = (
+        read_request_key(key_folder)
+        if key_folder
+        else signing_key(run.absolute().parent, os.environ)
+    )
     metrics = read_json(run, "metrics.json")
     used = int(as_number(at(metrics, "sites", "used")) or 0)
     per_site = as_table(at(metrics, "privacy", "per_site")).values()
     units = {str(unit) for site in per_site if (unit := as_table(site).get("unit"))}
-    return make_signed_model(model, config, None, str(manifest.get("flower_run_id", "")), used, private, units)
+    return make_signed_model(
+        model, config, None, str(manifest.get("flower_run_id", "")), used, private, units
+    )

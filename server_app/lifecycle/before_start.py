@@ -1,4 +1,6 @@
-"""Checks before a run starts any process or writes any file. Each error is one line, in well under two seconds."""
+"""Checks before a run starts any process or writes any file. Each error is one line, in well under
+two seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from common.run import Run, parse_run
 from common.settings.flat import Scalar
 from server_app.lifecycle.resume import check_resume
 
-# By name: the coordinator's code does not import the site's. In a simulation, this machine is every site.
+# By name: the coordinator's code does not import the site's. In a simulation, this machine is every
+# site.
 RECORD_CHECKS = "client_app.diagnostics.simulation_checks"
 PATHS = ("data-dir", "weights-path")
 
@@ -41,7 +44,9 @@ def check_start(config: Run, simulated: bool) -> None:
 
 
 def check_output(output_dir: str) -> None:
-    """Raise ConfigError unless the output folder exists or can be created, and can be written. Creates nothing."""
+    """Raise ConfigError unless the output folder exists or can be created, and can be written.
+    Creates nothing.
+    """
     folder = Path(output_dir).expanduser().absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     shown = f"output-dir = {output_dir!r}"
@@ -51,10 +56,14 @@ def check_output(output_dir: str) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise ConfigError(f"{shown}: {there} cannot be written ({error.strerror}); name another folder") from None
+        raise ConfigError(
+            f"{shown}: {there} cannot be written ({error.strerror}); name another folder"
+        ) from None
 
 
-def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = False) -> tuple[Run, dict[str, Scalar]]:
+def check_simulation(
+    overrides: Mapping[str, Scalar], own_backbones: bool = False
+) -> tuple[Run, dict[str, Scalar]]:
     """Check a simulation as far as no data is needed.
 
     Args:
@@ -79,22 +88,32 @@ def check_simulation(overrides: Mapping[str, Scalar], own_backbones: bool = Fals
                 raise ConfigError(f"{key} = {settings[key]!r}: {path} does not exist")
             settings[key] = str(path)
     if config.settings.data != "digits" and not config.settings.data_dir:
-        raise ConfigError(f"data = {config.settings.data!r} needs data-dir, the folder that holds the data")
+        raise ConfigError(
+            f"data = {config.settings.data!r} needs data-dir, the folder that holds the data"
+        )
     if config.settings.data != "digits" and not Path(str(settings["data-dir"])).is_dir():
-        raise ConfigError(f"data-dir = {config.settings.data_dir!r} is a file; name the folder that holds the data")
+        raise ConfigError(
+            f"data-dir = {config.settings.data_dir!r} is a file; name the folder that holds the "
+            "data"
+        )
     if config.settings.data != "safetensors":
         # Stored features need no backbone.
         if config.settings.backbone == OWN_BACKBONE and not own_backbones:
             raise ConfigError(
-                f"backbone = {OWN_BACKBONE!r}: simulated sites have no node-config that names one; write the features with "
-                "`site features`, or use fedsurrogate.simulate(..., backbone=module) in Python"
+                f"backbone = {OWN_BACKBONE!r}: simulated sites have no node-config that names one; "
+                "write the features with `site features`, or use fedsurrogate.simulate(..., "
+                "backbone=module) in Python"
             )
         check_backbone_name(config.settings.backbone)
         if config.settings.weights_path and ":" in config.settings.backbone:
             check_weights_file(Path(str(settings["weights-path"])))
     check_start(config, simulated=True)
     output = str(Path(config.settings.output_dir).expanduser().absolute())
-    resume = {"resume": str(Path(config.settings.resume).expanduser().absolute())} if config.settings.resume else {}
+    resume = (
+        {"resume": str(Path(config.settings.resume).expanduser().absolute())}
+        if config.settings.resume
+        else {}
+    )
     return config, settings | {"output-dir": output} | resume
 
 
@@ -102,13 +121,16 @@ def flower_engine(wanted: bool | None) -> bool:
     """Whether Flower's simulation runs the sites, which needs Ray, and not this process.
 
     Args:
-        wanted: The user's choice; None for Flower's simulation where Ray is installed. Both give the same results.
+        wanted: The user's choice; None for Flower's simulation where Ray is installed. Both give
+            the same results.
 
     Raises:
         PackageError: It is wanted, and Ray is not installed.
     """
     if wanted:
-        check_installed("ray", "--engine flower", "use --engine local, which runs the sites one after another")
+        check_installed(
+            "ray", "--engine flower", "use --engine local, which runs the sites one after another"
+        )
     return is_installed("ray") if wanted is None else wanted
 
 

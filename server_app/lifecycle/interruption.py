@@ -1,4 +1,6 @@
-"""Interrupting a run: Ctrl-C or SIGTERM ends it in order, its folder records this, and a command continues it."""
+"""Interrupting a run: Ctrl-C or SIGTERM ends it in order, its folder records this, and a command
+continues it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from common.settings.flat import Scalar
 from server_app.lifecycle.resume import command_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the loss of its terminal"}
+NAMES = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "the loss of its terminal",
+}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -44,7 +50,9 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The first Ctrl-C, SIGTERM or loss of the terminal raises Interrupted. Later ones are ignored: the run is ending."""
+    """The first Ctrl-C, SIGTERM or loss of the terminal raises Interrupted. Later ones are ignored:
+    the run is ending.
+    """
 
     def interrupt(number: int, _: object) -> None:
         for each in SIGNALS:

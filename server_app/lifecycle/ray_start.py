@@ -17,8 +17,9 @@ from common.flower.environment import RAY_PATIENCE
 
 DID_NOT_START = "Ray, which runs the simulated sites, did not start"
 REMEDY = (
-    "the machine may be busy or short of memory: try again later, with fewer sites at the same time (`coordinator simulate "
-    "--parallel 1`), or without Ray (`coordinator simulate --engine local`)"
+    "the machine may be busy or short of memory: try again later, with fewer sites at the same "
+    "time (`coordinator simulate --parallel 1`), or without Ray (`coordinator simulate --engine "
+    "local`)"
 )
 LONGEST_CAUSE = 300
 # How long Flower's end of this process waits until the app has written why.
@@ -43,7 +44,8 @@ def ray_start(seconds: float = 2 * RAY_PATIENCE) -> Iterator[str]:
         ended.set()
         recorded.wait(RECORD_SECONDS)
 
-    # Flower calls this in the main thread when the simulation has failed, and then ends the process.
+    # Flower calls this in the main thread when the simulation has failed, and then ends the
+    # process.
     flower().at_exit(end)
     logging.getLogger("flwr").addHandler(errors)
     flower().prepare_ray(RAY_PATIENCE)

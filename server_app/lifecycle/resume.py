@@ -1,4 +1,6 @@
-"""Resuming: whether a run folder can be continued with these settings, and the command that does it."""
+"""Resuming: whether a run folder can be continued with these settings, and the command that does
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from server_app.runs.json_values import Json, as_number, at
 CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}
 # Settings that decide in a simulation which records a site has, besides those of the digest.
 OF_RECORDS = (
-    *("data", "dataset", "label-column", "patient-column", "partition", "alpha", "classes-per-site", "site-column"),
+    *(
+        "data",
+        "dataset",
+        "label-column",
+        "patient-column",
+        "partition",
+        "alpha",
+        "classes-per-site",
+        "site-column",
+    ),
     "test-fraction",
 )
 MOST_SHOWN = 5
@@ -38,23 +49,37 @@ def check_resume(config: Run, simulated: bool) -> None:
     """
     if not config.settings.resume:
         return
-    folder, shown = Path(config.settings.resume).expanduser(), f"resume = {config.settings.resume!r}"
+    folder, shown = (
+        Path(config.settings.resume).expanduser(),
+        f"resume = {config.settings.resume!r}",
+    )
     checkpoint = CHECKPOINTS[config.plan.kind]
     if not (folder / checkpoint).is_file():
         what = "has" if folder.is_dir() else "is no folder, so it has"
-        raise RunError(f"{shown}: {what} no {checkpoint}, which the first round writes; name the folder of an earlier run")
+        raise RunError(
+            f"{shown}: {what} no {checkpoint}, which the first round writes; name the folder of an "
+            "earlier run"
+        )
     manifest = _content(folder / MANIFEST)
     was = manifest.get("simulated")
     if isinstance(was, bool) and was != simulated:
         kinds = ("a run with connected sites", "a simulation")
-        raise RunError(f"{shown} is {kinds[was]}, and this is {kinds[simulated]}, whose sites have other records")
+        raise RunError(
+            f"{shown} is {kinds[was]}, and this is {kinds[simulated]}, whose sites have other "
+            "records"
+        )
     if differing := _differing(manifest, config, simulated):
         more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
-        raise RunError(f"{shown} has other settings: {'; '.join(differing[:MOST_SHOWN])}{more}; give the same ones")
+        raise RunError(
+            f"{shown} has other settings: {'; '.join(differing[:MOST_SHOWN])}{more}; give the same "
+            "ones"
+        )
 
 
 def _content(file: Path) -> Json:
-    """The content of one of a run's files; empty if there is none, as in a folder of copied checkpoints."""
+    """The content of one of a run's files; empty if there is none, as in a folder of copied
+    checkpoints.
+    """
     with suppress(OSError):
         return read_object(file)[0]
     return {}
@@ -69,7 +94,9 @@ def _differing(manifest: Mapping[str, Any], config: Run, simulated: bool) -> lis
         return []
     if manifest.get("run") != before.digest:
         return []
-    old, new = (_compared(_flat(each.settings), each.digest_keys, simulated) for each in (before, config))
+    old, new = (
+        _compared(_flat(each.settings), each.digest_keys, simulated) for each in (before, config)
+    )
     keys = [key for key in (*old, *new) if old.get(key) != new.get(key)]
     return [f"{key} = {old.get(key)!r}, here {new.get(key)!r}" for key in dict.fromkeys(keys)]
 
@@ -99,7 +126,9 @@ def continuation(folder: Path) -> str:
         return ""
     defaults = _flat(Settings())
     here = _flat(config.settings)
-    changed = {key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"}
+    changed = {
+        key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"
+    }
     words = ["coordinator", "run"]
     if manifest.get("simulated"):
         sites = int(as_number(at(_content(folder / METRICS), "sites", "invited")) or 0)
@@ -113,7 +142,9 @@ def continuation(folder: Path) -> str:
     return f"nothing is left to continue from; start it again: {command}"
 
 
-def command_of(words: Sequence[str], overrides: Mapping[str, Scalar], folder: Path | None) -> tuple[str, bool]:
+def command_of(
+    words: Sequence[str], overrides: Mapping[str, Scalar], folder: Path | None
+) -> tuple[str, bool]:
     """The command that continues the run in `folder`, or, when it left nothing to continue from,
     begins it again.
 

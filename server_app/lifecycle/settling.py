@@ -1,4 +1,6 @@
-"""Write the end of a run that did not record it itself: its status, its metrics from its events. Nothing is drawn."""
+"""Write the end of a run that did not record it itself: its status, its metrics from its events.
+Nothing is drawn.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from server_app.runs.writer_lock import forget_writer, writer_is_gone
 
 
 def settle(folder: Path) -> bool:
-    """Record a killed run as interrupted. A run whose writer exists, or that has recorded its end, stays as it is.
+    """Record a killed run as interrupted. A run whose writer exists, or that has recorded its end,
+    stays as it is.
 
     Several processes may settle one run at the same time: one of them records its end. A folder
     that cannot be read or written stays as it is; who can read it sees the run as interrupted.
@@ -42,7 +45,8 @@ def settle(folder: Path) -> bool:
 
 
 def mark_interrupted(folder: Path, why: str, wait_seconds: float = 0.0) -> bool:
-    """Record that a run was interrupted, unless it has succeeded. Called when its processes have ended.
+    """Record that a run was interrupted, unless it has succeeded. Called when its processes have
+    ended.
 
     Args:
         folder: a run folder.
@@ -57,7 +61,9 @@ def mark_interrupted(folder: Path, why: str, wait_seconds: float = 0.0) -> bool:
         OSError: the folder cannot be written.
     """
     end = time.monotonic() + wait_seconds
-    while (metrics := read_object(folder / METRICS)[0]).get("status") == "running" and time.monotonic() < end:
+    while (metrics := read_object(folder / METRICS)[0]).get(
+        "status"
+    ) == "running" and time.monotonic() < end:
         if writer_is_gone(folder):
             break
         time.sleep(POLL_SECONDS)
@@ -92,7 +98,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _append(file: Path, line: str) -> None:
-    """Append a line. A process that was killed may have left an incomplete last line, which then ends first."""
+    """Append a line. A process that was killed may have left an incomplete last line, which then
+    ends first.
+    """
     with file.open("ab+") as events:
         if events.tell():
             events.seek(-1, os.SEEK_END)

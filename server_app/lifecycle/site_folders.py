@@ -15,10 +15,12 @@ WHAT = {STATE: "log and state", CACHE: "computed features"}
 
 @contextmanager
 def site_folders() -> Iterator[list[str]]:
-    """Let simulated sites write, whatever the home folder is. Only for sites without data of their own.
+    """Let simulated sites write, whatever the home folder is. Only for sites without data of their
+    own.
 
-    What a simulated site keeps is worth nothing after its run. So a private temporary folder serves where the user's cannot
-    be written; it is removed at the end. The variables hold for this process and for those that it starts.
+    What a simulated site keeps is worth nothing after its run. So a private temporary folder serves
+    where the user's cannot be written; it is removed at the end. The variables hold for this
+    process and for those that it starts.
 
     Yields:
         Remarks for the user, none if the user's folders can be written.
@@ -28,8 +30,8 @@ def site_folders() -> Iterator[list[str]]:
         yield []
         return
     remarks = [
-        f"{str(user_folder(name))!r} cannot be written ({why}); {WHAT[name]} of the simulated sites go to a temporary "
-        f"folder; set {name} to a folder that you may write to keep them"
+        f"{str(user_folder(name))!r} cannot be written ({why}); {WHAT[name]} of the simulated "
+        f"sites go to a temporary folder; set {name} to a folder that you may write to keep them"
         for name, why in bad.items()
     ]
     before = {name: os.environ.get(name) for name in bad}

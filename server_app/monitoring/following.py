@@ -46,7 +46,9 @@ def follow(run: LiveRun, timeout: float = 0.0) -> Iterator[list[Json]]:
         if run.state.ended:
             return
         if timeout and time.monotonic() - heard > timeout:
-            raise RunError(f"no event for {timeout:g} s in {run.folder}; its coordinator may have stopped")
+            raise RunError(
+                f"no event for {timeout:g} s in {run.folder}; its coordinator may have stopped"
+            )
         time.sleep(POLL_SECONDS)
 
 

@@ -45,7 +45,9 @@ class Progress:
         done = self.state.done
         self.state.take(event)
         line = event_line(event)
-        return f"{line}; {self.status}" if self.state.done > done and self.state.planned > 1 else line
+        return (
+            f"{line}; {self.status}" if self.state.done > done and self.state.planned > 1 else line
+        )
 
     @property
     def status(self) -> str:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 USER = "`coordinator metrics`"
 STATUSES = ("running", "ok", "failed", "interrupted")
-# Only the first sites of a run, by name, have their own series; the counts by fate include all sites.
+# Only the first sites of a run, by name, have their own series; the counts by fate include all
+# sites.
 MOST_SITES = 200
 OF_A_RUN: dict[str, tuple[str, Callable[[RunState], float | None]]] = {
     "rounds_done": ("Completed rounds, or chain steps.", lambda state: state.done),
@@ -36,7 +37,10 @@ OF_A_RUN: dict[str, tuple[str, Callable[[RunState], float | None]]] = {
 OF_A_SITE: dict[str, tuple[str, Callable[[SiteState], float | None]]] = {
     "site_bytes_up": ("Bytes a site has sent so far.", lambda site: site.bytes),
     "site_seconds": ("Working time of a site, over all rounds.", lambda site: site.seconds),
-    "site_accuracy": ("Accuracy on the site's own test data, from 0 to 1.", lambda site: site.accuracy),
+    "site_accuracy": (
+        "Accuracy on the site's own test data, from 0 to 1.",
+        lambda site: site.accuracy,
+    ),
     "site_epsilon_spent": ("Epsilon a site has spent in this run.", lambda site: site.epsilon),
 }
 
@@ -99,8 +103,8 @@ def serve(path: Path, host: str, port: int, newest: int, exposed: bool) -> Itera
 
     if not (exposed or is_loopback(host)):
         raise ConfigError(
-            f"--host {host!r}: other machines reach this address, and no password protects it; listen on 127.0.0.1, or add "
-            "--exposed and allow only your monitoring to reach it"
+            f"--host {host!r}: other machines reach this address, and no password protects it; "
+            "listen on 127.0.0.1, or add --exposed and allow only your monitoring to reach it"
         )
     find_run(path)
     registry = CollectorRegistry()
@@ -108,7 +112,9 @@ def serve(path: Path, host: str, port: int, newest: int, exposed: bool) -> Itera
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise ConfigError(f"--host {host!r} --port {port}: cannot listen there ({error.strerror})") from None
+        raise ConfigError(
+            f"--host {host!r} --port {port}: cannot listen there ({error.strerror})"
+        ) from None
     try:
         yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
     finally:
@@ -136,7 +142,9 @@ def is_loopback(host: str) -> bool:
     try:
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None)}
     except OSError as error:
-        raise ConfigError(f"--host {host!r}: not an address of this machine ({error.strerror})") from None
+        raise ConfigError(
+            f"--host {host!r}: not an address of this machine ({error.strerror})"
+        ) from None
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
 
 
@@ -164,7 +172,9 @@ def _families(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
                 family.add_metric((name, state.method), value)
         yield family
     for key, (help_text, of_site) in OF_A_SITE.items():
-        family = GaugeMetricFamily(f"fedsurrogate_{key}", help_text, labels=("run", "method", "site"))
+        family = GaugeMetricFamily(
+            f"fedsurrogate_{key}", help_text, labels=("run", "method", "site")
+        )
         for name, state in runs:
             for site in sorted(state.sites, key=natural_order)[:MOST_SITES]:
                 if (value := of_site(state.sites[site])) is not None:
@@ -177,10 +187,16 @@ def _counted(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
     with needed_for(USER):
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    status = GaugeMetricFamily("fedsurrogate_run_status", "1 for the run's status.", labels=("run", "method", "status"))
-    sites = GaugeMetricFamily("fedsurrogate_run_sites", "Number of sites by fate.", labels=("run", "method", "fate"))
+    status = GaugeMetricFamily(
+        "fedsurrogate_run_status", "1 for the run's status.", labels=("run", "method", "status")
+    )
+    sites = GaugeMetricFamily(
+        "fedsurrogate_run_sites", "Number of sites by fate.", labels=("run", "method", "fate")
+    )
     sent = CounterMetricFamily(
-        "fedsurrogate_run_bytes", "Bytes up so far; bytes down after the run's end.", labels=("run", "method", "direction")
+        "fedsurrogate_run_bytes",
+        "Bytes up so far; bytes down after the run's end.",
+        labels=("run", "method", "direction"),
     )
     for name, state in runs:
         for each in STATUSES:

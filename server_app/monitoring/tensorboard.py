@@ -43,7 +43,10 @@ def scalars_of(event: Json) -> Iterator[Scalar]:
         case "round":
             values = {tag: event.get(key) for key, tag in OF_A_ROUND.items()}
         case "replied":
-            values = {f"seconds/{event.get('site')}": event.get("seconds"), "accuracy": event.get("accuracy")}
+            values = {
+                f"seconds/{event.get('site')}": event.get("seconds"),
+                "accuracy": event.get("accuracy"),
+            }
             values[f"bytes-up/{event.get('site')}"] = event.get("bytes")
     for tag, value in values.items():
         if (number := as_number(value)) is not None:
@@ -51,7 +54,9 @@ def scalars_of(event: Json) -> Iterator[Scalar]:
 
 
 def scalars_at_end(state: RunState) -> Iterator[Scalar]:
-    """Scalars that are known only at the end of a run: the result of a run without rounds, and its costs."""
+    """Scalars that are known only at the end of a run: the result of a run without rounds, and its
+    costs.
+    """
     seconds = state.last.timestamp() if state.last else None
     values = {"accuracy": state.accuracy, "epsilon": state.epsilon, "bytes/up": state.bytes_up}
     for tag, value in values.items():

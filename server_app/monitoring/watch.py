@@ -80,7 +80,10 @@ def show_once(path: Path, console: Console, as_json: bool) -> bool:
         RunError: there is no run yet.
     """
     if (folder := find_run(path)) is None:
-        raise RunError(f"there is no run in {str(path)!r} yet; without --once, `coordinator watch` waits for one")
+        raise RunError(
+            f"there is no run in {str(path)!r} yet; without --once, `coordinator watch` waits for "
+            "one"
+        )
     run = LiveRun(folder)
     look(run)
     if as_json:
@@ -92,9 +95,22 @@ def show_once(path: Path, console: Console, as_json: bool) -> bool:
 
 def _facts(state: RunState) -> Json:
     """A run's state as a JSON object."""
-    keys = ("status", "method", "step", "done", "planned", "invited", "accuracy", "epsilon", "bytes_up", "bytes_down")
+    keys = (
+        "status",
+        "method",
+        "step",
+        "done",
+        "planned",
+        "invited",
+        "accuracy",
+        "epsilon",
+        "bytes_up",
+        "bytes_down",
+    )
     site_keys = ("doing", "fate", "reason", "step", "bytes", "seconds", "accuracy", "epsilon")
-    sites = {name: {key: getattr(site, key) for key in site_keys} for name, site in state.sites.items()}
+    sites = {
+        name: {key: getattr(site, key) for key in site_keys} for name, site in state.sites.items()
+    }
     ends = {"stopped": state.stopped, "failure": state.failure, "seconds": elapsed(state)}
     return {key: getattr(state, key) for key in keys} | ends | {"sites": sites}
 

@@ -18,7 +18,12 @@ from server_app.runs.json_values import natural_order
 from server_app.runs.reader import LiveRun
 from server_app.runs.state import RunState, SiteState, event_line
 
-STYLES = {"running": "bold cyan", "ok": "bold green", "failed": "bold red", "interrupted": "bold yellow"}
+STYLES = {
+    "running": "bold cyan",
+    "ok": "bold green",
+    "failed": "bold red",
+    "interrupted": "bold yellow",
+}
 FATE_STYLES = {"used": "green", "rejected": "red", "dropped": "yellow"}
 NUMBERS: dict[str, Callable[[float], str]] = {
     "up": human_bytes,
@@ -28,7 +33,8 @@ NUMBERS: dict[str, Callable[[float], str]] = {
 }
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH, SPARKS = 30, 40
-# A run without an event for this time is shown as silent. This is no error: a site may work longer in one round.
+# A run without an event for this time is shown as silent. This is no error: a site may work longer
+# in one round.
 SILENT_SECONDS = 30.0
 # Lines of the view above and below the table of sites.
 OTHER_LINES = 19
@@ -49,7 +55,9 @@ def summary(run: LiveRun) -> list[str]:
     if state.bytes_down is not None:
         facts.append(f"down {human_bytes(state.bytes_down)}")
     if state.epsilon is not None:
-        facts.append(f"epsilon spent {state.epsilon:.3g}" + (f" of {run.budget:g}" if run.budget else ""))
+        facts.append(
+            f"epsilon spent {state.epsilon:.3g}" + (f" of {run.budget:g}" if run.budget else "")
+        )
     elif run.budget:
         facts.append(f"epsilon {run.budget:g} at most")
     lines.append("; ".join(facts))
@@ -74,7 +82,10 @@ def view(run: LiveRun, height: int = 0) -> RenderableType:
     """
     state = run.state
     heading, progress, sites, facts, *ends = summary(run)
-    parts: list[RenderableType] = [Text(heading, STYLES.get(state.status, "bold")), _bar(state, progress)]
+    parts: list[RenderableType] = [
+        Text(heading, STYLES.get(state.status, "bold")),
+        _bar(state, progress),
+    ]
     parts.append(Text(sites))
     parts.append(Text.assemble(facts, "  ", (sparkline(state.accuracies), "cyan")))
     parts += [Text(line, "yellow") for line in ends]
@@ -82,7 +93,9 @@ def view(run: LiveRun, height: int = 0) -> RenderableType:
         parts.append(Text(f"no event for {human_seconds(silence)}", "yellow"))
     if state.sites:
         parts += _sites(state, max(5, height - OTHER_LINES) if height else len(state.sites))
-    parts += [Text(event_line(event), "dim", no_wrap=True, overflow="ellipsis") for event in state.recent]
+    parts += [
+        Text(event_line(event), "dim", no_wrap=True, overflow="ellipsis") for event in state.recent
+    ]
     parts.append(Text(str(run.folder), "dim", overflow="fold"))
     return Group(*parts)
 
@@ -96,7 +109,11 @@ def elapsed(state: RunState) -> float | None:
 
 def silent_for(state: RunState) -> float | None:
     """Seconds since the last event of an active run; None if the run has ended or has no event."""
-    return None if state.ended or state.last is None else max(0.0, (datetime.now(UTC) - state.last).total_seconds())
+    return (
+        None
+        if state.ended or state.last is None
+        else max(0.0, (datetime.now(UTC) - state.last).total_seconds())
+    )
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -110,16 +127,25 @@ def sparkline(values: Sequence[float]) -> str:
     if len(shown) < 2:
         return ""
     low, high = min(shown), max(shown)
-    return "".join(BARS[int((value - low) / (high - low) * (len(BARS) - 1)) if high > low else 0] for value in shown)
+    return "".join(
+        BARS[int((value - low) / (high - low) * (len(BARS) - 1)) if high > low else 0]
+        for value in shown
+    )
 
 
 def _bar(state: RunState, progress: str) -> RenderableType:
     """Progress of the run; within a step, by the number of sites that have replied."""
     begun = min(1.0, state.replied / state.invited) if state.invited and not state.ended else 0.0
     row = Table.grid(padding=(0, 1))
-    replies = f"{state.step} {state.done + 1}: {state.replied} of {state.invited} replied" if begun else ""
+    replies = (
+        f"{state.step} {state.done + 1}: {state.replied} of {state.invited} replied"
+        if begun
+        else ""
+    )
     completed = min(state.planned, state.done + begun)
-    row.add_row(ProgressBar(state.planned, completed, BAR_WIDTH), Text(progress), Text(replies, "dim"))
+    row.add_row(
+        ProgressBar(state.planned, completed, BAR_WIDTH), Text(progress), Text(replies, "dim")
+    )
     return row
 
 
@@ -154,4 +180,7 @@ def _doing(site: SiteState, step: str) -> str:
 def _numbers(site: SiteState) -> dict[str, str]:
     """A site's numbers by column; "" for unknown numbers."""
     values = (site.bytes, site.seconds, site.accuracy, site.epsilon)
-    return {name: "" if value is None else show(value) for (name, show), value in zip(NUMBERS.items(), values, strict=True)}
+    return {
+        name: "" if value is None else show(value)
+        for (name, show), value in zip(NUMBERS.items(), values, strict=True)
+    }

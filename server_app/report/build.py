@@ -1,4 +1,6 @@
-"""Write report.html from a run folder: one file, no network, plots first. Missing or broken parts get a note."""
+"""Write report.html from a run folder: one file, no network, plots first. Missing or broken parts
+get a note.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from server_app.report.warnings import warnings_of
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
 from server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
 
-# Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end in .md.
+# Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end
+# in .md.
 TEMPLATES = Path(__file__).parent / "templates"
 PICTURES = {
     "outcomes": "accuracy against traffic",
@@ -47,7 +50,11 @@ PHASES = {
 STARTING = "starting the processes"
 FATES = ("used", "late", "rejected", "dropped")
 NAMED_IN_BANNER = 24
-BASELINES = {"oracle": "pooled real features", "ensemble": "ensemble of heads", "average": "average of heads"}
+BASELINES = {
+    "oracle": "pooled real features",
+    "ensemble": "ensemble of heads",
+    "average": "average of heads",
+}
 
 
 def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
@@ -116,7 +123,11 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
     from markupsafe import Markup, escape
 
     pictures, privacy = _pictures(run), privacy_view(run)
-    pictures |= {key: (svg,) for key, svg in (("radii", radii(run)), ("epsilons", epsilons(run))) if svg is not None}
+    pictures |= {
+        key: (svg,)
+        for key, svg in (("radii", radii(run)), ("epsilons", epsilons(run)))
+        if svg is not None
+    }
     if (worth := downstream(run)) is not None:
         pictures["downstream"] = (worth,)
     if drawn_sheets := sheets(folder):
@@ -139,7 +150,9 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         pictures = {}
     changed, unchanged = _settings(as_table(run.manifest.get("config")))
     private = {row["name"] for row in privacy["rows"]}
-    measured = sorted((s for s in run.sites if s.accuracy is not None), key=lambda site: site.accuracy or 0.0)
+    measured = sorted(
+        (s for s in run.sites if s.accuracy is not None), key=lambda site: site.accuracy or 0.0
+    )
     return {
         "run": run,
         "folder": folder.name,
@@ -154,16 +167,24 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "counts": counts,
         "counting": (counting := _counting(run, counts)),
         "without_pictures": unseen,
-        "undrawn": [] if counting or unseen else [what for key, what in PICTURES.items() if key not in pictures],
+        "undrawn": []
+        if counting or unseen
+        else [what for key, what in PICTURES.items() if key not in pictures],
         "lowest": measured[:3] if len(measured) > NAMED_SITES else [],
         "troubles": _troubles(run),
         "card": _card(run),
         "sites": sorted(run.sites, key=lambda site: not site.troubles),
-        "sources": [source for source in DOWNSTREAM if any(source in run.downstream(site.name) for site in run.sites)],
+        "sources": [
+            source
+            for source in DOWNSTREAM
+            if any(source in run.downstream(site.name) for site in run.sites)
+        ],
         "changed": changed,
         "unchanged": unchanged,
         "versions": sorted(as_table(run.manifest.get("versions")).items()),
-        "unprotected": _who([s.name for s in run.sites if s.status in ("used", "replied") and s.name not in private]),
+        "unprotected": _who(
+            [s.name for s in run.sites if s.status in ("used", "replied") and s.name not in private]
+        ),
         "privacy": privacy,
     }
 
@@ -174,21 +195,40 @@ def _counting(run: RunFolder, counts: Sequence[CountsView]) -> str:
     if kind == "none" or run.failure is not None:
         return ""
     titles = [each.title for each in counts if each.kind == kind]
-    return titles[0] if titles else "Counts for the values of the hospitals, which the report of the model's run shows"
+    return (
+        titles[0]
+        if titles
+        else "Counts for the values of the hospitals, which the report of the model's run shows"
+    )
 
 
 def _card(run: RunFolder) -> Json:
-    """Number of sites by fate, and the share of missing data; empty if the run has not recorded them."""
+    """Number of sites by fate, and the share of missing data; empty if the run has not recorded
+    them.
+    """
     card = as_table(run.metrics.get("card"))
-    share, invited, never_came = (run.number("card", key) for key in ("missing_share", "invited", "never_came"))
+    share, invited, never_came = (
+        run.number("card", key) for key in ("missing_share", "invited", "never_came")
+    )
     if share is None or invited is None or never_came is None:
         return {}
     fates = {fate: len(as_list(card.get(fate)) or as_table(card.get(fate))) for fate in FATES}
-    facts = {"state": card.get("state"), "missing_share": share, "invited": int(invited), "never_came": int(never_came)}
+    facts = {
+        "state": card.get("state"),
+        "missing_share": share,
+        "invited": int(invited),
+        "never_came": int(never_came),
+    }
     absent = [str(name) for name in as_list(card.get("absent"))]
     facts |= {"nameless": max(0, int(never_came) - len(absent)), "names": card.get("names")}
-    capped = {str(name): share for name, share in as_numbers(card.get("capped")).items() if 0 < share < 1}
-    return facts | fates | {"capped": sorted(capped.items()), "suspects": sorted(as_table(card.get("suspects")))}
+    capped = {
+        str(name): share for name, share in as_numbers(card.get("capped")).items() if 0 < share < 1
+    }
+    return (
+        facts
+        | fates
+        | {"capped": sorted(capped.items()), "suspects": sorted(as_table(card.get("suspects")))}
+    )
 
 
 def _troubles(run: RunFolder) -> list[tuple[str, str, str]]:
@@ -203,15 +243,25 @@ def _troubles(run: RunFolder) -> list[tuple[str, str, str]]:
         named = {name for (kind, _), names in ordered if kind == what for name in names}
         nameless = (run.number("sites", what) or 0) - len(named)
         if nameless > 0:
-            lines.append((f"{nameless:.0f} more", what, "events.jsonl has no site name and no reason"))
+            lines.append(
+                (f"{nameless:.0f} more", what, "events.jsonl has no site name and no reason")
+            )
     return lines
 
 
 def _who(names: Sequence[str]) -> str:
     """Return site names as one phrase. A long list is cut and refers to the table."""
     shown = ", ".join(names[:NAMED_IN_BANNER])
-    more = f" and {len(names) - NAMED_IN_BANNER} more (see Sites)" if len(names) > NAMED_IN_BANNER else ""
-    numbers = ("site " if len(names) == 1 else "sites ") if names and all(name.isdecimal() for name in names) else ""
+    more = (
+        f" and {len(names) - NAMED_IN_BANNER} more (see Sites)"
+        if len(names) > NAMED_IN_BANNER
+        else ""
+    )
+    numbers = (
+        ("site " if len(names) == 1 else "sites ")
+        if names and all(name.isdecimal() for name in names)
+        else ""
+    )
     return numbers + shown + more
 
 
@@ -226,7 +276,9 @@ def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
         if (accuracy := run.number("accuracy", key)) is not None
     ]
     if run.accuracy is not None:
-        outcomes.insert(0, plots.SiteResult("this run", run.accuracy, run.number("bytes", "up"), ours=True))
+        outcomes.insert(
+            0, plots.SiteResult("this run", run.accuracy, run.number("bytes", "up"), ours=True)
+        )
     if outcomes:
         ends = (min(per_site), max(per_site)) if per_site and model is None else None
         pictures["outcomes"] = (plots.accuracy_against_bytes(outcomes, ends),)
@@ -238,24 +290,36 @@ def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
         rows.sort(key=lambda site: -1.0 if site.accuracy is None else site.accuracy, reverse=True)
     names = [site.label for site in rows]
     if per_site:
-        line = ("global model" if model is not None else "mean of sites", run.accuracy) if run.accuracy else None
+        line = (
+            ("global model" if model is not None else "mean of sites", run.accuracy)
+            if run.accuracy
+            else None
+        )
         notes = ["not measured" if site.status == "used" else site.status for site in rows]
-        pictures["accuracy"] = (plots.site_accuracy(names, [site.accuracy for site in rows], notes, line),)
+        pictures["accuracy"] = (
+            plots.site_accuracy(names, [site.accuracy for site in rows], notes, line),
+        )
     classes = run.classes
     if classes and any(site.counts for site in rows):
-        counts = np.array([[site.counts.get(c, 0.0 if site.counts else np.nan) for c in classes] for site in rows])
+        counts = np.array(
+            [[site.counts.get(c, 0.0 if site.counts else np.nan) for c in classes] for site in rows]
+        )
         pictures["counts"] = (plots.class_counts(names, classes, counts),)
     real, synthetic = (_points(run.projection.get(key)) for key in ("real", "synthetic"))
     if real and synthetic:
         named = [str(c) for c in as_list(run.projection.get("classes"))]
         pictures["features"] = plots.features(real, synthetic, named or classes)
-    seconds = {PHASES.get(name, name): value for name, value in run.numbers("seconds").items() if value > 0}
+    seconds = {
+        PHASES.get(name, name): value for name, value in run.numbers("seconds").items() if value > 0
+    }
     total, command = seconds.pop("total", 0.0), seconds.pop("command", 0.0)
     if seconds:
         rest = total - sum(seconds.values())
         if command - total > 0.01 * command:
             seconds[STARTING] = command - total
-        pictures["time"] = (plots.time_spent(seconds | ({plots.REST: rest} if rest > 0.01 * total else {})),)
+        pictures["time"] = (
+            plots.time_spent(seconds | ({plots.REST: rest} if rest > 0.01 * total else {})),
+        )
     return pictures
 
 
@@ -264,7 +328,9 @@ def _points(value: Any) -> plots.PlotPoints | None:
     columns = [as_list(table.get(key)) for key in ("x", "y", "label")]
     rows = [
         (x, y, int(label))
-        for x, y, label in zip(*([as_number(value) for value in column] for column in columns), strict=False)
+        for x, y, label in zip(
+            *([as_number(value) for value in column] for column in columns), strict=False
+        )
         if x is not None and y is not None and label is not None and label >= 0
     ]
     if not rows:
@@ -274,8 +340,14 @@ def _points(value: Any) -> plots.PlotPoints | None:
 
 
 def _settings(config: Json) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
-    """Return the settings that differ from their default (key, value, default), and the others (key, value)."""
+    """Return the settings that differ from their default (key, value, default), and the others
+    (key, value).
+    """
     defaults = flatten(Settings().model_dump(by_alias=True))
     flat = dict(sorted(flatten(config).items()))
-    changed = [(k, str(v), str(defaults.get(k, "unknown to this version"))) for k, v in flat.items() if v != defaults.get(k)]
+    changed = [
+        (k, str(v), str(defaults.get(k, "unknown to this version")))
+        for k, v in flat.items()
+        if v != defaults.get(k)
+    ]
     return changed, [(k, str(v)) for k, v in flat.items() if v == defaults.get(k)]

@@ -35,7 +35,10 @@ def compared(runs: Sequence[tuple[str, RunFolder]]) -> dict[str, Sequence[Accura
     for folder, run in runs:
         what, taken = steps(run)
         if not taken:
-            raise RunError(f"{folder} has no accuracy on the test data of all sites, so it cannot be compared with others")
+            raise RunError(
+                f"{folder} has no accuracy on the test data of all sites, so it cannot be compared "
+                "with others"
+            )
         if what != "round":
             taken = [replace(taken[-1], name="1")]
         name = run.method
@@ -45,12 +48,18 @@ def compared(runs: Sequence[tuple[str, RunFolder]]) -> dict[str, Sequence[Accura
 
 def comparison_table(curves: Mapping[str, Sequence[AccuracyStep]]) -> Table:
     """A row for each round of each run."""
-    rows = [(name, step.name, step.bytes, step.accuracy) for name, taken in curves.items() for step in taken]
+    rows = [
+        (name, step.name, step.bytes, step.accuracy)
+        for name, taken in curves.items()
+        for step in taken
+    ]
     return [("run", "round", "bytes up", "accuracy"), *rows]
 
 
 def of_other_records(runs: Sequence[tuple[str, RunFolder]]) -> list[str]:
-    """A sentence about each run whose records differ from the first one's: their accuracies cannot be compared."""
+    """A sentence about each run whose records differ from the first one's: their accuracies cannot
+    be compared.
+    """
     own, notes = _records(runs[0][1]), []
     for folder, run in runs[1:]:
         other = _records(run)
@@ -60,7 +69,10 @@ def of_other_records(runs: Sequence[tuple[str, RunFolder]]) -> list[str]:
             if key in own.keys() & other and own[key] != other[key]
         ]
         if apart:
-            notes.append(f"{folder} has other records ({'; '.join(apart)}), so the accuracies are not of the same test data")
+            notes.append(
+                f"{folder} has other records ({'; '.join(apart)}), so the accuracies are not of "
+                "the same test data"
+            )
     return notes
 
 

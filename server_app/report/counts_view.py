@@ -1,4 +1,6 @@
-"""What a report shows of evaluation.json and survey.json: noisy counts, and intervals that include the noise."""
+"""What a report shows of evaluation.json and survey.json: noisy counts, and intervals that include
+the noise.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class CountsView:
 
 
 def counts_views(folder: Path) -> list[CountsView]:
-    """The counts in a run folder: of the run itself if it counted, or of its model, evaluated later."""
+    """The counts in a run folder: of the run itself if it counted, or of its model, evaluated
+    later.
+    """
     views = []
     for kind, view in zip(KINDS, (_evaluation, _survey), strict=True):
         try:
@@ -56,15 +60,23 @@ def counts_views(folder: Path) -> list[CountsView]:
 
 def _evaluation(content: Json) -> CountsView:
     classes = {str(name): as_table(row) for name, row in as_table(content["classes"]).items()}
-    measured = {name: {key: each for key in MEASURES if (each := _range(row.get(key)))} for name, row in classes.items()}
+    measured = {
+        name: {key: each for key in MEASURES if (each := _range(row.get(key)))}
+        for name, row in classes.items()
+    }
     rows = [
         [name, _number(row.get("records")), *(_share(row.get(measure)) for measure in MEASURES)]
         for name, row in classes.items()
     ]
     accuracy = content.get("accuracy")
-    words = [f"At site {site} alone: accuracy {_share(each)}." for site, each in as_table(content.get("per_site")).items()]
+    words = [
+        f"At site {site} alone: accuracy {_share(each)}."
+        for site, each in as_table(content.get("per_site")).items()
+    ]
     if (exact := _range(at(content, "exact", "accuracy"))) is not None:
-        words.append(f"Exact accuracy, known because the run was a simulation: {percent(exact.value)}.")
+        words.append(
+            f"Exact accuracy, known because the run was a simulation: {percent(exact.value)}."
+        )
     return CountsView(
         "evaluation",
         f"The model is right for {_share(accuracy)} of the held-out records of {_sites(content)}",
@@ -78,7 +90,9 @@ def _evaluation(content: Json) -> CountsView:
 def _survey(content: Json) -> CountsView:
     classes = as_table(content["classes"])
     records = {str(name): each for name, row in classes.items() if (each := _range(row))}
-    sites = {str(name): as_list(counts) for name, counts in as_table(content.get("per_site")).items()}
+    sites = {
+        str(name): as_list(counts) for name, counts in as_table(content.get("per_site")).items()
+    }
     rows = [
         [str(name), _number(row), *(_cell(counts[place : place + 1]) for counts in sites.values())]
         for place, (name, row) in enumerate(classes.items())
@@ -108,12 +122,20 @@ def _range(value: Any) -> WithInterval | None:
 
 def _share(value: Any) -> str:
     share = _range(value)
-    return HIDDEN if share is None else f"{percent(share.value)} ({percent(share.low)} to {percent(share.high)})"
+    return (
+        HIDDEN
+        if share is None
+        else f"{percent(share.value)} ({percent(share.low)} to {percent(share.high)})"
+    )
 
 
 def _number(value: Any) -> str:
     number = _range(value)
-    return HIDDEN if number is None else f"{number.value:,.0f} ({number.low:,.0f} to {number.high:,.0f})"
+    return (
+        HIDDEN
+        if number is None
+        else f"{number.value:,.0f} ({number.low:,.0f} to {number.high:,.0f})"
+    )
 
 
 def _cell(numbers: list[Any]) -> str:
@@ -129,17 +151,22 @@ def _sites(content: Mapping[str, Any]) -> str:
 def _noise(content: Json) -> str:
     epsilon = as_number(at(content, "privacy", "epsilon"))
     if not epsilon:
-        return f"Exact counts{_summed(content)}, which the policies of the sites allow. In brackets: 95 % intervals."
+        return (
+            f"Exact counts{_summed(content)}, which the policies of the sites allow. In "
+            "brackets: 95 % intervals."
+        )
     delta = as_number(at(content, "privacy", "delta")) or 0.0
     return (
-        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} {where_noise(content)}. In brackets: 95 % intervals, "
-        "which include the noise."
+        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} {where_noise(content)}. In "
+        "brackets: 95 % intervals, which include the noise."
     )
 
 
 def where_noise(content: Json) -> str:
     """Where the noise of counts is, in words."""
-    return "in the secure sum over all sites" if content.get("secure_sum") is True else "at each site"
+    return (
+        "in the secure sum over all sites" if content.get("secure_sum") is True else "at each site"
+    )
 
 
 def _summed(content: Json) -> str:

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 from common.pages.svg import NAMED_SITES
 from server_app.report.plots.privacy import STATISTICS, noise_against_signal
-from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, at, natural_order
+from server_app.runs.json_values import (
+    Json,
+    as_list,
+    as_number,
+    as_numbers,
+    as_table,
+    at,
+    natural_order,
+)
 from server_app.runs.reader import RunFolder
 
 MECHANISMS = {
@@ -40,7 +48,11 @@ def privacy_view(run: RunFolder) -> Json:
         "not_covered": [str(item) for item in as_list(privacy.get("not_covered"))],
         "dropped": [str(name) for name in as_list(privacy.get("dropped_classes"))],
         "rows": rows,
-        "statistics": [(key, text) for key, (text, _) in STATISTICS.items() if any(key in row["noise"] for row in rows)],
+        "statistics": [
+            (key, text)
+            for key, (text, _) in STATISTICS.items()
+            if any(key in row["noise"] for row in rows)
+        ],
         "tight": any(row["tight"] is not None for row in rows),
         "sum": _sum_sentences(run.metrics),
         "asked": as_number(config.get("epsilon")) or None,
@@ -48,33 +60,48 @@ def privacy_view(run: RunFolder) -> Json:
 
 
 def _sum_sentences(metrics: Json) -> list[str]:
-    """Who could see what in a secure sum, in plain words; empty for other runs. metrics: content of metrics.json."""
+    """Who could see what in a secure sum, in plain words; empty for other runs. metrics: content of
+    metrics.json.
+    """
     learning = as_table(metrics.get("learning"))
     count, members = as_number(learning.get("secure-sum-of")), as_number(learning.get("members"))
     if count is None or members is None:
         return []
-    colluding, least = as_number(learning.get("colluding")) or 0, as_number(learning.get("least")) or 0
+    colluding, least = (
+        as_number(learning.get("colluding")) or 0,
+        as_number(learning.get("least")) or 0,
+    )
     sentences = [
-        f"The coordinator saw only the secure sum of {count:.0f} of {members:.0f} sites, at least {least:.0f} by the sites' "
-        "own check, and no site's part of it. What only one site has, such as a class, is in the sum as that site has it.",
+        f"The coordinator saw only the secure sum of {count:.0f} of {members:.0f} sites, at least "
+        f"{least:.0f} by the sites' own check, and no site's part of it. What only one site has, "
+        "such as a class, is in the sum as that site has it.",
     ]
     if learning.get("keys") == "pinned by every site":
-        sentences.append("Every site knew the keys of the others (peers), so the coordinator could not make up sites.")
+        sentences.append(
+            "Every site knew the keys of the others (peers), so the coordinator could not make up "
+            "sites."
+        )
     else:
         sentences.append(
-            "The keys were sent by the coordinator, which could have made up sites. Sites that set peers exclude this."
+            "The keys were sent by the coordinator, which could have made up sites. Sites that set "
+            "peers exclude this."
         )
     if (local := as_number(learning.get("local-epsilon"))) is not None:
         sentences.append(
-            f"The guarantee holds while at most {colluding:.0f} sites tell the coordinator their noise (central privacy "
-            f"through secure summation). Without this assumption, a site's own noise alone gives ε = {local:.3g}."
+            f"The guarantee holds while at most {colluding:.0f} sites tell the coordinator their "
+            "noise (central privacy through secure summation). Without this assumption, a site's "
+            f"own noise alone gives ε = {local:.3g}."
         )
     elif as_table(metrics.get("privacy")):
         sentences.append(
-            "Each site's part has the noise of its own training steps, so its guarantee rests on no other site."
+            "Each site's part has the noise of its own training steps, so its guarantee rests on "
+            "no other site."
         )
     else:
-        sentences.append("The sum has no noise: it may show something about single records, above all in small classes.")
+        sentences.append(
+            "The sum has no noise: it may show something about single records, above all in small "
+            "classes."
+        )
     return sentences
 
 
@@ -90,8 +117,16 @@ def privacy_line(metrics: Json) -> str:
     """
     privacy = as_table(metrics.get("privacy"))
     parts = [str(privacy["mechanism"])] if privacy.get("mechanism") else []
-    parts += [f"{key} {number:g}" for key in ("epsilon", "delta") if (number := as_number(privacy.get(key))) is not None]
-    units = {str(site["unit"]) for site in as_table(privacy.get("per_site")).values() if as_table(site).get("unit")}
+    parts += [
+        f"{key} {number:g}"
+        for key in ("epsilon", "delta")
+        if (number := as_number(privacy.get(key))) is not None
+    ]
+    units = {
+        str(site["unit"])
+        for site in as_table(privacy.get("per_site")).values()
+        if as_table(site).get("unit")
+    }
     return ", ".join(parts + [f"for one {' or '.join(sorted(units))}"] * bool(units)) or "none"
 
 
@@ -102,7 +137,9 @@ def privacy_picture(rows: Sequence[Json]) -> str | None:
         known.sort(key=lambda row: -max(row["signal"].get("sums", 0.0), 0.0))
     names = [f"site {row['name']}" if row["name"].isdecimal() else row["name"] for row in known]
     signals = {key: [row["signal"].get(key) for row in known] for key in STATISTICS}
-    signals = {key: values for key, values in signals.items() if any(value is not None for value in values)}
+    signals = {
+        key: values for key, values in signals.items() if any(value is not None for value in values)
+    }
     return noise_against_signal(names, signals) if signals else None
 
 

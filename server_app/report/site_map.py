@@ -47,11 +47,19 @@ def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
 
 def words_of(map_of_sites: SiteMap) -> list[str]:
     """What the map shows, in sentences."""
-    far = " and ".join(filter(None, (", ".join(map(_site, map_of_sites.odd[:-1])), *map(_site, map_of_sites.odd[-1:]))))
+    far = " and ".join(
+        filter(
+            None, (", ".join(map(_site, map_of_sites.odd[:-1])), *map(_site, map_of_sites.odd[-1:]))
+        )
+    )
     sentences = [f"The surrogates of {far} are far from those of the other sites."] if far else []
     pairs = [(each.site, each.name, each.other) for each in map_of_sites.resemblances]
     for site in dict.fromkeys(site for site, _, _ in pairs):
-        own = [f"{name} looks like {other} of the others" for each, name, other in pairs if each == site]
+        own = [
+            f"{name} looks like {other} of the others"
+            for each, name, other in pairs
+            if each == site
+        ]
         sentences.append(f"At {_site(site)}, {', '.join(own)}: labels may be swapped there.")
     return sentences
 

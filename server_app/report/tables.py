@@ -20,7 +20,9 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 ENCODING = "utf-8-sig"
 
 
-def tables_of(run: RunFolder, privacy: Json, settings: Sequence[tuple[str, str, str]]) -> dict[str, Table]:
+def tables_of(
+    run: RunFolder, privacy: Json, settings: Sequence[tuple[str, str, str]]
+) -> dict[str, Table]:
     """Every table of a report. Accuracies are shares in [0, 1], sizes are in bytes, times in
     seconds.
 
@@ -33,27 +35,73 @@ def tables_of(run: RunFolder, privacy: Json, settings: Sequence[tuple[str, str, 
         The tables by name, the first row of each its columns; tables without rows are left out.
         Missing numbers are empty.
     """
-    sources = [source for source in DOWNSTREAM if any(source in run.downstream(site.name) for site in run.sites)]
+    sources = [
+        source
+        for source in DOWNSTREAM
+        if any(source in run.downstream(site.name) for site in run.sites)
+    ]
     tables: dict[str, Table] = {
         "sites": [
-            ("site", "status", "reason", "records", "bytes", "seconds", "accuracy", *(f"accuracy {s}" for s in sources)),
+            (
+                "site",
+                "status",
+                "reason",
+                "records",
+                "bytes",
+                "seconds",
+                "accuracy",
+                *(f"accuracy {s}" for s in sources),
+            ),
             *(
                 (
-                    *(site.name, site.status, "; ".join(why for _, why in site.troubles), site.records, site.bytes),
-                    *(site.seconds, site.accuracy, *(run.downstream(site.name).get(source) for source in sources)),
+                    *(
+                        site.name,
+                        site.status,
+                        "; ".join(why for _, why in site.troubles),
+                        site.records,
+                        site.bytes,
+                    ),
+                    *(
+                        site.seconds,
+                        site.accuracy,
+                        *(run.downstream(site.name).get(source) for source in sources),
+                    ),
                 )
                 for site in run.sites
             ),
         ],
         "classes": [
             ("site", *run.classes),
-            *((site.name, *(site.counts.get(name, 0.0) for name in run.classes)) for site in run.sites if site.counts),
+            *(
+                (site.name, *(site.counts.get(name, 0.0) for name in run.classes))
+                for site in run.sites
+                if site.counts
+            ),
         ],
         "rounds": _steps(run),
         "privacy": [
-            ("site", "protects one", "epsilon", "epsilon of this noise", "delta", "mechanism", "noise multiplier"),
+            (
+                "site",
+                "protects one",
+                "epsilon",
+                "epsilon of this noise",
+                "delta",
+                "mechanism",
+                "noise multiplier",
+            ),
             *(
-                tuple(row[key] for key in ("name", "unit", "epsilon", "tight", "delta", "mechanism", "multiplier"))
+                tuple(
+                    row[key]
+                    for key in (
+                        "name",
+                        "unit",
+                        "epsilon",
+                        "tight",
+                        "delta",
+                        "mechanism",
+                        "multiplier",
+                    )
+                )
                 for row in privacy["rows"]
             ),
         ],
@@ -66,8 +114,18 @@ def _steps(run: RunFolder) -> Table:
     """A row for each round, or each site of a chain."""
     hops = as_list(run.metrics.get("hops"))
     entries = [as_table(entry) for entry in hops or as_list(run.metrics.get("rounds"))]
-    keys = [key for key in (HOP_KEYS if hops else ROUND_KEYS) if any(entry.get(key) is not None for entry in entries)]
-    return [keys, *([entry.get(key) if key == "site" else as_number(entry.get(key)) for key in keys] for entry in entries)]
+    keys = [
+        key
+        for key in (HOP_KEYS if hops else ROUND_KEYS)
+        if any(entry.get(key) is not None for entry in entries)
+    ]
+    return [
+        keys,
+        *(
+            [entry.get(key) if key == "site" else as_number(entry.get(key)) for key in keys]
+            for entry in entries
+        ),
+    ]
 
 
 def csv_text(rows: Table) -> str:
@@ -84,7 +142,9 @@ def csv_text(rows: Table) -> str:
         "class,records\\r\\n'=1+1,2.5\\r\\n"
     """
     out = io.StringIO()
-    csv.writer(out, lineterminator="\r\n").writerows([_cell(value) for value in row] for row in rows)
+    csv.writer(out, lineterminator="\r\n").writerows(
+        [_cell(value) for value in row] for row in rows
+    )
     return out.getvalue()
 
 

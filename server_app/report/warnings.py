@@ -7,7 +7,8 @@ from collections import Counter
 from common.number_format import percent
 from server_app.runs.reader import RunFolder
 
-# A model is compared with the largest class plus this: less is within the uncertainty of some hundred test records.
+# A model is compared with the largest class plus this: less is within the uncertainty of some
+# hundred test records.
 MARGIN = 0.02
 NAMED = 12
 
@@ -26,7 +27,9 @@ def _missing_classes(run: RunFolder) -> str:
     missing = [name for name in run.classes if not any(counts.get(name) for counts in reported)]
     if not missing:
         return ""
-    shown = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+    shown = ", ".join(missing[:NAMED]) + (
+        f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+    )
     if len(missing) == 1:
         return f"No site has a record of class {shown}: the model cannot recognise it."
     return f"No site has a record of classes {shown}: the model cannot recognise them."
@@ -41,11 +44,13 @@ def _no_better_than_chance(run: RunFolder) -> str:
     advice = "check data, labels, backbone and the method's settings"
     if epsilon:
         advice = (
-            f"epsilon = {epsilon:g} needs more records of each class, or a larger epsilon; without privacy see if it learns"
+            f"epsilon = {epsilon:g} needs more records of each class, or a larger epsilon; "
+            "without privacy see if it learns"
         )
     return (
-        f"The model is no better than chance: its accuracy is {percent(run.accuracy)}, and always giving the largest class "
-        f"reaches {percent(chance)}. It has learned nothing useful; {advice}."
+        f"The model is no better than chance: its accuracy is {percent(run.accuracy)}, and always "
+        f"giving the largest class reaches {percent(chance)}. It has learned nothing useful; "
+        f"{advice}."
     )
 
 
@@ -62,9 +67,15 @@ def chance_of(run: RunFolder) -> float | None:
     Returns:
         The accuracy in [0, 1]; None if nothing is known.
     """
-    if (measured := run.number("accuracy", "majority")) is not None and run.number("accuracy", "model") is not None:
+    if (measured := run.number("accuracy", "majority")) is not None and run.number(
+        "accuracy", "model"
+    ) is not None:
         return measured
-    counts = [{name: max(0.0, number) for name, number in site.counts.items()} for site in run.sites if site.counts]
+    counts = [
+        {name: max(0.0, number) for name, number in site.counts.items()}
+        for site in run.sites
+        if site.counts
+    ]
     total = Counter[str]()
     for each in counts:
         total.update(each)

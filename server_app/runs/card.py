@@ -1,4 +1,6 @@
-"""The run card: the sites that are in a run's result, the sites that are not, and the share of missing data."""
+"""The run card: the sites that are in a run's result, the sites that are not, and the share of
+missing data.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 MUCH = 0.1
 
 
-def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (), names: str = "") -> dict[str, Any]:
+def run_card(
+    sites: Collection[Site], expected: int, absent: Sequence[str] = (), names: str = ""
+) -> dict[str, Any]:
     """The run card: site names under used, late, rejected and dropped, with reasons, and the share
     of missing data.
 
@@ -33,7 +37,9 @@ def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (),
     largest = max(reported, default=1)
     used = sum(site.records or largest for site in sites if site.fate == "used")
     never_came = max(0, expected - len(sites))
-    missing = never_came * largest + sum(site.records or largest for site in sites if site.fate != "used")
+    missing = never_came * largest + sum(
+        site.records or largest for site in sites if site.fate != "used"
+    )
     share = missing / max(1, used + missing)
     return {
         "state": "red" if share >= MUCH else "amber" if missing else "green",
@@ -45,7 +51,9 @@ def run_card(sites: Collection[Site], expected: int, absent: Sequence[str] = (),
         "used": sorted(site.name for site in sites if site.fate == "used"),
         "late": {site.name: site.reason for site in sites if site.late},
         "rejected": {site.name: site.reason for site in sites if site.fate == "rejected"},
-        "dropped": {site.name: site.reason for site in sites if site.fate == "dropped" and not site.late},
+        "dropped": {
+            site.name: site.reason for site in sites if site.fate == "dropped" and not site.late
+        },
         "records": {site.name: site.records for site in sites if site.records},
         "capped": {site.name: round(site.kept_share, 6) for site in sites if site.kept_share < 1},
         "suspects": {site.name: site.suspect for site in sites if site.suspect},

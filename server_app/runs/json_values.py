@@ -26,7 +26,11 @@ def clean(value: Any) -> Any:
         return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in value)
     if isinstance(value, list):
         return [clean(item) for item in value]
-    return {clean(key): clean(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return (
+        {clean(key): clean(item) for key, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def at(value: Any, *keys: str) -> Any:
@@ -73,7 +77,11 @@ def as_number(value: Any) -> float | None:
 
 def as_numbers(value: Any) -> dict[str, float]:
     """Return the entries of a table that are finite numbers."""
-    return {str(key): number for key, item in as_table(value).items() if (number := as_number(item)) is not None}
+    return {
+        str(key): number
+        for key, item in as_table(value).items()
+        if (number := as_number(item)) is not None
+    }
 
 
 def natural_order(name: str) -> list[tuple[int, int | str]]:
@@ -83,4 +91,8 @@ def natural_order(name: str) -> list[tuple[int, int | str]]:
         >>> sorted(["site 10", "site 9", "north"], key=natural_order)
         ['north', 'site 9', 'site 10']
     """
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]
+    return [
+        (0, int(part)) if part.isdecimal() else (1, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    ]

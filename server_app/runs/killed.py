@@ -1,4 +1,6 @@
-"""The result of a run that was killed or interrupted before it could write it: from its events. Nothing is written."""
+"""The result of a run that was killed or interrupted before it could write it: from its events.
+Nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from server_app.runs.json_values import Json, as_number, as_table
 from server_app.runs.state import RunState, SiteState, state_of
 from server_app.runs.writer_lock import last_sign, writer_is_gone
 
-VANISHED = "the process that wrote this run has ended without recording why: killed, out of memory, or a power cut"
+VANISHED = (
+    "the process that wrote this run has ended without recording why: killed, out of "
+    "memory, or a power cut"
+)
 UNFINISHED = "no reply before the run ended"
 
 
@@ -67,7 +72,11 @@ def _from_events(folder: Path, metrics: Mapping[str, Any], why: str) -> Json:
     """What the events say of a run whose app was ended before it could write its metrics."""
     events = EventFile(folder / EVENTS).read(to_the_end=True)
     state = state_of(events)
-    seconds = 0.0 if state.first is None or state.last is None else (state.last - state.first).total_seconds()
+    seconds = (
+        0.0
+        if state.first is None or state.last is None
+        else (state.last - state.first).total_seconds()
+    )
     try:
         config = parse_run(as_table(read_object(folder / MANIFEST)[0]["config"]))
     except (OSError, ValueError, TypeError, LookupError, FedSurrogateError):
@@ -75,13 +84,17 @@ def _from_events(folder: Path, metrics: Mapping[str, Any], why: str) -> Json:
     from server_app.runs.metrics import End, make_metrics
 
     known = make_metrics(config, _outcome(folder, state, events), End("interrupted", why, seconds))
-    known["accuracy"]["per_site"] = {site.name: site.accuracy for site in state.sites.values() if site.accuracy is not None}
+    known["accuracy"]["per_site"] = {
+        site.name: site.accuracy for site in state.sites.values() if site.accuracy is not None
+    }
     if known["privacy"] is None and state.epsilon and config.settings.epsilon:
         known["privacy"] = _spent(config.plan.mechanism_name, state.epsilon, config.settings.delta)
     return known
 
 
-def _bare(metrics: Mapping[str, Any], state: RunState, rounds: Sequence[Json], seconds: float) -> Json:
+def _bare(
+    metrics: Mapping[str, Any], state: RunState, rounds: Sequence[Json], seconds: float
+) -> Json:
     """The same without a readable manifest."""
     up = {site.name: int(site.bytes) for site in state.sites.values() if site.bytes}
     return {
@@ -105,13 +118,20 @@ def _outcome(folder: Path, state: RunState, events: Sequence[Json]) -> Any:
 
     here = [site for site in state.sites.values() if site.doing != "absent"]
     sites = [_site(each) for each in here]
-    # Sites choose their names unless keys are registered: before its first reply such a site has none.
-    sites += [_site(SiteState(f"unnamed {number}")) for number in range(1, state.invited - len(here) + 1)]
-    registered = any(event.get("names") == "registered" for event in events if event.get("event") == "invited")
+    # Sites choose their names unless keys are registered: before its first reply such a site has
+    # none.
+    sites += [
+        _site(SiteState(f"unnamed {number}")) for number in range(1, state.invited - len(here) + 1)
+    ]
+    registered = any(
+        event.get("names") == "registered" for event in events if event.get("event") == "invited"
+    )
     hops: list[dict[str, str | float]] = [
         {"site": str(event["site"]), "accuracy": as_number(event.get("accuracy")) or 0.0}
         for event in events
-        if event.get("event") == "replied" and "hop" in event and as_number(event.get("accuracy")) is not None
+        if event.get("event") == "replied"
+        and "hop" in event
+        and as_number(event.get("accuracy")) is not None
     ]
     return Outcome(
         dict(enumerate(sites)),
@@ -148,5 +168,13 @@ def _surrogates(folder: Path) -> list[Any]:
 
 
 def _spent(mechanism: str, epsilon: float, delta: float) -> Json:
-    """The privacy card of a run in rounds: what its rounds have spent. Its sites' claims are in their replies only."""
-    return {"mechanism": mechanism, "epsilon": epsilon, "delta": delta, "per_site": {}, "not_covered": []}
+    """The privacy card of a run in rounds: what its rounds have spent. Its sites' claims are in
+    their replies only.
+    """
+    return {
+        "mechanism": mechanism,
+        "epsilon": epsilon,
+        "delta": delta,
+        "per_site": {},
+        "not_covered": [],
+    }

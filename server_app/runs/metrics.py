@@ -52,7 +52,14 @@ def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
     rounds = outcome.rounds
     if outcome.model is not None and not rounds:
         sent = sum(site.bytes_up for site in sites)
-        rounds = [{"round": 1, "accuracy": outcome.accuracy.get("model"), "bytes_up": sent, "seconds": seconds}]
+        rounds = [
+            {
+                "round": 1,
+                "accuracy": outcome.accuracy.get("model"),
+                "bytes_up": sent,
+                "seconds": seconds,
+            }
+        ]
     metrics: Json = {
         "schema": 1,
         "method": config.method.name,
@@ -70,7 +77,8 @@ def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
         "versions": {site.name: site.version for site in sites if site.version},
         "privacy": _privacy(config, outcome, simulated),
         "rounds": rounds,
-        "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()} | {"total": seconds},
+        "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()}
+        | {"total": seconds},
     }
     if end.command is not None:
         metrics["seconds"]["command"] = round(end.command, 3)
@@ -86,14 +94,20 @@ def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
 
 
 def make_projection(outcome: Outcome) -> Json:
-    """The content of projection.json: the points of the report's feature plot; empty without points."""
+    """The content of projection.json: the points of the report's feature plot; empty without
+    points.
+    """
     if outcome.model is None or not outcome.points:
         return {}
-    return {"classes": outcome.model.header.classes} | {kind: asdict(points) for kind, points in outcome.points.items()}
+    return {"classes": outcome.model.header.classes} | {
+        kind: asdict(points) for kind, points in outcome.points.items()
+    }
 
 
 def _privacy(config: Run, outcome: Outcome, simulated: bool) -> Json | None:
-    """The privacy card. For a run that stopped early it shows the epsilon spent, which is less than the budget."""
+    """The privacy card. For a run that stopped early it shows the epsilon spent, which is less than
+    the budget.
+    """
     trained = {site.name: site.claim for site in outcome.sites.values() if site.claim is not None}
     card = privacy_card(config, outcome.surrogates, outcome.model, simulated, trained)
     if card and outcome.stopped and outcome.rounds and (spent := outcome.rounds[-1].get("epsilon")):
@@ -102,7 +116,9 @@ def _privacy(config: Run, outcome: Outcome, simulated: bool) -> Json | None:
 
 
 def _downstream(sites: Collection[Site]) -> Json:
-    """Accuracies with a generator's embeddings at each site, and the distance of these embeddings to real ones."""
+    """Accuracies with a generator's embeddings at each site, and the distance of these embeddings
+    to real ones.
+    """
     rows = {site.name: site.downstream for site in sites if site.downstream}
     if not rows:
         return {}

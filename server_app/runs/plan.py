@@ -15,8 +15,15 @@ from common.privacy.mechanism import JOINT_SUMS
 from common.run import Run
 from server_app.runs.privacy_card import mean_noise
 
-STEP = "the sum of clipped gradients of all records of all sites at the common model, and their number, with joint noise"
-KNOWN_DIMENSIONS = {"torchvision:mobilenet_v2": 1280, "torchvision:resnet50": 2048, "torchvision:resnet18": 512}
+STEP = (
+    "the sum of clipped gradients of all records of all sites at the common model, and their "
+    "number, with joint noise"
+)
+KNOWN_DIMENSIONS = {
+    "torchvision:mobilenet_v2": 1280,
+    "torchvision:resnet50": 2048,
+    "torchvision:resnet18": 512,
+}
 
 
 def plan(config: Run, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
@@ -53,15 +60,19 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     """
     fields = config.plan.messages.sends
     sizes = config.plan.messages.sizes(classes, dimension, records)
-    parts = [f"{field.name} {count([field], sizes):,}{f' at {field.bits} bits' * (field.bits < 16)}" for field in fields]
+    parts = [
+        f"{field.name} {count([field], sizes):,}{f' at {field.bits} bits' * (field.bits < 16)}"
+        for field in fields
+    ]
     lines = [f"released, in numbers: {', '.join(parts)}"] if parts else []
     if head := config.plan.head:
         lines.append(f"head {head}{_shrinkage(config)}")
     if own.noise is not None:
         size = max(1, records // classes)
         lines.append(
-            f"noise {own.noise:.2g} of its norm-1 features on the mean of a class of {size} records at one site; with S "
-            f"such sites it is {noise_share(config.plan.mechanism_name, config.settings.colluding)} of that"
+            f"noise {own.noise:.2g} of its norm-1 features on the mean of a class of {size} "
+            "records at one site; with S such sites it is "
+            f"{noise_share(config.plan.mechanism_name, config.settings.colluding)} of that"
         )
     elif own.epsilon is not None:
         what = "counts" if config.plan.counts else "rounds"
@@ -72,7 +83,9 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
 
 
 def _shrinkage(config: Run) -> str:
-    """How the covariance is shrunk, for heads that need it: as the setting says, or from the statistics themselves."""
+    """How the covariance is shrunk, for heads that need it: as the setting says, or from the
+    statistics themselves.
+    """
     chosen = choices(config.settings)
     if config.method.shown != "fedpft" or chosen.solver in ("noisy sums", "sampled"):
         return ""
@@ -80,10 +93,15 @@ def _shrinkage(config: Run) -> str:
         return f"; shrinkage {config.settings.head.shrinkage:g}, as set"
     restricted = chosen.family in ("diag", "spherical") or chosen.solver == "naive-bayes"
     if restricted and chosen.solver != "ridge":
-        return "; shrinkage 0.01"  # RESTRICTED in strategies.closed_form.solvers, whose import takes seconds
-    how = {"ridge": "by generalised cross-validation", "qda": "by oracle approximation, for each class"}
+        # RESTRICTED in strategies.closed_form.solvers, whose import takes seconds
+        return "; shrinkage 0.01"
+    how = {
+        "ridge": "by generalised cross-validation",
+        "qda": "by oracle approximation, for each class",
+    }
     return (
-        f"; shrinkage chosen from the released numbers alone, {how.get(chosen.solver, 'for the highest expected accuracy')}"
+        "; shrinkage chosen from the released numbers alone, "
+        f"{how.get(chosen.solver, 'for the highest expected accuracy')}"
     )
 
 
@@ -103,7 +121,11 @@ def noise_on_mean(config: Run, dimension: int, classes: int, records: int) -> fl
         return None
     claim = config.mechanism
     components = config.settings.fedpft.components if config.plan.mechanism_name == "dp-em" else 1
-    return None if claim is None else mean_noise(claim, dimension, max(1.0, records / classes / components))
+    return (
+        None
+        if claim is None
+        else mean_noise(claim, dimension, max(1.0, records / classes / components))
+    )
 
 
 def noise_share(mechanism: str, colluding: float) -> str:
@@ -122,7 +144,8 @@ def noise_share(mechanism: str, colluding: float) -> str:
     """
     if mechanism != JOINT_SUMS:
         return "1/sqrt(S)"
-    # Sites add more noise than needed, because some may collude. That for lost sites is taken out when none is lost.
+    # Sites add more noise than needed, because some may collude. That for lost sites is taken out
+    # when none is lost.
     most = 1 - colluding
     return f"{most**-0.5:.2f}/S" if 0 < most < 1 else "1/S"
 
@@ -135,15 +158,24 @@ def who_sees_what(config: Run) -> list[str]:
     few = f"at most {config.settings.colluding:.0%} of the sites"
     trust = f"{sees}, if {few} collude with it and sites know each other's keys (peers)"
     if config.plan.mechanism_name == JOINT_SUMS:
-        rounds = [f"each of {config.rounds} rounds is one step: {STEP}"] if config.plan.kind == "rounds" else []
+        rounds = (
+            [f"each of {config.rounds} rounds is one step: {STEP}"]
+            if config.plan.kind == "rounds"
+            else []
+        )
         return [
             trust,
             *rounds,
-            "epsilon holds under the same trust; a site's own noise alone gives a larger one (local-epsilon)",
+            "epsilon holds under the same trust; a site's own noise alone gives a larger one "
+            "(local-epsilon)",
         ]
     if config.settings.epsilon:
         return [trust, "epsilon holds without any trust: each site adds the whole noise itself"]
-    return [trust, "the sum has no noise: what only one site has, such as a class, is in it as that site has it"]
+    return [
+        trust,
+        "the sum has no noise: what only one site has, such as a class, is in it as that site has "
+        "it",
+    ]
 
 
 def find_dimension(config: Run) -> int:
@@ -165,17 +197,35 @@ def find_dimension(config: Run) -> int:
         64
     """
     if config.settings.data == "safetensors" and config.settings.dataset:
-        path = Path(config.settings.data_dir).expanduser() / f"{config.settings.dataset[0]}-train.safetensors"
+        path = (
+            Path(config.settings.data_dir).expanduser()
+            / f"{config.settings.dataset[0]}-train.safetensors"
+        )
         try:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
                 return int(json.loads(file.read(length))["x"]["shape"][1])
-        except (OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error):
-            raise ConfigError(f"cannot read the feature dimension from {path}; give --dimension") from None
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            LookupError,
+            OverflowError,
+            MemoryError,
+            struct.error,
+        ):
+            raise ConfigError(
+                f"cannot read the feature dimension from {path}; give --dimension"
+            ) from None
     if config.settings.backbone in ("pixels", "pixels:rgb") and (
         config.settings.image_size or config.settings.data == "digits"
     ):
-        return (3 if config.settings.backbone == "pixels:rgb" else 1) * (config.settings.image_size or 8) ** 2
+        return (3 if config.settings.backbone == "pixels:rgb" else 1) * (
+            config.settings.image_size or 8
+        ) ** 2
     if config.settings.backbone in KNOWN_DIMENSIONS:
         return KNOWN_DIMENSIONS[config.settings.backbone]
-    raise ConfigError(f"the feature dimension of backbone {config.settings.backbone!r} is not known here; give --dimension")
+    raise ConfigError(
+        f"the feature dimension of backbone {config.settings.backbone!r} is not known here; give "
+        "--dimension"
+    )

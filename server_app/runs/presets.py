@@ -1,4 +1,6 @@
-"""Presets, which are named settings of whole runs: small ones such as `fedlap`, and those of the papers."""
+"""Presets, which are named settings of whole runs: small ones such as `fedlap`, and those of the
+papers.
+"""
 
 from __future__ import annotations
 

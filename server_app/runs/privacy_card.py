@@ -1,4 +1,6 @@
-"""The privacy card of a run: its guarantee, what the guarantee does not cover, and the signal-to-noise ratios."""
+"""The privacy card of a run: its guarantee, what the guarantee does not cover, and the
+signal-to-noise ratios.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +20,43 @@ Json = dict[str, Any]
 
 DERIVED = "; and all results computed from these, such as the model, any number of times"
 COVERS = {
-    "secure-sums": "the sum over all sites: noisy sizes, sums and second moments of all classes of the run, the only "
-    "numbers that the coordinator learns; for as long as at most the stated number of sites tell it their noise "
-    "(central privacy through secure summation)",
-    "summed-counts": "the sum over all sites of their counts: records of each class, or decisions and scores of a model on "
-    "held-out records; for as long as at most the stated number of sites tell the coordinator their noise (central privacy "
+    "secure-sums": "the sum over all sites: noisy sizes, sums and second moments of all classes "
+    "of the run, the only numbers that the coordinator learns; for as long as at "
+    "most the stated number of sites tell it their noise (central privacy through "
+    "secure summation)",
+    "summed-counts": "the sum over all sites of their counts: records of each class, or decisions "
+    "and scores of a model on held-out records; for as long as at most the "
+    "stated number of sites tell the coordinator their noise (central privacy "
     "through secure summation)",
-    "summed-gradients": "in every round the sum over all sites: their noisy number of records and sum of clipped gradients "
-    "at the common model, the only numbers that the coordinator learns; for as long as at most the stated number of sites "
-    "tell it their noise (central privacy through secure summation), over all rounds together",
-    "counts": "every count of a site: records of each class, or decisions and scores of a model on held-out records",
-    "sums": "every number of a surrogate: noisy sizes, sums and second moments of all classes of the run, "
-    "so that the noise also hides which classes a site has",
-    "dp-em": "every number of a surrogate: noisy sizes and means of the Gaussians of every class, over all steps of EM; "
-    "noisy sizes decide which classes it holds",
-    "dp-sgd": "every number that a site sends (updates, synthetic records, or class sizes and sums), over all rounds "
-    "together: sums over records get noise, and in every training step the sum of clipped gradients gets noise",
+    "summed-gradients": "in every round the sum over all sites: their noisy number of records and "
+    "sum of clipped gradients at the common model, the only numbers that the "
+    "coordinator learns; for as long as at most the stated number of sites "
+    "tell it their noise (central privacy through secure summation), over all "
+    "rounds together",
+    "counts": "every count of a site: records of each class, or decisions and scores of a model "
+    "on held-out records",
+    "sums": "every number of a surrogate: noisy sizes, sums and second moments of all classes of "
+    "the run, so that the noise also hides which classes a site has",
+    "dp-em": "every number of a surrogate: noisy sizes and means of the Gaussians of every class, "
+    "over all steps of EM; noisy sizes decide which classes it holds",
+    "dp-sgd": "every number that a site sends (updates, synthetic records, or class sizes and "
+    "sums), over all rounds together: sums over records get noise, and in every "
+    "training step the sum of clipped gradients gets noise",
     "theorem-4.1": "mean and covariance of every class in a surrogate",
 }
 SINGLE_RECORDS = (
-    "a patient with several records at a site that protects records: k records together have k times the epsilon, and a "
-    "larger delta; fedpft with patient-column protects patients instead"
+    "a patient with several records at a site that protects records: k records together have k "
+    "times the epsilon, and a larger delta; fedpft with patient-column protects patients instead"
 )
 IN_CLEAR = (
     "class sizes and which classes a site has: they are sent without noise",
-    "a class with one record more or less: the guarantee is for the content of one record, and class sizes are public",
+    "a class with one record more or less: the guarantee is for the content of one record, and "
+    "class sizes are public",
 )
-SIMULATED = "accuracies, times and the plot of real features in this report: exact, because the run was a simulation"
+SIMULATED = (
+    "accuracies, times and the plot of real features in this report: exact, because the "
+    "run was a simulation"
+)
 
 
 def privacy_card(
@@ -95,7 +107,9 @@ def privacy_card(
         "covers": COVERS[_covered(config.plan.mechanism_name, config.plan)] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
-        "dropped_classes": _dropped(surrogates, config.plan.mechanism_name, config.settings.classes, model),
+        "dropped_classes": _dropped(
+            surrogates, config.plan.mechanism_name, config.settings.classes, model
+        ),
     }
 
 
@@ -135,20 +149,26 @@ def _site(surrogate: AnySurrogate | None, claim: Mechanism) -> Json:
         "mechanism": claim.name,
         "noise_multiplier": claim.noise_multiplier,
         "noise": _sigmas(claim),
-        "signal_to_noise": {noisy.name: noisy.signal_to_noise() for noisy in _released(surrogate, claim)}
+        "signal_to_noise": {
+            noisy.name: noisy.signal_to_noise() for noisy in _released(surrogate, claim)
+        }
         if surrogate
         else {},
     }
     if claim.name == "theorem-4.1":
-        # The published noise is too large for a small epsilon, and too small for an epsilon above 40.
+        # The published noise is too large for a small epsilon, and too small for an epsilon above
+        # 40.
         card["epsilon_tight"] = gaussian_epsilon(claim.noise_multiplier, claim.delta)
     return card
 
 
 def _sigmas(claim: Mechanism) -> dict[str, float]:
-    """Noise of each statistic as a sum over records, for every mechanism, so that mechanisms can be compared."""
+    """Noise of each statistic as a sum over records, for every mechanism, so that mechanisms can be
+    compared.
+    """
     if claim.name == "theorem-4.1":
-        # Means and covariances of n records have noise sigma / n: n times the joint sensitivity is 2 sqrt(5).
+        # Means and covariances of n records have noise sigma / n: n times the joint sensitivity is
+        # 2 sqrt(5).
         sigma = 2 * math.sqrt(5) * claim.noise_multiplier
         return {"sums": sigma, "squares": sigma}
     return {name: sigma for name, (sigma, _) in claim.noise.items()}
@@ -157,13 +177,16 @@ def _sigmas(claim: Mechanism) -> dict[str, float]:
 def _released(surrogate: AnySurrogate, claim: Mechanism) -> list[Noisy]:
     """The noisy sums of a surrogate; for a surrogate of means, the sums computed from these.
 
-    There, sizes are left out: they have no noise, or only sizes that stood out from the noise were released. Variances
-    are left out too: noise that made them negative was cut off, so their noise cannot be estimated.
+    There, sizes are left out: they have no noise, or only sizes that stood out from the noise were
+    released. Variances are left out too: noise that made them negative was cut off, so their noise
+    cannot be estimated.
     """
     sigmas = _sigmas(claim)
     if isinstance(surrogate, SumsSurrogate):
         sums = surrogate.sums
-        values = {"counts": sums.counts, "sums": sums.sums} | ({} if sums.squares is None else {"squares": sums.squares})
+        values = {"counts": sums.counts, "sums": sums.sums} | (
+            {} if sums.squares is None else {"squares": sums.squares}
+        )
     else:
         table = surrogate.mixtures
         sizes = table.weights * table.counts[table.labels]
@@ -172,7 +195,10 @@ def _released(surrogate: AnySurrogate, claim: Mechanism) -> list[Noisy]:
 
 
 def _dropped(
-    surrogates: Sequence[AnySurrogate], mechanism: str, classes: Sequence[str], model: Classifier | None
+    surrogates: Sequence[AnySurrogate],
+    mechanism: str,
+    classes: Sequence[str],
+    model: Classifier | None,
 ) -> list[str]:
     """Classes of the run that the model has not learned: no site has them, or the noise hides them."""
     if model is None or mechanism in ("theorem-4.1", "dp-sgd", "counts"):
@@ -181,6 +207,7 @@ def _dropped(
     if mechanism == "sums":
         classes = classes or (surrogates[0] if surrogates else model).header.classes
     elif mechanism != "secure-sums":
-        # Without classes in the settings, the head has exactly the classes that some site has released.
+        # Without classes in the settings, the head has exactly the classes that some site has
+        # released.
         learned = {name for surrogate in surrogates for name in surrogate.header.classes}
     return [name for name in classes if name not in learned]

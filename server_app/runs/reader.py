@@ -1,4 +1,6 @@
-"""Read a run folder, whole or while it grows. Reading changes nothing, and a killed run is read as interrupted."""
+"""Read a run folder, whole or while it grows. Reading changes nothing, and a killed run is read as
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,24 @@ from common.errors import RunError
 from common.methods import METHODS
 from common.methods.fedpft import SOLVERS_IN_WORDS
 from server_app.runs.json_files import EVENTS, MANIFEST, METRICS, PARTS, EventFile, read_object
-from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, at, clean, natural_order
+from server_app.runs.json_values import (
+    Json,
+    as_list,
+    as_number,
+    as_numbers,
+    as_table,
+    at,
+    clean,
+    natural_order,
+)
 from server_app.runs.killed import interrupted_metrics, why_killed
 from server_app.runs.state import RunState, SiteState, state_of
 
-OUTCOMES = {"invited": "no reply", "replied": "used"} | {each: each for each in ("rejected", "dropped", "late", "absent")}
-# Heads at a site with a generator, by the records that they are trained on, and their keys in metrics.json.
+OUTCOMES = {"invited": "no reply", "replied": "used"} | {
+    each: each for each in ("rejected", "dropped", "late", "absent")
+}
+# Heads at a site with a generator, by the records that they are trained on, and their keys in
+# metrics.json.
 DOWNSTREAM = {"own": "accuracy-local", "synthetic": "accuracy-synthetic", "mixed": "accuracy-mixed"}
 TROUBLES = ("rejected", "dropped", "late", "absent", "no reply")
 PROJECTION = "projection.json"
@@ -104,7 +118,9 @@ class RunFolder:
 
     @property
     def accuracy(self) -> float | None:
-        """Return the model's accuracy on the test split or, without one, the mean of the accuracies at the sites."""
+        """Return the model's accuracy on the test split or, without one, the mean of the accuracies
+        at the sites.
+        """
         local = list(self.numbers("accuracy", "per_site").values())
         model = self.number("accuracy", "model")
         return model if model is not None else sum(local) / len(local) if local else None
@@ -113,7 +129,9 @@ class RunFolder:
     def used(self) -> int:
         """Return how many sites were used for the result; for a failed run, how many had replied."""
         used = self.number("sites", "used") if self.failure is None else None
-        return int(sum(site.status in ("used", "replied") for site in self.sites) if used is None else used)
+        return int(
+            sum(site.status in ("used", "replied") for site in self.sites) if used is None else used
+        )
 
     @property
     def invited(self) -> int:
@@ -123,9 +141,13 @@ class RunFolder:
 
     @property
     def classes(self) -> list[str]:
-        """Return the class names in the order of the labels; without a manifest, those in the sites' counts."""
+        """Return the class names in the order of the labels; without a manifest, those in the
+        sites' counts.
+        """
         listed = [str(name) for name in as_list(self.manifest.get("classes"))]
-        return listed or sorted({name for site in self.sites for name in site.counts}, key=natural_order)
+        return listed or sorted(
+            {name for site in self.sites for name in site.counts}, key=natural_order
+        )
 
     @property
     def head(self) -> str:
@@ -145,7 +167,9 @@ class RunFolder:
     @property
     def method(self) -> str:
         """Return the display name of the method."""
-        name = str(self.metrics.get("method") or at(self.manifest, "config", "method") or "This run")
+        name = str(
+            self.metrics.get("method") or at(self.manifest, "config", "method") or "This run"
+        )
         return METHODS[name].title if name in METHODS else name
 
 
@@ -180,7 +204,8 @@ class LiveRun:
             RunError: the folder is gone, or a file may not be read.
         """
         try:
-            # Read metrics before events: after metrics report the end there are no more events, so none is missed.
+            # Read metrics before events: after metrics report the end there are no more events, so
+            # none is missed.
             self.metrics = clean(current_metrics(self.folder)[0])
             self.manifest = self.manifest or clean(read_object(self.folder / MANIFEST)[0])
         except OSError as error:
@@ -201,8 +226,13 @@ class LiveRun:
 
 
 def run_folders(output: Path) -> list[Path]:
-    """The run folders in an output folder, newest first: their names begin with their creation time."""
-    return sorted((manifest.parent for manifest in output.glob(f"*/{MANIFEST}")), key=lambda folder: folder.name)[::-1]
+    """The run folders in an output folder, newest first: their names begin with their creation
+    time.
+    """
+    return sorted(
+        (manifest.parent for manifest in output.glob(f"*/{MANIFEST}")),
+        key=lambda folder: folder.name,
+    )[::-1]
 
 
 def find_run(path: Path, known: Collection[Path] = ()) -> Path | None:
@@ -260,7 +290,9 @@ def read_run(folder: Path) -> RunFolder:
     """
     if not any((folder / part).is_file() for part in PARTS):
         what = "holds none of " + ", ".join(PARTS) if folder.is_dir() else "does not exist"
-        raise RunError(f"{str(folder)!r} is not a run folder: it {what}; give a folder that a run has written")
+        raise RunError(
+            f"{str(folder)!r} is not a run folder: it {what}; give a folder that a run has written"
+        )
     stored, problem = current_metrics(folder)
     metrics, notes = clean(stored), [problem]
     manifest, problem = read_object(folder / MANIFEST)
@@ -271,7 +303,9 @@ def read_run(folder: Path) -> RunFolder:
     if (folder / PROJECTION).exists():
         notes.append(problem)
     sites, failure = _sites(metrics, events), _failure(metrics, events)
-    return RunFolder(metrics, clean(manifest), clean(projection), sites, failure, tuple(filter(None, notes)))
+    return RunFolder(
+        metrics, clean(manifest), clean(projection), sites, failure, tuple(filter(None, notes))
+    )
 
 
 def _events(path: Path) -> tuple[list[Json], str]:
@@ -292,17 +326,26 @@ def _failure(metrics: Json, events: Sequence[Json]) -> str | None:
         for e in events
         if e.get("event") in ("failed", "interrupted") and "site" not in e and e.get("reason")
     ]
-    fallback = "the run ended before it wrote its result" if not metrics else "no reason was recorded"
+    fallback = (
+        "the run ended before it wrote its result" if not metrics else "no reason was recorded"
+    )
     return str(metrics.get("failure") or (reasons[-1] if reasons else fallback))
 
 
 def _sites(metrics: Json, events: Sequence[Json]) -> tuple[SiteView, ...]:
-    accuracy, up = as_numbers(at(metrics, "accuracy", "per_site")), as_numbers(at(metrics, "bytes", "up_per_site"))
+    accuracy, up = (
+        as_numbers(at(metrics, "accuracy", "per_site")),
+        as_numbers(at(metrics, "bytes", "up_per_site")),
+    )
     states = {name: SiteState(name) for name in (*accuracy, *up)} | state_of(events).sites
-    return tuple(_site(states[name], metrics, accuracy, up) for name in sorted(states, key=natural_order))
+    return tuple(
+        _site(states[name], metrics, accuracy, up) for name in sorted(states, key=natural_order)
+    )
 
 
-def _site(state: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]) -> SiteView:
+def _site(
+    state: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]
+) -> SiteView:
     outcomes = [(OUTCOMES[what], why or "no reason given") for what, why in state.outcomes]
     status = outcomes[-1][0] if outcomes else "used"
     troubles = [(what, why) for what, why in outcomes if what in TROUBLES[:-1]]
@@ -333,7 +376,9 @@ def read_payloads(folder: Path) -> list[bytes]:
     Raises:
         RunError: there is none.
     """
-    files = sorted((folder / "surrogates").glob("*.pb"), key=lambda path: (len(path.name), path.name))
+    files = sorted(
+        (folder / "surrogates").glob("*.pb"), key=lambda path: (len(path.name), path.name)
+    )
     if not files:
         raise RunError(f"{folder} has no surrogates")
     return [path.read_bytes() for path in files]

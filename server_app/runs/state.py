@@ -163,7 +163,9 @@ class RunState:
         done = self.done
         if (at_ := when(event)) is not None:
             self.first, self.last = self.first or at_, at_
-            self.begun = at_ if kind == "resumed" else self.begun or (at_ if kind == "invited" else None)
+            self.begun = (
+                at_ if kind == "resumed" else self.begun or (at_ if kind == "invited" else None)
+            )
         if "site" in event:
             self._site(str(event["site"]), str(event.get("before", ""))).take(kind, event)
         match kind:
@@ -171,7 +173,11 @@ class RunState:
                 self.method = str(event.get("method") or self.method)
                 self.planned = int(as_number(event.get("rounds")) or 1)
                 spec = METHODS.get(self.method)
-                self.step = "hop" if (spec and spec.usual.kind == "chain") or event.get("topology") == "chain" else "round"
+                self.step = (
+                    "hop"
+                    if (spec and spec.usual.kind == "chain") or event.get("topology") == "chain"
+                    else "round"
+                )
             case "invited":
                 self.invited = int(as_number(event.get("sites")) or 0) or len(self.sites)
                 self.planned = self.invited if self.step == "hop" else self.planned
@@ -187,7 +193,9 @@ class RunState:
             self.stepped = at_
 
     def _site(self, name: str, before: str) -> SiteState:
-        """The site of this name. A site may be dropped under another name (`before`), then reply late with its own name."""
+        """The site of this name. A site may be dropped under another name (`before`), then reply
+        late with its own name.
+        """
         if before in self.sites:
             self.sites[name] = self.sites.pop(before)
             self.sites[name].name = name
@@ -223,7 +231,13 @@ class RunState:
         self.bytes_down = as_number(at(metrics, "bytes", "down"))
         per_site = as_numbers(at(metrics, "accuracy", "per_site"))
         model = as_number(at(metrics, "accuracy", "model"))
-        self.accuracy = model if model is not None else sum(per_site.values()) / len(per_site) if per_site else self.accuracy
+        self.accuracy = (
+            model
+            if model is not None
+            else sum(per_site.values()) / len(per_site)
+            if per_site
+            else self.accuracy
+        )
         self.epsilon = as_number(at(metrics, "privacy", "epsilon")) or self.epsilon
         if self.status == "ok" and not self.stopped:
             self.done = self.planned
@@ -246,7 +260,8 @@ class RunState:
 
     @property
     def bytes_per_step(self) -> float | None:
-        """Return the mean of the bytes that all sites together send in a step; None for a run with one step.
+        """Return the mean of the bytes that all sites together send in a step; None for a run with
+        one step.
 
         A resumed run has the bytes of its own steps alone.
         """
@@ -263,7 +278,13 @@ class RunState:
             Seconds; None without a completed step, and after the end.
         """
         steps = self.done - self.resumed
-        if self.ended or self.begun is None or self.stepped is None or steps < 1 or self.done >= self.planned:
+        if (
+            self.ended
+            or self.begun is None
+            or self.stepped is None
+            or steps < 1
+            or self.done >= self.planned
+        ):
             return None
         pace = (self.stepped - self.begun).total_seconds() / steps
         waited = (now - self.stepped).total_seconds() if now else 0.0
@@ -271,16 +292,23 @@ class RunState:
 
     @property
     def fates(self) -> dict[Fate, int]:
-        """Return the number of sites by fate. During a run, invited sites without a reply are waiting."""
+        """Return the number of sites by fate. During a run, invited sites without a reply are
+        waiting.
+        """
         by_fate = Counter(site.fate for site in self.sites.values())
         by_fate["waiting"] += max(0, self.invited - len(self.sites))
         counted = as_table(self._ended.get("sites"))
-        return {fate: int(as_number(counted.get(fate)) or 0) if counted else by_fate[fate] for fate in FATES}
+        return {
+            fate: int(as_number(counted.get(fate)) or 0) if counted else by_fate[fate]
+            for fate in FATES
+        }
 
     @property
     def replied(self) -> int:
         """Return how many sites have replied in the current step."""
-        return sum(site.fate == "used" and site.step in (0, self.done + 1) for site in self.sites.values())
+        return sum(
+            site.fate == "used" and site.step in (0, self.done + 1) for site in self.sites.values()
+        )
 
 
 def state_of(events: Iterable[Json]) -> RunState:

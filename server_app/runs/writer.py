@@ -21,7 +21,8 @@ from server_app.runs.metrics import End, make_metrics, make_projection
 from server_app.runs.writer_lock import WriterLock
 from strategies.base.outcome import Outcome
 
-# Bytes reserved on the disk, so that a failed run can write its reason: metrics, one event, a report.
+# Bytes reserved on the disk, so that a failed run can write its reason: metrics, one event, a
+# report.
 RESERVE = 2**18
 
 
@@ -62,8 +63,13 @@ class RunWriter:
         Raises:
             OSError: the line cannot be written.
         """
-        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event} | fields
-        content = json.dumps({key: value for key, value in line.items() if value is not None}) + "\n"
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "event": event,
+        } | fields
+        content = (
+            json.dumps({key: value for key, value in line.items() if value is not None}) + "\n"
+        )
         with (self.path / "events.jsonl").open("ab", buffering=0) as file:
             size = file.tell()
             try:

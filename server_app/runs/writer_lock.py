@@ -1,8 +1,10 @@
-"""The process that writes a run folder: a lock and a heartbeat show readers whether it still exists.
+"""The process that writes a run folder: a lock and a heartbeat show readers whether it still
+exists.
 
-The writer holds a lock (flock) on the file `.writer` and touches it every few seconds. The kernel frees the lock of a killed
-process. So a reader with the same kernel, in another container too, knows at once that the writer is gone. On another
-machine, or after a restart of this one, a heartbeat that has stopped shows it.
+The writer holds a lock (flock) on the file `.writer` and touches it every few seconds. The kernel
+frees the lock of a killed process. So a reader with the same kernel, in another container too,
+knows at once that the writer is gone. On another machine, or after a restart of this one, a
+heartbeat that has stopped shows it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class WriterLock:
 
 
 def writer_is_gone(folder: Path) -> bool:
-    """Whether a run folder had a writer that no longer exists. False for a folder without the file `.writer`."""
+    """Whether a run folder had a writer that no longer exists. False for a folder without the file
+    `.writer`.
+    """
     file = folder / FILE
     try:
         lock = os.open(file, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,6 @@
-"""A chain of sites: each site receives, through the coordinator, the relay that the previous site made."""
+"""A chain of sites: each site receives, through the coordinator, the relay that the previous site
+made.
+"""
 
 from __future__ import annotations
 
@@ -87,12 +89,16 @@ class ChainRun:
 
 
 class Chain(Federation):
-    """Ask site after site, in `fedpft.order` or a random order. A site that does not reply is skipped and recorded."""
+    """Ask site after site, in `fedpft.order` or a random order. A site that does not reply is
+    skipped and recorded.
+    """
 
     # The sealed relay before the current one, with its sender, the sender's key and the chain step.
     _earlier: tuple[bytes | None, str, str, int] | None = None
 
-    def __init__(self, config: Settings = None, recorder: Recorder | None = None, device: str = "") -> None:
+    def __init__(
+        self, config: Settings = None, recorder: Recorder | None = None, device: str = ""
+    ) -> None:
         super().__init__(config, recorder, device)
         # Sites that could not use the current relay.
         self._failed: list[str] = []
@@ -120,7 +126,9 @@ class Chain(Federation):
         while not self._learned:
             hop += 1
             messages = self.configure_train(hop, self.initial, ConfigRecord(), grid)
-            self._finish_round(hop, self.aggregate_train(hop, Collection(grid, messages, self.deadline)))
+            self._finish_round(
+                hop, self.aggregate_train(hop, Collection(grid, messages, self.deadline))
+            )
         overall = None if self.outcome.model is None else self.evaluate(grid, self.deadline)
         hops = self.outcome.hops
         if hops and isinstance(accuracy := hops[-1].get("accuracy"), float):
@@ -128,7 +136,9 @@ class Chain(Federation):
             self.outcome.accuracy.setdefault("last_site", accuracy)
         return overall
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """The request to the next site, with the relay. One round is one chain step.
 
         Args:
@@ -147,7 +157,9 @@ class Chain(Federation):
             self.outcome.hops = self._way.walk.hops
             self._started = time.perf_counter()
         self._asked, self._hop_started = bool(self._way.walk.left), time.perf_counter()
-        return [self._question(self._way, self._way.relay, self._way.walk.hop)] if self._asked else []
+        return (
+            [self._question(self._way, self._way.relay, self._way.walk.hop)] if self._asked else []
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -171,21 +183,33 @@ class Chain(Federation):
         if self._asked:
             self._asked = False
             self._hop(way, replies)
-            # In one file: a kill between two writes could leave a relay with a site that the state lists as not asked.
+            # In one file: a kill between two writes could leave a relay with a site that the state
+            # lists as not asked.
             way.walk.relay = b64encode(way.relay or b"").decode()
             self.recorder.keep(STATE, json.dumps(vars(way.walk)).encode())
             self.recorder.keep(RELAY, way.relay or b"")
         if not way.walk.left:
             self._finish(way)
         model, sent = self.outcome.model, sum(site.bytes_up for site in self.outcome.sites.values())
-        metrics = metrics_of({"used": len(way.walk.done), "bytes_up": sent, "seconds": time.perf_counter() - self._started})
+        metrics = metrics_of(
+            {
+                "used": len(way.walk.done),
+                "bytes_up": sent,
+                "seconds": time.perf_counter() - self._started,
+            }
+        )
         return None if model is None else classifier_arrays(model), metrics
 
     def _finish(self, way: ChainRun) -> None:
         """Learn, after the last chain step."""
         self._learned = True
         self.outcome.seconds["chain"] = time.perf_counter() - self._started
-        check_quorum(len(way.walk.done), len(self.outcome.sites), self.config.settings.sites, self.config.settings.quorum)
+        check_quorum(
+            len(way.walk.done),
+            len(self.outcome.sites),
+            self.config.settings.sites,
+            self.config.settings.quorum,
+        )
         assert way.relay is not None  # the quorum is at least one site
         self._learn(way.grid, way.group, way.walk, way.relay, self.deadline)
 
@@ -195,10 +219,13 @@ class Chain(Federation):
                 walk = Walk(**json.loads(read_kept(self.config.settings.resume, STATE)))
             except (TypeError, ValueError) as error:
                 raise RunError(
-                    f"resume = {self.config.settings.resume!r}: {STATE} is damaged ({type(error).__name__})"
+                    f"resume = {self.config.settings.resume!r}: {STATE} is damaged "
+                    f"({type(error).__name__})"
                 ) from None
             if walk.run != self.config.digest:
-                raise RunError(f"resume = {self.config.settings.resume!r} is of a run with other settings")
+                raise RunError(
+                    f"resume = {self.config.settings.resume!r} is of a run with other settings"
+                )
             # Skipped sites get another chance at the end of the chain.
             walk.order, walk.skipped = [*walk.done, *walk.left, *walk.skipped], []
             self.recorder.event("resumed", hops=len(walk.done))
@@ -222,7 +249,9 @@ class Chain(Federation):
         invited = {site.name for site in self.outcome.sites.values()}
         if not set(self.config.settings.fedpft.order) & invited:
             there = ", ".join(sorted(invited))
-            raise RunError(f"fedpft.order names none of the connected sites; use these names: {there}")
+            raise RunError(
+                f"fedpft.order names none of the connected sites; use these names: {there}"
+            )
         for name in named:
             if name not in self.config.settings.fedpft.order:
                 self.recorder.event("left-out", site=name, reason="not in fedpft.order")
@@ -233,7 +262,11 @@ class Chain(Federation):
         """Accept the next site's relay. When the site does not reply, the current relay stays."""
         walk, name, hop = way.walk, way.walk.left[0], way.walk.hop
         answer = self._answer(way, way.relay, replies)
-        if isinstance(answer, SurrogateError) and self._earlier is not None and (self._failed or len(walk.left) == 1):
+        if (
+            isinstance(answer, SurrogateError)
+            and self._earlier is not None
+            and (self._failed or len(walk.left) == 1)
+        ):
             answer = self._without_last(way, answer, hop)
         if isinstance(answer, SurrogateError):
             walk.skipped.append(name)
@@ -245,33 +278,52 @@ class Chain(Federation):
             self._failed = []
             if self.config.settings.fedpft.seal:
                 self._earlier = (way.relay, walk.sender, walk.sender_key, walk.sent_hop)
-            self._passed_on(walk, way.group, name, hop, *answer, time.perf_counter() - self._hop_started)
+            self._passed_on(
+                walk, way.group, name, hop, *answer, time.perf_counter() - self._hop_started
+            )
             way.relay = answer[0]
 
-    def _without_last(self, way: ChainRun, failure: SurrogateError, hop: int) -> tuple[bytes, Info] | SurrogateError | None:
-        """The reply of a site to the earlier relay, when more than one site failed on the latest relay.
+    def _without_last(
+        self, way: ChainRun, failure: SurrogateError, hop: int
+    ) -> tuple[bytes, Info] | SurrogateError | None:
+        """The reply of a site to the earlier relay, when more than one site failed on the latest
+        relay.
 
-        Only sites can read a sealed relay. If this site can use the earlier relay, the site that made the latest one is
-        rejected, and the sites that failed on it are asked again. Otherwise this site itself failed.
+        Only sites can read a sealed relay. If this site can use the earlier relay, the site that
+        made the latest one is rejected, and the sites that failed on it are asked again. Otherwise
+        this site itself failed.
         """
         assert self._earlier is not None
         walk = way.walk
-        name, last, before = walk.left[0], walk.done[-1], replace(walk, skipped=list(walk.skipped), order=list(walk.order))
+        name, last, before = (
+            walk.left[0],
+            walk.done[-1],
+            replace(walk, skipped=list(walk.skipped), order=list(walk.order)),
+        )
         earlier, walk.sender, walk.sender_key, walk.sent_hop = self._earlier
         others = [each for each in walk.order if each not in self._failed]
         place = others.index(name) + 1
         walk.order = [*others[:place], *self._failed, *others[place:]]
         walk.skipped = [each for each in walk.skipped if each not in self._failed]
-        answer = self._answer(way, earlier, Collection(way.grid, [self._question(way, earlier, hop)], self.deadline))
+        answer = self._answer(
+            way, earlier, Collection(way.grid, [self._question(way, earlier, hop)], self.deadline)
+        )
         if not isinstance(answer, tuple):
             walk.order, walk.skipped = before.order, before.skipped
-            walk.sender, walk.sender_key, walk.sent_hop = before.sender, before.sender_key, before.sent_hop
+            walk.sender, walk.sender_key, walk.sent_hop = (
+                before.sender,
+                before.sender_key,
+                before.sent_hop,
+            )
             return failure
         self._earlier, self._failed = None, []
         walk.done.remove(last)
         walk.skipped.append(last)
         walk.hops.pop()
-        self._reject(way.group.nodes[last], f"other sites cannot use its relay, but can use the one before it: {failure}")
+        self._reject(
+            way.group.nodes[last],
+            f"other sites cannot use its relay, but can use the one before it: {failure}",
+        )
         way.relay = earlier
         return answer
 
@@ -282,8 +334,15 @@ class Chain(Federation):
         info["classes"] = json.dumps(group.classes)
         if self.config.settings.fedpft.seal:
             later = walk.left[1:]
-            keys = {each: group.keys[each] for each in later if each in group.keys} | {walk.sender: walk.sender_key}
-            info |= {"keys": json.dumps(keys), "readers": ",".join(later), "sender": walk.sender, "sent-hop": walk.sent_hop}
+            keys = {each: group.keys[each] for each in later if each in group.keys} | {
+                walk.sender: walk.sender_key
+            }
+            info |= {
+                "keys": json.dumps(keys),
+                "readers": ",".join(later),
+                "sender": walk.sender,
+                "sent-hop": walk.sent_hop,
+            }
         if relay is not None:
             info["bytes"] = len(relay)
         return self._message(MessageType.TRAIN, group.nodes[walk.left[0]], to_record(relay, info))
@@ -291,7 +350,9 @@ class Chain(Federation):
     def _answer(
         self, way: ChainRun, relay: bytes | None, replies: Iterable[Message]
     ) -> tuple[bytes, Info] | SurrogateError | None:
-        """The next site's relay and report, or the error that makes them unusable, or None without a reply."""
+        """The next site's relay and report, or the error that makes them unusable, or None without
+        a reply.
+        """
         name = way.walk.left[0]
         for reply in replies:
             try:
@@ -305,16 +366,33 @@ class Chain(Federation):
             return payload, info
         return None
 
-    def _passed_on(self, walk: Walk, group: Group, name: str, hop: int, payload: bytes, info: Info, seconds: float) -> None:
+    def _passed_on(
+        self,
+        walk: Walk,
+        group: Group,
+        name: str,
+        hop: int,
+        payload: bytes,
+        info: Info,
+        seconds: float,
+    ) -> None:
         site = self.outcome.sites[group.nodes[name]]
         site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
         walk.done.append(name)
         walk.sender, walk.sender_key, walk.sent_hop = name, group.keys[name], hop
-        step: dict[str, str | float] = {"site": name, "bytes": len(payload), "seconds": round(seconds, 3)}
+        step: dict[str, str | float] = {
+            "site": name,
+            "bytes": len(payload),
+            "seconds": round(seconds, 3),
+        }
         if (accuracy := share_in(info, "accuracy.model")) is not None:
             step["accuracy"] = accuracy
         walk.hops.append(step)
-        facts = {"bytes": site.bytes_up, "payload": len(payload), "seconds": seconds_in(info, "fit")}
+        facts = {
+            "bytes": site.bytes_up,
+            "payload": len(payload),
+            "seconds": seconds_in(info, "fit"),
+        }
         self.recorder.event("replied", site=name, hop=hop, accuracy=step.get("accuracy"), **facts)
 
     def _skip(self, walk: Walk, name: str, reason: str) -> None:
@@ -328,10 +406,14 @@ class Chain(Federation):
         last = self.last_reply(payload, relay, place, group)
         check_reply(last, self.config.plan.messages, place)
         if last.header.site != name:
-            raise SurrogateError(f"the relay names another site as its sender: {last.header.site[:64]!r}")
+            raise SurrogateError(
+                f"the relay names another site as its sender: {last.header.site[:64]!r}"
+            )
 
     @abstractmethod
-    def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> Reply:
+    def last_reply(
+        self, payload: bytes, relay: bytes | None, place: Expectation, group: Group
+    ) -> Reply:
         """Check an unsealed relay.
 
         Args:
@@ -348,14 +430,21 @@ class Chain(Federation):
         """
 
     def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
-        """Learn the head: the last site's own, or under privacy one from the noisy sums. Sealed relays give none."""
+        """Learn the head: the last site's own, or under privacy one from the noisy sums. Sealed
+        relays give none.
+        """
         if self.config.settings.fedpft.seal:
-            self.recorder.event("sealed", reason="heads stay at the sites; the coordinator cannot read the sealed relays")
+            self.recorder.event(
+                "sealed",
+                reason="heads stay at the sites; the coordinator cannot read the sealed relays",
+            )
             return
         self.learn_from(grid, group, walk, relay, deadline)
 
     @abstractmethod
-    def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
+    def learn_from(
+        self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float
+    ) -> None:
         """Learn a head from the last site's unsealed relay.
 
         Args:

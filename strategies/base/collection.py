@@ -1,4 +1,6 @@
-"""Send requests to sites and wait for replies until a deadline. A site that does not reply in time is always recorded."""
+"""Send requests to sites and wait for replies until a deadline. A site that does not reply in time
+is always recorded.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from common.errors import RunError
 POLL_SECONDS = 0.3
 # How long a run waits at its start for sites to connect; the deadline if that is shorter.
 CONNECT_SECONDS = 60.0
-# How long a site with a lost connection (detected after a minute) may take to return with its reply.
+# How long a site with a lost connection (detected after a minute) may take to return with its
+# reply.
 RETURN_SECONDS = 60.0
 
 
@@ -94,7 +97,8 @@ class Collection:
 
     def __iter__(self) -> Iterator[Message]:
         while self.unanswered:
-            # One broken reply can block Flower's pull for minutes. Replies that arrived meanwhile still count as in time.
+            # One broken reply can block Flower's pull for minutes. Replies that arrived meanwhile
+            # still count as in time.
             over = time.monotonic() >= self._end
             names = self._askable()
             for reply in self._grid.pull_messages(names) if names else ():
@@ -107,11 +111,20 @@ class Collection:
     def _askable(self) -> list[str]:
         """The messages to pull replies for now. Nodes that disconnected a moment ago are left out.
 
-        A pull for such a node makes Flower drop the message and any later reply: a release that is already charged.
+        A pull for such a node makes Flower drop the message and any later reply: a release that is
+        already charged.
         """
         now, connected = time.monotonic(), set(self._grid.get_node_ids())
-        self._away = {node: self._away.get(node, now) for node in self.unanswered.values() if node not in connected}
-        return [name for name, node in self.unanswered.items() if now - self._away.get(node, -math.inf) >= RETURN_SECONDS]
+        self._away = {
+            node: self._away.get(node, now)
+            for node in self.unanswered.values()
+            if node not in connected
+        }
+        return [
+            name
+            for name, node in self.unanswered.items()
+            if now - self._away.get(node, -math.inf) >= RETURN_SECONDS
+        ]
 
     def prolonged(self, seconds: float) -> Iterator[Message]:
         """Replies that have arrived since, and those that arrive in the next seconds.
@@ -152,7 +165,11 @@ def connected_nodes(
             return sorted(nodes), len(nodes), ""
         names = registered()
         missing = ", ".join(sorted(name for node, name in names.items() if node not in nodes))
-        return sorted(nodes), len(nodes & names.keys()), f"; not connected: {missing}" if missing else ""
+        return (
+            sorted(nodes),
+            len(nodes & names.keys()),
+            f"; not connected: {missing}" if missing else "",
+        )
 
     wanted, limit = max(1, expected), min(deadline, CONNECT_SECONDS)
     end, (nodes, there, missing) = time.monotonic() + limit, look()
@@ -163,7 +180,9 @@ def connected_nodes(
         time.sleep(POLL_SECONDS)
         nodes, there, missing = look()
     if not there:
-        raise RunError(f"no site is connected; start a SuperNode at each site, then run again{missing}")
+        raise RunError(
+            f"no site is connected; start a SuperNode at each site, then run again{missing}"
+        )
     try:
         check_quorum(there, there, expected, quorum, "are connected")
     except RunError as error:
@@ -194,7 +213,12 @@ def _needed(invited: int, expected: int, quorum: float) -> int:
 
 
 def check_quorum(
-    used: int, invited: int, expected: int, quorum: float, what: str = "can be used", reasons: Iterable[str] = ()
+    used: int,
+    invited: int,
+    expected: int,
+    quorum: float,
+    what: str = "can be used",
+    reasons: Iterable[str] = (),
 ) -> None:
     """Check that enough sites can be used.
 
@@ -203,7 +227,7 @@ def check_quorum(
         invited: number of invited sites.
         expected: number of expected sites; 0 if it is not known.
         quorum: share that is needed of the invited or expected sites, the larger number.
-        what: is said of the used sites in the error message.
+        what: the predicate of the error message, such as "are connected".
         reasons: why sites cannot be used; the error names the most common one.
 
     Raises:
@@ -213,4 +237,7 @@ def check_quorum(
     if used < needed:
         known = Counter(each for each in reasons if each)
         reason = "".join(f"; {times} of them: {each}" for each, times in known.most_common(1))
-        raise RunError(f"quorum missed: {used} of {of} sites {what}, quorum = {quorum:g} needs {needed}{reason}")
+        raise RunError(
+            f"quorum missed: {used} of {of} sites {what}, quorum = {quorum:g} needs "
+            f"{needed}{reason}"
+        )

@@ -1,4 +1,6 @@
-"""What a defence against hostile sites returns: the replies that are kept, and the sites that it suspects."""
+"""What a defence against hostile sites returns: the replies that are kept, and the sites that it
+suspects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Base class of all runs: sends requests to sites, reads their replies, and sends the learned model back."""
+"""Base class of all runs: sends requests to sites, reads their replies, and sends the learned model
+back.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_m
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import Info, check_form, from_record, record_bytes, to_record
 from common.wire.validation import SITE_NAME, VERSION, check_class_number
-from strategies.base.collection import Collection, Recorder, Unrecorded, check_quorum, connected_nodes
+from strategies.base.collection import (
+    Collection,
+    Recorder,
+    Unrecorded,
+    check_quorum,
+    connected_nodes,
+)
 from strategies.base.defended import Defended
 from strategies.base.introductions import Group, Introduction, introduction, settle
 from strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
@@ -47,13 +55,17 @@ class Federation(FlowerStrategy):
     """
 
     registered: Registered | None = None
-    # Whether all sites run on this machine, with the run's own data: then there is nothing to hide, and their reasons are
-    # shown. The coordinator's process knows this from its engine, never from a reply.
+    # Whether all sites run on this machine, with the run's own data: then there is nothing to hide,
+    # and their reasons are shown. The coordinator's process knows this from its engine, never from
+    # a reply.
     simulated = False
-    # Signs the learned model for the sites, which keep it; None in a simulation, whose sites keep nothing.
+    # Signs the learned model for the sites, which keep it; None in a simulation, whose sites keep
+    # nothing.
     signer: Callable[[Outcome], SignedModel] | None = None
 
-    def __init__(self, config: Settings = None, recorder: Recorder | None = None, device: str = "") -> None:
+    def __init__(
+        self, config: Settings = None, recorder: Recorder | None = None, device: str = ""
+    ) -> None:
         super().__init__()
         self.config = settings_of(type(self), config)
         self.recorder: Recorder = Unrecorded() if recorder is None else recorder
@@ -62,10 +74,12 @@ class Federation(FlowerStrategy):
         self.deadline = own.deadline
         self.outcome = Outcome()
         self.receipts = Receipts(own.output_dir, own.resume, self.recorder)
-        # Messages without a known id, which Flower gives them when it sends them; and the nodes of those with one.
+        # Messages without a known id, which Flower gives them when it sends them; and the nodes of
+        # those with one.
         self._sent: list[Message] = []
         self._receivers: dict[str, int] = {}
-        # Connected nodes. No other site may take the name of one of them, unless that one was rejected.
+        # Connected nodes. No other site may take the name of one of them, unless that one was
+        # rejected.
         self._connected: set[int] = set()
         self._named_nodes: dict[str, int] = {}  # The last node that took a name.
 
@@ -104,7 +118,9 @@ class Federation(FlowerStrategy):
                 continue
             site.simulated = introduced[node].simulated
             self.recorder.event("introduced", site=site.name)
-        group, misfits = settle(introduced, self.config.settings.classes, self.config.backbone_fingerprint)
+        group, misfits = settle(
+            introduced, self.config.settings.classes, self.config.backbone_fingerprint
+        )
         for node, reason in misfits.items():
             self.outcome.sites[node].barred = True
             self._reject(node, reason)
@@ -112,7 +128,13 @@ class Federation(FlowerStrategy):
             if node not in introduced and site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=NO_REPLY)
         reasons = self.outcome.reasons_besides(group.nodes.values())
-        check_quorum(len(group.nodes), len(nodes), self.config.settings.sites, self.config.settings.quorum, reasons=reasons)
+        check_quorum(
+            len(group.nodes),
+            len(nodes),
+            self.config.settings.sites,
+            self.config.settings.quorum,
+            reasons=reasons,
+        )
         if not group.classes:
             raise RunError("no site reports its classes; set classes in the run's settings")
         check_class_number(group.classes)
@@ -132,7 +154,9 @@ class Federation(FlowerStrategy):
         config, names = self.config, None if self.registered is None else self.registered.names
         wanted = (config.settings.sites, config.settings.quorum) if number is None else (0, 0.0)
         nodes = connected_nodes(grid, *wanted, deadline, self.recorder, names)
-        allowed = admit(self.outcome, self.recorder, nodes, None if names is None else names(), number)
+        allowed = admit(
+            self.outcome, self.recorder, nodes, None if names is None else names(), number
+        )
         self._connected = set(allowed)
         if number is None:
             self.outcome.names = "claimed" if names is None else "registered"
@@ -167,10 +191,14 @@ class Federation(FlowerStrategy):
         payload = self._payload()
         info = self._signed() | {"bytes": len(payload)}
         used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        return [self._message(MessageType.EVALUATE, node, to_record(payload, info)) for node in used]
+        return [
+            self._message(MessageType.EVALUATE, node, to_record(payload, info)) for node in used
+        ]
 
     def _signed(self) -> Info:
-        """What lets a site keep the model as a signed file. A model that cannot be signed is still evaluated."""
+        """What lets a site keep the model as a signed file. A model that cannot be signed is still
+        evaluated.
+        """
         if self.signer is None:
             return {}
         try:
@@ -182,8 +210,12 @@ class Federation(FlowerStrategy):
         return signed_values(signed)
 
     def _judge(self, replies: Iterable[Message]) -> float | None:
-        """Record each site's accuracy on its own test split; return the accuracy over all these splits together."""
-        silent = {node: site.name for node, site in self.outcome.sites.items() if site.fate == "used"}
+        """Record each site's accuracy on its own test split; return the accuracy over all these
+        splits together.
+        """
+        silent = {
+            node: site.name for node, site in self.outcome.sites.items() if site.fate == "used"
+        }
         for node in silent:
             self.outcome.sites[node].correct = self.outcome.sites[node].tested = 0
         for reply in replies:
@@ -194,13 +226,20 @@ class Federation(FlowerStrategy):
                 _, info = self._read(reply, site)
                 correct, tested = whole_number(info, "correct"), whole_number(info, "tested")
                 if correct > tested:
-                    raise SurrogateError(f"{correct} correct predictions reported for only {tested} test records")
+                    raise SurrogateError(
+                        f"{correct} correct predictions reported for only {tested} test records"
+                    )
             except SurrogateError as error:
                 self.recorder.event("evaluation-failed", site=site.name, reason=str(error))
                 continue
             site.correct, site.tested, site.downstream = correct, tested, downstream_in(info)
             if site.tested:
-                self.recorder.event("evaluated", site=site.name, accuracy=site.correct / site.tested, tested=site.tested)
+                self.recorder.event(
+                    "evaluated",
+                    site=site.name,
+                    accuracy=site.correct / site.tested,
+                    tested=site.tested,
+                )
         for name in silent.values():
             self.recorder.event("evaluation-failed", site=name, reason=NO_REPLY)
         tested = sum(site.tested for site in self.outcome.sites.values())
@@ -213,24 +252,34 @@ class Federation(FlowerStrategy):
         if site.registered:
             record = addressed(record, site.name)
         site.bytes_down += record_bytes(record)
-        # Flower derives a message's id from its content, and accepts a reply from any sender that knows this id and the
-        # node's id. The random group id makes the message id unpredictable.
+        # Flower derives a message's id from its content, and accepts a reply from any sender that
+        # knows this id and the node's id. The random group id makes the message id unpredictable.
         message = Message(record, node, kind, group_id=secrets.token_hex(16))
         self._sent.append(message)
         return message
 
     def _node(self, reply: Message) -> int:
-        """The node of a reply, found by its request: an error reply from the SuperLink has the SuperLink's node id."""
+        """The node of a reply, found by its request: an error reply from the SuperLink has the
+        SuperLink's node id.
+        """
         wanted = reply.metadata.reply_to_message_id
         if wanted not in self._receivers:
-            self._receivers |= {m.metadata.message_id: m.metadata.dst_node_id for m in self._sent if m.metadata.message_id}
+            self._receivers |= {
+                m.metadata.message_id: m.metadata.dst_node_id
+                for m in self._sent
+                if m.metadata.message_id
+            }
             self._sent = [m for m in self._sent if not m.metadata.message_id]
         return self._receivers[wanted]
 
     def _read(self, reply: Message, site: Site) -> tuple[bytes | None, Info]:
-        """Payload and report of a reply. Raises SurrogateError when the site failed or the reply is too large."""
+        """Payload and report of a reply. Raises SurrogateError when the site failed or the reply is
+        too large.
+        """
         if reply.has_error():
-            raise SurrogateError(no_reply(reply.error.code, reply.error.reason if self.simulated else None))
+            raise SurrogateError(
+                no_reply(reply.error.code, reply.error.reason if self.simulated else None)
+            )
         check_form(reply.content)
         site.bytes_up += record_bytes(reply.content)
         payload, info = from_record(reply.content, self.config.settings.max_payload_mib * 2**20)
@@ -242,12 +291,19 @@ class Federation(FlowerStrategy):
             site.version = version
         if (status := info.get("status")) != "ok":
             sentence = PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"])
-            raise RefusedError(f"{sentence}: {info['reason']}" if self.simulated and info.get("reason") else sentence, info)
+            raise RefusedError(
+                f"{sentence}: {info['reason']}"
+                if self.simulated and info.get("reason")
+                else sentence,
+                info,
+            )
         self.receipts.take(site.name if site.node else "", site.node, info.get("receipt"))
         return payload, info
 
     def _name(self, site: Site, name: object) -> None:
-        """Set a site's name to the one it reports, once. A name of a connected site that was not rejected is refused."""
+        """Set a site's name to the one it reports, once. A name of a connected site that was not
+        rejected is refused.
+        """
         if site.fate == "used" or not (isinstance(name, str) and SITE_NAME.fullmatch(name)):
             return
         other = self.outcome.sites.get(self._named_nodes.get(name, site.node), site)
@@ -257,17 +313,24 @@ class Federation(FlowerStrategy):
                 return
             other.name, other.heard = nameless(other.node), False
             if gone:  # The same site has returned with a new node id.
-                site.bytes_up, site.bytes_down = site.bytes_up + other.bytes_up, site.bytes_down + other.bytes_down
+                site.bytes_up, site.bytes_down = (
+                    site.bytes_up + other.bytes_up,
+                    site.bytes_down + other.bytes_down,
+                )
                 del self.outcome.sites[other.node]
         site.name, site.heard, self._named_nodes[name] = name, True, site.node
 
     def _reject(self, node: int, reason: str, number: int | None = None) -> None:
         site = self.outcome.sites[node]
         site.fate, site.reason = "rejected", reason
-        self.recorder.event("rejected", site=site.name, reason=reason, bytes=site.bytes_up, round=number)
+        self.recorder.event(
+            "rejected", site=site.name, reason=reason, bytes=site.bytes_up, round=number
+        )
 
     def _apply_defence(self, defended: Defended[Any], number: int | None = None) -> None:
-        """Record the sites with a capped weight and the excluded suspects. A suspect's surrogate stays stored."""
+        """Record the sites with a capped weight and the excluded suspects. A suspect's surrogate
+        stays stored.
+        """
         nodes = {site.name: node for node, site in self.outcome.sites.items()}
         for name, share in defended.capped.items():
             if name in nodes and self.outcome.sites[nodes[name]].kept_share != share:
@@ -275,7 +338,12 @@ class Federation(FlowerStrategy):
                 self.recorder.event("capped", site=name, kept=round(share, 6), round=number)
         for suspect in defended.suspects:
             self.outcome.sites[nodes[suspect.site]].suspect = suspect.reason
-            facts = {"kind": suspect.kind, "score": round(suspect.score, 3), "reason": suspect.reason, "round": number}
+            facts = {
+                "kind": suspect.kind,
+                "score": round(suspect.score, 3),
+                "reason": suspect.reason,
+                "round": number,
+            }
             self.recorder.event("suspect", site=suspect.site, **facts)
             Federation._reject(self, nodes[suspect.site], f"suspect: {suspect.reason}", number)
 
@@ -289,7 +357,9 @@ class Federation(FlowerStrategy):
         return bool(used) and all(site.simulated for site in used)
 
     def _compare(self, grid: Grid, deadline: float) -> None:
-        """In a simulation, ask one site to evaluate the model, and baselines if requested, on the whole test split."""
+        """In a simulation, ask one site to evaluate the model, and baselines if requested, on the
+        whole test split.
+        """
         if not self._simulated():
             return
         try:
@@ -306,7 +376,9 @@ class Federation(FlowerStrategy):
         self.recorder.event("compared", **self.outcome.accuracy)
 
     def _accuracy(self, grid: Grid) -> float | None:
-        """Accuracy of the current model on all test data; None outside simulations or without a reply."""
+        """Accuracy of the current model on all test data; None outside simulations or without a
+        reply.
+        """
         if not self._simulated():
             return None
         try:
@@ -316,7 +388,9 @@ class Federation(FlowerStrategy):
             return None
 
     def _judged(self, grid: Grid, deadline: float, values: Info) -> Info:
-        """One simulated site's evaluation of the model on the whole test split. Raises SurrogateError."""
+        """One simulated site's evaluation of the model on the whole test split. Raises
+        SurrogateError.
+        """
         node = next(node for node, site in self.outcome.sites.items() if site.fate == "used")
         payload = self._payload()
         message = Message(to_record(payload, values | {"bytes": len(payload)}), node, COMPARE)
@@ -325,13 +399,19 @@ class Federation(FlowerStrategy):
         raise SurrogateError(NO_REPLY)
 
     def _picture(self, info: Info) -> None:
-        """Points of the real test data and of the synthetic training data, projected onto the model's plane."""
+        """Points of the real test data and of the synthetic training data, projected onto the
+        model's plane.
+        """
         points = self.outcome.points
         model = unpack_classifier(self._payload())
         if (plane := model.plane()) is None:
             return
         if self.outcome.learned is not None:
-            features, labels = self.outcome.learned.sample(self.config.settings.seed, PICTURE_POINTS)
+            features, labels = self.outcome.learned.sample(
+                self.config.settings.seed, PICTURE_POINTS
+            )
             flat = (features @ plane).T.tolist()
             points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
-        points["real"] = Points(*(numbers_in(info, f"points.{name}") for name in ("x", "y", "label")))
+        points["real"] = Points(
+            *(numbers_in(info, f"points.{name}") for name in ("x", "y", "label"))
+        )

@@ -1,4 +1,6 @@
-"""Which sites fit together: introductions before a run of several steps (name, backbone, classes), and a run's backbone."""
+"""Which sites fit together: introductions before a run of several steps (name, backbone, classes),
+and a run's backbone.
+"""
 
 from __future__ import annotations
 
@@ -67,20 +69,32 @@ def introduction(name: str, info: Info) -> Introduction:
     Raises:
         SurrogateError: when the introduction is unusable.
     """
-    fingerprint, dimension, key = info.get("fingerprint"), info.get("dimension"), info.get("key", "")
+    fingerprint, dimension, key = (
+        info.get("fingerprint"),
+        info.get("dimension"),
+        info.get("key", ""),
+    )
     try:
         classes = json.loads(str(info.get("classes", "[]")))
     except (ValueError, RecursionError):
         classes = None
-    if not (is_name(fingerprint) and isinstance(dimension, int) and 0 < dimension <= LARGEST_DIMENSION):
+    if not (
+        is_name(fingerprint) and isinstance(dimension, int) and 0 < dimension <= LARGEST_DIMENSION
+    ):
         raise SurrogateError("the introduction has no valid backbone and dimension")
-    named = isinstance(classes, list) and len(classes) <= MOST_CLASSES and all(map(is_name, classes))
+    named = (
+        isinstance(classes, list) and len(classes) <= MOST_CLASSES and all(map(is_name, classes))
+    )
     if not (named and isinstance(key, str) and re.fullmatch(r"[0-9a-f]{0,1024}", key)):
         raise SurrogateError("the introduction has classes or a key that cannot be read")
-    return Introduction(name, fingerprint, dimension, tuple(classes), key, info.get("simulated") is True)
+    return Introduction(
+        name, fingerprint, dimension, tuple(classes), key, info.get("simulated") is True
+    )
 
 
-def settle(introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerprint: str) -> tuple[Group, dict[int, str]]:
+def settle(
+    introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerprint: str
+) -> tuple[Group, dict[int, str]]:
     """The largest group of sites with one backbone.
 
     Args:
@@ -99,7 +113,11 @@ def settle(introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerp
         >>> group.nodes, group.classes, list(others)
         ({'north': 1, 'south': 2}, ('a', 'b', 'c'), [3])
     """
-    fitting = [each for each in introduced.values() if each.fingerprint == (fingerprint or each.fingerprint)]
+    fitting = [
+        each
+        for each in introduced.values()
+        if each.fingerprint == (fingerprint or each.fingerprint)
+    ]
     kinds = Counter((each.fingerprint, each.dimension) for each in fitting)
     if not kinds:
         reason = f"no site has the run's backbone {fingerprint[:16]}"
@@ -109,8 +127,8 @@ def settle(introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerp
     for node, each in introduced.items():
         if (each.fingerprint, each.dimension) != (print_, dimension):
             others[node] = (
-                f"backbone fingerprint {each.fingerprint[:16]} of dimension {each.dimension}; the other sites have "
-                f"{print_[:16]} of {dimension}"
+                f"backbone fingerprint {each.fingerprint[:16]} of dimension {each.dimension}; the "
+                f"other sites have {print_[:16]} of {dimension}"
             )
             continue
         group.nodes[each.name] = node
@@ -120,7 +138,8 @@ def settle(introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerp
     return group, others
 
 
-# Fingerprint of the backbone, dimension of the features, and the classes if all sites must have the same.
+# Fingerprint of the backbone, dimension of the features, and the classes if all sites must have the
+# same.
 Kind = tuple[str, int, tuple[str, ...]]
 
 
@@ -142,9 +161,15 @@ def misfits(kinds: Mapping[int, Kind], records: Mapping[int, int]) -> dict[int, 
     fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], total[kind]))
     for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
         if own_fingerprint != fingerprint:
-            unfit[node] = f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' {fingerprint[:16]}"
+            unfit[node] = (
+                f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' "
+                f"{fingerprint[:16]}"
+            )
         elif own_dimension != dimension:
             unfit[node] = f"features of dimension {own_dimension}; the other sites have {dimension}"
         elif own_classes != classes:
-            unfit[node] = "noisy sums of other classes than at the other sites, or in another order; set classes in the run"
+            unfit[node] = (
+                "noisy sums of other classes than at the other sites, or in another order; set "
+                "classes in the run"
+            )
     return unfit

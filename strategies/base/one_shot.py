@@ -1,4 +1,6 @@
-"""Base of one-round methods: every site sends once. Replies are stored: a model can be learned again without sites."""
+"""Base of one-round methods: every site sends once. Replies are stored: a model can be learned
+again without sites.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,11 @@ class OneShot(Federation, Generic[S]):
     """
 
     def __init__(
-        self, config: Settings = None, recorder: Recorder | None = None, device: str = "", centre: Tensor | None = None
+        self,
+        config: Settings = None,
+        recorder: Recorder | None = None,
+        device: str = "",
+        centre: Tensor | None = None,
     ) -> None:
         super().__init__(config, recorder, device)
         self._received: dict[int, S] = {}
@@ -180,7 +186,9 @@ class OneShot(Federation, Generic[S]):
         spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
         return self.evaluate(grid, self.deadline)
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Requests for a surrogate to every connected site.
 
         Args:
@@ -218,7 +226,10 @@ class OneShot(Federation, Generic[S]):
         self._conclude()
         model, outcome = self.outcome.model, self.outcome
         assert model is not None
-        sent = {"bytes_up": sum(site.bytes_up for site in outcome.sites.values()), "used": outcome.count("used")}
+        sent = {
+            "bytes_up": sum(site.bytes_up for site in outcome.sites.values()),
+            "used": outcome.count("used"),
+        }
         return classifier_arrays(model), metrics_of({**sent, "seconds": outcome.seconds["learn"]})
 
     def learn_from(self, stored: Sequence[tuple[str, tuple[str, bytes] | SurrogateError]]) -> None:
@@ -264,7 +275,9 @@ class OneShot(Federation, Generic[S]):
         if self._asked is None or not self._asked.unanswered:
             return False
         if grace:
-            self.recorder.event("waiting", reason="for sites that missed the deadline", seconds=grace)
+            self.recorder.event(
+                "waiting", reason="for sites that missed the deadline", seconds=grace
+            )
         came = False
         for reply in self._asked.prolonged(grace):
             self._receive(reply, late=True)
@@ -278,24 +291,36 @@ class OneShot(Federation, Generic[S]):
         if payload is not None:
             self.recorder.keep(CENTRE_FILE, payload)
             values["bytes"] = len(payload)
-        return [self._message(MessageType.TRAIN, node, to_record(payload, values)) for node in nodes]
+        return [
+            self._message(MessageType.TRAIN, node, to_record(payload, values)) for node in nodes
+        ]
 
     def _named(self, grid: Grid, nodes: list[int]) -> list[int]:
-        """The nodes whose site can get the request. If receipts are kept, an unknown node without a registered name must
-        first report its name.
+        """The nodes whose site can get the request. If receipts are kept, an unknown node without a
+        registered name must first report its name.
 
-        The name is needed to show the site the latest receipts of its ledger. A node without a name is left out.
+        The name is needed to show the site the latest receipts of its ledger. A node without a name
+        is left out.
         """
         sites = self.outcome.sites
-        unknown = {n for n in nodes if self.receipts and not (sites[n].registered or self.receipts.has_node(n))}
-        asked = [self._message(NAME, node, to_record(None, {"run": self.config.digest})) for node in unknown]
+        unknown = {
+            n
+            for n in nodes
+            if self.receipts and not (sites[n].registered or self.receipts.has_node(n))
+        }
+        asked = [
+            self._message(NAME, node, to_record(None, {"run": self.config.digest}))
+            for node in unknown
+        ]
         for reply in Collection(grid, asked, min(self.deadline, NAME_SECONDS)) if asked else ():
             unknown.remove(node := self._node(reply))
             # An error here shows again in the reply to the surrogate request.
             with suppress(SurrogateError):
                 self._read(reply, self.outcome.sites[node])
         for node in unknown:
-            self.outcome.sites[node].reason = f"did not report its name within {NAME_SECONDS:g} seconds"
+            self.outcome.sites[
+                node
+            ].reason = f"did not report its name within {NAME_SECONDS:g} seconds"
         return [node for node in nodes if node not in unknown]
 
     def _conclude(self) -> None:
@@ -306,18 +331,33 @@ class OneShot(Federation, Generic[S]):
             if site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=site.reason)
         check_quorum(
-            outcome.count("used"), len(outcome.sites), config.settings.sites, config.settings.quorum, reasons=outcome.reasons
+            outcome.count("used"),
+            len(outcome.sites),
+            config.settings.sites,
+            config.settings.quorum,
+            reasons=outcome.reasons,
         )
         started = time.perf_counter()
         learned = self.learn(in_order(self._received.values()), config.settings.classes)
         self._apply_defence(learned.defended)
         check_quorum(
-            outcome.count("used"), len(outcome.sites), config.settings.sites, config.settings.quorum, reasons=outcome.reasons
+            outcome.count("used"),
+            len(outcome.sites),
+            config.settings.sites,
+            config.settings.quorum,
+            reasons=outcome.reasons,
         )
-        outcome.learned, outcome.model, outcome.learning = learned.source, learned.model, dict(learned.facts)
+        outcome.learned, outcome.model, outcome.learning = (
+            learned.source,
+            learned.model,
+            dict(learned.facts),
+        )
         outcome.seconds["learn"] = time.perf_counter() - started
         self.recorder.event(
-            "learned", **learned.facts, seconds=outcome.seconds["learn"], classes=len(learned.model.header.classes)
+            "learned",
+            **learned.facts,
+            seconds=outcome.seconds["learn"],
+            classes=len(learned.model.header.classes),
         )
 
     def _receive(self, reply: Message, late: bool = False) -> None:
@@ -336,26 +376,39 @@ class OneShot(Federation, Generic[S]):
     def _take(self, node: int, payload: bytes, info: Info, late: str = "") -> None:
         """Check a site's surrogate; accept it, or reject it with a reason.
 
-        late: the site's recorded name, when the surrogate arrives after the deadline; otherwise empty.
+        late: the site's recorded name, when the surrogate arrives after the deadline; otherwise
+        empty.
         """
         site = self.outcome.sites[node]
         try:
             sent = self.unpack(payload)
             name = sent.header.site
             if name != site.name:
-                raise SurrogateError(f"the surrogate names another site as its sender: {name[:64]!r}")
+                raise SurrogateError(
+                    f"the surrogate names another site as its sender: {name[:64]!r}"
+                )
         except SurrogateError as error:
             self._reject(node, str(error))
             return
         stored = self.recorder.surrogate(name, payload)
-        facts = {"bytes": site.bytes_up, **self.facts(sent), "seconds": seconds_in(info, "fit"), "payload": len(payload)}
+        facts = {
+            "bytes": site.bytes_up,
+            **self.facts(sent),
+            "seconds": seconds_in(info, "fit"),
+            "payload": len(payload),
+        }
         site.records, site.late = self.records(sent), bool(late)
         if late:
             site.reason = "replied after the deadline; its surrogate is kept for relearn"
             self.recorder.event("late", site=name, before=late, reason=site.reason, **facts)
             return
         self.recorder.event("replied", site=name, **facts)
-        site.fate, site.reason, site.simulated, site.claim = "used", "", info.get("simulated") is True, sent.claim
+        site.fate, site.reason, site.simulated, site.claim = (
+            "used",
+            "",
+            info.get("simulated") is True,
+            sent.claim,
+        )
         self._received[node] = self.kept(sent, stored)
         for key in ("extract", "fit"):
             if (spent := seconds_in(info, key)) is not None:
@@ -367,18 +420,26 @@ class OneShot(Federation, Generic[S]):
         super()._reject(node, reason, number)
 
     def expectation(self) -> Expectation:
-        """Required properties of a surrogate. A late one must fit the model that was learned without it."""
+        """Required properties of a surrogate. A late one must fit the model that was learned
+        without it.
+        """
         config, model = self.config, self.outcome.model
         fingerprint = model.header.fingerprint if model else config.backbone_fingerprint
-        return Expectation.of(config, config.settings.classes, fingerprint, model.dimension if model else 0)
+        return Expectation.of(
+            config, config.settings.classes, fingerprint, model.dimension if model else 0
+        )
 
     def _settle_backbone(self) -> None:
-        """Reject sites with another backbone than the run's: that of the settings, else the most common one."""
+        """Reject sites with another backbone than the run's: that of the settings, else the most
+        common one.
+        """
         kinds = {
             node: (sent.header.fingerprint, self.dimension(sent), self.shared_classes(sent))
             for node, sent in self._received.items()
         }
-        for node, reason in misfits(kinds, {node: self.records(sent) for node, sent in self._received.items()}).items():
+        for node, reason in misfits(
+            kinds, {node: self.records(sent) for node, sent in self._received.items()}
+        ).items():
             self._reject(node, reason)
 
 

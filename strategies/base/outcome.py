@@ -139,8 +139,14 @@ class Outcome:
         return [site.reason for site in self.sites.values() if site.fate != "used"]
 
     def reasons_besides(self, nodes: Container[int]) -> list[str]:
-        """Why sites are not used, at the start of a run: `nodes` can be, although they have sent nothing yet."""
-        return [site.reason for node, site in self.sites.items() if node not in nodes and site.fate != "used"]
+        """Why sites are not used, at the start of a run: `nodes` can be, although they have sent
+        nothing yet.
+        """
+        return [
+            site.reason
+            for node, site in self.sites.items()
+            if node not in nodes and site.fate != "used"
+        ]
 
     @property
     def units(self) -> frozenset[Unit]:

@@ -1,7 +1,8 @@
-"""Receipts of the sites' privacy ledgers. The coordinator keeps them across runs and shows each site its own again.
+"""Receipts of the sites' privacy ledgers. The coordinator keeps them across runs and shows each
+site its own again.
 
-`receipts/NAME.json` next to the run folders holds one site's receipts, one per ledger, and its last node id. A site can
-only change its own file, and the number of receipts in it is limited.
+`receipts/NAME.json` next to the run folders holds one site's receipts, one per ledger, and its last
+node id. A site can only change its own file, and the number of receipts in it is limited.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class Receipts:
             return
         receipt = parse_receipt(text)
         if name not in self._known and len(self._known) >= MOST_SITES:
-            self._recorder.event("receipt-not-kept", site=name, reason=f"the limit of {MOST_SITES} sites is reached")
+            self._recorder.event(
+                "receipt-not-kept", site=name, reason=f"the limit of {MOST_SITES} sites is reached"
+            )
             return
         # First read receipts that another run may have written meanwhile.
         for other, _, receipts in _stored(self._folder, f"{name}.json"):
@@ -121,7 +124,10 @@ class Receipts:
 
     def _write(self, name: str) -> None:
         """Write a site's file atomically."""
-        content = {"node": self._nodes[name], "receipts": list(map(str, self._known[name].values()))}
+        content = {
+            "node": self._nodes[name],
+            "receipts": list(map(str, self._known[name].values())),
+        }
         replace_file(self._folder / f"{name}.json", json.dumps(content) + "\n", mode=READABLE)
 
 
@@ -140,6 +146,10 @@ def _stored(folder: Path, pattern: str = "*.json") -> Iterator[tuple[str, int, l
     for file in sorted(folder.glob(pattern)):
         try:
             content = json.loads(file.read_text())
-            yield file.stem, int(content["node"]), [parse_receipt(text) for text in content["receipts"][:MOST_RECEIPTS]]
+            yield (
+                file.stem,
+                int(content["node"]),
+                [parse_receipt(text) for text in content["receipts"][:MOST_RECEIPTS]],
+            )
         except (OSError, ValueError, TypeError, LookupError, RecursionError, SurrogateError):
             continue

@@ -1,8 +1,10 @@
-"""The table of registered sites: it gives each node the site name that its key was registered under.
+"""The table of registered sites: it gives each node the site name that its key was registered
+under.
 
-A SuperLink that authenticates its SuperNodes gives each registered public key one node id. Only the holder of the private
-key can act as that node. `coordinator register` writes the site name of each key into the table. So the coordinator knows
-the name of every node before its first reply, and need not trust the name that a site reports.
+A SuperLink that authenticates its SuperNodes gives each registered public key one node id. Only the
+holder of the private key can act as that node. `coordinator register` writes the site name of each
+key into the table. So the coordinator knows the name of every node before its first reply, and need
+not trust the name that a site reports.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from strategies.base.outcome import Outcome, Site, nameless
 # Environment variable of the coordinator's app: the path of the table.
 VARIABLE = "FEDSURROGATE_REGISTERED"
 TABLE = "registered.json"
-NOT_REGISTERED = "its key is not in the table of registered sites, which `coordinator register` writes"
+NOT_REGISTERED = (
+    "its key is not in the table of registered sites, which `coordinator register` writes"
+)
 ABSENT = "registered, and not connected"
 
 
@@ -51,16 +55,23 @@ def read_table(file: Path) -> dict[str, Registration]:
         RunError: when the file is missing or has another format.
     """
     try:
-        table = {name: Registration(**each) for name, each in json.loads(file.read_text())["sites"].items()}
+        table = {
+            name: Registration(**each)
+            for name, each in json.loads(file.read_text())["sites"].items()
+        }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RunError(
-            f"{file}: the table of registered sites cannot be read ({type(error).__name__}); the SuperLink accepts only "
-            "registered sites; run `coordinator register` first, which writes this table"
+            f"{file}: the table of registered sites cannot be read ({type(error).__name__}); the "
+            "SuperLink accepts only registered sites; run `coordinator register` first, which "
+            "writes this table"
         ) from None
     nodes = [each.node for each in table.values()]
     sound = all(isinstance(node, int) for node in nodes) and all(map(SITE_NAME.fullmatch, table))
     if not sound or len(set(nodes)) < len(nodes):
-        raise RunError(f"{file}: each site needs a name and a node id of its own; run `coordinator register` again")
+        raise RunError(
+            f"{file}: each site needs a name and a node id of its own; run `coordinator register` "
+            "again"
+        )
     return table
 
 
@@ -98,7 +109,11 @@ class Registered:
 
 
 def admit(
-    outcome: Outcome, recorder: Recorder, nodes: Sequence[int], names: Mapping[int, str] | None, number: int | None = None
+    outcome: Outcome,
+    recorder: Recorder,
+    nodes: Sequence[int],
+    names: Mapping[int, str] | None,
+    number: int | None = None,
 ) -> list[int]:
     """Add the connected nodes to the outcome. Records absent sites and refused nodes.
 
@@ -124,7 +139,12 @@ def admit(
             _enter(sites, node, names[node], earlier.get(names[node]))
         elif node not in sites or sites[node].registered:
             site = sites.setdefault(node, Site(name=nameless(node), node=node))
-            site.fate, site.reason, site.barred, site.registered = "rejected", NOT_REGISTERED, True, False
+            site.fate, site.reason, site.barred, site.registered = (
+                "rejected",
+                NOT_REGISTERED,
+                True,
+                False,
+            )
             recorder.event("rejected", site=site.name, reason=NOT_REGISTERED, round=number)
     there = {site.name for site in sites.values()}
     absent, known = sorted(set(names.values()) - there), set(outcome.absent)
@@ -136,13 +156,18 @@ def admit(
 
 
 def _enter(sites: dict[int, Site], node: int, name: str, earlier: int | None) -> None:
-    """Assign a registered node to its site. The site had another node, `earlier`, if its key was replaced."""
+    """Assign a registered node to its site. The site had another node, `earlier`, if its key was
+    replaced.
+    """
     if node in sites and sites[node].name == name:
         return
     site = sites[node] = Site(name=name, registered=True, node=node)
     if earlier in sites and sites[earlier].name == name and earlier != node:
         before = sites.pop(earlier)
-        site.bytes_up, site.bytes_down = site.bytes_up + before.bytes_up, site.bytes_down + before.bytes_down
+        site.bytes_up, site.bytes_down = (
+            site.bytes_up + before.bytes_up,
+            site.bytes_down + before.bytes_down,
+        )
 
 
 def check_name(site: Site, info: Info) -> None:

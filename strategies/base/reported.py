@@ -9,8 +9,13 @@ from common.errors import SurrogateError
 from common.wire.records import Info
 
 DOWNSTREAM = "downstream."
-# A site's scores of a generator and their upper bounds: shares, and distances between embeddings of norm one.
-DOWNSTREAM_LIMITS = {f"{kind}-{head}": 1.0 for kind in ("accuracy", "balanced") for head in ("local", "synthetic", "mixed")}
+# A site's scores of a generator and their upper bounds: shares, and distances between embeddings of
+# norm one.
+DOWNSTREAM_LIMITS = {
+    f"{kind}-{head}": 1.0
+    for kind in ("accuracy", "balanced")
+    for head in ("local", "synthetic", "mixed")
+}
 DOWNSTREAM_LIMITS |= {"share": 1.0, "sliced": 4.0, "sinkhorn": 4.0}
 
 
@@ -65,14 +70,20 @@ def numbers_in(info: Info, key: str) -> list[Any]:
         key: of the list in it.
     """
     value = info.get(key)
-    numbers = isinstance(value, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in value)
+    numbers = isinstance(value, list) and all(
+        isinstance(v, int | float) and math.isfinite(v) for v in value
+    )
     return cast(list[Any], value) if numbers else []
 
 
 def downstream_in(info: Info) -> dict[str, float]:
     """The valid reported scores of a generator at a site."""
     scores = {name: info.get(DOWNSTREAM + name) for name in DOWNSTREAM_LIMITS}
-    return {name: v for name, v in scores.items() if isinstance(v, float) and 0 <= v <= DOWNSTREAM_LIMITS[name]}
+    return {
+        name: v
+        for name, v in scores.items()
+        if isinstance(v, float) and 0 <= v <= DOWNSTREAM_LIMITS[name]
+    }
 
 
 def seconds_in(info: Info, key: str) -> float | None:

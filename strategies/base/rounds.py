@@ -1,4 +1,6 @@
-"""Base of all methods that train in rounds (FedAvg and others): the coordinator saves a checkpoint after each round."""
+"""Base of all methods that train in rounds (FedAvg and others): the coordinator saves a checkpoint
+after each round.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,13 @@ class Rounds(Federation, Generic[R]):
     Subclasses define what a valid reply is, and how replies update the model.
     """
 
-    def __init__(self, config: Settings = None, recorder: Recorder | None = None, device: str = "") -> None:
+    def __init__(
+        self, config: Settings = None, recorder: Recorder | None = None, device: str = ""
+    ) -> None:
         super().__init__(config, recorder, device)
         self._training: Training | None = None
-        # In the current round, the nodes with a request and the nodes that did not report a name; None between rounds.
+        # In the current round, the nodes with a request and the nodes that did not report a name;
+        # None between rounds.
         self._asked: tuple[list[int], set[int]] | None = None
         self._grid: Grid | None = None
         self._started, self._bytes_before = 0.0, 0
@@ -89,10 +94,14 @@ class Rounds(Federation, Generic[R]):
             SurrogateError: for a reply that is not as it must be.
         """
         reply = self.parse(payload, training)
-        expected = Expectation.of(self.config, training.classes, training.fingerprint, training.inputs)
+        expected = Expectation.of(
+            self.config, training.classes, training.fingerprint, training.inputs
+        )
         check_reply(reply, self.config.plan.messages, expected, first=not training.round)
         if isinstance(reply, Parameters):
-            check_update(reply, self.shapes(training), training.round + 1, bool(self.config.settings.epsilon))
+            check_update(
+                reply, self.shapes(training), training.round + 1, bool(self.config.settings.epsilon)
+            )
         self.check(reply, training)
         return reply
 
@@ -140,12 +149,16 @@ class Rounds(Federation, Generic[R]):
         while not self._over(training):
             number = training.round + 1
             messages = self.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
-            self._finish_round(number, self.aggregate_train(number, Collection(grid, messages, self.deadline)))
+            self._finish_round(
+                number, self.aggregate_train(number, Collection(grid, messages, self.deadline))
+            )
         self.outcome.model = self.classifier(training)
         self.outcome.seconds["learn"] = time.perf_counter() - self._started
         return self.evaluate(grid, self.deadline)
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """The messages of the next round: the model for every connected site. Before the first
         round, sites introduce themselves.
 
@@ -207,7 +220,9 @@ class Rounds(Federation, Generic[R]):
             self._training = self._begin(grid, self.deadline)
             self.outcome.rounds = self._training.history
             self._started = time.perf_counter()
-            self._bytes_before = sum(entry["bytes_up"] or 0 for entry in self._training.history[-1:])
+            self._bytes_before = sum(
+                entry["bytes_up"] or 0 for entry in self._training.history[-1:]
+            )
         return self._training
 
     def _over(self, training: Training) -> bool:
@@ -217,16 +232,26 @@ class Rounds(Federation, Generic[R]):
             return True
         if self.config.settings.epsilon and training.asked >= affordable:
             paid = f"{training.round} are done, {training.asked} are charged"
-            self._stop(f"epsilon = {self.config.settings.epsilon:g} allows {affordable} of {rounds} rounds; {paid}")
+            self._stop(
+                f"epsilon = {self.config.settings.epsilon:g} allows {affordable} of {rounds} "
+                f"rounds; {paid}"
+            )
         return bool(self.outcome.stopped)
 
     def _begin(self, grid: Grid, deadline: float) -> Training:
-        """A new model for the backbone and classes of the connected sites, or the checkpoint of an earlier run."""
+        """A new model for the backbone and classes of the connected sites, or the checkpoint of an
+        earlier run.
+        """
         group = self.introduce(grid, deadline)
         if self.config.settings.resume:
-            training = Training.load(self.config, read_kept(self.config.settings.resume, CHECKPOINT), CHECKPOINT)
+            training = Training.load(
+                self.config, read_kept(self.config.settings.resume, CHECKPOINT), CHECKPOINT
+            )
             if training.fingerprint != group.fingerprint:
-                raise RunError(f"the checkpoint is for backbone {training.fingerprint[:16]}, but the sites have another one")
+                raise RunError(
+                    f"the checkpoint is for backbone {training.fingerprint[:16]}, but the sites "
+                    "have another one"
+                )
             self.recorder.event("resumed", round=training.round)
             return training
         return Training.begin(self.config, group.classes, group.fingerprint, group.dimension)
@@ -234,7 +259,9 @@ class Rounds(Federation, Generic[R]):
     def _round(
         self, training: Training, asked: Sequence[int], mute: set[int], answers: Iterable[Message]
     ) -> dict[str, object] | None:
-        """Update the model with the replies; return the facts of the round, or None when privacy budgets end the run."""
+        """Update the model with the replies; return the facts of the round, or None when privacy
+        budgets end the run.
+        """
         number, sites = training.round + 1, self.outcome.sites
         replies, silent = self._replies(training, asked, answers)
         silent |= mute
@@ -253,7 +280,9 @@ class Rounds(Federation, Generic[R]):
                     if site.name in training.confirmed:
                         site.fate, site.reason = "used", ""
                 return None
-            raise RunError(f"round {number}: {error}; continue from its checkpoint with resume") from None
+            raise RunError(
+                f"round {number}: {error}; continue from its checkpoint with resume"
+            ) from None
         # The order of arrival must not matter: floating-point sums depend on the order.
         replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
         step = self.absorb(training, replies)
@@ -273,13 +302,25 @@ class Rounds(Federation, Generic[R]):
     def _questions(self, training: Training, asked: Sequence[int]) -> list[Message]:
         """The requests of a round: the model, and for each site its last confirmed round."""
         number, payload = training.round + 1, training.payload()
-        values: Info = {"run": self.config.digest, "round": number, "lineage": training.lineage, "bytes": len(payload)}
+        values: Info = {
+            "run": self.config.digest,
+            "round": number,
+            "lineage": training.lineage,
+            "bytes": len(payload),
+        }
 
-        confirmed = {node: training.confirmed.get(self.outcome.sites[node].name, 0) for node in asked}
-        records = {node: to_record(payload, values | {"confirmed": last}) for node, last in confirmed.items()}
+        confirmed = {
+            node: training.confirmed.get(self.outcome.sites[node].name, 0) for node in asked
+        }
+        records = {
+            node: to_record(payload, values | {"confirmed": last})
+            for node, last in confirmed.items()
+        }
         return [self._message(MessageType.TRAIN, node, record) for node, record in records.items()]
 
-    def _replies(self, training: Training, asked: Sequence[int], answers: Iterable[Message]) -> tuple[list[R], set[int]]:
+    def _replies(
+        self, training: Training, asked: Sequence[int], answers: Iterable[Message]
+    ) -> tuple[list[R], set[int]]:
         """The valid replies of a round, and the nodes without a reply."""
         replies: list[R] = []
         silent = set(asked)
@@ -297,10 +338,13 @@ class Rounds(Federation, Generic[R]):
                 site.fate, site.reason = "dropped", NO_REPLY
                 self.recorder.event("dropped", site=site.name, reason=NO_REPLY, round=number)
 
-    def _present(self, grid: Grid, training: Training, deadline: float) -> tuple[list[int], set[int]]:
+    def _present(
+        self, grid: Grid, training: Training, deadline: float
+    ) -> tuple[list[int], set[int]]:
         """The nodes for the next round, and the nodes that did not report a name.
 
-        A node that is new, or returned with a new id, must report its name first: the name gives its last confirmed round.
+        A node that is new, or returned with a new id, must report its name first: the name gives
+        its last confirmed round.
         """
         sites, number = self.outcome.sites, training.round + 1
         nodes = self.invite(grid, deadline, number)
@@ -324,21 +368,32 @@ class Rounds(Federation, Generic[R]):
             _, info = self._read(reply, site)
             own = introduction(site.name, info)
             if not site.heard:
-                raise SurrogateError(f"the site reports the name {str(info.get('site'))[:64]!r}, which is another site's")
+                raise SurrogateError(
+                    f"the site reports the name {str(info.get('site'))[:64]!r}, which is another "
+                    "site's"
+                )
             if (own.fingerprint, own.dimension) != (training.fingerprint, training.inputs):
                 site.barred = True
-                raise SurrogateError(f"backbone {own.fingerprint[:16]} of dimension {own.dimension}, not the run's")
+                raise SurrogateError(
+                    f"backbone {own.fingerprint[:16]} of dimension {own.dimension}, not the run's"
+                )
         except SurrogateError as error:
             self._reject(node, str(error), number)
             return
         site.simulated = own.simulated
         self.recorder.event("joined", site=site.name, round=number)
 
-    def _only_budgets_are_missing(self, asked: Sequence[int], silent: Container[int], used: int) -> bool:
-        """Whether a private round missed its quorum only because sites refused it for lack of budget."""
+    def _only_budgets_are_missing(
+        self, asked: Sequence[int], silent: Container[int], used: int
+    ) -> bool:
+        """Whether a private round missed its quorum only because sites refused it for lack of
+        budget.
+        """
         sites, config = self.outcome.sites, self.config
         refused = [
-            node for node in asked if node not in silent and sites[node].reason.startswith(PUBLIC_SENTENCES["budget"])
+            node
+            for node in asked
+            if node not in silent and sites[node].reason.startswith(PUBLIC_SENTENCES["budget"])
         ]
         return bool(config.settings.epsilon and refused) and has_quorum(
             used + len(refused), len(asked), config.settings.sites, config.settings.quorum
@@ -349,7 +404,9 @@ class Rounds(Federation, Generic[R]):
         self.recorder.event("stopped", reason=reason)
 
     def _reply(self, reply: Message, training: Training) -> R | None:
-        """One site's checked reply. None when it is rejected; the site is asked again in the next round."""
+        """One site's checked reply. None when it is rejected; the site is asked again in the next
+        round.
+        """
         node = self._node(reply)
         site = self.outcome.sites[node]
         number = training.round + 1
@@ -360,13 +417,24 @@ class Rounds(Federation, Generic[R]):
             read = self.read(payload, training)
             check_stated(read.claim, self.config.mechanism)
             if read.header.site != site.name:
-                raise SurrogateError(f"the reply names another site as its sender: {read.header.site[:64]!r}")
+                raise SurrogateError(
+                    f"the reply names another site as its sender: {read.header.site[:64]!r}"
+                )
         except SurrogateError as error:
             self._reject(node, str(error), number)
             return None
-        site.fate, site.reason, site.simulated, site.claim = "used", "", info.get("simulated") is True, read.claim
+        site.fate, site.reason, site.simulated, site.claim = (
+            "used",
+            "",
+            info.get("simulated") is True,
+            read.claim,
+        )
         parts = {name: seconds for name in PARTS if (seconds := seconds_in(info, name)) is not None}
         site.records = self.records(read) or site.records
-        facts = {"payload": len(payload), "seconds": seconds_in(info, "fit"), "parts": parts or None} | self.facts(read)
+        facts = {
+            "payload": len(payload),
+            "seconds": seconds_in(info, "fit"),
+            "parts": parts or None,
+        } | self.facts(read)
         self.recorder.event("replied", site=site.name, round=number, bytes=site.bytes_up, **facts)
         return read

@@ -1,4 +1,6 @@
-"""The coordinator's state of a model that is trained in rounds: requests, expected updates, and checkpoints."""
+"""The coordinator's state of a model that is trained in rounds: requests, expected updates, and
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Training:
     confirmed: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, config: Run, classes: tuple[str, ...], fingerprint: str, inputs: int) -> Training:
+    def begin(
+        cls, config: Run, classes: tuple[str, ...], fingerprint: str, inputs: int
+    ) -> Training:
         """State before the first round. The model depends only on the seed.
 
         Args:
@@ -76,11 +80,15 @@ class Training:
         if isinstance(settings, DPCVAESettings):
             model = tensors_of(fresh_generator(config, len(classes), inputs))
         else:
-            model = parameters_of(fresh(settings.kind, inputs, len(classes), settings.width, config.settings.seed))
+            model = parameters_of(
+                fresh(settings.kind, inputs, len(classes), settings.width, config.settings.seed)
+            )
         return cls(config, classes, fingerprint, inputs, model, {})
 
     def payload(self) -> bytes:
-        """Payload for the sites in the next round: the model and SCAFFOLD's control variate, if any."""
+        """Payload for the sites in the next round: the model and SCAFFOLD's control variate, if
+        any.
+        """
         control = {name: tensor for name, tensor in self.memory.items() if name.startswith(CONTROL)}
         return pack_parameters(Parameters(self.header(), self.round + 1, {**self.model, **control}))
 
@@ -99,17 +107,29 @@ class Training:
     def classifier(self) -> Classifier:
         """The model as a classifier."""
         settings = self.config.trained
-        assert not isinstance(settings, DPCVAESettings)  # a generator is no classifier; a head is trained on its embeddings
+        assert not isinstance(
+            settings, DPCVAESettings
+        )  # a generator is no classifier; a head is trained on its embeddings
         kind = settings.kind
         if kind == "linear":
             # FedLAP and private training normalise every record's features to norm one.
-            clip = 0.0 if self.config.settings.epsilon or self.config.plan.training.unit_features else None
+            clip = (
+                0.0
+                if self.config.settings.epsilon or self.config.plan.training.unit_features
+                else None
+            )
             return Head(self.header(), self.model["weight"], self.model["bias"], clip)
         return Network(self.header(), kind, self.inputs, self.model)
 
     def header(self) -> Header:
         """The header of the model."""
-        return Header(self.config.settings.method, self.config.digest, "coordinator", self.fingerprint, self.classes)
+        return Header(
+            self.config.settings.method,
+            self.config.digest,
+            "coordinator",
+            self.fingerprint,
+            self.classes,
+        )
 
     def save(self) -> bytes:
         """A checkpoint: tensors in safetensors format, the other state as JSON in its metadata."""
@@ -148,18 +168,29 @@ class Training:
 
         try:
             length = int.from_bytes(content[:8], "little")
-            state: dict[str, Any] = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["state"])
+            state: dict[str, Any] = json.loads(
+                json.loads(content[8 : 8 + length])["__metadata__"]["state"]
+            )
             tensors = load(content)
         except Exception as error:
             raise RunError(f"{name} is not a valid checkpoint ({type(error).__name__})") from None
         if (state.get("format"), state.get("run")) != (FORMAT, config.digest):
-            raise RunError(f"{name} is from a run with other settings ({state.get('run')}), not {config.digest}")
+            raise RunError(
+                f"{name} is from a run with other settings ({state.get('run')}), not "
+                f"{config.digest}"
+            )
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "memory": {}}
         for key, tensor in tensors.items():
             kind, _, rest = key.partition(".")
             parts[kind][rest] = tensor.to(torch.float32)
         place = (tuple(state["classes"]), state["fingerprint"], state["inputs"])
-        facts = (state["round"], state["asked"], state["lineage"], state["history"], state["confirmed"])
+        facts = (
+            state["round"],
+            state["asked"],
+            state["lineage"],
+            state["history"],
+            state["confirmed"],
+        )
         return cls(config, *place, parts["model"], parts["memory"], *facts)
 
 
@@ -178,4 +209,7 @@ def read_kept(folder: str, name: str) -> bytes:
         return file.read_bytes()
     except OSError as error:
         what = type(error).__name__
-        raise RunError(f"resume = {folder!r}: {name} cannot be read ({what}); name the folder of an earlier run") from None
+        raise RunError(
+            f"resume = {folder!r}: {name} cannot be read ({what}); name the folder of an earlier "
+            "run"
+        ) from None

@@ -1,4 +1,6 @@
-"""A covariance as few factors and a diagonal: systems with it take the time of its factors, not of its dimensions."""
+"""A covariance as few factors and a diagonal: systems with it take the time of its factors, not of
+its dimensions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from torch import Tensor
 
 # Most columns of the factors, as a share of the dimensions, for which the factors save time.
 MOST_COLUMNS = 2 / 3
-# Smallest shifted variance, as a share of the mean one, for which the inverse is precise to half of double precision.
+# Smallest shifted variance, as a share of the mean one, for which the inverse is precise to half of
+# double precision.
 LEAST_DIAGONAL = 1e-8
 
 
@@ -71,7 +74,8 @@ class Factored:
         triangle, failed = torch.linalg.cholesky_ex(inner, upper=True)
         if failed or not triangle.diagonal().isfinite().all():
             return None
-        # Products with rows: with columns, which `right` often holds as a transpose, they take up to four times as long.
+        # Products with rows: with columns, which `right` often holds as a transpose, they take up
+        # to four times as long.
         root = (1 / base).sqrt()
         whitened = (right.T * root).contiguous()
         inside = torch.cholesky_solve((whitened @ scaled).T, triangle, upper=True)
@@ -169,7 +173,9 @@ class CovarianceSum:
         """All factors side by side (d, m), float64, of the sum over `by`."""
         widths = [factor.shape[1] for factor, _ in self._factors]
         joined = torch.empty(self._d, sum(widths), dtype=torch.float64)
-        for (factor, weight), part in zip(self._factors, torch.split(joined, widths, 1), strict=True):
+        for (factor, weight), part in zip(
+            self._factors, torch.split(joined, widths, 1), strict=True
+        ):
             part.copy_(factor).mul_((weight / by) ** 0.5)
         return joined
 
@@ -194,7 +200,11 @@ def sum_of_squares(covariance: Tensor | Factored) -> float:
     inner = torch.zeros(2 * (covariance.factor.shape[1],), dtype=torch.float64)
     add_square(inner, covariance.factor.T, 1.0)
     crossed = float((covariance.factor.square().sum(1) * covariance.variances).sum())
-    return float(from_upper(inner).norm()) ** 2 + 2 * crossed + float(covariance.variances.square().sum())
+    return (
+        float(from_upper(inner).norm()) ** 2
+        + 2 * crossed
+        + float(covariance.variances.square().sum())
+    )
 
 
 def add_square(matrix: Tensor, factor: Tensor, weight: float) -> None:
@@ -208,7 +218,8 @@ def add_square(matrix: Tensor, factor: Tensor, weight: float) -> None:
     from scipy.linalg.blas import dsyrk
 
     if factor.numel():
-        # The transpose has the order of columns that BLAS has, so its lower triangle is the upper one here.
+        # The transpose has the order of columns that BLAS has, so its lower triangle is the upper
+        # one here.
         dsyrk(weight, factor.numpy(), beta=1.0, c=matrix.numpy().T, lower=1, overwrite_c=1)
 
 

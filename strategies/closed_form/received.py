@@ -69,7 +69,9 @@ def of_mixtures(surrogate: Surrogate, classes: Sequence[str]) -> Statistics:
         around.add(covariance, 1.0)
         around.add_factor(((own - means[rows]) * shares.sqrt()[:, None]).T)
         covariance = around.divided(1.0)
-    return Statistics(counts, means, covariance, sampled=not isinstance(table.covariance, Diagonal | Spherical))
+    return Statistics(
+        counts, means, covariance, sampled=not isinstance(table.covariance, Diagonal | Spherical)
+    )
 
 
 def of_sums(sent: Parameters, classes: Sequence[str]) -> Statistics:
@@ -108,7 +110,9 @@ def of_noisy_sums(tensors: Mapping[str, Tensor]) -> Statistics:
     means = sums / counts.clamp_min(1)[:, None]
     if "squares" not in tensors:
         return Statistics(counts, means, _no_covariance(sums.shape[1]))
-    covariance = unfold(tensors["squares"], sums.shape[1]) / counts.sum().clamp_min(1) - _around(counts, means)
+    covariance = unfold(tensors["squares"], sums.shape[1]) / counts.sum().clamp_min(1) - _around(
+        counts, means
+    )
     return Statistics(counts, means, covariance)
 
 
@@ -118,7 +122,9 @@ def _around(counts: Tensor, means: Tensor) -> Tensor:
 
 def _no_covariance(dimension: int) -> Factored:
     """Stands where sites send no second moment."""
-    return Factored(torch.zeros(dimension, 0, dtype=torch.float64), torch.zeros(dimension, dtype=torch.float64))
+    return Factored(
+        torch.zeros(dimension, 0, dtype=torch.float64), torch.zeros(dimension, dtype=torch.float64)
+    )
 
 
 def of_total(total: Total) -> tuple[Statistics, Header]:
@@ -141,16 +147,25 @@ def of_total(total: Total) -> tuple[Statistics, Header]:
     kept = counts > 0
     if not kept.any():
         raise RunError("the secure sum has no record of any class of the run")
-    names = tuple(name for name, there in zip(total.header.classes, kept.tolist(), strict=True) if there)
+    names = tuple(
+        name for name, there in zip(total.header.classes, kept.tolist(), strict=True) if there
+    )
     means = sums / counts.clamp_min(1)[:, None]
     if "squares" not in total.tensors:
-        return Statistics(counts, means, _no_covariance(sums.shape[1])).within(kept), replace(total.header, classes=names)
-    scatter = unfold(total.tensors["squares"], sums.shape[1]) - (means[kept] * counts[kept][:, None]).T @ means[kept]
+        return Statistics(counts, means, _no_covariance(sums.shape[1])).within(kept), replace(
+            total.header, classes=names
+        )
+    scatter = (
+        unfold(total.tensors["squares"], sums.shape[1])
+        - (means[kept] * counts[kept][:, None]).T @ means[kept]
+    )
     covariance = (scatter + scatter.T) / (2 * counts.sum())
     return Statistics(counts, means, covariance).within(kept), replace(total.header, classes=names)
 
 
-def pooled_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) -> Iterator[Statistics]:
+def pooled_by_class(
+    surrogates: Sequence[Surrogate], classes: Sequence[str]
+) -> Iterator[Statistics]:
     """The statistics of each class alone, one at a time: memory is O(d^2) for any number of classes
     that sites name.
 
@@ -175,9 +190,13 @@ def pooled_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) -> 
             yield Statistics(zeros[0], zeros[1], zeros[2])
 
 
-def _diagonal_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) -> Iterator[Statistics]:
+def _diagonal_by_class(
+    surrogates: Sequence[Surrogate], classes: Sequence[str]
+) -> Iterator[Statistics]:
     counts = torch.zeros(len(classes), dtype=torch.float64)
-    sums, squares = (torch.zeros(len(classes), surrogates[0].dimension, dtype=torch.float64) for _ in range(2))
+    sums, squares = (
+        torch.zeros(len(classes), surrogates[0].dimension, dtype=torch.float64) for _ in range(2)
+    )
     for surrogate in surrogates:
         table = surrogate.mixtures
         rows = class_indices(classes, surrogate.header.classes)[table.labels]
@@ -185,7 +204,9 @@ def _diagonal_by_class(surrogates: Sequence[Surrogate], classes: Sequence[str]) 
         rows, means = rows.clamp_min(0), table.means.double()
         counts.index_add_(0, rows, sizes)
         sums.index_add_(0, rows, sizes[:, None] * means)
-        spread = table.covariance.variances_per_dimension().double().expand_as(means) + means.square()
+        spread = (
+            table.covariance.variances_per_dimension().double().expand_as(means) + means.square()
+        )
         squares.index_add_(0, rows, sizes[:, None] * spread)
     for count, total, square in zip(counts, sums, squares, strict=True):
         mean = total / count.clamp_min(1e-300)

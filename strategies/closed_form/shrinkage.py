@@ -11,8 +11,29 @@ from strategies.closed_form.solving import factor_of
 from strategies.closed_form.statistics import Statistics
 from strategies.closed_form.tridiagonal import Tridiagonal
 
-# Shrinkages that are compared. The smallest one whose estimate is within TOLERANCE of the best one's is taken.
-SHRINKAGES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.17, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+# Shrinkages that are compared. The smallest one whose estimate is within TOLERANCE of the best
+# one's is taken.
+SHRINKAGES = (
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.07,
+    0.1,
+    0.13,
+    0.17,
+    0.2,
+    0.25,
+    0.3,
+    0.35,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+)
 TOLERANCE = 0.001
 # Number of simulated scores, over all classes.
 DRAWS, FEWEST_DRAWS = 20_000, 20
@@ -40,21 +61,35 @@ def chosen(statistics: Statistics) -> float:
 
     Source: generalised consistent estimators (Zollanvari & Dougherty 2015).
     """
-    counts, records, d = statistics.counts.clamp_min(1e-9), float(statistics.counts.sum()), statistics.means.shape[1]
+    counts, records, d = (
+        statistics.counts.clamp_min(1e-9),
+        float(statistics.counts.sum()),
+        statistics.means.shape[1],
+    )
     priors, classes = statistics.priors, len(counts)
     draws = max(FEWEST_DRAWS, DRAWS // classes)
-    # With more classes than dimensions, the scores' covariance has rank d, and a site that names many classes would cost
-    # the cube of their number.
+    # With more classes than dimensions, the scores' covariance has rank d, and a site that names
+    # many classes would cost the cube of their number.
     wide, judged = classes > d, counts.topk(min(classes, MOST_JUDGED)).indices.sort().values
-    # In single precision, which halves the time: errors are far below the smallest shrinkage that is compared.
+    # In single precision, which halves the time: errors are far below the smallest shrinkage that
+    # is compared.
     trace = float(statistics.covariance.diagonal().sum())
     reduced = Tridiagonal.of(statistics.covariance, statistics.means.T, whole=wide, projected=True)
     values, means = reduced.values, reduced.columns.T
     mean_variance = trace / d
-    normals = torch.randn(draws, min(classes, d), generator=stream(0, "", "shrinkage"), dtype=torch.float64).to(means).T
+    normals = (
+        torch.randn(
+            draws, min(classes, d), generator=stream(0, "", "shrinkage"), dtype=torch.float64
+        )
+        .to(means)
+        .T
+    )
     accuracies = []
     for shrinkage in SHRINKAGES:
-        share = reduced.sum_of(values / ((1 - shrinkage) * values + shrinkage * mean_variance)) / records
+        share = (
+            reduced.sum_of(values / ((1 - shrinkage) * values + shrinkage * mean_variance))
+            / records
+        )
         if share >= 1:
             accuracies.append(0.0)
             continue
@@ -70,15 +105,24 @@ def chosen(statistics: Statistics) -> float:
         scores = means[judged] @ solution + bias
         scores[torch.arange(len(judged)), judged] -= optimism * records / counts[judged]
         accuracies.append(float(priors[judged] @ _right(noise.float(), scores.float(), judged)))
-    enough = next(s for s, accuracy in zip(SHRINKAGES, accuracies, strict=True) if accuracy >= max(accuracies) - TOLERANCE)
-    # The sum of the squares of the values is at most that of all eigenvalues, and may settle which is larger.
+    enough = next(
+        s
+        for s, accuracy in zip(SHRINKAGES, accuracies, strict=True)
+        if accuracy >= max(accuracies) - TOLERANCE
+    )
+    # The sum of the squares of the values is at most that of all eigenvalues, and may settle which
+    # is larger.
     if oracle_approximating(trace, float(values.square().sum()), records, d) <= enough:
         return enough
-    return max(enough, oracle_approximating(trace, sum_of_squares(statistics.covariance), records, d))
+    return max(
+        enough, oracle_approximating(trace, sum_of_squares(statistics.covariance), records, d)
+    )
 
 
 def _right(noise: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
-    """Share of draws (J,) in which noise (C, draws) + scores (J, C) are largest at each of the classes (J,)."""
+    """Share of draws (J,) in which noise (C, draws) + scores (J, C) are largest at each of the
+    classes (J,).
+    """
     # The longer of both dimensions is contiguous in memory, which makes the maximum fast.
     noise = noise.T.contiguous().T if len(noise) > noise.shape[1] else noise
     at_once, shares = max(1, NUMBERS // noise.numel()), []
@@ -113,7 +157,9 @@ def oracle_approximating(trace: float, squares: float, records: float, d: int) -
     return 1.0 if below <= 0 else min(1.0, ((1 - 2 / d) * squares + square) / below)
 
 
-def cross_validated(total: Tensor, cross: Tensor, statistics: Statistics, mean_variance: float) -> float:
+def cross_validated(
+    total: Tensor, cross: Tensor, statistics: Statistics, mean_variance: float
+) -> float:
     """The shrinkage of least squares with the smallest generalised cross-validation error.
 
     Args:
@@ -132,7 +178,9 @@ def cross_validated(total: Tensor, cross: Tensor, statistics: Statistics, mean_v
     errors = []
     for shrinkage in SHRINKAGES:
         solution = reduced.solved(1.0, shrinkage * mean_variance)
-        explained = 2 * (reduced.columns * solution).sum() - (solution * reduced.times(solution)).sum()
+        explained = (
+            2 * (reduced.columns * solution).sum() - (solution * reduced.times(solution)).sum()
+        )
         residual = variance - float(explained)
         freedom = (1 + reduced.sum_of(values / (values + shrinkage * mean_variance))) / records
         errors.append(residual / (1 - freedom) ** 2 if freedom < 1 else float("inf"))

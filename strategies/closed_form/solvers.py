@@ -97,7 +97,10 @@ def lda(statistics: Statistics, shrinkage: float | None = None) -> Solution:
         [0, 1]
     """
     means, covariance = statistics.means, statistics.covariance
-    mean_variance, least = float(covariance.diagonal().mean()), LEAST_VARIANCE * float(means.square().mean(1).median())
+    mean_variance, least = (
+        float(covariance.diagonal().mean()),
+        LEAST_VARIANCE * float(means.square().mean(1).median()),
+    )
     alike = mean_variance < least
     if alike:
         covariance, mean_variance = least * torch.eye(means.shape[1], dtype=torch.float64), least
@@ -108,7 +111,9 @@ def lda(statistics: Statistics, shrinkage: float | None = None) -> Solution:
     if shrinkage is None:
         shrinkage = chosen(statistics) if statistics.sampled else RESTRICTED
     weight, added = _shrunk_solved(covariance, shrinkage, mean_variance, means)
-    return Solution(weight, log_priors - (weight * means).sum(1) / 2, shrinkage, 1.0 if alike else added)
+    return Solution(
+        weight, log_priors - (weight * means).sum(1) / 2, shrinkage, 1.0 if alike else added
+    )
 
 
 def _shrunk_solved(
@@ -203,7 +208,9 @@ def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> Quadr
         shrunk.diagonal().add_(used[-1] * float(each.covariance.diagonal().mean()) + TINY_VARIANCE)
         if each.sampled:
             factor, lift = factor_of(shrunk)
-            whitener = torch.linalg.solve_triangular(factor, torch.eye(d, dtype=factor.dtype), upper=False)
+            whitener = torch.linalg.solve_triangular(
+                factor, torch.eye(d, dtype=factor.dtype), upper=False
+            )
             logarithm = 2 * factor.diagonal().log().sum()
             added.append(lift)
         else:
@@ -213,7 +220,9 @@ def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> Quadr
         bias.append(math.log(records) - float(logarithm) / 2)
     highest = max(bias)
     biases = torch.tensor([each - highest for each in bias], dtype=torch.float64)
-    return QuadraticSolution(torch.stack(means), torch.stack(whiteners), biases, max(used), max(added))
+    return QuadraticSolution(
+        torch.stack(means), torch.stack(whiteners), biases, max(used), max(added)
+    )
 
 
 def fewest_records(d: int, sampled: bool) -> int:
@@ -231,5 +240,8 @@ def _given_or_oracle(statistics: Statistics, records: float, shrinkage: float | 
         return shrinkage
     if not statistics.sampled:
         return RESTRICTED
-    trace, squares = float(statistics.covariance.diagonal().sum()), sum_of_squares(statistics.covariance)
+    trace, squares = (
+        float(statistics.covariance.diagonal().sum()),
+        sum_of_squares(statistics.covariance),
+    )
     return oracle_approximating(trace, squares, records, statistics.means.shape[1])

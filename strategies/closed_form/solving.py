@@ -67,7 +67,10 @@ def factor_of(matrix: Tensor) -> tuple[Tensor, float]:
             if added or bool((pivots.square() > LEAST_PIVOT * matrix.diagonal()).all()):
                 return factor, added / mean if mean else float(added > 0)
         elif not matrix.isfinite().all():
-            raise RunError("the pooled covariance holds a number that is not finite; leave out sites with --without")
+            raise RunError(
+                "the pooled covariance holds a number that is not finite; leave out sites with "
+                "--without"
+            )
         matrix.diagonal().add_(step)
         added += step
         step *= 10

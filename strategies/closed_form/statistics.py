@@ -89,7 +89,9 @@ class Statistics:
                 raise ValueError(f"statistics: {name} in {tensor.dtype}; torch.float64 is needed")
             if tensor.shape != expected:
                 own = tuple(tensor.shape)
-                raise ValueError(f"statistics: {name} of shape {own}, but of {expected} by the means")
+                raise ValueError(
+                    f"statistics: {name} of shape {own}, but of {expected} by the means"
+                )
 
     def __add__(self, other: Statistics) -> Statistics:
         """The statistics of the records of both, for the same classes in the same order."""

@@ -1,4 +1,6 @@
-"""Methods that learn from the sums of all sites: the strategy that checks, limits and adds what each site sends."""
+"""Methods that learn from the sums of all sites: the strategy that checks, limits and adds what
+each site sends.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class FromStatistics(Heads):
     def check(self, sent: Parameters) -> None:
         """Check that some records can have these sums. Raises SurrogateError."""
         private = self.config.mechanism is not None
-        check_update(sent, {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}, 1, private)
+        check_update(
+            sent, {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}, 1, private
+        )
         if private:
             _check_noisy(sent)
             return
@@ -75,7 +79,9 @@ class FromStatistics(Heads):
         trace = squares.trace()
         squares.diagonal().add_(EIGENVALUE_ROUNDING * trace + 1e-30)
         if trace < 0 or torch.linalg.cholesky_ex(squares)[1]:
-            raise SurrogateError("second moments that no records have: the matrix has a negative eigenvalue")
+            raise SurrogateError(
+                "second moments that no records have: the matrix has a negative eigenvalue"
+            )
         if "variances" in sent.tensors:
             _check_variances(sent)
 
@@ -107,7 +113,9 @@ class FromStatistics(Heads):
             known = sent[0].header.classes
         defended = self.defend(sent, known)
         header = replace(sent[0].header, site="coordinator", classes=known)
-        model, facts = learned_by(self.config)(pooled_sums(sent, defended.capped, known), header, self.config.settings)
+        model, facts = learned_by(self.config)(
+            pooled_sums(sent, defended.capped, known), header, self.config.settings
+        )
         return Learned(model, defended, facts=facts)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
@@ -122,7 +130,10 @@ class FromStatistics(Heads):
         shares = cap_sums(sent, most, private).capped
         if most and len(sent) >= FEWEST_SITES and not private:
             means = torch.stack(
-                [each.tensors["sums"].double().sum(0) / each.tensors["counts"].double().sum() for each in sent]
+                [
+                    each.tensors["sums"].double().sum(0) / each.tensors["counts"].double().sum()
+                    for each in sent
+                ]
             )
             spreads = torch.stack([_spread(each, means.median(0).values) for each in sent])
             cap_spreads(sent, spreads, most, shares)
@@ -168,13 +179,17 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
     statistics, header = of_total(total)
     model, facts = learned_by(run)(statistics, header, run.settings)
     if not isinstance(model, Head):
-        raise RunError("a model that is no linear head cannot be used after the public map of a secure sum")
+        raise RunError(
+            "a model that is no linear head cannot be used after the public map of a secure sum"
+        )
     # Of features to which the sites applied a public map before the sum.
     mapped = replace(model, projection=total.public.projection, centre=total.public.centre)
     return Learned(mapped, Defended([]), facts=facts)
 
 
-def pooled_sums(sent: Sequence[Parameters], capped: Mapping[str, float], classes: tuple[str, ...]) -> Statistics:
+def pooled_sums(
+    sent: Sequence[Parameters], capped: Mapping[str, float], classes: tuple[str, ...]
+) -> Statistics:
     """The statistics of all sites' records, from the sums of each.
 
     Args:
@@ -184,7 +199,9 @@ def pooled_sums(sent: Sequence[Parameters], capped: Mapping[str, float], classes
     """
     shares = [capped.get(each.header.site, 1.0) for each in sent]
     if sent[0].claim is None:
-        return sum_of(of_sums(each, classes).scaled(share) for each, share in zip(sent, shares, strict=True))
+        return sum_of(
+            of_sums(each, classes).scaled(share) for each, share in zip(sent, shares, strict=True)
+        )
     tables = (
         {name: share * each.tensors[name].double() for name in each.tensors}
         for each, share in zip(sent, shares, strict=True)
@@ -201,13 +218,18 @@ def _check_noisy(sent: Parameters) -> None:
         raise SurrogateError("sums without a privacy claim")
     sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
     if sigmas.keys() != sent.tensors.keys():
-        raise SurrogateError(f"noise for {', '.join(sigmas)[:200]}, but sums {', '.join(sent.tensors)[:200]}")
+        raise SurrogateError(
+            f"noise for {', '.join(sigmas)[:200]}, but sums {', '.join(sent.tensors)[:200]}"
+        )
     tensors = sent.tensors
-    for name, length, most in lengths(Sums(tensors["counts"], tensors["sums"], tensors.get("squares"), sigmas)):
+    for name, length, most in lengths(
+        Sums(tensors["counts"], tensors["sums"], tensors.get("squares"), sigmas)
+    ):
         if bool((length > most).any()):
             worst = int(torch.argmax(length - most))
             raise SurrogateError(
-                f"{name} is {float(length[worst]):.4g}; records and noise give {float(most[worst]):.4g} at most"
+                f"{name} is {float(length[worst]):.4g}; records and noise give "
+                f"{float(most[worst]):.4g} at most"
             )
 
 
@@ -235,7 +257,9 @@ def check_counts(sent: Parameters, dimension: int, what: str) -> None:
     if abs(total - sent.records) > 0.01 * sent.records:
         raise SurrogateError(f"{what} of {total:g} records together, but {sent.records} records")
     if dimension > MOST_DIMENSIONS:
-        raise SurrogateError(f"features of dimension {dimension}; least squares here takes at most {MOST_DIMENSIONS}")
+        raise SurrogateError(
+            f"features of dimension {dimension}; least squares here takes at most {MOST_DIMENSIONS}"
+        )
 
 
 def of_classes(sent: Parameters, classes: Sequence[str], names: Sequence[str]) -> Parameters | None:
@@ -253,12 +277,16 @@ def of_classes(sent: Parameters, classes: Sequence[str], names: Sequence[str]) -
     rows = torch.tensor([name in classes for name in sent.header.classes])
     if not (left := float(sent.tensors["counts"][rows].sum())):
         return None
-    header = replace(sent.header, classes=tuple(name for name in sent.header.classes if name in classes))
+    header = replace(
+        sent.header, classes=tuple(name for name in sent.header.classes if name in classes)
+    )
     own = {name: sent.tensors[name][rows] for name in names}
     return replace(sent, header=header, tensors=own, records=max(1, round(left)))
 
 
-def cap_spreads(sent: Sequence[Parameters], spreads: Tensor, most: float, shares: dict[str, float]) -> None:
+def cap_spreads(
+    sent: Sequence[Parameters], spreads: Tensor, most: float, shares: dict[str, float]
+) -> None:
     """Lower the share of each site whose records spread too widely.
 
     Args:
@@ -270,7 +298,9 @@ def cap_spreads(sent: Sequence[Parameters], spreads: Tensor, most: float, shares
     known = spreads[spreads > 0]
     if not most or len(known) < FEWEST_SITES:
         return
-    for each, share in zip(sent, (most * known.median() / spreads.clamp_min(1e-300)).tolist(), strict=True):
+    for each, share in zip(
+        sent, (most * known.median() / spreads.clamp_min(1e-300)).tolist(), strict=True
+    ):
         if share < shares.get(each.header.site, 1.0):
             shares[each.header.site] = share
 

@@ -1,4 +1,6 @@
-"""A covariance in a basis where it is tridiagonal or diagonal: many shifted systems with it then take linear time each."""
+"""A covariance in a basis where it is tridiagonal or diagonal: many shifted systems with it then
+take linear time each.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ from strategies.closed_form.factored import Factored, dense
 
 # Fewest dimensions for which LAPACK's reduction is worth it.
 FEWEST = 8
-# A negative eigenvalue up to this share of the mean one is rounding that no shift in use turns into more than a percent.
+# A negative eigenvalue up to this share of the mean one is rounding that no shift in use turns into
+# more than a percent.
 NEGLIGIBLE = 5e-5
-# Random vectors for the sums over all eigenvalues, and products with each vector, for the projection onto a Krylov space.
-# With these, all of 18 shrinkages of real features are those of all eigenvectors; with 8 products, four were not.
+# Random vectors for the sums over all eigenvalues, and products with each vector, for the
+# projection onto a Krylov space. With these, all of 18 shrinkages of real features are those of all
+# eigenvectors; with 8 products, four were not.
 PROBES, STEPS = 10, 12
 # Largest share of the dimensions that this space may have to be worth it.
 MOST_PROJECTED = 0.5
@@ -53,7 +57,13 @@ class Tridiagonal:
     weights: Tensor
 
     @classmethod
-    def of(cls, matrix: Tensor | Factored, columns: Tensor, whole: bool = False, projected: bool = False) -> Tridiagonal:
+    def of(
+        cls,
+        matrix: Tensor | Factored,
+        columns: Tensor,
+        whole: bool = False,
+        projected: bool = False,
+    ) -> Tridiagonal:
         """Reduce a covariance in single precision.
 
         Args:
@@ -68,15 +78,22 @@ class Tridiagonal:
         """
         scale, d = float(matrix.diagonal().abs().max()) or 1.0, len(columns)
         if projected and not whole and (columns.shape[1] + PROBES) * STEPS <= MOST_PROJECTED * d:
-            return _projected(_product(matrix, scale), columns, float(matrix.diagonal().sum()), scale)
+            return _projected(
+                _product(matrix, scale), columns, float(matrix.diagonal().sum()), scale
+            )
         scaled = (dense(matrix) / scale).float()
-        if not (whole or scaled.is_cuda or d < FEWEST) and (reduced := _reduced(scaled, columns, scale)) is not None:
+        if (
+            not (whole or scaled.is_cuda or d < FEWEST)
+            and (reduced := _reduced(scaled, columns, scale)) is not None
+        ):
             return reduced
         values, vectors = (part.double() for part in torch.linalg.eigh(scaled))
         return cls.from_values((values * scale).clamp_min(0), vectors.T @ columns)
 
     @classmethod
-    def from_values(cls, values: Tensor, columns: Tensor, weights: Tensor | None = None) -> Tridiagonal:
+    def from_values(
+        cls, values: Tensor, columns: Tensor, weights: Tensor | None = None
+    ) -> Tridiagonal:
         """The reduction to a diagonal.
 
         Args:
@@ -135,7 +152,9 @@ class Tridiagonal:
 
 
 def _reduced(scaled: Tensor, columns: Tensor, scale: float) -> Tridiagonal | None:
-    """The reduction without eigenvectors; None if the matrix has a negative eigenvalue that matters."""
+    """The reduction without eigenvectors; None if the matrix has a negative eigenvalue that
+    matters.
+    """
     try:
         from scipy.linalg import lapack
     except ImportError:
@@ -152,14 +171,20 @@ def _reduced(scaled: Tensor, columns: Tensor, scale: float) -> Tridiagonal | Non
     below, rest = np.asfortranarray(reflectors[1:, :-1]), columns[1:].float().numpy()
     lwork = int(lapack.sormqr("L", "T", below, sizes, rest, -1)[1][0])
     turned, _, _ = lapack.sormqr("L", "T", below, sizes, rest, lwork)
-    parts = [torch.from_numpy(np.ascontiguousarray(part)).double() for part in (diagonal, off, values)]
+    parts = [
+        torch.from_numpy(np.ascontiguousarray(part)).double() for part in (diagonal, off, values)
+    ]
     rotated = torch.cat([columns[:1], torch.from_numpy(np.ascontiguousarray(turned)).double()])
     eigenvalues = (scale * parts[2]).clamp_min(0)
-    return Tridiagonal(scale * parts[0], scale * parts[1], rotated, eigenvalues, torch.ones_like(eigenvalues))
+    return Tridiagonal(
+        scale * parts[0], scale * parts[1], rotated, eigenvalues, torch.ones_like(eigenvalues)
+    )
 
 
 def _product(matrix: Tensor | Factored, scale: float) -> Callable[[Tensor], Tensor]:
-    """The product of vectors (b, d) with the covariance over `scale`, in single precision. Rows: a tenth faster or more."""
+    """The product of vectors (b, d) with the covariance over `scale`, in single precision. Rows: a
+    tenth faster or more.
+    """
     if isinstance(matrix, Tensor):
         scaled = (matrix / scale).float()
         return lambda vectors: vectors @ scaled
@@ -167,12 +192,15 @@ def _product(matrix: Tensor | Factored, scale: float) -> Callable[[Tensor], Tens
     return lambda vectors: torch.addmm(variances * vectors, vectors @ factor, factor.T)
 
 
-def _projected(product: Callable[[Tensor], Tensor], columns: Tensor, trace: float, scale: float) -> Tridiagonal:
+def _projected(
+    product: Callable[[Tensor], Tensor], columns: Tensor, trace: float, scale: float
+) -> Tridiagonal:
     """The covariance in the space of its first powers times the columns and some random vectors.
 
-    Solutions for the columns, and their products, are those of the whole space to rounding after few powers (block
-    Lanczos, Golub & Underwood 1977). Sums over eigenvalues follow from the random vectors (stochastic Lanczos quadrature,
-    Ubaru, Chen & Saad 2017), with weights that give the number of dimensions and the trace exactly.
+    Solutions for the columns, and their products, are those of the whole space to rounding after
+    few powers (block Lanczos, Golub & Underwood 1977). Sums over eigenvalues follow from the random
+    vectors (stochastic Lanczos quadrature, Ubaru, Chen & Saad 2017), with weights that give the
+    number of dimensions and the trace exactly.
     """
     d, width = len(columns), columns.shape[1] + PROBES
     probes = torch.randn(d, PROBES, generator=stream(0, "", "probes"))
@@ -190,9 +218,17 @@ def _projected(product: Callable[[Tensor], Tensor], columns: Tensor, trace: floa
     values, vectors = (part.double() for part in torch.linalg.eigh(inner, UPLO="U"))
     inside = vectors[:width].T @ start.R.double()
     values = (scale * values).clamp_min(0)
-    weights, ratios = inside[:, columns.shape[1] :].square().mean(1), values * (d / trace if trace > 0 else 1.0)
-    # Weights that change in proportion, so that their sum is d and the sum of the values is the trace.
+    weights, ratios = (
+        inside[:, columns.shape[1] :].square().mean(1),
+        values * (d / trace if trace > 0 else 1.0),
+    )
+    # Weights that change in proportion, so that their sum is d and the sum of the values is the
+    # trace.
     powers = torch.stack([torch.ones_like(ratios), ratios])
     missing = d - powers @ weights
-    weights = weights * (1 + torch.linalg.lstsq((powers * weights) @ powers.T, missing[:, None]).solution[:, 0] @ powers)
+    weights = weights * (
+        1
+        + torch.linalg.lstsq((powers * weights) @ powers.T, missing[:, None]).solution[:, 0]
+        @ powers
+    )
     return Tridiagonal.from_values(values, inside[:, : columns.shape[1]], weights)

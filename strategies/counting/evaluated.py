@@ -37,7 +37,9 @@ def evaluated_payload(counting: CountingSettings, recorder: Recorder) -> bytes |
         return None
     payload, digest = payload_of(read_model(Path(counting.model).expanduser()))
     if digest != counting.digest:
-        raise RunError(f"counting.model = {counting.model!r} is not the model that counting.digest names")
+        raise RunError(
+            f"counting.model = {counting.model!r} is not the model that counting.digest names"
+        )
     recorder.keep(MODEL_FILE, payload)
     return payload
 

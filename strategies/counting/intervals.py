@@ -1,4 +1,6 @@
-"""Rates and AUROC from noisy counts, with 95 % intervals that include the noise, the sampling of records and the bins."""
+"""Rates and AUROC from noisy counts, with 95 % intervals that include the noise, the sampling of
+records and the bins.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def rate(inside: Tensor, outside: Tensor, variance: float) -> Interval:
     k, m = inside.numel(), outside.numel()
     if everything < max(1.0, VISIBLE * math.sqrt(variance * (k + m))):
         return UNDEFINED
-    # Noise can put the share outside 0 to 1; the nearest possible share then gives an interval that has a width.
+    # Noise can put the share outside 0 to 1; the nearest possible share then gives an interval that
+    # has a width.
     counted = min(max(counted, 0.0), everything)
     a = everything**2 + Z**2 * (everything - variance * (k + m))
     b = -2 * counted * everything - Z**2 * everything + 2 * Z**2 * variance * k
@@ -108,7 +111,10 @@ def auroc(histograms: Tensor, variance: float) -> Interval:
     above = 1 - (own.cumsum(0) - own / 2) / positives
     noise = variance * float(((below - value) ** 2).sum()) / positives**2
     noise += variance * float(((above - value) ** 2).sum()) / negatives**2
-    order = torch.ones(bins, bins, dtype=torch.float64).tril(-1) + torch.eye(bins, dtype=torch.float64) / 2
+    order = (
+        torch.ones(bins, bins, dtype=torch.float64).tril(-1)
+        + torch.eye(bins, dtype=torch.float64) / 2
+    )
     noise += (variance / (positives * negatives)) ** 2 * float(((order - value) ** 2).sum())
     # No pair of noisy cells is below zero in truth.
     tied = float((own.clamp_min(0) * others.clamp_min(0)).sum()) / (positives * negatives) / 2
@@ -117,9 +123,15 @@ def auroc(histograms: Tensor, variance: float) -> Interval:
 
 
 def _sampling(value: float, positives: float, negatives: float) -> float:
-    """Variance of an AUROC of this many records (Hanley & McNeil 1982), not below that of one pair in the wrong order."""
+    """Variance of an AUROC of this many records (Hanley & McNeil 1982), not below that of one pair
+    in the wrong order.
+    """
     fewest = min(positives, negatives)
-    area = min(max(value, 0.5), 1 - 1 / (2 * fewest + 2)) if value >= 0.5 else max(min(value, 0.5), 1 / (2 * fewest + 2))
+    area = (
+        min(max(value, 0.5), 1 - 1 / (2 * fewest + 2))
+        if value >= 0.5
+        else max(min(value, 0.5), 1 / (2 * fewest + 2))
+    )
     area = max(area, 1 - area)
     first, second = area / (2 - area), 2 * area**2 / (1 + area)
     spread = (positives - 1) * (first - area**2) + (negatives - 1) * (second - area**2)

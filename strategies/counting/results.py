@@ -44,7 +44,10 @@ def pooled(counts: Sequence[Counts]) -> PooledCounts:
     """
     names = counts[0].tables
     return PooledCounts(
-        {name: torch.stack([each.tables[name] for each in counts]).double().sum(0) for name in names},
+        {
+            name: torch.stack([each.tables[name] for each in counts]).double().sum(0)
+            for name in names
+        },
         {name: sum(each.variance(name) for each in counts) for name in names},
     )
 
@@ -59,15 +62,19 @@ def summed_result(summed: Total, config: Run) -> Json:
     Raises:
         RunError: when no records and honest noise can give this sum.
     """
-    tables = PooledCounts(summed.tensors, {name: summed.sigmas.get(name, 0.0) ** 2 for name in summed.tensors})
+    tables = PooledCounts(
+        summed.tensors, {name: summed.sigmas.get(name, 0.0) ** 2 for name in summed.tensors}
+    )
     try:
         check_tables(tables.tables, tables.variances)
     except SurrogateError as error:
         raise RunError(
-            f"{error}, so some site has added false numbers; nothing shows which one: run again with other sites, or "
-            "without secure-sum"
+            f"{error}, so some site has added false numbers; nothing shows which one: run again "
+            "with other sites, or without secure-sum"
         ) from None
-    return result_of(tables, config.settings.counting, config.settings.classes) | {"secure_sum": True}
+    return result_of(tables, config.settings.counting, config.settings.classes) | {
+        "secure_sum": True
+    }
 
 
 def keep_result(recorder: Recorder, config: Run, sites: int, result: Json) -> None:
@@ -82,7 +89,9 @@ def keep_result(recorder: Recorder, config: Run, sites: int, result: Json) -> No
     whole: Json = {"schema": 1, "kind": config.settings.counting.kind, "sites": sites} | result
     if config.settings.epsilon:
         whole["privacy"] = {"epsilon": config.settings.epsilon, "delta": config.settings.delta}
-    recorder.keep(f"{config.settings.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode())
+    recorder.keep(
+        f"{config.settings.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode()
+    )
 
 
 def result_of(counts: PooledCounts, counting: CountingSettings, classes: Sequence[str]) -> Json:
@@ -128,7 +137,9 @@ def evaluation_result(counts: PooledCounts, classes: Sequence[str]) -> Json:
     return {
         "records": asdict(total(decisions, noise)),
         "accuracy": asdict(rate(decisions[right], decisions[~right], noise)),
-        "classes": {name: _of_class(counts, index, len(classes)) for index, name in enumerate(classes)},
+        "classes": {
+            name: _of_class(counts, index, len(classes)) for index, name in enumerate(classes)
+        },
         "decisions": _whole(decisions),
         "noise": _deviations(counts),
     }
@@ -150,7 +161,8 @@ def _of_class(counts: PooledCounts, index: int, classes: int) -> Json:
 def _area(counts: PooledCounts, index: int, classes: int) -> Interval:
     scores, noise = counts.tables["scores"], counts.variances["scores"]
     scored = scored_classes(classes)
-    # Of two classes only the last is scored. The other has the same AUROC, because the two probabilities sum to one.
+    # Of two classes only the last is scored. The other has the same AUROC, because the two
+    # probabilities sum to one.
     return auroc(scores[max(0, index - (classes - scored))], noise)
 
 
@@ -158,7 +170,9 @@ def _survey_result(counts: PooledCounts, classes: Sequence[str]) -> Json:
     records, noise = counts.tables["records"], counts.variances["records"]
     return {
         "records": asdict(total(records, noise)),
-        "classes": {name: asdict(total(records[index], noise)) for index, name in enumerate(classes)},
+        "classes": {
+            name: asdict(total(records[index], noise)) for index, name in enumerate(classes)
+        },
         "noise": _deviations(counts),
     }
 

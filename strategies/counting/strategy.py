@@ -1,4 +1,6 @@
-"""A run that counts: one request to every site, its tables checked and added up; nothing is learned."""
+"""A run that counts: one request to every site, its tables checked and added up; nothing is
+learned.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from strategies.counting.results import (
 
 
 class Counting(OneShot[Counts]):
-    """Counts of all sites. The result is the file `evaluation.json` or `survey.json` of the run folder."""
+    """Counts of all sites. The result is the file `evaluation.json` or `survey.json` of the run
+    folder.
+    """
 
     def parse(self, payload: bytes) -> Counts:
         """Parse the counts of a site. Raises SurrogateError."""
@@ -98,7 +102,9 @@ class Counting(OneShot[Counts]):
         if payload is not None:
             values["bytes"] = len(payload)
         nodes = self._named(grid, self.invite(grid, self.deadline))
-        return [self._message(MessageType.TRAIN, node, to_record(payload, values)) for node in nodes]
+        return [
+            self._message(MessageType.TRAIN, node, to_record(payload, values)) for node in nodes
+        ]
 
     def _receive(self, reply: Message, late: bool = False) -> None:
         super()._receive(reply, late)
@@ -118,7 +124,10 @@ class Counting(OneShot[Counts]):
 
     def _exact_tables(self, text: str) -> dict[str, torch.Tensor]:
         try:
-            return {name: torch.tensor(table, dtype=torch.float64) for name, table in json.loads(text).items()}
+            return {
+                name: torch.tensor(table, dtype=torch.float64)
+                for name, table in json.loads(text).items()
+            }
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise SurrogateError("exact counts that cannot be read") from None
 
@@ -134,7 +143,11 @@ class Counting(OneShot[Counts]):
             if site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=site.reason)
         check_quorum(
-            outcome.count("used"), len(outcome.sites), config.settings.sites, config.settings.quorum, reasons=outcome.reasons
+            outcome.count("used"),
+            len(outcome.sites),
+            config.settings.sites,
+            config.settings.quorum,
+            reasons=outcome.reasons,
         )
         counts = in_order(self._received.values())
         for node, each in self._received.items():
@@ -150,8 +163,16 @@ class Counting(OneShot[Counts]):
         if self.config.settings.counting.kind == "values":
             return result
         shown = [each for each in counts if each.header.site in self._shown]
-        result["per_site"] = {each.header.site: evaluation_result(pooled([each]), classes)["accuracy"] for each in shown}
+        result["per_site"] = {
+            each.header.site: evaluation_result(pooled([each]), classes)["accuracy"]
+            for each in shown
+        }
         if self._exact.keys() == {each.header.site for each in counts}:
-            tables = {name: torch.stack([tables[name] for tables in self._exact.values()]).sum(0) for name in counted.tables}
-            result["exact"] = evaluation_result(PooledCounts(tables, dict.fromkeys(tables, 0.0)), classes)
+            tables = {
+                name: torch.stack([tables[name] for tables in self._exact.values()]).sum(0)
+                for name in counted.tables
+            }
+            result["exact"] = evaluation_result(
+                PooledCounts(tables, dict.fromkeys(tables, 0.0)), classes
+            )
         return result

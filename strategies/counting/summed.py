@@ -1,4 +1,6 @@
-"""A run that counts in a secure sum: the coordinator sees the counts of all sites together, and of no single one."""
+"""A run that counts in a secure sum: the coordinator sees the counts of all sites together, and of
+no single one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from strategies.secure_sum.strategy import SecureSum
 
 
 class SecureCounting(SecureSum):
-    """The sum of all sites' counts. The result is the file `evaluation.json`, `survey.json` or `values.json`.
+    """The sum of all sites' counts. The result is the file `evaluation.json`, `survey.json` or
+    `values.json`.
 
     What needs a single site's counts is not in it.
     """
@@ -23,12 +26,19 @@ class SecureCounting(SecureSum):
         return None
 
     def _agreed_payload(self, group: Group) -> tuple[bytes, int]:
-        """The model that is evaluated, the same for all sites: a sum with zeros of all others would show one site's."""
-        return evaluated_payload(self.config.settings.counting, self.recorder) or b"", group.dimension
+        """The model that is evaluated, the same for all sites: a sum with zeros of all others would
+        show one site's.
+        """
+        return evaluated_payload(
+            self.config.settings.counting, self.recorder
+        ) or b"", group.dimension
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
         total, self.outcome.learning = self._total(summed, numbers)
         keep_result(
-            self.recorder, self.config, len(summed), load(self.config.plan.combination.from_sums)(total, self.config)
+            self.recorder,
+            self.config,
+            len(summed),
+            load(self.config.plan.combination.from_sums)(total, self.config),
         )
         self.recorder.event("counted", sites=len(summed))

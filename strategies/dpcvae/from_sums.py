@@ -1,4 +1,6 @@
-"""A round of DP-CVAE or DP-CGAN from a secure sum: class sizes and means, or the mean update of the generator."""
+"""A round of DP-CVAE or DP-CGAN from a secure sum: class sizes and means, or the mean update of the
+generator.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,17 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
         tensors = {name: tensor.float() for name, tensor in total.tensors.items()}
         pooled = Parameters(training.header(), 1, tensors, claim=total.claim)
         try:
-            check_first_round(pooled, training.config.mechanism, training.config.settings.dpcvae, len(summed))
+            check_first_round(
+                pooled, training.config.mechanism, training.config.settings.dpcvae, len(summed)
+            )
         except SurrogateError as error:
             raise false_numbers(f"sums that no records have: {error}") from None
         training.model = with_classes(training, [pooled], len(summed))
     else:
-        weight = weight_of(total, len(summed), 0.0 if training.config.settings.dpcvae.weights == "records" else 1.0)
-        training.model = moved_by(training, by_name(total.tensors["update"] / weight, expected_shapes(training)))
+        weight = weight_of(
+            total, len(summed), 0.0 if training.config.settings.dpcvae.weights == "records" else 1.0
+        )
+        training.model = moved_by(
+            training, by_name(total.tensors["update"] / weight, expected_shapes(training))
+        )
     training.finish_round(summed)

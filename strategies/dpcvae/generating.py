@@ -36,10 +36,16 @@ def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
     if training.round == 0:
         count, sums = len(training.classes), training.config.settings.dpcvae.opening == "sums"
         return {COUNTS: (count,)} | ({SUMS: (count, training.inputs)} if sums else {})
-    return {name: tuple(tensor.shape) for name, tensor in training.model.items() if name not in (MEANS, COUNTS)}
+    return {
+        name: tuple(tensor.shape)
+        for name, tensor in training.model.items()
+        if name not in (MEANS, COUNTS)
+    }
 
 
-def check_first_round(reply: Parameters, mechanism: Mechanism | None, own: DPCVAESettings, sites: int = 1) -> None:
+def check_first_round(
+    reply: Parameters, mechanism: Mechanism | None, own: DPCVAESettings, sites: int = 1
+) -> None:
     """Check class sizes, and sums of embeddings of norm one.
 
     Otherwise one site's invalid values would spoil the class means of all sites. Privacy noise may
@@ -60,15 +66,23 @@ def check_first_round(reply: Parameters, mechanism: Mechanism | None, own: DPCVA
     most = SIGMAS * noise * math.sqrt(sites)
     slack = {name: most / math.sqrt(share) for name, share in first_round_shares(own).items()}
     if bool((counts < -slack[COUNTS]).any() or (counts > LARGEST_COUNT).any()):
-        raise SurrogateError(f"class sizes of {float(counts.min()):g} to {float(counts.max()):g} records are out of range")
+        raise SurrogateError(
+            f"class sizes of {float(counts.min()):g} to {float(counts.max()):g} records are out of "
+            "range"
+        )
     if sums is None:
         return
-    allowed = counts.clamp_min(0) * (1 + 1e-2) + slack[COUNTS] + slack[SUMS] * math.sqrt(sums.shape[1]) + 1e-2
+    allowed = (
+        counts.clamp_min(0) * (1 + 1e-2)
+        + slack[COUNTS]
+        + slack[SUMS] * math.sqrt(sums.shape[1])
+        + 1e-2
+    )
     if bool((longer := sums.double().norm(dim=1) > allowed).any()):
         worst = int(longer.int().argmax())
         raise SurrogateError(
-            f"class {reply.header.classes[worst][:40]!r}: the sum of {float(counts[worst]):g} embeddings of norm one is "
-            f"{float(sums[worst].norm()):g} long"
+            f"class {reply.header.classes[worst][:40]!r}: the sum of {float(counts[worst]):g} "
+            f"embeddings of norm one is {float(sums[worst].norm()):g} long"
         )
 
 
@@ -81,14 +95,19 @@ def take_in(training: Training, replies: Sequence[Parameters]) -> None:
         replies: that the defence keeps.
     """
     if training.round == 0:
-        training.memory = {**training.memory, **{SIZES + reply.header.site: reply.tensors[COUNTS] for reply in replies}}
+        training.memory = {
+            **training.memory,
+            **{SIZES + reply.header.site: reply.tensors[COUNTS] for reply in replies},
+        }
         training.model = with_classes(training, replies)
     else:
         training.model = moved_by(training, _pooled(training, replies))
     training.finish_round(reply.header.site for reply in replies)
 
 
-def with_classes(training: Training, replies: Sequence[Parameters], sites: int = 1) -> dict[str, Tensor]:
+def with_classes(
+    training: Training, replies: Sequence[Parameters], sites: int = 1
+) -> dict[str, Tensor]:
     """The model with class sizes and means from the first round.
 
     Args:
@@ -99,7 +118,9 @@ def with_classes(training: Training, replies: Sequence[Parameters], sites: int =
     sizes = torch.stack([reply.tensors[COUNTS] for reply in replies]).double().sum(0).clamp_min(0)
     model = {**training.model, COUNTS: sizes.float()}
     if training.config.settings.dpcvae.opening == "sums":
-        model[MEANS] = class_means(replies, training.config.mechanism, training.config.settings.dpcvae, sites)
+        model[MEANS] = class_means(
+            replies, training.config.mechanism, training.config.settings.dpcvae, sites
+        )
     return model
 
 
@@ -110,7 +131,10 @@ def moved_by(training: Training, moved: Mapping[str, Tensor]) -> dict[str, Tenso
         training: whose model is meant; not changed.
         moved: the change by parameter. Parameters that are not in it stay as they are.
     """
-    return {name: tensor + moved[name].float() if name in moved else tensor for name, tensor in training.model.items()}
+    return {
+        name: tensor + moved[name].float() if name in moved else tensor
+        for name, tensor in training.model.items()
+    }
 
 
 def head_of(generator: Generator, run: Run, device: str = "cpu") -> Head:
@@ -124,12 +148,18 @@ def head_of(generator: Generator, run: Run, device: str = "cpu") -> Head:
     labels = labels_evenly(len(generator.header.classes), run.settings.dpcvae.synthetic)
     features = generator.draw(labels, stream(run.settings.seed, "judge")).to(device)
     weight, bias = train_on_features(
-        features, labels.to(device), len(generator.header.classes), run.settings.head, run.settings.seed
+        features,
+        labels.to(device),
+        len(generator.header.classes),
+        run.settings.head,
+        run.settings.seed,
     )
     return Head(generator.header, weight.cpu(), bias.cpu(), clip=0.0)
 
 
-def class_means(replies: Sequence[Parameters], mechanism: Mechanism | None, own: DPCVAESettings, sites: int = 1) -> Tensor:
+def class_means(
+    replies: Sequence[Parameters], mechanism: Mechanism | None, own: DPCVAESettings, sites: int = 1
+) -> Tensor:
     """Class means from all sites' class sums, scaled to a mean square of about one.
 
     Under privacy every mean is shrunk towards the mean of all classes, by the share of noise in its
@@ -150,19 +180,26 @@ def class_means(replies: Sequence[Parameters], mechanism: Mechanism | None, own:
     tensors, names = [reply.tensors for reply in replies], replies[0].header.classes
     scale = math.sqrt(tensors[0][SUMS].shape[1])
     if mechanism is None:
-        counts, sums = (torch.stack([each[name].double() for each in tensors]).sum(0) for name in (COUNTS, SUMS))
+        counts, sums = (
+            torch.stack([each[name].double() for each in tensors]).sum(0) for name in (COUNTS, SUMS)
+        )
         middle = sums.sum(0) / counts.sum().clamp_min(1)
         exact = torch.where(counts[:, None] > 0.5, sums / counts.clamp_min(1)[:, None], middle)
         return (exact * scale).float()
     noise, shares = mechanism.event(1).noise_multiplier, first_round_shares(own)
     sigmas = {name: noise * math.sqrt(sites / share) for name, share in shares.items()}
     noisy = [
-        (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim) for reply in replies
+        (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim)
+        for reply in replies
     ]
-    pooled = pool([SumsSurrogate(header, sums, claim) for header, sums, claim in noisy if claim is not None])
+    pooled = pool(
+        [SumsSurrogate(header, sums, claim) for header, sums, claim in noisy if claim is not None]
+    )
     middle = (pooled.records[:, None] * pooled.means).sum(0) / pooled.records.sum()
     apart = pooled.means - middle
-    kept = (1 - apart.shape[1] * pooled.noise.diagonal() / apart.square().sum(1).clamp_min(1e-12)).clamp(0, 1)
+    kept = (
+        1 - apart.shape[1] * pooled.noise.diagonal() / apart.square().sum(1).clamp_min(1e-12)
+    ).clamp(0, 1)
     means = middle.repeat(len(names), 1)
     means[[names.index(name) for name in pooled.classes]] += kept[:, None] * apart
     return (means * scale).float()
@@ -177,9 +214,15 @@ def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tens
 
 
 def _weights(training: Training, replies: Sequence[Parameters]) -> list[float]:
-    """Weight of each site: its reported size, or the median size for a site that joined too late to report one."""
+    """Weight of each site: its reported size, or the median size for a site that joined too late to
+    report one.
+    """
     if training.config.settings.dpcvae.weights == "equal":
         return [1.0] * len(replies)
-    sizes = {key: max(1.0, float(value.sum())) for key, value in training.memory.items() if key.startswith(SIZES)}
+    sizes = {
+        key: max(1.0, float(value.sum()))
+        for key, value in training.memory.items()
+        if key.startswith(SIZES)
+    }
     usual = float(torch.tensor(list(sizes.values())).median()) if sizes else 1.0
     return [sizes.get(SIZES + reply.header.site, usual) for reply in replies]

@@ -1,4 +1,6 @@
-"""What the coordinator makes of a trained generator, however its updates came: a head, stored files, and a message."""
+"""What the coordinator makes of a trained generator, however its updates came: a head, stored
+files, and a message.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,17 @@ class SharedGenerator(Federation):
     _shared = b""
 
     def classifier(self, training: Training) -> Classifier:
-        """A head trained on the generator's embeddings. The generator is stored with it, and is sent to the sites."""
+        """A head trained on the generator's embeddings. The generator is stored with it, and is
+        sent to the sites.
+        """
         generator = Generator(training.header(), self.config, training.model)
         self.outcome.learned = GeneratorSource(generator)
-        self.outcome.parameters = sum(math.prod(shape) for shape in expected_shapes(training).values())
-        self._shared = pack_parameters(Parameters(training.header(), training.round, training.model))
+        self.outcome.parameters = sum(
+            math.prod(shape) for shape in expected_shapes(training).values()
+        )
+        self._shared = pack_parameters(
+            Parameters(training.header(), training.round, training.model)
+        )
         self.recorder.keep(FILE, pack_generator(generator, rounds=training.asked))
         return head_of(generator, self.config, self.device)
 
@@ -67,4 +75,6 @@ class SharedGenerator(Federation):
         used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
         # A record for each site: the receipts of its ledger are added to it.
         records = {node: to_record(self._shared, {"bytes": len(self._shared)}) for node in used}
-        return [self._message(MessageType.EVALUATE, node, record) for node, record in records.items()]
+        return [
+            self._message(MessageType.EVALUATE, node, record) for node, record in records.items()
+        ]

@@ -1,4 +1,6 @@
-"""DP-CVAE in rounds: decoders are averaged, encoders stay at the sites, and a head is trained on synthetic embeddings."""
+"""DP-CVAE in rounds: decoders are averaged, encoders stay at the sites, and a head is trained on
+synthetic embeddings.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,23 @@ from strategies.robustness.defence import cap_sums, defend_updates
 
 
 class DPCVAE(SharedGenerator, Rounds[Parameters]):
-    """Training in `dpcvae.rounds` rounds. In the first, sites send class sizes and sums; in the others, decoder updates."""
+    """Training in `dpcvae.rounds` rounds. In the first, sites send class sizes and sums; in the
+    others, decoder updates.
+    """
 
     def _begin(self, grid: Grid, deadline: float) -> Training:
         training = super()._begin(grid, deadline)
         if self.config.settings.epsilon and training.asked and not training.round:
-            raise RunError("the first round of this run failed, but is charged; start a new run, without resume")
+            raise RunError(
+                "the first round of this run failed, but is charged; start a new run, without "
+                "resume"
+            )
         return training
 
     def shapes(self, training: Training) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the class sums in the first round, and of the decoder's parameters in the others."""
+        """Names and shapes of the class sums in the first round, and of the decoder's parameters in
+        the others.
+        """
         return expected_shapes(training)
 
     def parse(self, payload: bytes, training: Training) -> Parameters:
@@ -54,7 +63,9 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
             SurrogateError: for other classes, or sums that no embeddings have.
         """
         if reply.header.classes != training.classes:
-            raise SurrogateError(f"its {len(reply.header.classes)} classes are not the run's in the run's order")
+            raise SurrogateError(
+                f"its {len(reply.header.classes)} classes are not the run's in the run's order"
+            )
         own = self.config.settings
         if training.round == 0:
             check_first_round(reply, self.config.mechanism, own.dpcvae)
@@ -67,7 +78,9 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
         """Class sizes in the first round; noisy under privacy."""
         if COUNTS not in reply.tensors:
             return {}
-        return {"counts": dict(zip(reply.header.classes, reply.tensors[COUNTS].tolist(), strict=True))}
+        return {
+            "counts": dict(zip(reply.header.classes, reply.tensors[COUNTS].tolist(), strict=True))
+        }
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Update the generator with one round's replies.

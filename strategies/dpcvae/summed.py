@@ -1,4 +1,6 @@
-"""DP-CVAE and DP-CGAN in secure sums: the coordinator sees the sums of class statistics and of weighted updates."""
+"""DP-CVAE and DP-CGAN in secure sums: the coordinator sees the sums of class statistics and of
+weighted updates.
+"""
 
 from __future__ import annotations
 
@@ -7,4 +9,6 @@ from strategies.secure_sum.rounds import SecureRounds
 
 
 class SummedGenerators(SharedGenerator, SecureRounds):
-    """Rounds of secure sums. In the first, of class sizes and sums; in the others, of the generator's weighted updates."""
+    """Rounds of secure sums. In the first, of class sizes and sums; in the others, of the
+    generator's weighted updates.
+    """

@@ -1,4 +1,6 @@
-"""Aggregation of a round's updates: Flower's own FedAvg, FedProx and FedYogi at 32 bits, and SCAFFOLD."""
+"""Aggregation of a round's updates: Flower's own FedAvg, FedProx and FedYogi at 32 bits, and
+SCAFFOLD.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,19 @@ from common.models.parameters import CONTROL, Parameters, Tensors, split_control
 from common.run import Run
 from strategies.pooling.robust_centres import POOLED, robust_mean, robust_tensors
 
-# FedPFT's settings of FedYogi (appendix). Flower's moments start at zero; the paper's start at 1e-6.
+# FedPFT's settings of FedYogi (appendix). Flower's moments start at zero; the paper's start at
+# 1e-6.
 YOGI_MOMENTUM, YOGI_DECAY, YOGI_TAU = 0.9, 0.99, 1e-3
 
 Memory = dict[str, Tensor]
 
 
 def aggregate(
-    config: Run, model: Tensors, updates: Sequence[Parameters], memory: Mapping[str, Tensor], sites: int
+    config: Run,
+    model: Tensors,
+    updates: Sequence[Parameters],
+    memory: Mapping[str, Tensor],
+    sites: int,
 ) -> tuple[dict[str, Tensor], Memory]:
     """The model after a round's updates.
 
@@ -51,8 +58,14 @@ def aggregate(
     if all(CONTROL + name in memory for name in model):
         for name in model:
             each = torch.stack([control[name].double() for _, control in split])
-            total = robust_mean(each, torch.ones(len(each)), rule) * len(each) if rule in POOLED else each.sum(0)
-            kept[CONTROL + name] = (memory[CONTROL + name].double() + total / max(sites, len(updates))).float()
+            total = (
+                robust_mean(each, torch.ones(len(each)), rule) * len(each)
+                if rule in POOLED
+                else each.sum(0)
+            )
+            kept[CONTROL + name] = (
+                memory[CONTROL + name].double() + total / max(sites, len(updates))
+            ).float()
     return new, kept
 
 
@@ -69,9 +82,15 @@ def fresh_memory(sends: Sequence[Field], model: Tensors) -> Memory:
 
 
 def _flower(
-    config: Run, model: Tensors, moved: Sequence[Tensors], weights: Sequence[int], memory: Mapping[str, Tensor]
+    config: Run,
+    model: Tensors,
+    moved: Sequence[Tensors],
+    weights: Sequence[int],
+    memory: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], Memory]:
-    """Aggregate with Flower's strategy, which expects the sites' models as float32 arrays in messages."""
+    """Aggregate with Flower's strategy, which expects the sites' models as float32 arrays in
+    messages.
+    """
     strategy = _strategy(config)
     replies = []
     for delta, weight in zip(moved, weights, strict=True):
@@ -81,14 +100,22 @@ def _flower(
     if isinstance(strategy, FedYogi):
         strategy.current_arrays = {name: _numpy(tensor) for name, tensor in model.items()}
         strategy.m_t = {name: _numpy(memory["first." + name]) for name in model} if memory else None
-        strategy.v_t = {name: _numpy(memory["second." + name]) for name in model} if memory else None
+        strategy.v_t = (
+            {name: _numpy(memory["second." + name]) for name in model} if memory else None
+        )
     arrays_, _ = strategy.aggregate_train(1, replies)
     assert arrays_ is not None  # there is at least one reply
-    new = {name: torch.from_numpy(np.array(array.numpy(), dtype=np.float32)) for name, array in arrays_.items()}
+    new = {
+        name: torch.from_numpy(np.array(array.numpy(), dtype=np.float32))
+        for name, array in arrays_.items()
+    }
     kept: Memory = {}
     if isinstance(strategy, FedYogi):
         for prefix, table in (("first.", strategy.m_t), ("second.", strategy.v_t)):
-            kept |= {prefix + name: torch.tensor(array, dtype=torch.float32) for name, array in (table or {}).items()}
+            kept |= {
+                prefix + name: torch.tensor(array, dtype=torch.float32)
+                for name, array in (table or {}).items()
+            }
     return new, kept
 
 
@@ -96,7 +123,11 @@ def _strategy(config: Run) -> FedAvg:
     if config.settings.method == "fedyogi":
         rate = config.settings.fedavg.server_learning_rate
         return FedYogi(eta=rate, beta_1=YOGI_MOMENTUM, beta_2=YOGI_DECAY, tau=YOGI_TAU)
-    return FedProx(proximal_mu=config.settings.fedavg.mu) if config.plan.training.proximal else FedAvg()
+    return (
+        FedProx(proximal_mu=config.settings.fedavg.mu)
+        if config.plan.training.proximal
+        else FedAvg()
+    )
 
 
 def _numpy(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

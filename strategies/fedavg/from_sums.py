@@ -1,4 +1,6 @@
-"""A round of FedAvg from a secure sum: the mean update, weighted by records, or a step along summed noisy gradients."""
+"""A round of FedAvg from a secure sum: the mean update, weighted by records, or a step along summed
+noisy gradients.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from strategies.fedavg.aggregation import aggregate
 from strategies.pooling.plausibility import check_gradients, weight_of
 from strategies.pooling.total import Total
 
-# Of the steps with joint noise. A bias acts as a feature of value one, and features of records have norm one: at the full
-# rate the bias alone would double the largest curvature.
+# Of the steps with joint noise. A bias acts as a feature of value one, and features of records have
+# norm one: at the full rate the bias alone would double the largest curvature.
 MOMENTUM, BIAS = 0.9, 0.1
 # Standard deviations that the length of noise exceeds its root mean square by hardly ever.
 TAIL = 6.0
@@ -41,21 +43,34 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
     training.finish_round(summed)
 
 
-def _mean_update(total: Total, training: Training, sites: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _mean_update(
+    total: Total, training: Training, sites: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model moved by the mean update, and the memory of the aggregator."""
     # With noise at every site, all weigh the same.
-    public = float(training.config.settings.secure_sum_records) if training.config.settings.epsilon else 0.0
+    public = (
+        float(training.config.settings.secure_sum_records)
+        if training.config.settings.epsilon
+        else 0.0
+    )
     records = weight_of(total, sites, public)
-    moved = {name: part.float() for name, part in by_name(total.tensors["update"] / records, training.shapes()).items()}
+    moved = {
+        name: part.float()
+        for name, part in by_name(total.tensors["update"] / records, training.shapes()).items()
+    }
     mean = Parameters(training.header(), training.round + 1, moved, int(records))
     return aggregate(training.config, training.model, [mean], training.memory, sites)
 
 
-def _step(total: Total, clip: float, training: Training) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The model after a step with momentum along the mean of clipped gradients, and the memory for the next one.
+def _step(
+    total: Total, clip: float, training: Training
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The model after a step with momentum along the mean of clipped gradients, and the memory for
+    the next one.
 
-    All of it is computed from noisy sums, so it costs no privacy. The number of records is the mean of all rounds' noisy
-    numbers, and at least the noise on it. As gradients have norm one, the mean is shortened to one, plus the noise.
+    All of it is computed from noisy sums, so it costs no privacy. The number of records is the mean
+    of all rounds' noisy numbers, and at least the noise on it. As gradients have norm one, the mean
+    is shortened to one, plus the noise.
     """
     check_gradients(total)
     settings, rounds = training.config.settings.fedavg, training.round + 1

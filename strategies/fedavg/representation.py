@@ -1,4 +1,6 @@
-"""FedRep at the coordinator: it averages the body of the network; every site's head stays at the site."""
+"""FedRep at the coordinator: it averages the body of the network; every site's head stays at the
+site.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,32 @@ class Representation(Updates):
         settings, classes = self.config.settings.fedavg, len(training.classes)
         # The seed has no effect: only the shapes of the head are used.
         whole = parameters_of(fresh(settings.kind, training.inputs, classes, settings.width))
-        head = {name: tensor.zero_() for name, tensor in whole.items() if name not in training.model}
-        return Network(training.header(), settings.kind, training.inputs, {**training.model, **head})
+        head = {
+            name: tensor.zero_() for name, tensor in whole.items() if name not in training.model
+        }
+        return Network(
+            training.header(), settings.kind, training.inputs, {**training.model, **head}
+        )
 
     def _judged(self, grid: Grid, deadline: float, values: Info) -> Info:
-        """In a simulation, the mean accuracy of the sites' own models on the whole test split. Raises SurrogateError."""
+        """In a simulation, the mean accuracy of the sites' own models on the whole test split.
+        Raises SurrogateError.
+        """
         used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
         info, payload = super()._judged(grid, deadline, values), self._payload()
-        rest = [Message(to_record(payload, {"brief": True, "bytes": len(payload)}), node, COMPARE) for node in used[1:]]
-        infos = [info, *(self._read(reply, Site(name=""))[1] for reply in Collection(grid, rest, deadline))]
-        known = [accuracy for each in infos if (accuracy := share_in(each, "accuracy.model")) is not None]
+        rest = [
+            Message(to_record(payload, {"brief": True, "bytes": len(payload)}), node, COMPARE)
+            for node in used[1:]
+        ]
+        infos = [
+            info,
+            *(self._read(reply, Site(name=""))[1] for reply in Collection(grid, rest, deadline)),
+        ]
+        known = [
+            accuracy for each in infos if (accuracy := share_in(each, "accuracy.model")) is not None
+        ]
         if len(known) < len(used):
-            raise SurrogateError(f"{len(known)} of {len(used)} sites reported the accuracy of their own model")
+            raise SurrogateError(
+                f"{len(known)} of {len(used)} sites reported the accuracy of their own model"
+            )
         return info | {"accuracy.model": sum(known) / len(known)}

@@ -1,4 +1,6 @@
-"""FedAvg and related methods at the coordinator: a reply is the change of the model in a site's training."""
+"""FedAvg and related methods at the coordinator: a reply is the change of the model in a site's
+training.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Updates(Rounds[Parameters]):
             No facts for the round's event.
         """
         kept = self.defended(training, replies)
-        absorb(training, kept, len([site for site in self.outcome.sites.values() if not site.barred]))
+        absorb(
+            training, kept, len([site for site in self.outcome.sites.values() if not site.barred])
+        )
         return {}
 
     def defended(self, training: Training, replies: Sequence[Parameters]) -> list[Parameters]:
@@ -76,5 +80,7 @@ def absorb(training: Training, updates: Sequence[Parameters], sites: int) -> Non
         updates: that the defence keeps.
         sites: number of sites in the run.
     """
-    training.model, training.memory = aggregate(training.config, training.model, updates, training.memory, sites)
+    training.model, training.memory = aggregate(
+        training.config, training.model, updates, training.memory, sites
+    )
     training.finish_round(update.header.site for update in updates)

@@ -18,7 +18,8 @@ from common.settings import FedLAPSettings
 from common.surrogates.synthetic import Synthetic
 from strategies.base.training import Training
 
-# A radius this many times below the median counts as an error or an attack: it would stop the descent for all sites.
+# A radius this many times below the median counts as an error or an attack: it would stop the
+# descent for all sites.
 FAR_BELOW = 10
 # Rounds whose images are remembered.
 REMEMBERED = 3
@@ -102,35 +103,59 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
     records = LandscapeRecords.pool(
         [_records(each, classes, shape, device) for each in sets], [max(1, s.records) for s in sets]
     )
-    records, memory = _remembered(records, training.memory, settings.remembered(bool(training.config.settings.epsilon)))
+    records, memory = _remembered(
+        records, training.memory, settings.remembered(bool(training.config.settings.epsilon))
+    )
     number = sets[0].round
     radii = limited_radii({each.header.site: each.radius for each in sets})
     radius = common_radius(settings.rule, list(radii.values()), settings.trust_radius)
-    changes = draws(settings.augment, stream(training.config.settings.seed, "fedlap", "coordinator", number))
+    changes = draws(
+        settings.augment, stream(training.config.settings.seed, "fedlap", "coordinator", number)
+    )
     current, steps, edge = start, 0, 0
     rate = settings.rate(number)
-    for here, outside in walk(body.to(device), start, records, rate, settings.server_steps, radius, changes):
+    for here, outside in walk(
+        body.to(device), start, records, rate, settings.server_steps, radius, changes
+    ):
         current, steps, edge = here, steps + 1, edge + outside
     moved = distance(current, start)
-    training.model, training.memory = ({name: tensor.cpu() for name, tensor in each.items()} for each in (current, memory))
+    training.model, training.memory = (
+        {name: tensor.cpu() for name, tensor in each.items()} for each in (current, memory)
+    )
     training.finish_round(radii)
     return Walked(radius, moved, steps, edge)
 
 
-def _remembered(new: LandscapeRecords, memory: Tensors, share: float) -> tuple[LandscapeRecords, Tensors]:
-    """The records of this round together with those in memory, and the memory after this round. Weights sum to one."""
+def _remembered(
+    new: LandscapeRecords, memory: Tensors, share: float
+) -> tuple[LandscapeRecords, Tensors]:
+    """The records of this round together with those in memory, and the memory after this round.
+    Weights sum to one.
+    """
     most = REMEMBERED * len(new.labels)
     if memory:
-        values, labels, weights = (memory[name].to(new.values.device) for name in ("values", "labels", "weights"))
-        new = LandscapeRecords.pool([new, LandscapeRecords(values, labels.long(), weights)], [1 - share, share])
+        values, labels, weights = (
+            memory[name].to(new.values.device) for name in ("values", "labels", "weights")
+        )
+        new = LandscapeRecords.pool(
+            [new, LandscapeRecords(values, labels.long(), weights)], [1 - share, share]
+        )
     if not share:
         return new, {}
     weights = new.weights[:most]
-    return new, {"values": new.values[:most], "labels": new.labels[:most], "weights": weights / weights.sum()}
+    return new, {
+        "values": new.values[:most],
+        "labels": new.labels[:most],
+        "weights": weights / weights.sum(),
+    }
 
 
 def has_finite_gradient(
-    model: Tensors, inputs: int, classes: tuple[str, ...], synthetic: Synthetic, settings: FedLAPSettings
+    model: Tensors,
+    inputs: int,
+    classes: tuple[str, ...],
+    synthetic: Synthetic,
+    settings: FedLAPSettings,
 ) -> bool:
     """Whether a set's gradient is finite. One gradient that is not finite would spoil the sum over
     all sets.
@@ -147,11 +172,17 @@ def has_finite_gradient(
     return all(bool(part.isfinite().all()) for part in gradients.values())
 
 
-def _body(model: Tensors, inputs: int, classes: int, settings: FedLAPSettings) -> tuple[torch.nn.Module, torch.Size]:
+def _body(
+    model: Tensors, inputs: int, classes: int, settings: FedLAPSettings
+) -> tuple[torch.nn.Module, torch.Size]:
     body, first = split_input(build(settings.kind, inputs, classes, model), torch.zeros(1, inputs))
     return body, first.shape[1:]
 
 
-def _records(synthetic: Synthetic, classes: tuple[str, ...], shape: torch.Size, device: str) -> LandscapeRecords:
+def _records(
+    synthetic: Synthetic, classes: tuple[str, ...], shape: torch.Size, device: str
+) -> LandscapeRecords:
     labels = class_indices(classes, synthetic.header.classes)[synthetic.labels]
-    return LandscapeRecords.evenly(synthetic.values.reshape(-1, *shape).to(device), labels.to(device))
+    return LandscapeRecords.evenly(
+        synthetic.values.reshape(-1, *shape).to(device), labels.to(device)
+    )

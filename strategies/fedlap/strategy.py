@@ -1,4 +1,6 @@
-"""FedLAP in rounds: sites receive the model and send synthetic records and radii; the coordinator learns from these."""
+"""FedLAP in rounds: sites receive the model and send synthetic records and radii; the coordinator
+learns from these.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class FedLAP(Rounds[Synthetic]):
             training.round + 1,
             bool(config.settings.epsilon),
         )
-        if not has_finite_gradient(training.model, training.inputs, training.classes, reply, config.settings.fedlap):
+        if not has_finite_gradient(
+            training.model, training.inputs, training.classes, reply, config.settings.fedlap
+        ):
             raise SurrogateError("synthetic records whose gradient is not finite")
 
     def absorb(self, training: Training, replies: Sequence[Synthetic]) -> dict[str, object]:
@@ -71,7 +75,12 @@ class FedLAP(Rounds[Synthetic]):
         self._apply_defence(defended, training.round + 1)
         self._keep_sheets(training, replies)
         step = learn(training, defended.kept, self.device)
-        facts = {"radius": step.radius, "moved": step.moved, "steps": step.steps, "at_edge": step.at_edge}
+        facts = {
+            "radius": step.radius,
+            "moved": step.moved,
+            "steps": step.steps,
+            "at_edge": step.at_edge,
+        }
         return {**facts, "radii": radii}
 
     def _keep_sheets(self, training: Training, replies: Sequence[Synthetic]) -> None:
@@ -84,7 +93,12 @@ class FedLAP(Rounds[Synthetic]):
         labels = {f"{each.header.site} labels": each.labels for each in replies}
         names = {each.header.site: each.header.classes for each in replies}
         content = save(
-            tensors | labels, {"round": str(number), "sites": json.dumps(names), "model": self.config.settings.fedlap.kind}
+            tensors | labels,
+            {
+                "round": str(number),
+                "sites": json.dumps(names),
+                "model": self.config.settings.fedlap.kind,
+            },
         )
         for sheet in (name for name, now in due.items() if now):
             self.recorder.keep(f"synthetic-{sheet}.safetensors", content)

@@ -22,9 +22,13 @@ GIVE_HEAD = f"{MessageType.QUERY}.head"
 
 
 class FedPFTChain(Chain):
-    """A relay contains surrogates: one for the union of all sites so far, or under privacy one for each of them."""
+    """A relay contains surrogates: one for the union of all sites so far, or under privacy one for
+    each of them.
+    """
 
-    def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> AnySurrogate:
+    def last_reply(
+        self, payload: bytes, relay: bytes | None, place: Expectation, group: Group
+    ) -> AnySurrogate:
         """Parse and check a relay.
 
         Args:
@@ -43,18 +47,25 @@ class FedPFTChain(Chain):
         parts = unpack_relay(payload)
         before = unpack_relay(relay) if relay and config.settings.epsilon else []
         if parts[:-1] != before or len(parts) != len(before) + 1:
-            raise SurrogateError("the surrogates of earlier sites in the relay are not as they were")
-        surrogates = [unpack_surrogate(each) for each in parts]
-        if (total := sum(sum(each.counts) for each in surrogates)) > config.settings.head.max_samples:
             raise SurrogateError(
-                f"the relay represents {total} records, above head.max-samples = {config.settings.head.max_samples}"
+                "the surrogates of earlier sites in the relay are not as they were"
+            )
+        surrogates = [unpack_surrogate(each) for each in parts]
+        if (
+            total := sum(sum(each.counts) for each in surrogates)
+        ) > config.settings.head.max_samples:
+            raise SurrogateError(
+                f"the relay represents {total} records, above head.max-samples = "
+                f"{config.settings.head.max_samples}"
             )
         for surrogate in surrogates:
             check_surrogate(surrogate, place)
             check_stated(surrogate.claim, config.mechanism)
         return surrogates[-1]
 
-    def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
+    def learn_from(
+        self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float
+    ) -> None:
         """Learn a head from the last site's unsealed relay.
 
         Without privacy the last site is then asked for its own head, which is the model if it is as
@@ -81,10 +92,14 @@ class FedPFTChain(Chain):
         last = group.nodes.get(walk.done[-1])
         if last is None:
             self.recorder.event(
-                "no-head", reason="the last site of the chain is not connected; a head is learned from its surrogate"
+                "no-head",
+                reason="the last site of the chain is not connected; a head is learned from its "
+                "surrogate",
             )
             return
-        for reply in Collection(grid, [self._message(GIVE_HEAD, last, to_record(None, values))], deadline):
+        for reply in Collection(
+            grid, [self._message(GIVE_HEAD, last, to_record(None, values))], deadline
+        ):
             site = self.outcome.sites[last]
             try:
                 model = unpack_classifier(self._read(reply, site)[0] or b"", most=0)
@@ -94,4 +109,8 @@ class FedPFTChain(Chain):
                 check_numbers({"weight": model.weight, "bias": model.bias})
                 self.outcome.model = model
             except SurrogateError as error:
-                self.recorder.event("no-head", site=site.name, reason=f"{error}; a head is learned from its surrogate")
+                self.recorder.event(
+                    "no-head",
+                    site=site.name,
+                    reason=f"{error}; a head is learned from its surrogate",
+                )

@@ -1,4 +1,6 @@
-"""A covariance and class means that were released with one joint noise, cleaned for use in a discriminant."""
+"""A covariance and class means that were released with one joint noise, cleaned for use in a
+discriminant.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from torch import Tensor
 from common.surrogates.shared_covariances import LowRank
 from strategies.pooling.class_means import Components
 
-# Part of the noise's largest eigenvalue that is added to all variances: directions below the noise get small weights.
-# Chosen on the features of benchmarks/secure_sums_head.py, which are in no table.
+# Part of the noise's largest eigenvalue that is added to all variances: directions below the noise
+# get small weights. Chosen on the features of benchmarks/secure_sums_head.py, which are in no
+# table.
 RIDGE = 0.15
 # Lower bound of a variance, as a part of the mean variance.
 SMALLEST = 0.2
-# Powers of the eigenvalues, and ratios of signal to noise, among which the spread of class means is chosen.
+# Powers of the eigenvalues, and ratios of signal to noise, among which the spread of class means is
+# chosen.
 POWERS = torch.arange(0, 3.5, 0.5, dtype=torch.float64)
 RATIOS = torch.linspace(-6, 20, 105, dtype=torch.float64).exp()
 # Width of the average over eigenvalues, in parts of radius / sqrt(d).
@@ -90,7 +94,9 @@ def expected(components: Components, covariance: LowRank) -> tuple[Components, L
 
 
 def _spread(noisy: Tensor, values: Tensor, noise: float) -> Tensor:
-    """Variance (d,) of the true means by direction, from `noisy`, that of the noisy ones (d,), by largest likelihood."""
+    """Variance (d,) of the true means by direction, from `noisy`, that of the noisy ones (d,), by
+    largest likelihood.
+    """
     shapes = (values / values.mean()) ** POWERS[:, None]
     shapes = shapes / shapes.mean(1, keepdim=True)
     whole = noise * (1 + RATIOS[:, None, None] * shapes)

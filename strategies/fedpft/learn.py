@@ -88,7 +88,10 @@ def learn(
         RunError: where no head can be learned.
     """
     defended = defend_surrogates(
-        surrogates, config.defence, config.settings.max_share, tuple(classes) or class_order(surrogates)
+        surrogates,
+        config.defence,
+        config.settings.max_share,
+        tuple(classes) or class_order(surrogates),
     )
     noisy = [surrogate for surrogate in defended.kept if isinstance(surrogate, SumsSurrogate)]
     if noisy:
@@ -96,18 +99,25 @@ def learn(
             noisy, config.settings.fedpft.covariance, config.settings.fedpft.rank, config.defence
         )
         head = replace(head, centre=centre)
-        return LearnedHead(head, [Surrogate(head.header, gaussians, noisy[0].claim)], defended, "noisy sums")
+        return LearnedHead(
+            head, [Surrogate(head.header, gaussians, noisy[0].claim)], defended, "noisy sums"
+        )
     mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
     if config.defence in POOLED:
         mixtures = [pooled_mixture(mixtures, config.defence, config.settings.fedpft.rank)]
     how = choices(config.settings).solver
     if how != "sampled":
         names = tuple(classes) or (_enough(mixtures) if how == "qda" else class_order(mixtures))
-        return _in_closed_form(mixtures, how, given_shrinkage(config.settings.head), defended, names)
+        return _in_closed_form(
+            mixtures, how, given_shrinkage(config.settings.head), defended, names
+        )
     head = sampling.learn(mixtures, config.settings.head, config.settings.seed, classes, device)
     claim = mixtures[0].claim
     return LearnedHead(
-        head if claim is None else replace(head, clip=claim.clip, centre=centre), mixtures, defended, "sampled"
+        head if claim is None else replace(head, clip=claim.clip, centre=centre),
+        mixtures,
+        defended,
+        "sampled",
     )
 
 
@@ -123,7 +133,9 @@ def _in_closed_form(
     if how == "qda":
         by_class = _with_enough_records(pooled_by_class(mixtures, classes), classes)
         quadratic = qda(by_class, shrinkage)
-        return LearnedHead(quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added)
+        return LearnedHead(
+            quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added
+        )
     statistics = summed(mixtures, classes)
     solved = solution(statistics, how, shrinkage)
     if isinstance(mixtures[0].mixtures.covariance, Gram):
@@ -149,11 +161,16 @@ def solution(statistics: Statistics, how: str, shrinkage: float | None) -> Solut
         RunError: for least squares of one class.
     """
     if how == "ridge" and len(statistics.counts) < 2:
-        raise RunError("head.solver = 'ridge' needs two classes, and the sites have one; use head.solver = 'lda'")
+        raise RunError(
+            "head.solver = 'ridge' needs two classes, and the sites have one; use head.solver = "
+            "'lda'"
+        )
     return SOLVERS[how](statistics, shrinkage)
 
 
-def _with_enough_records(by_class: Iterator[Statistics], classes: Sequence[str]) -> Iterator[Statistics]:
+def _with_enough_records(
+    by_class: Iterator[Statistics], classes: Sequence[str]
+) -> Iterator[Statistics]:
     """The statistics of each class. Raises RunError for one with too few records for its own
     covariance.
     """
@@ -162,8 +179,9 @@ def _with_enough_records(by_class: Iterator[Statistics], classes: Sequence[str])
         fewest = fewest_records(d, each.sampled)
         if each.records < fewest:
             raise RunError(
-                f"head.solver = 'qda': class {name!r} has {each.records:.0f} records at all sites, and its covariance "
-                f"in {d} dimensions needs {fewest}; use head.solver = 'lda', or leave the class out with classes"
+                f"head.solver = 'qda': class {name!r} has {each.records:.0f} records at all sites, "
+                f"and its covariance in {d} dimensions needs {fewest}; use head.solver = 'lda', or "
+                "leave the class out with classes"
             )
         yield each
 
@@ -174,11 +192,25 @@ def _enough(mixtures: Sequence[Surrogate]) -> tuple[str, ...]:
     """
     names = class_order(mixtures)
     by_site = {
-        name: [dict(zip(each.header.classes, each.counts, strict=True)).get(name, 0) for each in mixtures] for name in names
+        name: [
+            dict(zip(each.header.classes, each.counts, strict=True)).get(name, 0)
+            for each in mixtures
+        ]
+        for name in names
     }
-    fewest = fewest_records(mixtures[0].dimension, isinstance(mixtures[0].mixtures.covariance, Full))
-    alone = {name for name, counts in by_site.items() if sum(c > 0 for c in counts) == 1 and sum(counts) < fewest}
-    return tuple(name for name in names if name not in alone) if len(mixtures) > 1 and len(alone) < len(names) else names
+    fewest = fewest_records(
+        mixtures[0].dimension, isinstance(mixtures[0].mixtures.covariance, Full)
+    )
+    alone = {
+        name
+        for name, counts in by_site.items()
+        if sum(c > 0 for c in counts) == 1 and sum(counts) < fewest
+    }
+    return (
+        tuple(name for name in names if name not in alone)
+        if len(mixtures) > 1 and len(alone) < len(names)
+        else names
+    )
 
 
 def one_gaussian_a_class(statistics: Statistics) -> Mixtures:

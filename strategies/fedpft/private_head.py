@@ -1,7 +1,8 @@
 """Learn a head from noisy class sums in closed form. No Flower types.
 
-A head trained on samples also learns the noise. The noise of the sums has a known distribution. So this module subtracts
-the bias that noise adds to squares, and leaves out statistics that do not stand out from the noise.
+A head trained on samples also learns the noise. The noise of the sums has a known distribution. So
+this module subtracts the bias that noise adds to squares, and leaves out statistics that do not
+stand out from the noise.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from strategies.fedpft.cleaned_covariance import cleaned, expected
 from strategies.pooling.class_means import Components, by_site, pool, robust, shrink
 from strategies.pooling.robust_centres import POOLED, robust_mean
 
-# If chance leaves more than this share of the differences between sites' class means unexplained, one mean per class is
-# not enough.
+# If chance leaves more than this share of the differences between sites' class means unexplained,
+# one mean per class is not enough.
 SITES_DIFFER = 0.15
 # Lower bound of the remaining variance, as a share of the total variance.
 SMALLEST_SHARE = 1e-3
-# Lower bound of a dimension's variance, as a share of the mean: small variances give large weights and are least certain.
+# Lower bound of a dimension's variance, as a share of the mean: small variances give large weights
+# and are least certain.
 SMALLEST_DIAGONAL = 0.1
 # Keeps a linear system with nearly parallel directions solvable.
 RIDGE = 1e-6
@@ -62,7 +64,10 @@ def learn_from_sums(
         raise RunError("no surrogate to learn from")
     for surrogate in surrogates:
         if surrogate.header.classes != surrogates[0].header.classes:
-            raise RunError(f"noisy sums of site {surrogate.header.site!r} have other classes than those of the first site")
+            raise RunError(
+                f"noisy sums of site {surrogate.header.site!r} have other classes than those of "
+                "the first site"
+            )
     if rule in POOLED:
         components, differ = robust(by_site(surrogates), rule), 0.0
     else:
@@ -74,7 +79,13 @@ def learn_from_sums(
     solver = least_squares if differ > SITES_DIFFER else discriminant
     weight, bias = solver(components, covariance)
     first = surrogates[0]
-    header = Header(first.header.method, first.header.run, "coordinator", first.header.fingerprint, components.classes)
+    header = Header(
+        first.header.method,
+        first.header.run,
+        "coordinator",
+        first.header.fingerprint,
+        components.classes,
+    )
     head = Head(header, weight.float(), bias.float(), first.claim.clip)
     return head, _gaussians(components, covariance)
 
@@ -90,7 +101,8 @@ def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, T
         Weight (C, d), and bias (C,).
     """
     weight, trace = _times_inverse(covariance, components.means)
-    # Noise lengthens a mean: its squared length in the metric of the covariance grows by noise times trace on average.
+    # Noise lengthens a mean: its squared length in the metric of the covariance grows by noise
+    # times trace on average.
     squares = (weight * components.means).sum(1) - components.noise.diagonal() * trace
     return weight, (components.records / components.records.sum()).log() - squares / 2
 
@@ -126,7 +138,11 @@ def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, 
 
 
 def within(
-    surrogates: Sequence[SumsSurrogate], components: Components, family: str, rank: int, rule: str = "none"
+    surrogates: Sequence[SumsSurrogate],
+    components: Components,
+    family: str,
+    rank: int,
+    rule: str = "none",
 ) -> LowRank:
     """The covariance around the components, with the contribution of noise subtracted.
 
@@ -142,21 +158,35 @@ def within(
     """
     means, d = components.means, components.means.shape[1]
     noise_of_means = components.noise.diagonal()
-    tables = [surrogate.sums.squares for surrogate in surrogates if surrogate.sums.squares is not None]
+    tables = [
+        surrogate.sums.squares for surrogate in surrogates if surrogate.sums.squares is not None
+    ]
     if family == "spherical" or len(tables) < len(surrogates):
-        # For features of unit norm, variance is one minus the mean's squared length; for clipped features, at most that.
+        # For features of unit norm, variance is one minus the mean's squared length; for clipped
+        # features, at most that.
         shares = components.records / components.records.sum()
         explained = float((shares * (means.square().sum(1) - d * noise_of_means)).sum())
         variance = max(1 - explained, SMALLEST_SHARE) / d
-        return LowRank(torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), variance, dtype=torch.float64))
+        return LowRank(
+            torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), variance, dtype=torch.float64)
+        )
     # Like the means, a site's second moment is weighted by its number of records.
-    sizes = torch.stack([surrogate.sums.counts for surrogate in surrogates]).double().clamp_min(0).sum(1)
+    sizes = (
+        torch.stack([surrogate.sums.counts for surrogate in surrogates])
+        .double()
+        .clamp_min(0)
+        .sum(1)
+    )
     total = float(sizes.square().sum())
-    sigmas = torch.tensor([surrogate.sums.sigmas["squares"] for surrogate in surrogates], dtype=torch.float64)
+    sigmas = torch.tensor(
+        [surrogate.sums.sigmas["squares"] for surrogate in surrogates], dtype=torch.float64
+    )
     noise = float((sizes * sigmas).norm()) / total
     if rule in POOLED:
         # One vote for every site with records, because a site could report a false size.
-        large = sizes > PRESENT * torch.tensor([s.sums.sigmas["counts"] * len(s.counts) ** 0.5 for s in surrogates])
+        large = sizes > PRESENT * torch.tensor(
+            [s.sums.sigmas["counts"] * len(s.counts) ** 0.5 for s in surrogates]
+        )
         voters = large if large.any() else sizes == sizes.max()
         chosen = voters.nonzero().flatten().tolist()
         each = torch.stack([tables[index] / max(float(sizes[index]), 1.0) for index in chosen])
@@ -179,7 +209,9 @@ def within(
 def _gaussians(components: Components, covariance: LowRank) -> Mixtures:
     order = components.labels.argsort(stable=True)
     labels, records = components.labels[order], components.records[order]
-    totals = torch.zeros(len(components.classes), dtype=torch.float64).index_add_(0, labels, records)
+    totals = torch.zeros(len(components.classes), dtype=torch.float64).index_add_(
+        0, labels, records
+    )
     return Mixtures(
         totals.round().long().clamp_min(1),
         labels,
@@ -190,8 +222,8 @@ def _gaussians(components: Components, covariance: LowRank) -> Mixtures:
 
 
 def _diagonal(variances: Tensor, noise: float) -> LowRank:
-    """Variances (d,), each with noise of standard deviation `noise`, shrunk towards their mean by the share of their spread
-    that is noise (James & Stein 1961).
+    """Variances (d,), each with noise of standard deviation `noise`, shrunk towards their mean by
+    the share of their spread that is noise (James & Stein 1961).
     """
     mean = max(float(variances.mean()), 0.0) or 1.0
     spread = float((variances - mean).square().sum())
@@ -201,12 +233,14 @@ def _diagonal(variances: Tensor, noise: float) -> LowRank:
 
 
 def _spiked(matrix: Tensor, noise: float, rank: int | None) -> LowRank:
-    """Denoise a symmetric matrix (d, d) whose noise has standard deviation `noise` (off the diagonal noise / sqrt(2)).
+    """Denoise a symmetric matrix (d, d) whose noise has standard deviation `noise` (off the
+    diagonal noise / sqrt(2)).
 
-    Eigenvalues of such noise fill a half circle of radius R = noise sqrt(2 d) around their centre. An eigenvalue at
-    distance y > R from it moves to distance sqrt(y^2 - R^2), which is optimal for Frobenius loss (spiked Wigner model;
-    Donoho, Gavish & Johnstone 2018). All others move to the centre. The trace stays: noise changes it little. With `rank`,
-    at most that many eigenvalues stay above the centre and none below.
+    Eigenvalues of such noise fill a half circle of radius R = noise sqrt(2 d) around their centre.
+    An eigenvalue at distance y > R from it moves to distance sqrt(y^2 - R^2), which is optimal for
+    Frobenius loss (spiked Wigner model; Donoho, Gavish & Johnstone 2018). All others move to the
+    centre. The trace stays: noise changes it little. With `rank`, at most that many eigenvalues
+    stay above the centre and none below.
     """
     d = len(matrix)
     values, vectors = torch.linalg.eigh(matrix)
@@ -218,7 +252,8 @@ def _spiked(matrix: Tensor, noise: float, rank: int | None) -> LowRank:
         spikes[: max(0, d - rank)] = 0
     trace = max(float(values.sum()), 1e-12)
     centre = (trace - float(spikes.sum())) / d
-    # A variance below the noise is only known to be small. Set to zero, it would get too large a weight.
+    # A variance below the noise is only known to be small. Set to zero, it would get too large a
+    # weight.
     kept = (centre + spikes).clamp_min(max(min(centre, radius), trace * SMALLEST_SHARE / d))
     base = float(kept.min())
     above = kept > base
@@ -227,7 +262,9 @@ def _spiked(matrix: Tensor, noise: float, rank: int | None) -> LowRank:
 
 
 def _times_inverse(covariance: LowRank, means: Tensor) -> tuple[Tensor, float]:
-    """means (C, d) times the inverse covariance, and the trace of that inverse, by Woodbury's identity."""
+    """means (C, d) times the inverse covariance, and the trace of that inverse, by Woodbury's
+    identity.
+    """
     factor, variances = covariance.factor, covariance.variances
     scaled = factor / variances[:, None]
     core = torch.linalg.inv(torch.eye(factor.shape[1], dtype=factor.dtype) + factor.T @ scaled)

@@ -1,4 +1,5 @@
-"""Learn a head from mixtures: sample synthetic features in a stream and train on them. No Flower types.
+"""Learn a head from mixtures: sample synthetic features in a stream and train on them. No Flower
+types.
 
 Source: FedPFT (Beitollahi et al. 2024), algorithm 1, lines 13 to 17.
 """
@@ -60,11 +61,18 @@ class Share:
         def until(count: int, offset: int, chunk: int) -> int:
             return (chunk * count + offset) // chunks
 
-        return [until(n, o, index + 1) - until(n, o, index) for n, o in zip(self.counts, self.offsets, strict=True)]
+        return [
+            until(n, o, index + 1) - until(n, o, index)
+            for n, o in zip(self.counts, self.offsets, strict=True)
+        ]
 
 
 def learn(
-    surrogates: Sequence[Surrogate], settings: HeadSettings, seed: int, classes: Sequence[str] = (), device: str = "cpu"
+    surrogates: Sequence[Surrogate],
+    settings: HeadSettings,
+    seed: int,
+    classes: Sequence[str] = (),
+    device: str = "cpu",
 ) -> Head:
     """Train one linear head on samples from all surrogates, one sample per record of each site and
     class.
@@ -91,13 +99,18 @@ def learn(
     total = sum(sum(share.counts) for share in shares)
     chunks = -(-total // max(1, rows))
     per_pass = sum(
-        -(-sum(sum(share.chunk(index, chunks)) for share in shares) // settings.batch_size) for index in range(chunks)
+        -(-sum(sum(share.chunk(index, chunks)) for share in shares) // settings.batch_size)
+        for index in range(chunks)
     )
     passes = settings.passes(per_pass)
     batches = _batches(shares, chunks, passes, settings.batch_size, stream(seed, "", "order"))
     weight, bias = train_head(batches, passes * per_pass, mean, variance, len(names), settings)
     first = surrogates[0].header
-    return Head(Header(first.method, first.run, "coordinator", first.fingerprint, names), weight.cpu(), bias.cpu())
+    return Head(
+        Header(first.method, first.run, "coordinator", first.fingerprint, names),
+        weight.cpu(),
+        bias.cpu(),
+    )
 
 
 def sample(surrogates: Sequence[Surrogate], classes: Sequence[str], seed: int, limit: int) -> Batch:
@@ -116,7 +129,9 @@ def sample(surrogates: Sequence[Surrogate], classes: Sequence[str], seed: int, l
     return _draw(shares, 0, 1)
 
 
-def _shares(surrogates: Sequence[Surrogate], classes: tuple[str, ...], seed: int, limit: int, device: str) -> list[Share]:
+def _shares(
+    surrogates: Sequence[Surrogate], classes: tuple[str, ...], seed: int, limit: int, device: str
+) -> list[Share]:
     total = sum(int(s.mixtures.counts.sum()) for s in surrogates)
     factor = min(1.0, limit / total)
     shares = []
@@ -124,7 +139,10 @@ def _shares(surrogates: Sequence[Surrogate], classes: tuple[str, ...], seed: int
         site, names, mixtures = surrogate.header.site, surrogate.header.classes, surrogate.mixtures
         counts = [max(1, round(count * factor)) for count in mixtures.counts.tolist()]
         # Each stream has its own rounding offset, so that no chunk gets all remainders.
-        offsets = [int.from_bytes(hashlib.sha256(f"{site}\0{name}".encode()).digest()[:4], "little") for name in names]
+        offsets = [
+            int.from_bytes(hashlib.sha256(f"{site}\0{name}".encode()).digest()[:4], "little")
+            for name in names
+        ]
         indices = torch.tensor([classes.index(name) for name in names], device=device)
         streams = [stream(seed, site, name) for name in names]
         shares.append(Share(mixtures.to(device), counts, streams, indices, offsets))
@@ -136,20 +154,32 @@ def _moments(tables: Sequence[Mixtures]) -> tuple[Tensor, Tensor]:
     sizes = [float(table.counts.sum()) for table in tables]
     moments = [table.moments() for table in tables]
     total = sum(sizes)
-    mean = sum((size / total * m for size, (m, _) in zip(sizes, moments, strict=True)), torch.zeros_like(moments[0][0]))
+    mean = sum(
+        (size / total * m for size, (m, _) in zip(sizes, moments, strict=True)),
+        torch.zeros_like(moments[0][0]),
+    )
     variance = sum(
-        (size / total * (v + (m - mean).square()) for size, (m, v) in zip(sizes, moments, strict=True)),
+        (
+            size / total * (v + (m - mean).square())
+            for size, (m, v) in zip(sizes, moments, strict=True)
+        ),
         torch.zeros_like(mean),
     )
     return mean, variance
 
 
 def _draw(shares: Sequence[Share], index: int, chunks: int) -> Batch:
-    drawn = [(share, *share.mixtures.draw(share.chunk(index, chunks), share.streams)) for share in shares]
-    return torch.cat([x for _, x, _ in drawn]), torch.cat([share.classes[y] for share, _, y in drawn])
+    drawn = [
+        (share, *share.mixtures.draw(share.chunk(index, chunks), share.streams)) for share in shares
+    ]
+    return torch.cat([x for _, x, _ in drawn]), torch.cat(
+        [share.classes[y] for share, _, y in drawn]
+    )
 
 
-def _batches(shares: Sequence[Share], chunks: int, passes: int, size: int, generator: torch.Generator) -> Iterator[Batch]:
+def _batches(
+    shares: Sequence[Share], chunks: int, passes: int, size: int, generator: torch.Generator
+) -> Iterator[Batch]:
     for start in range(0, passes, SWEEPS):
         for index in torch.randperm(chunks, generator=generator).tolist():
             features, labels = _draw(shares, index, chunks)

@@ -23,7 +23,13 @@ from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned, OneShot
 from strategies.closed_form.received import of_total
 from strategies.closed_form.solving import repair_facts
-from strategies.fedpft.learn import LearnedHead, given_shrinkage, learn, one_gaussian_a_class, solution
+from strategies.fedpft.learn import (
+    LearnedHead,
+    given_shrinkage,
+    learn,
+    one_gaussian_a_class,
+    solution,
+)
 from strategies.fedpft.private_head import learn_from_sums
 from strategies.flower.settings import Settings
 from strategies.pooling.plausibility import check_moments
@@ -36,7 +42,11 @@ class FedPFT(OneShot[AnySurrogate]):
     """One-shot parametric feature transfer (Beitollahi et al. 2024, algorithm 1)."""
 
     def __init__(
-        self, config: Settings = None, recorder: Recorder | None = None, device: str = "", centre: Tensor | None = None
+        self,
+        config: Settings = None,
+        recorder: Recorder | None = None,
+        device: str = "",
+        centre: Tensor | None = None,
     ) -> None:
         super().__init__(config, recorder, device, centre)
         if centre is None:
@@ -77,16 +87,23 @@ class FedPFT(OneShot[AnySurrogate]):
             try:
                 payload = stored()
             except OSError as error:
-                raise RunError(f"the stored surrogate of site {name!r} cannot be read again ({error.strerror})") from error
+                raise RunError(
+                    f"the stored surrogate of site {name!r} cannot be read again ({error.strerror})"
+                ) from error
             if sha256(payload).digest() != digest:
-                raise RunError(f"the stored surrogate of site {name!r} changed after it was checked; start the run again")
+                raise RunError(
+                    f"the stored surrogate of site {name!r} changed after it was checked; start "
+                    "the run again"
+                )
             again = unpack_surrogate(payload)
             assert isinstance(again, Surrogate)
             assert isinstance(again.mixtures.covariance, Gram)
             return again.mixtures.covariance.matrix
 
         variances = sent.mixtures.covariance.variances_per_dimension().clone()
-        return replace(sent, mixtures=replace(sent.mixtures, covariance=StoredGram(read, variances)))
+        return replace(
+            sent, mixtures=replace(sent.mixtures, covariance=StoredGram(read, variances))
+        )
 
     def facts(self, sent: AnySurrogate) -> dict[str, object]:
         """Records of each class."""
@@ -113,7 +130,9 @@ class FedPFT(OneShot[AnySurrogate]):
             facts["shrinkage"] = learned.shrinkage
         return Learned(learned.head, learned.defended, learned, facts)
 
-    def defend(self, sent: Sequence[AnySurrogate], classes: tuple[str, ...]) -> Defended[AnySurrogate]:
+    def defend(
+        self, sent: Sequence[AnySurrogate], classes: tuple[str, ...]
+    ) -> Defended[AnySurrogate]:
         """Cap weights; exclude the sites whose class means disagree with those of the other sites.
 
         Args:
@@ -153,7 +172,9 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
     how, added = choices(config.settings).solver, 0.0
     if total.claim is not None:
         check_moments(total)
-        counts, sums, squares = (total.tensors[name].float() for name in ("counts", "sums", "squares"))
+        counts, sums, squares = (
+            total.tensors[name].float() for name in ("counts", "sums", "squares")
+        )
         pooled = SumsSurrogate(total.header, Sums(counts, sums, squares, total.sigmas), total.claim)
         head, gaussians = learn_from_sums([pooled], "joint", config.settings.fedpft.rank)
     else:

@@ -1,1 +1,3 @@
-"""Flower's interface to all strategies: the methods, the `Result`, and the records of arrays and metrics."""
+"""Flower's interface to all strategies: the methods, the `Result`, and the records of arrays and
+metrics.
+"""

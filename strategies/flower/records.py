@@ -22,7 +22,10 @@ def arrays_of(tensors: Tensors) -> ArrayRecord:
     Args:
         tensors: by name, of any shape.
     """
-    arrays = {name: tensor.detach().to("cpu", torch.float32).contiguous().numpy() for name, tensor in tensors.items()}
+    arrays = {
+        name: tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+        for name, tensor in tensors.items()
+    }
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
@@ -69,13 +72,22 @@ def tensors_like(model: Tensors, arrays: ArrayRecord) -> dict[str, Tensor]:
     wanted = {name: tuple(tensor.shape) for name, tensor in model.items()}
     given = {name: tuple(array.shape) for name, array in arrays.items()}
     if given != wanted:
-        wrong = ", ".join(f"{name} {shape}" for name, shape in sorted(given.items() ^ wanted.items())[:4])
-        raise ConfigError(
-            f"arrays with other names or shapes than the model: {wrong}; leave the arrays out, or pass those of a Result"
+        wrong = ", ".join(
+            f"{name} {shape}" for name, shape in sorted(given.items() ^ wanted.items())[:4]
         )
-    tensors = {name: torch.from_numpy(array.numpy().copy()).to(torch.float32) for name, array in arrays.items()}
+        raise ConfigError(
+            f"arrays with other names or shapes than the model: {wrong}; leave the arrays out, or "
+            "pass those of a Result"
+        )
+    tensors = {
+        name: torch.from_numpy(array.numpy().copy()).to(torch.float32)
+        for name, array in arrays.items()
+    }
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
-        raise ConfigError("arrays with values that are not finite; leave the arrays out, or pass those of a Result")
+        raise ConfigError(
+            "arrays with values that are not finite; leave the arrays out, or pass those of a "
+            "Result"
+        )
     return tensors
 
 
@@ -85,7 +97,9 @@ def metrics_of(facts: Mapping[str, object]) -> MetricRecord:
     Args:
         facts: by name; those that are no numbers are left out.
     """
-    return MetricRecord({name: value for name, value in facts.items() if type(value) in (int, float)})  # type: ignore[misc]
+    return MetricRecord(
+        {name: value for name, value in facts.items() if type(value) in (int, float)}
+    )  # type: ignore[misc]
 
 
 def check_no_settings(config: ConfigRecord | None, name: str) -> None:
@@ -100,5 +114,6 @@ def check_no_settings(config: ConfigRecord | None, name: str) -> None:
     """
     if extra := sorted(set(config or ()) - {ROUND_KEY}):
         raise ConfigError(
-            f"{name} has {', '.join(extra)[:200]}: sites take no settings from a message; set them in the app's run-config"
+            f"{name} has {', '.join(extra)[:200]}: sites take no settings from a message; set them "
+            "in the app's run-config"
         )

@@ -27,11 +27,18 @@ def settings_of(strategy: type, given: Settings) -> Run:
     if isinstance(given, Run):
         config = given
     else:
-        own = [name for name, method in METHODS.items() if issubclass(strategy, load(method.usual.combination.strategy))]
+        own = [
+            name
+            for name, method in METHODS.items()
+            if issubclass(strategy, load(method.usual.combination.strategy))
+        ]
         config = parse_run({**({"method": own[0]} if own else {}), **(given or {})})
     runs: type = load(config.plan.combination.strategy)
     # A chain's surrogates are learned from again as those of a star.
     again: type = load(method_named(config.settings.method).usual.combination.strategy)
     if not issubclass(strategy, (runs, again) if config.plan.kind == "chain" else runs):
-        raise ConfigError(f"method = {config.settings.method!r} is run by {runs.__name__}, not by {strategy.__name__}")
+        raise ConfigError(
+            f"method = {config.settings.method!r} is run by {runs.__name__}, not by "
+            f"{strategy.__name__}"
+        )
     return config

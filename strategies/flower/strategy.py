@@ -83,7 +83,9 @@ class FlowerStrategy(Strategy):
         """Record the settings at the start of the run."""
         settings = getattr(self.config.settings, self.config.method.shown).model_dump()
         self.recorder.event("configured", method=self.config.settings.method, **settings)
-        log.info("\t└──> %s, settings %s: %s", self.config.method.title, self.config.digest, settings)
+        log.info(
+            "\t└──> %s, settings %s: %s", self.config.method.title, self.config.digest, settings
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -105,7 +107,9 @@ class FlowerStrategy(Strategy):
         check_no_settings(config, "evaluate_config")
         return [] if self.outcome.model is None else list(self._broadcast())
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """The accuracy over all sites' own test splits.
 
         Args:
@@ -116,10 +120,14 @@ class FlowerStrategy(Strategy):
         return self.evaluated()
 
     def evaluated(self) -> MetricRecord | None:
-        """Accuracy on the sites' own test splits, and in a simulation on all test data; None if there is neither."""
+        """Accuracy on the sites' own test splits, and in a simulation on all test data; None if
+        there is neither.
+        """
         sites = self.outcome.sites.values()
         tested, correct = sum(site.tested for site in sites), sum(site.correct for site in sites)
-        facts: dict[str, object] = {f"accuracy.{name}": share for name, share in self.outcome.accuracy.items()}
+        facts: dict[str, object] = {
+            f"accuracy.{name}": share for name, share in self.outcome.accuracy.items()
+        }
         if tested:
             facts |= {"accuracy": correct / tested, "correct": correct, "tested": tested}
         return metrics_of(facts) if facts else None
@@ -161,8 +169,8 @@ class FlowerStrategy(Strategy):
         self.initial = ArrayRecord() if initial_arrays is None else initial_arrays
         if self.initial and self.config.settings.resume:
             raise ConfigError(
-                f"initial_arrays and resume = {self.config.settings.resume!r}, whose checkpoint has a model; use only one "
-                "of them"
+                f"initial_arrays and resume = {self.config.settings.resume!r}, whose checkpoint "
+                "has a model; use only one of them"
             )
         self.last_round = self._checked_rounds(num_rounds)
         self._judge_model = evaluate_fn
@@ -170,7 +178,9 @@ class FlowerStrategy(Strategy):
         self._judge_round(0)
         self.run(grid, timeout or 0.0)
         if (metrics := self.evaluated()) is not None:
-            self.result.evaluate_metrics_clientapp[max(self.result.train_metrics_clientapp, default=1)] = metrics
+            self.result.evaluate_metrics_clientapp[
+                max(self.result.train_metrics_clientapp, default=1)
+            ] = metrics
         log.info("%s", self.result)
         return self.result
 
@@ -182,11 +192,14 @@ class FlowerStrategy(Strategy):
         most, section = self.config.trained.rounds, self.config.plan.training.section
         if self.config.plan.kind == "rounds" and number > most:
             raise ConfigError(
-                f"num_rounds = {number}: at most {section}.rounds = {most}, which the sites also use; set {section}.rounds"
+                f"num_rounds = {number}: at most {section}.rounds = {most}, which the sites also "
+                f"use; set {section}.rounds"
             )
         return number
 
-    def _finish_round(self, number: int, aggregated: tuple[ArrayRecord | None, MetricRecord | None]) -> None:
+    def _finish_round(
+        self, number: int, aggregated: tuple[ArrayRecord | None, MetricRecord | None]
+    ) -> None:
         """Add a round's arrays and metrics to the result."""
         arrays, metrics = aggregated
         if metrics is not None:

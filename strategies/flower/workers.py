@@ -1,4 +1,6 @@
-"""Why a site did not reply, from Flower's error code and, in a simulation, the text of Ray's exception."""
+"""Why a site did not reply, from Flower's error code and, in a simulation, the text of Ray's
+exception.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,18 @@ MEANINGS = {
     8: "the site's app was ended, or did not respond for a minute",
 }
 # Ray ends a worker before memory runs out (OutOfMemoryError), or Linux does (the others).
-KILLED = ("OutOfMemoryError", "ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError")
+KILLED = (
+    "OutOfMemoryError",
+    "ActorDiedError",
+    "ActorUnavailableError",
+    "RayActorError",
+    "WorkerCrashedError",
+)
 # The server above all workers has ended, and they with it.
 SERVER_ENDED = ("node has crashed", "NodeDiedError", "node died", "LocalRayletDiedError")
 REMEDY = (
-    "simulate fewer sites at the same time, such as `coordinator simulate --parallel 1`, or one by one with --engine local"
+    "simulate fewer sites at the same time, such as `coordinator simulate --parallel 1`, or "
+    "one by one with --engine local"
 )
 LONGEST = 500
 
@@ -47,10 +56,13 @@ def worker_failure(why: str, reason: str | None) -> str:
     reason = reason or ""
     if any(words in reason for words in SERVER_ENDED):
         return (
-            "the server of Ray, which runs the simulated sites, has ended: killed for lack of memory, or too slow on a busy "
-            f"machine; {REMEDY}"
+            "the server of Ray, which runs the simulated sites, has ended: killed for lack of "
+            f"memory, or too slow on a busy machine; {REMEDY}"
         )
     if any(name in reason for name in KILLED):
-        return f"the process of this simulated site was killed, most likely for lack of memory; {REMEDY}"
+        return (
+            "the process of this simulated site was killed, most likely for lack of memory; "
+            f"{REMEDY}"
+        )
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return f"{why}: {lines[-1][:LONGEST]}" if lines else why

@@ -38,7 +38,9 @@ def afl_model(statistics: Statistics, header: Header, settings: Settings) -> Mad
     """
     solution = ridge(statistics, settings.afl.ridge)
     if solution.added and not settings.afl.ridge:
-        raise RunError("afl.ridge = 0: the covariance has no inverse; set afl.ridge above 0, such as 0.1")
+        raise RunError(
+            "afl.ridge = 0: the covariance has no inverse; set afl.ridge above 0, such as 0.1"
+        )
     return _stated(solution, header)
 
 

@@ -1,4 +1,6 @@
-"""FedCOF at the coordinator: class covariances from the spread of the sites' class means, and a least-squares head."""
+"""FedCOF at the coordinator: class covariances from the spread of the sites' class means, and a
+least-squares head.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class ClassMeans(Heads):
             SurrogateError: for numbers that no records have.
         """
         super().check(sent)
-        if (groups := sent.tensors["counts"].shape[1]) != (own := self.config.settings.fedcof.groups):
+        if (groups := sent.tensors["counts"].shape[1]) != (
+            own := self.config.settings.fedcof.groups
+        ):
             raise SurrogateError(f"{groups} groups of a class; this run has {own}")
         check_counts(sent, self.dimension(sent), "groups")
         if sent.tensors["means"][sent.tensors["counts"] == 0].any():
@@ -59,7 +63,9 @@ class ClassMeans(Heads):
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         shares = [defended.capped.get(each.header.site, 1.0) for each in sent]
-        weight = fedcof_weight(Groups.of(sent, shares, known), self.config.settings.fedcof.shrinkage)
+        weight = fedcof_weight(
+            Groups.of(sent, shares, known), self.config.settings.fedcof.shrinkage
+        )
         header = replace(sent[0].header, site="coordinator", classes=known)
         return Learned(Head(header, weight.float(), torch.zeros(len(known))), defended)
 
@@ -71,8 +77,13 @@ class ClassMeans(Heads):
             sent: checked group means, one message for each site.
             classes: of the run.
         """
-        kept = shares_kept([each.tensors["counts"].sum(1).tolist() for each in sent], self.config.settings.max_share)
-        shares = {each.header.site: share for each, share in zip(sent, kept, strict=True) if share < 1}
+        kept = shares_kept(
+            [each.tensors["counts"].sum(1).tolist() for each in sent],
+            self.config.settings.max_share,
+        )
+        shares = {
+            each.header.site: share for each, share in zip(sent, kept, strict=True) if share < 1
+        }
         cap_spreads(sent, _spreads(sent, classes), self.config.settings.max_share, shares)
         return Defended(list(sent), shares)
 
@@ -90,11 +101,15 @@ class ClassMeans(Heads):
 
 
 def _spreads(sent: Sequence[Parameters], classes: tuple[str, ...]) -> Tensor:
-    """Mean over a site's groups (S,) of n |mu_kc - m_c|^2, with m_c the median over sites of their means of the class.
+    """Mean over a site's groups (S,) of n |mu_kc - m_c|^2, with m_c the median over sites of their
+    means of the class.
 
-    For honest sites with data of one kind it is about the variance within classes, whatever their records.
+    For honest sites with data of one kind it is about the variance within classes, whatever their
+    records.
     """
-    own = torch.full((len(sent), len(classes), sent[0].tensors["means"].shape[2]), torch.nan, dtype=torch.float64)
+    own = torch.full(
+        (len(sent), len(classes), sent[0].tensors["means"].shape[2]), torch.nan, dtype=torch.float64
+    )
     parts = []
     for index, each in enumerate(sent):
         counts, means = (each.tensors[name].double() for name in ("counts", "means"))
@@ -135,7 +150,9 @@ class Groups:
     classes: int
 
     @classmethod
-    def of(cls, sent: Sequence[Parameters], shares: Sequence[float], classes: tuple[str, ...]) -> Groups:
+    def of(
+        cls, sent: Sequence[Parameters], shares: Sequence[float], classes: tuple[str, ...]
+    ) -> Groups:
         """The groups that have records.
 
         Args:

@@ -14,7 +14,8 @@ from common.run import Run
 from common.surrogates.surrogates import Header
 from strategies.pooling.robust_centres import POOLED, robust_tensors
 
-# The logit of a class that a head was not trained on: far below all others, and within half precision.
+# The logit of a class that a head was not trained on: far below all others, and within half
+# precision.
 UNKNOWN = -1e4
 # Allowed distance of a site's moments from the other sites', in median deviations.
 MOST = 6.0
@@ -50,10 +51,22 @@ def combine(updates: Sequence[Parameters], config: Run, classes: tuple[str, ...]
         wanted = fedbe(features, heads, mean, weights, own.baseline.samples, own.seed)
     else:
         wanted = fedkt(features, heads, len(classes))
-    return Head(header, *train_on_features(features, wanted, len(classes), config.settings.head, config.settings.seed))
+    return Head(
+        header,
+        *train_on_features(
+            features, wanted, len(classes), config.settings.head, config.settings.seed
+        ),
+    )
 
 
-def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence[float], samples: int, seed: int) -> Tensor:
+def fedbe(
+    features: Tensor,
+    heads: Sequence[Head],
+    mean: Head,
+    weights: Sequence[float],
+    samples: int,
+    seed: int,
+) -> Tensor:
     """Mean probabilities of the sites' heads, their average, and heads sampled from a Gaussian
     around the average.
 
@@ -74,8 +87,13 @@ def fedbe(features: Tensor, heads: Sequence[Head], mean: Head, weights: Sequence
     tables = [torch.cat([head.weight, head.bias[:, None]], 1) for head in _filled(heads)]
     share = torch.tensor(weights) / sum(weights)
     centre = torch.cat([mean.weight, mean.bias[:, None]], 1)
-    spread = sum((w * (t - centre).square() for w, t in zip(share, tables, strict=True)), torch.zeros_like(centre)).sqrt()
-    tables += [centre] + [centre + spread * torch.randn(centre.shape, generator=generator) for _ in range(samples)]
+    spread = sum(
+        (w * (t - centre).square() for w, t in zip(share, tables, strict=True)),
+        torch.zeros_like(centre),
+    ).sqrt()
+    tables += [centre] + [
+        centre + spread * torch.randn(centre.shape, generator=generator) for _ in range(samples)
+    ]
     total = sum((features @ t[:, :-1].T + t[:, -1]).softmax(1) for t in tables)
     assert isinstance(total, Tensor)  # the average is always among them
     return total / len(tables)
@@ -110,14 +128,22 @@ def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
 def _aligned(update: Parameters, header: Header) -> Head:
     """A site's head with a row for every class of the run."""
     own = update.tensors["weight"]
-    weight, bias = torch.zeros(len(header.classes), own.shape[1]), torch.full((len(header.classes),), UNKNOWN)
+    weight, bias = (
+        torch.zeros(len(header.classes), own.shape[1]),
+        torch.full((len(header.classes),), UNKNOWN),
+    )
     rows = class_indices(header.classes, update.header.classes)
-    weight[rows[rows >= 0]], bias[rows[rows >= 0]] = own[rows >= 0], update.tensors["bias"][rows >= 0]
+    weight[rows[rows >= 0]], bias[rows[rows >= 0]] = (
+        own[rows >= 0],
+        update.tensors["bias"][rows >= 0],
+    )
     return Head(header, weight, bias)
 
 
 def _filled(heads: Sequence[Head]) -> list[Head]:
-    """Heads for parameter averages: an unknown class gets the head's lowest bias instead of UNKNOWN."""
+    """Heads for parameter averages: an unknown class gets the head's lowest bias instead of
+    UNKNOWN.
+    """
     filled = []
     for head in heads:
         known = head.bias > UNKNOWN
@@ -129,14 +155,19 @@ def _filled(heads: Sequence[Head]) -> list[Head]:
 def _drawn(updates: Sequence[Parameters], config: Run) -> Tensor:
     """Unlabelled features (n, d), sampled around every site's mean in proportion to its records.
 
-    With a defence, no mean is farther from the sites' coordinate median, and no deviation is larger, than MOST median
-    deviations. Otherwise one site could decide the scale of all features.
+    With a defence, no mean is farther from the sites' coordinate median, and no deviation is
+    larger, than MOST median deviations. Otherwise one site could decide the scale of all features.
     """
-    means, deviations = (torch.stack([update.tensors[name] for update in updates]) for name in ("mean", "deviation"))
+    means, deviations = (
+        torch.stack([update.tensors[name] for update in updates]) for name in ("mean", "deviation")
+    )
     if config.defence != "none" and len(updates) >= 3:
         middle, wide = means.median(0).values, MOST * deviations.median(0).values
         means, deviations = means.clamp(middle - wide, middle + wide), deviations.clamp(-wide, wide)
-    generator, total = torch.Generator().manual_seed(config.settings.seed), sum(update.records for update in updates)
+    generator, total = (
+        torch.Generator().manual_seed(config.settings.seed),
+        sum(update.records for update in updates),
+    )
     drawn = []
     for update, mean, deviation in zip(updates, means, deviations, strict=True):
         count = max(1, round(config.settings.baseline.synthetic * update.records / total))

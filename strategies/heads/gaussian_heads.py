@@ -60,7 +60,9 @@ def nb_diag(statistics: Statistics) -> QuadraticSolution:
     """
     assert statistics.variances is not None
     # A class without records has no variance; its prior rules it out.
-    variances = torch.where(statistics.counts[:, None] > 0, statistics.variances.clamp_min(LEAST), 1.0)
+    variances = torch.where(
+        statistics.counts[:, None] > 0, statistics.variances.clamp_min(LEAST), 1.0
+    )
     bias = statistics.priors.clamp_min(LEAST_PRIOR).log() - variances.log().sum(1) / 2
     return QuadraticSolution(statistics.means, variances.rsqrt(), bias)
 
@@ -95,7 +97,9 @@ def fisher_mix(statistics: Statistics, header: Header, seed: int, max_samples: i
     each = max(1, min(SAMPLES, max_samples // int(present.sum())))
     labels = present.nonzero().squeeze(1).repeat_interleave(each)
     noise = torch.randn(len(labels), len(factor), generator=generator, dtype=torch.float64)
-    weight, bias = _trained((means[labels] + noise @ factor.T).float(), labels, len(means), generator)
+    weight, bias = _trained(
+        (means[labels] + noise @ factor.T).float(), labels, len(means), generator
+    )
     head = Head(header, (weight.double() @ basis.T).float(), bias.masked_fill(~present, ABSENT))
     return head, repair_facts(max(added, more))
 
@@ -123,7 +127,9 @@ def fisher_subspace(statistics: Statistics, within: Tensor) -> tuple[Tensor, flo
     return directions, added
 
 
-def _trained(features: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _trained(
+    features: Tensor, labels: Tensor, classes: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Softmax regression by AdamW from zero weights: weight (classes, k) and bias (classes,)."""
     weight, bias = torch.zeros(classes, features.shape[1]), torch.zeros(classes)
     parameters = [weight.requires_grad_(), bias.requires_grad_()]

@@ -16,7 +16,9 @@ from strategies.base.introductions import Group
 class HeadChain(Chain):
     """A relay is one head; the last site's head is the run's model."""
 
-    def last_reply(self, payload: bytes, relay: bytes | None, place: Expectation, group: Group) -> Parameters:
+    def last_reply(
+        self, payload: bytes, relay: bytes | None, place: Expectation, group: Group
+    ) -> Parameters:
         """Parse and check a head.
 
         Args:
@@ -37,7 +39,9 @@ class HeadChain(Chain):
         check_update(head, shapes, 1, private=False)
         return head
 
-    def learn_from(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
+    def learn_from(
+        self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float
+    ) -> None:
         """Use the last site's head as the model.
 
         Args:

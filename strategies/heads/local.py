@@ -41,7 +41,9 @@ class Local(Federation):
                 self.outcome.accuracy["model"] = sum(accuracies) / len(accuracies)
         return accuracy
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """No messages: a site trains when it gets the evaluation request."""
         check_no_settings(config, "train_config")
         return []
@@ -80,7 +82,10 @@ class Local(Federation):
     def _broadcast(self) -> Iterable[Message]:
         """Requests without a payload for the used sites."""
         used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        return [self._message(MessageType.EVALUATE, node, to_record(None, {"run": self.config.digest})) for node in used]
+        return [
+            self._message(MessageType.EVALUATE, node, to_record(None, {"run": self.config.digest}))
+            for node in used
+        ]
 
     def _accuracies(self, replies: Iterable[Message]) -> Iterable[float]:
         for reply in replies:

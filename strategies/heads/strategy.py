@@ -1,4 +1,6 @@
-"""One-round methods with heads: every site sends its head once, and the method's rule combines them."""
+"""One-round methods with heads: every site sends its head once, and the method's rule combines
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ class Heads(OneShot[Parameters]):
 
     def check(self, sent: Parameters) -> None:
         """Check size of the numbers, round and records. Raises SurrogateError."""
-        check_update(sent, {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}, 1, private=False)
+        check_update(
+            sent,
+            {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()},
+            1,
+            private=False,
+        )
 
     def most_numbers(self, payload: bytes) -> int:
         """Limit on the numbers in a message, zeros that are left out included; these take one bit
@@ -85,6 +92,11 @@ class Heads(OneShot[Parameters]):
         rows = torch.tensor([name in classes for name in sent.header.classes])
         if not rows.any():
             return None
-        header = replace(sent.header, classes=tuple(name for name in sent.header.classes if name in classes))
-        own = {name: tensor[rows] if name in ("weight", "bias") else tensor for name, tensor in sent.tensors.items()}
+        header = replace(
+            sent.header, classes=tuple(name for name in sent.header.classes if name in classes)
+        )
+        own = {
+            name: tensor[rows] if name in ("weight", "bias") else tensor
+            for name, tensor in sent.tensors.items()
+        }
         return replace(sent, header=header, tensors=own)

@@ -1,4 +1,6 @@
-"""Noisy class means of many sites: pooled, or shrunk towards the pooled mean by the part of differences due to chance."""
+"""Noisy class means of many sites: pooled, or shrunk towards the pooled mean by the part of
+differences due to chance.
+"""
 
 from __future__ import annotations
 
@@ -51,17 +53,28 @@ def by_site(surrogates: Sequence[SumsSurrogate]) -> Components:
     Raises:
         RunError: when no class stands out.
     """
-    counts, sums = (torch.stack([getattr(s.sums, name) for s in surrogates]).double() for name in ("counts", "sums"))
-    sigmas = torch.tensor([[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float64)
+    counts, sums = (
+        torch.stack([getattr(s.sums, name) for s in surrogates]).double()
+        for name in ("counts", "sums")
+    )
+    sigmas = torch.tensor(
+        [[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float64
+    )
     present = counts > PRESENT * sigmas[:, :1]
     if not present.any():
-        raise RunError("no class stands out from the privacy noise; more records, more sites or a larger epsilon are needed")
+        raise RunError(
+            "no class stands out from the privacy noise; more records, more sites or a larger "
+            "epsilon are needed"
+        )
     site, label = present.nonzero().T
     kept = present.any(0)
-    names = tuple(name for name, keep in zip(surrogates[0].header.classes, kept.tolist(), strict=True) if keep)
+    names = tuple(
+        name for name, keep in zip(surrogates[0].header.classes, kept.tolist(), strict=True) if keep
+    )
     records, sigma_of_count, sigma_of_sum = counts[present], *sigmas[site].T
     means = sums[present] / records[:, None]
-    # A noisy count scales a mean. In quadratic forms this acts like extra noise, spread over all dimensions.
+    # A noisy count scales a mean. In quadratic forms this acts like extra noise, spread over all
+    # dimensions.
     length = (means.square().mean(1) - (sigma_of_sum / records).square()).clamp_min(0)
     noise = (sigma_of_sum.square() + length * sigma_of_count.square()) / records.square()
     weights = records * counts.clamp_min(0).sum(1)[site]
@@ -136,7 +149,9 @@ def robust(own: Components, rule: str) -> Components:
         rule: "median" or "trimmed".
     """
     plain, rows = _mixing(own, 0.0), [own.labels == label for label in range(len(own.classes))]
-    means = torch.stack([robust_mean(own.means[row], torch.ones(int(row.sum())), rule) for row in rows])
+    means = torch.stack(
+        [robust_mean(own.means[row], torch.ones(int(row.sum())), rule) for row in rows]
+    )
     totals = one_hot(own.labels).double()
     # The median of normal noise has a larger variance than the mean, by pi / 2.
     noise = (plain @ own.noise @ plain.T) * (math.pi / 2 if rule == "median" else 1.0)
@@ -145,16 +160,23 @@ def robust(own: Components, rule: str) -> Components:
 
 
 def _mixing(own: Components, power: float) -> Tensor:
-    """Weights (C, J) of the sites' means in each class mean: proportional to records ** power, each row sums to one."""
+    """Weights (C, J) of the sites' means in each class mean: proportional to records ** power, each
+    row sums to one.
+    """
     weights = one_hot(own.labels).double().T * own.records**power
     return weights / weights.sum(1, keepdim=True)
 
 
 def _unexplained(own: Components, mixing: Tensor) -> float:
-    """The share of the differences between sites' means of a class, weighed by records, that chance does not explain."""
+    """The share of the differences between sites' means of a class, weighed by records, that chance
+    does not explain.
+    """
     noise, d = own.noise.diagonal(), own.means.shape[1]
-    # For features of unit norm, variance is one minus the mean's squared length; for clipped features, at most that.
-    within = max(0.0, 1 - float(own.records @ (own.means.square().sum(1) - d * noise) / own.records.sum()))
+    # For features of unit norm, variance is one minus the mean's squared length; for clipped
+    # features, at most that.
+    within = max(
+        0.0, 1 - float(own.records @ (own.means.square().sum(1) - d * noise) / own.records.sum())
+    )
     chance = own.noise + (within / d / own.records).diag()
     apart = torch.eye(len(own.labels), dtype=torch.float64) - mixing[own.labels]
     differences = float(own.records @ (apart @ own.means).square().sum(1))

@@ -1,8 +1,10 @@
-"""Totals of secure sums that no records can have. Nothing shows which site added the false numbers, so the run ends.
+"""Totals of secure sums that no records can have. Nothing shows which site added the false numbers,
+so the run ends.
 
-With joint noise the bounds are those of `lengths` (common/surrogates/class_sums.py), which honest Gaussian noise exceeds
-with a probability of at most FALSE_ALARM = 1e-7 in one total. Discrete Gaussian noise is sub-Gaussian with the same
-deviation, so the length of D numbers exceeds sqrt(D) + t no more often (Hsu, Kakade & Zhang 2012).
+With joint noise the bounds are those of `lengths` (common/surrogates/class_sums.py), which honest
+Gaussian noise exceeds with a probability of at most FALSE_ALARM = 1e-7 in one total. Discrete
+Gaussian noise is sub-Gaussian with the same deviation, so the length of D numbers exceeds sqrt(D) +
+t no more often (Hsu, Kakade & Zhang 2012).
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ def check_moments(total: Total) -> None:
         RunError: for counts below zero, and for class sums or second moments that are too long for
             the counts; also where rounding hides whether they are.
     """
-    counts, sums, squares = total.tensors["counts"], total.tensors["sums"], total.tensors.get("squares")
+    counts, sums, squares = (
+        total.tensors["counts"],
+        total.tensors["sums"],
+        total.tensors.get("squares"),
+    )
     if total.sigmas:
         _check_lengths(Sums(counts, sums, squares, total.sigmas), {})
         return
@@ -57,8 +63,8 @@ def check_moments(total: Total) -> None:
     if least > trace + total.rounding.get("squares", 0.0) * d:
         raise false_numbers("class sums longer than the second moment allows")
     raise RunError(
-        "the features are so small that the fixed-point numbers of the secure sum round them away; set a smaller "
-        "secure-sum-range (the largest magnitude of a feature) or secure-sum-records"
+        "the features are so small that the fixed-point numbers of the secure sum round them away; "
+        "set a smaller secure-sum-range (the largest magnitude of a feature) or secure-sum-records"
     )
 
 
@@ -72,7 +78,9 @@ def check_gradients(total: Total) -> None:
         RunError: for a number of records below zero, or a sum of gradients that is longer than it.
     """
     noise = {"counts": total.sigmas["records"], "sums": total.sigmas["gradients"]}
-    _check_lengths(Sums(total.tensors["records"], total.tensors["gradients"][None], None, noise), GRADIENTS)
+    _check_lengths(
+        Sums(total.tensors["records"], total.tensors["gradients"][None], None, noise), GRADIENTS
+    )
 
 
 def weight_of(total: Total, sites: int, each: float = 0.0) -> float:
@@ -109,8 +117,9 @@ def false_numbers(what: str) -> RunError:
         what: the secure sum has that no records can have.
     """
     return RunError(
-        f"the secure sum has {what}, so some site has added false numbers, or more records than secure-sum-records; nothing "
-        "shows which one: run again with other sites or a larger secure-sum-records, or with a defence instead of secure-sum"
+        f"the secure sum has {what}, so some site has added false numbers, or more records than "
+        "secure-sum-records; nothing shows which one: run again with other sites or a larger "
+        "secure-sum-records, or with a defence instead of secure-sum"
     )
 
 
@@ -124,6 +133,6 @@ def _check_lengths(sums: Sums, names: dict[str, str]) -> None:
         if bool((length > most).any()):
             worst = int(torch.argmax(length - most))
             raise false_numbers(
-                f"{names.get(name, name)} (length {float(length[worst]):.4g}; at most {float(most[worst]):.4g} is possible "
-                "for this number of records and the noise)"
+                f"{names.get(name, name)} (length {float(length[worst]):.4g}; at most "
+                f"{float(most[worst]):.4g} is possible for this number of records and the noise)"
             )

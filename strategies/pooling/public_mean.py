@@ -1,7 +1,8 @@
-"""The public centre: the mean feature of public images. Sites subtract it before they clip for privacy.
+"""The public centre: the mean feature of public images. Sites subtract it before they clip for
+privacy.
 
-Without it, the part that all features share takes most of their unit norm. The centre must not depend on any site's data,
-because it would disclose information about them.
+Without it, the part that all features share takes most of their unit norm. The centre must not
+depend on any site's data, because it would disclose information about them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ def read_public(file: str) -> Tensor:
         with safe_open(Path(file).expanduser(), "pt") as content:
             features: Tensor = content.get_tensor("x").double()
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"fedpft.public = {file!r}: no readable safetensors file with features x ({error})") from None
+        raise ConfigError(
+            f"fedpft.public = {file!r}: no readable safetensors file with features x ({error})"
+        ) from None
     if features.ndim != 2 or not len(features) or not features.isfinite().all():
-        raise ConfigError(f"fedpft.public = {file!r}: x of shape {tuple(features.shape)} must be (n, d) and finite")
+        raise ConfigError(
+            f"fedpft.public = {file!r}: x of shape {tuple(features.shape)} must be (n, d) and "
+            "finite"
+        )
     return features

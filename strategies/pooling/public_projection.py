@@ -1,8 +1,10 @@
-"""The public map of a secure sum: fewer dimensions mean less noise. It must not depend on any site's data.
+"""The public map of a secure sum: fewer dimensions mean less noise. It must not depend on any
+site's data.
 
-The leading directions of a backbone's own classification head tell its classes apart. Projecting to them costs little
-accuracy, and the noise on the second moment falls with the dimension. With public images, directions are those of whitened
-features, so that no direction of large variance takes most of a record's norm.
+The leading directions of a backbone's own classification head tell its classes apart. Projecting to
+them costs little accuracy, and the noise on the second moment falls with the dimension. With public
+images, directions are those of whitened features, so that no direction of large variance takes most
+of a record's norm.
 """
 
 from __future__ import annotations
@@ -23,8 +25,16 @@ from strategies.pooling.public_mean import read_centre, read_public
 
 NAME = "projection"
 # Names that classification heads have in the weights of torchvision and timm models.
-HEADS = ("fc.weight", "classifier.1.weight", "classifier.weight", "head.weight", "heads.head.weight", "head.fc.weight")
-# Part of the mean variance that is added to every variance of public images: directions that they do not have stay small.
+HEADS = (
+    "fc.weight",
+    "classifier.1.weight",
+    "classifier.weight",
+    "head.weight",
+    "heads.head.weight",
+    "head.fc.weight",
+)
+# Part of the mean variance that is added to every variance of public images: directions that they
+# do not have stay small.
 RIDGE = 0.1
 
 
@@ -47,13 +57,19 @@ def read_map(config: Run) -> PublicMap:
     if is_head:
         if public and directions.shape[1] != len(centre if centre is not None else ()):
             raise ConfigError(
-                f"features.projection = {file!r} has {directions.shape[1]} columns; features in fedpft.public have "
-                "another number"
+                f"features.projection = {file!r} has {directions.shape[1]} columns; features in "
+                "fedpft.public have another number"
             )
         # What all classes share does not tell them apart.
         directions = directions - directions.mean(0)
-        directions = whitened(directions, raised(read_public(public), power)) if public else _leading(directions)
-    return PublicMap(unpack_projection(pack(directions[: min(dimensions, *directions.shape)].float())), centre)
+        directions = (
+            whitened(directions, raised(read_public(public), power))
+            if public
+            else _leading(directions)
+        )
+    return PublicMap(
+        unpack_projection(pack(directions[: min(dimensions, *directions.shape)].float())), centre
+    )
 
 
 def whitened(head: Tensor, public: Tensor) -> Tensor:
@@ -75,7 +91,9 @@ def whitened(head: Tensor, public: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance)
     deviations = (values.clamp_min(0) + RIDGE * covariance.trace() / d).clamp_min(1e-12).sqrt()
     _, strengths, directions = torch.linalg.svd(head @ (vectors * deviations), full_matrices=False)
-    rows: Tensor = (strengths / strengths[0]).sqrt()[:, None] * (directions / deviations) @ vectors.T
+    rows: Tensor = (
+        (strengths / strengths[0]).sqrt()[:, None] * (directions / deviations) @ vectors.T
+    )
     return rows / rows.abs().max()
 
 
@@ -93,9 +111,12 @@ def _read(file: str) -> tuple[Tensor, bool]:
             names = [name for name in (NAME, *HEADS) if name in content.keys()]  # noqa: SIM118
             directions = content.get_tensor(names[0]).double() if names else torch.zeros(0)
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"features.projection = {file!r}: no readable safetensors file ({error})") from None
+        raise ConfigError(
+            f"features.projection = {file!r}: no readable safetensors file ({error})"
+        ) from None
     if directions.ndim != 2 or not directions.isfinite().all():
         raise ConfigError(
-            f"features.projection = {file!r}: needs a finite matrix named {NAME}, or a head named {', '.join(HEADS)}"
+            f"features.projection = {file!r}: needs a finite matrix named {NAME}, or a head named "
+            f"{', '.join(HEADS)}"
         )
     return directions, names[0] != NAME

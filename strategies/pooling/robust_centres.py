@@ -1,4 +1,6 @@
-"""Robust centres (median, trimmed mean, geometric median) of points with site weights. No Flower types."""
+"""Robust centres (median, trimmed mean, geometric median) of points with site weights. No Flower
+types.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-# The share of the weight that a trimmed mean removes at each end, and so the share of hostile sites that it tolerates.
+# The share of the weight that a trimmed mean removes at each end, and so the share of hostile sites
+# that it tolerates.
 TRIM = 0.2
 STEPS = 30
 # The defence rules that pool points. The other rules exclude sites, or do nothing.
@@ -52,7 +55,10 @@ def robust_tensors(tables: Sequence[Mapping[str, Tensor]], rule: str) -> dict[st
         The centre of every tensor, float32.
     """
     votes = torch.ones(len(tables), dtype=torch.float64)
-    return {name: robust_mean(torch.stack([table[name] for table in tables]), votes, rule).float() for name in tables[0]}
+    return {
+        name: robust_mean(torch.stack([table[name] for table in tables]), votes, rule).float()
+        for name in tables[0]
+    }
 
 
 def coordinate_median(points: Tensor, weights: Tensor) -> Tensor:

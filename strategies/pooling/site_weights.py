@@ -1,4 +1,6 @@
-"""Cap on the weight of one site: sites report counts, and a false count must not dominate the model. No Flower types."""
+"""Cap on the weight of one site: sites report counts, and a false count must not dominate the
+model. No Flower types.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,17 @@ from dataclasses import replace
 
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
-# Below this number no cap applies: with two sites, the smaller one would cut the weight of the larger one.
+# Below this number no cap applies: with two sites, the smaller one would cut the weight of the
+# larger one.
 FEWEST_SITES = 3
-# Sites with fewer records say nothing about the size of a usual site, if at least this many sites and this share have more.
+# Sites with fewer records say nothing about the size of a usual site, if at least this many sites
+# and this share have more.
 FEWEST_RECORDS, LARGER_SITES, SHARE_OF_SITES = 10, 10, 0.25
 
 
-def shares_kept(counts: Sequence[Sequence[float]], max_share: float, power: float = 1.0) -> list[float]:
+def shares_kept(
+    counts: Sequence[Sequence[float]], max_share: float, power: float = 1.0
+) -> list[float]:
     """The share of its records that each site keeps.
 
     A site's weight is at most `max_share` times the usual site's, for all records together and for
@@ -46,7 +52,8 @@ def shares_kept(counts: Sequence[Sequence[float]], max_share: float, power: floa
     most = times * max(1.0, statistics.median_low(totals[index] for index in usual))
     most_of_class = times * max(1.0, statistics.median_low(largest[index] for index in usual))
     return [
-        min(1.0, most / max(total, 1e-9), most_of_class / max(top, 1e-9)) for total, top in zip(totals, largest, strict=True)
+        min(1.0, most / max(total, 1e-9), most_of_class / max(top, 1e-9))
+        for total, top in zip(totals, largest, strict=True)
     ]
 
 
@@ -65,7 +72,14 @@ def scaled(surrogate: AnySurrogate, share: float) -> AnySurrogate:
         squares = None if sums.squares is None else sums.squares * share
         sigmas = {name: sigma * share for name, sigma in sums.sigmas.items()}
         return replace(
-            surrogate, sums=replace(sums, counts=sums.counts * share, sums=sums.sums * share, squares=squares, sigmas=sigmas)
+            surrogate,
+            sums=replace(
+                sums,
+                counts=sums.counts * share,
+                sums=sums.sums * share,
+                squares=squares,
+                sigmas=sigmas,
+            ),
         )
     counts = (surrogate.mixtures.counts.double() * share).round().long().clamp_min(1)
     return replace(surrogate, mixtures=replace(surrogate.mixtures, counts=counts))

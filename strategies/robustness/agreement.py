@@ -1,7 +1,9 @@
-"""Agreement of two sites: the correlation of the differences between their class means. Every other site has one vote.
+"""Agreement of two sites: the correlation of the differences between their class means. Every other
+site has one vote.
 
-With large privacy noise one class gives little information, but all classes of a site together give much: the noise of two
-sites is independent, so on average it adds nothing to the inner product of their means.
+With large privacy noise one class gives little information, but all classes of a site together give
+much: the noise of two sites is independent, so on average it adds nothing to the inner product of
+their means.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from torch import Tensor
 
 from strategies.robustness.class_points import ClassPoints
 
-# Allowance for chance in standard errors; factor of the variance along the lines between classes over the average one.
+# Allowance for chance in standard errors; factor of the variance along the lines between classes
+# over the average one.
 SIGMAS, ALONG = 2.0, 16.0
-# A site is unrelated if the quantile QUANTILE of its correlations is certainly below UNRELATED. Without privacy noise it is
-# also unrelated if, over SEVERAL shared classes or more, that quantile is certainly below SHARE times the median site's and
-# no larger than chance explains. Photos and sketches of the same classes have a small correlation, but not by chance.
+# A site is unrelated if the quantile QUANTILE of its correlations is certainly below UNRELATED.
+# Without privacy noise it is also unrelated if, over SEVERAL shared classes or more, that quantile
+# is certainly below SHARE times the median site's and no larger than chance explains. Photos and
+# sketches of the same classes have a small correlation, but not by chance.
 UNRELATED, QUANTILE, SHARE, SEVERAL = 0.07, 0.7, 0.33, 3
 # Lower bound of a site's squared distance between classes, as a share of the median site's.
 SMALLEST = 0.05
@@ -69,15 +73,20 @@ def unrelated(pairs: Pairs, noisy: bool, dimension: int) -> Tensor:
     """
     agreed, error = agreement(pairs)
     most = agreed + SIGMAS * error
-    # k differences in random directions of d dimensions have a correlation with variance 1 / (k d). Chance in the means adds
-    # to it; in most directions that is smaller than along the lines between classes.
-    shared = pairs.shared.masked_fill(pairs.shared == 0, torch.nan).nanmedian(1).values.nan_to_num(0.0)
+    # k differences in random directions of d dimensions have a correlation with variance 1 / (k d).
+    # Chance in the means adds to it; in most directions that is smaller than along the lines
+    # between classes.
+    shared = (
+        pairs.shared.masked_fill(pairs.shared == 0, torch.nan).nanmedian(1).values.nan_to_num(0.0)
+    )
     by_chance = (1 / (dimension * shared.clamp_min(1)) + error.square() / ALONG).sqrt()
     known = most[most.isfinite()]
     threshold = torch.full_like(most, UNRELATED)
     if len(known) and not noisy:
         usual = SHARE * float(known.median().clamp_max(1))
-        threshold[(shared >= SEVERAL - 1) & (agreed < SIGMAS * by_chance.minimum(error))] = max(UNRELATED, usual)
+        threshold[(shared >= SEVERAL - 1) & (agreed < SIGMAS * by_chance.minimum(error))] = max(
+            UNRELATED, usual
+        )
     return 1 + threshold - most
 
 
@@ -97,7 +106,8 @@ def agreement(pairs: Pairs) -> tuple[Tensor, Tensor]:
     quantiles, errors = torch.zeros(len(pairs.sites)), torch.full((len(pairs.sites),), torch.inf)
     for site, own in enumerate(pairs.shared > 0):
         if int(own.sum()) >= VOTES:
-            # The others' noise is independent between votes and averages out; the site's own noise is common to all votes.
+            # The others' noise is independent between votes and averages out; the site's own noise
+            # is common to all votes.
             mine, theirs = pairs.mine[site, own].median(), pairs.theirs[site, own].median()
             quantiles[site] = pairs.correlation[site, own].quantile(QUANTILE)
             errors[site] = (mine + math.pi / 2 * theirs / int(own.sum())).sqrt()
@@ -120,7 +130,10 @@ def correlations(points: ClassPoints) -> Pairs:
     pairs = Pairs(torch.arange(count), partners, *tables)
     has = points.counts > 0
     lengths = torch.stack(
-        [_length(points.means[site][own].double(), points.noise[site][own]) for site, own in enumerate(has)]
+        [
+            _length(points.means[site][own].double(), points.noise[site][own])
+            for site, own in enumerate(has)
+        ]
     )
     usual = lengths.nanmedian()
     if not usual > 0:
@@ -148,7 +161,9 @@ def correlations(points: ClassPoints) -> Pairs:
 
 
 def _length(means: Tensor, noise: Tensor) -> Tensor:
-    """Mean squared distance (a scalar) of class means (C, d) from their centre, minus noise; NaN for one class."""
+    """Mean squared distance (a scalar) of class means (C, d) from their centre, minus noise; NaN
+    for one class.
+    """
     if len(means) < 2:
         return torch.tensor(torch.nan, dtype=torch.float64)
     noise, apart = noise.double(), (means - means.mean(0)).square().sum(1).mean()

@@ -17,11 +17,14 @@ from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from strategies.robustness.reach import FEWEST, Moments, Reach
 from strategies.robustness.second_moments import oddness
 
-# Minimum number of sites with a class to judge it: with two sites that disagree, the wrong one is unknown.
+# Minimum number of sites with a class to judge it: with two sites that disagree, the wrong one is
+# unknown.
 KNOWN_BY = 3
-# Largest distance in standard deviations within classes. Larger ones are cut off, so that squares stay finite.
+# Largest distance in standard deviations within classes. Larger ones are cut off, so that squares
+# stay finite.
 FARTHEST = 1e6
-# Lower bound of a dimension's variance, as a share of the mean variance: some pixels are nearly constant.
+# Lower bound of a dimension's variance, as a share of the mean variance: some pixels are nearly
+# constant.
 FLOOR = 0.01
 
 
@@ -110,7 +113,9 @@ def class_points(surrogates: Sequence[AnySurrogate], classes: tuple[str, ...]) -
     sums = [surrogate for surrogate in surrogates if isinstance(surrogate, SumsSurrogate)]
     if sums:
         return of_sums(sums)
-    return of_mixtures([surrogate for surrogate in surrogates if isinstance(surrogate, Surrogate)], classes)
+    return of_mixtures(
+        [surrogate for surrogate in surrogates if isinstance(surrogate, Surrogate)], classes
+    )
 
 
 def of_mixtures(surrogates: Sequence[Surrogate], classes: tuple[str, ...]) -> ClassPoints:
@@ -124,7 +129,10 @@ def of_mixtures(surrogates: Sequence[Surrogate], classes: tuple[str, ...]) -> Cl
     names, d = tuple(s.header.site for s in surrogates), surrogates[0].dimension
     # Only classes of several sites: one site must not enlarge the table with invented classes.
     holders = Counter(
-        name for s in surrogates for name, count in zip(s.header.classes, s.counts, strict=True) if count >= FEWEST
+        name
+        for s in surrogates
+        for name, count in zip(s.header.classes, s.counts, strict=True)
+        if count >= FEWEST
     )
     classes = tuple(name for name in classes if holders[name] >= KNOWN_BY)
     moments = [Moments.of(surrogate) for surrogate in surrogates]
@@ -143,14 +151,21 @@ def of_mixtures(surrogates: Sequence[Surrogate], classes: tuple[str, ...]) -> Cl
     # In place: for ten thousand sites this table is most of the memory.
     means.div_(usual.sqrt()).clamp_(-FARTHEST, FARTHEST)
     noise = 1 / counts.clamp_min(1)
-    odd = torch.stack([reach.scores(row, surrogate).amax() for row, surrogate in enumerate(surrogates)]).float()
+    odd = torch.stack(
+        [reach.scores(row, surrogate).amax() for row, surrogate in enumerate(surrogates)]
+    ).float()
     table = (means, counts, noise, torch.zeros_like(noise), shape)
     return ClassPoints(names, classes, *table, float(d), odd=odd, parts=tuple(parts))
 
 
 def _shapes(moments: Sequence[Moments], usual: Tensor) -> Tensor:
-    """Squared distances (S,) of the sites' standard deviations from the median; zero for sites that do not know them."""
-    shape, known = torch.zeros(len(moments)), [row for row, each in enumerate(moments) if each.spread]
+    """Squared distances (S,) of the sites' standard deviations from the median; zero for sites that
+    do not know them.
+    """
+    shape, known = (
+        torch.zeros(len(moments)),
+        [row for row, each in enumerate(moments) if each.spread],
+    )
     if known:
         variances = torch.stack([moments[row].usual_variances() for row in known])
         deviations = (variances / usual).sqrt().clamp_max(FARTHEST)
@@ -176,14 +191,20 @@ def of_sums(surrogates: Sequence[SumsSurrogate]) -> ClassPoints:
             order.
     """
     first = surrogates[0]
-    counts, sums = (torch.stack([getattr(s.sums, name) for s in surrogates]).float() for name in ("counts", "sums"))
-    sigmas = torch.tensor([[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float32)
+    counts, sums = (
+        torch.stack([getattr(s.sums, name) for s in surrogates]).float()
+        for name in ("counts", "sums")
+    )
+    sigmas = torch.tensor(
+        [[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float32
+    )
     # The same threshold for use and for judgement: exactly the classes in use are judged.
     counts = torch.where(counts > PRESENT * sigmas[:, :1], counts, 0.0)
     known, d = counts.clamp_min(1), first.dimension
     means = sums / known[..., None]
     privacy = (sigmas[:, 1:] / known).square()
-    # An honest mean has at most length one. Without this clamp, a false long mean would increase its own standard error.
+    # An honest mean has at most length one. Without this clamp, a false long mean would increase
+    # its own standard error.
     length = (means.square().mean(2) - privacy).clamp(0, 1 / d)
     # For features of unit norm, variance is one minus the mean's squared length.
     chance = (1 / d - length).clamp_min(0) / known

@@ -1,7 +1,7 @@
 """Defences against hostile sites, applied before learning. No Flower types.
 
-Weights are always capped. The setting `defence` selects more: "screen" excludes sites that disagree with the others;
-"median" and "trimmed" pool so that a minority cannot move the result far.
+Weights are always capped. The setting `defence` selects more: "screen" excludes sites that disagree
+with the others; "median" and "trimmed" pool so that a minority cannot move the result far.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def defend_surrogates(
     return Defended(kept, _capped([surrogate.header.site for surrogate in left], shares), suspects)
 
 
-def defend_updates(updates: Sequence[Parameters], rule: str, max_share: float) -> Defended[Parameters]:
+def defend_updates(
+    updates: Sequence[Parameters], rule: str, max_share: float
+) -> Defended[Parameters]:
     """Cap the weights of updates or heads and exclude suspects.
 
     Args:
@@ -72,7 +74,9 @@ def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:
     return Defended(kept, _capped([reply.header.site for reply in replies], shares))
 
 
-def cap_sums(replies: Sequence[Parameters], max_share: float, private: bool) -> Defended[Parameters]:
+def cap_sums(
+    replies: Sequence[Parameters], max_share: float, private: bool
+) -> Defended[Parameters]:
     """Cap the weights of the class sizes and sums in the first round of a generative run.
 
     Args:
@@ -83,7 +87,9 @@ def cap_sums(replies: Sequence[Parameters], max_share: float, private: bool) -> 
     counts = [reply.tensors[COUNTS].clamp_min(0).tolist() for reply in replies]
     shares = shares_kept(counts, max_share, 2.0 if private else 1.0)
     kept = [
-        replace(reply, tensors={name: tensor * share for name, tensor in reply.tensors.items()}) if share < 1 else reply
+        replace(reply, tensors={name: tensor * share for name, tensor in reply.tensors.items()})
+        if share < 1
+        else reply
         for reply, share in zip(replies, shares, strict=True)
     ]
     return Defended(kept, _capped([reply.header.site for reply in replies], shares))

@@ -1,7 +1,7 @@
 """The range of the sites' data. Every component must lie inside it, for any count and any class.
 
-Each site has one vote. Distances are squared, measured from the centre of all sites, in units of the median site's variance
-within classes.
+Each site has one vote. Distances are squared, measured from the centre of all sites, in units of
+the median site's variance within classes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from common.surrogates.surrogates import Surrogate
 
 # Minimum number of records for a meaningful class mean.
 FEWEST = 5
-# Allowed distance and width, as multiples of the median site's farthest component and widest class; multiple of the chance
-# variance.
+# Allowed distance and width, as multiples of the median site's farthest component and widest class;
+# multiple of the chance variance.
 FARTHER, WIDER, CHANCE = 6.0, 6.0, 3.0
-# Lower bound of a dimension's variance, as a share of the mean variance: a pixel may be constant in some classes only.
+# Lower bound of a dimension's variance, as a share of the mean variance: a pixel may be constant in
+# some classes only.
 FLOOR = 0.3
 
 
@@ -50,16 +51,29 @@ class Moments:
         """The moments of a surrogate, with the components of each class combined."""
         table = surrogate.mixtures
         weights, shape = table.weights.double()[:, None], (len(table.counts), surrogate.dimension)
-        means = torch.zeros(shape, dtype=torch.float64).index_add_(0, table.labels, weights * table.means.double())
+        means = torch.zeros(shape, dtype=torch.float64).index_add_(
+            0, table.labels, weights * table.means.double()
+        )
         apart = (table.means.double() - means[table.labels]).square()
         inside = table.covariance.variances_per_dimension().double().expand_as(apart) + apart
-        variances = torch.zeros(shape, dtype=torch.float64).index_add_(0, table.labels, weights * inside)
+        variances = torch.zeros(shape, dtype=torch.float64).index_add_(
+            0, table.labels, weights * inside
+        )
         freedom = (table.counts - table.components).clamp_min(0).sum()
         present = table.components > 0
         enough = table.counts[table.labels] * table.weights >= FEWEST
-        points = table.means if enough.all() else table.means[enough] if enough.any() else means[present]
+        points = (
+            table.means if enough.all() else table.means[enough] if enough.any() else means[present]
+        )
         # Single precision: for ten thousand sites these tables are most of what the screen holds.
-        return cls(means.float(), variances.float(), table.counts, present, points.float(), bool(freedom >= FEWEST))
+        return cls(
+            means.float(),
+            variances.float(),
+            table.counts,
+            present,
+            points.float(),
+            bool(freedom >= FEWEST),
+        )
 
     def certain(self) -> Tensor:
         """Mask (C,) of the classes with enough records; if there are none, of all present classes."""
@@ -95,11 +109,25 @@ class Reach:
         usual = _usual_variances(moments)
         variances = usual.double()
         scale = variances.clamp_min(FLOOR * float(variances.mean()) + 1e-30).sqrt()
-        middle = torch.stack([each.means[each.certain()].mean(0) for each in moments]).median(0).values.double()
-        far = torch.stack([((m.points.double() - middle) / scale).square().sum(1).amax() for m in moments])
-        wide = torch.stack([(m.variances[m.certain()] / scale.square()).sum(1).amax() for m in moments])
+        middle = (
+            torch.stack([each.means[each.certain()].mean(0) for each in moments])
+            .median(0)
+            .values.double()
+        )
+        far = torch.stack(
+            [((m.points.double() - middle) / scale).square().sum(1).amax() for m in moments]
+        )
+        wide = torch.stack(
+            [(m.variances[m.certain()] / scale.square()).sum(1).amax() for m in moments]
+        )
         known = torch.tensor([each.spread for each in moments])
-        return cls(usual, middle, scale, _median_of_others(far), _median_of_others(wide.masked_fill(~known, torch.nan)))
+        return cls(
+            usual,
+            middle,
+            scale,
+            _median_of_others(far),
+            _median_of_others(wide.masked_fill(~known, torch.nan)),
+        )
 
     def scores(self, site: int, surrogate: Surrogate) -> Tensor:
         """Scores of all components of a site.
@@ -119,7 +147,9 @@ class Reach:
         # In units of the scale, the variances of all dimensions add up to about their number.
         chance = self.widest[site].nan_to_num(posinf=table.means.shape[1])
         allowed = FARTHER * self.farthest[site] + CHANCE * chance / counts.clamp_min(1)
-        return torch.maximum(apart / allowed.clamp_min(1e-30), wide / (WIDER * self.widest[site]).clamp_min(1e-30))
+        return torch.maximum(
+            apart / allowed.clamp_min(1e-30), wide / (WIDER * self.widest[site]).clamp_min(1e-30)
+        )
 
     def bounded(self, site: int, means: Tensor) -> Tensor:
         """Means within the range of the other sites.
@@ -133,12 +163,18 @@ class Reach:
             towards the middle.
         """
         apart = (means.double() - self.middle) / self.scale
-        factor = (self.farthest[site].clamp_min(0) / apart.square().sum(1).clamp_min(1e-30)).sqrt().clamp_max(1.0)
+        factor = (
+            (self.farthest[site].clamp_min(0) / apart.square().sum(1).clamp_min(1e-30))
+            .sqrt()
+            .clamp_max(1.0)
+        )
         return self.middle + factor[:, None] * apart * self.scale
 
 
 def _usual_variances(moments: Sequence[Moments]) -> Tensor:
-    """Variances within classes (d,): the median over the sites that know them; without such sites, those of the means."""
+    """Variances within classes (d,): the median over the sites that know them; without such sites,
+    those of the means.
+    """
     known = [each.usual_variances() for each in moments if each.spread]
     if known:
         return torch.stack(known).median(0).values
@@ -147,7 +183,9 @@ def _usual_variances(moments: Sequence[Moments]) -> Tensor:
 
 
 def _median_of_others(values: Tensor) -> Tensor:
-    """For every entry of (S,), the median of the others without NaN; infinite where fewer than two others have a value."""
+    """For every entry of (S,), the median of the others without NaN; infinite where fewer than two
+    others have a value.
+    """
     known = ~values.isnan()
     ordered = values[known].sort().values
     if len(ordered) < 2:

@@ -1,4 +1,6 @@
-"""Robust pooling of mixtures: a minority of hostile sites cannot move the result far. No Flower types."""
+"""Robust pooling of mixtures: a minority of hostile sites cannot move the result far. No Flower
+types.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from strategies.pooling.robust_centres import coordinate_median, robust_mean
 from strategies.robustness.class_points import KNOWN_BY
 from strategies.robustness.reach import FEWEST, Moments, Reach
 
-# The share of sites, those with variances nearest the median, that determines the directions of the covariance.
+# The share of sites, those with variances nearest the median, that determines the directions of the
+# covariance.
 CORE = 0.5
 
 
@@ -36,7 +39,9 @@ def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Sur
         rank: most directions of a covariance of low rank.
     """
     reach = Reach.of([Moments.of(surrogate) for surrogate in surrogates])
-    names = tuple(dict.fromkeys(name for surrogate in surrogates for name in surrogate.header.classes))
+    names = tuple(
+        dict.fromkeys(name for surrogate in surrogates for name in surrogate.header.classes)
+    )
     rows: dict[str, list[tuple[Tensor, float]]] = {name: [] for name in names}
     bounded: dict[str, list[Tensor]] = {name: [] for name in names}
     variances, sizes = [], []
@@ -67,11 +72,21 @@ def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Sur
     enough = torch.tensor(sizes) >= FEWEST
     spread = torch.stack(variances)
     voting = spread[enough] if int(enough.sum()) >= KNOWN_BY else spread
-    covariance = _covariance(surrogates, spread, robust_mean(voting, torch.ones(len(voting)), rule).float(), rank)
+    covariance = _covariance(
+        surrogates, spread, robust_mean(voting, torch.ones(len(voting)), rule).float(), rank
+    )
     first = surrogates[0]
-    header = Header(first.header.method, first.header.run, "pooled", first.header.fingerprint, tuple(kept))
+    header = Header(
+        first.header.method, first.header.run, "pooled", first.header.fingerprint, tuple(kept)
+    )
     labels = torch.arange(len(kept))
-    table = Mixtures(torch.tensor(counts).clamp_min(1), labels, torch.ones(len(kept)), torch.stack(means), covariance)
+    table = Mixtures(
+        torch.tensor(counts).clamp_min(1),
+        labels,
+        torch.ones(len(kept)),
+        torch.stack(means),
+        covariance,
+    )
     return replace(first, header=header, mixtures=table)
 
 
@@ -86,18 +101,28 @@ def _whole(core: Sequence[Surrogate], usual: Tensor) -> Gram:
     return Gram(total * factors * factors[:, None])
 
 
-def _covariance(surrogates: Sequence[Surrogate], spread: Tensor, usual: Tensor, rank: int) -> Gram | LowRank:
-    """Covariance with variances `usual` (d,) and the directions of the core sites, if the family has directions."""
+def _covariance(
+    surrogates: Sequence[Surrogate], spread: Tensor, usual: Tensor, rank: int
+) -> Gram | LowRank:
+    """Covariance with variances `usual` (d,) and the directions of the core sites, if the family
+    has directions.
+    """
     middle = coordinate_median(spread, torch.ones(len(spread))).float()
     order = (spread.clamp_min(0).sqrt() - middle.clamp_min(0).sqrt()).square().sum(1).argsort()
     core = order[: max(1, round(CORE * len(spread)))].tolist()
     floor = RELATIVE_FLOOR * float(usual.mean()) + 1e-30
     if isinstance(surrogates[0].mixtures.covariance, Gram):
         return _whole([surrogates[index] for index in core], usual.clamp_min(floor))
-    factors = [table.factor.float() for index in core if isinstance(table := surrogates[index].mixtures.covariance, LowRank)]
+    factors = [
+        table.factor.float()
+        for index in core
+        if isinstance(table := surrogates[index].mixtures.covariance, LowRank)
+    ]
     if not factors:
         return LowRank(torch.zeros(len(usual), 0), usual.clamp_min(floor))
-    left, values, _ = torch.linalg.svd(torch.cat(factors, 1) / len(factors) ** 0.5, full_matrices=False)
+    left, values, _ = torch.linalg.svd(
+        torch.cat(factors, 1) / len(factors) ** 0.5, full_matrices=False
+    )
     factor = left[:, :rank] * values[:rank]
     # The directions must not exceed the total variance of a dimension.
     explained = factor.square().sum(1)

@@ -1,18 +1,21 @@
-"""The screen: finds sites whose class means disagree with those of the other sites. Functions on tensors; no Flower types.
+"""The screen: finds sites whose class means disagree with those of the other sites. Functions on
+tensors; no Flower types.
 
-Each site is compared with the mean of all other sites. Four patterns make a site a suspect. Honest sites with other
-classes, sizes and image styles show none of them (benchmarks/robustness.py measures both):
+Each site is compared with the mean of all other sites. Four patterns make a site a suspect. Honest
+sites with other classes, sizes and image styles show none of them (benchmarks/robustness.py
+measures both):
 
-far: the distance of a class mean, or of its variances, is much larger than the extent of the others' data.
-moved: one class mean is far from the others', but the site's other classes are not. Another scanner would move them all.
-label: the mean or a component of class c is near the others' class c' and far from their class c, on which they agree; or
-a class that too few sites have lies where the others have another class.
-unrelated: the differences between its class means have nothing in common with the others'. This test sums over all
-classes, because privacy noise hides it in each single class.
+far: the distance of a class mean, or of its variances, is much larger than the extent of the
+others' data. moved: one class mean is far from the others', but the site's other classes are not.
+Another scanner would move them all. label: the mean or a component of class c is near the others'
+class c' and far from their class c, on which they agree; or a class that too few sites have lies
+where the others have another class. unrelated: the differences between its class means have nothing
+in common with the others'. This test sums over all classes, because privacy noise hides it in each
+single class.
 
-Distances are squared 2-Wasserstein (Bures-Wasserstein) distances. For Gaussians with diagonal covariance, means m and
-standard deviations s, the closed form is |m - m'|^2 + |s - s'|^2. The part expected from chance and privacy noise is
-subtracted.
+Distances are squared 2-Wasserstein (Bures-Wasserstein) distances. For Gaussians with diagonal
+covariance, means m and standard deviations s, the closed form is |m - m'|^2 + |s - s'|^2. The part
+expected from chance and privacy noise is subtracted.
 """
 
 from __future__ import annotations
@@ -27,18 +30,23 @@ from strategies.robustness.agreement import Pairs, correlations, unrelated
 from strategies.robustness.class_points import KNOWN_BY, ClassPoints, standard_error
 from strategies.robustness.component_screening import scores_of
 
-# Thresholds of "label": how many times nearer (squared distance) to the others' class c' than to c; certain position on the
-# line from c (0) to c' (1); squared distance to c, as a multiple of the others' own spread.
+# Thresholds of "label": how many times nearer (squared distance) to the others' class c' than to c;
+# certain position on the line from c (0) to c' (1); squared distance to c, as a multiple of the
+# others' own spread.
 NEARER, ASIDE, DISAGREE = 6.0, 0.6, 1.5
-# Thresholds of "far": squared distance as a multiple of the extent of the others' data; absolute for features of norm one.
+# Thresholds of "far": squared distance as a multiple of the extent of the others' data; absolute
+# for features of norm one.
 FAR, FAR_OF_UNIT = 12.0, 4.0
-# Threshold of "moved": squared distance as a multiple of the usual one, which is the largest of: the median of the site's
-# other classes, the median of all sites, and `USUAL` times the distance between two classes.
+# Threshold of "moved": squared distance as a multiple of the usual one, which is the largest of:
+# the median of the site's other classes, the median of all sites, and `USUAL` times the distance
+# between two classes.
 MOVED, USUAL = 6.0, 0.5
-# Allowance for chance in standard errors; a smaller one for nearness, which is only needed roughly. Factor of the variance
-# along the line between two classes, which is larger than in the average dimension.
+# Allowance for chance in standard errors; a smaller one for nearness, which is only needed roughly.
+# Factor of the variance along the line between two classes, which is larger than in the average
+# dimension.
 SIGMAS, ROUGHLY, ALONG = 3.5, 1.0, 16.0
-# Records of a site in a class that count, as a multiple of the median site's; the default of `max-share`.
+# Records of a site in a class that count, as a multiple of the median site's; the default of
+# `max-share`.
 MOST = 3.0
 # Numbers of a table that are compared at a time.
 NUMBERS = 2**17
@@ -123,17 +131,26 @@ def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
     if not points.classes:
         return None
     compared = compare(points)
-    for kind, scores in (("far", far(points, compared)), ("moved", moved(compared)), ("label", label(compared))):
+    for kind, scores in (
+        ("far", far(points, compared)),
+        ("moved", moved(compared)),
+        ("label", label(compared)),
+    ):
         score = scores.sum(1) if kind == "label" else scores.amax(1)
         site = int(score.argmax())
         if score[site] >= 1:
-            return _suspect(points, compared, kind, site, int(scores[site].argmax()), float(score[site]))
+            return _suspect(
+                points, compared, kind, site, int(scores[site].argmax()), float(score[site])
+            )
     if (suspect := _misplaced(points, compared)) is not None:
         return suspect
     scores = unrelated(pairs, points.power > 1, points.means.shape[2])
     site = int(scores.argmax())
     if float(scores[site]) > 1:
-        why = "the differences between its class means have nothing in common with those of the other sites"
+        why = (
+            "the differences between its class means have nothing in common with those of the "
+            "other sites"
+        )
         return Suspect(points.sites[site], "unrelated", float(scores[site]), why)
     return None
 
@@ -145,13 +162,17 @@ def compare(points: ClassPoints) -> Compared:
     Args:
         points: class means of all sites.
     """
-    usual = points.counts.masked_fill(points.counts == 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+    usual = (
+        points.counts.masked_fill(points.counts == 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+    )
     weights = points.counts.minimum(usual) ** points.power
-    # At most those of the second largest site of a class, and MOST times the median's: no site alone decides how many
-    # records the others have, and records that the cap on a site's weight takes away do not hide a liar.
+    # At most those of the second largest site of a class, and MOST times the median's: no site
+    # alone decides how many records the others have, and records that the cap on a site's weight
+    # takes away do not hide a liar.
     second = points.counts.topk(min(2, len(points.counts)), 0).values[-1]
     records = points.counts.minimum(second).minimum(MOST * usual)
-    # Some sites at a time: for ten thousand sites, one more table of their means would be the largest in memory.
+    # Some sites at a time: for ten thousand sites, one more table of their means would be the
+    # largest in memory.
     sites, classes, d = points.means.shape
     at_once = max(1, NUMBERS // (classes * max(classes, d)))
     own_squares = torch.cat([some.square().sum(2) for some in torch.split(points.means, at_once)])
@@ -165,19 +186,24 @@ def compare(points: ClassPoints) -> Compared:
         records.sum(0),
     )
     blocks = [
-        _compare_some(points, weights, own_squares, records, everyone, slice(first, first + at_once))
+        _compare_some(
+            points, weights, own_squares, records, everyone, slice(first, first + at_once)
+        )
         for first in range(0, sites, at_once)
     ]
     lengths = own_squares[weights > 0]
     extent = points.within + (float(lengths.median()) if len(lengths) else 0.0)
     tables = {name: torch.cat([part[name] for part, _ in blocks]) for name in blocks[0][0]}
-    return Compared(**tables, extent=extent, misplaced=tuple(each for _, parts in blocks for each in parts))
+    return Compared(
+        **tables, extent=extent, misplaced=tuple(each for _, parts in blocks for each in parts)
+    )
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums over all sites: weight (C,), weighted means (C, d), noise of the weighted sum and weighted noise (C,), weighted
-    squared length (C,), the number of sites that have a class (C,), and records (C,).
+    """Sums over all sites: weight (C,), weighted means (C, d), noise of the weighted sum and
+    weighted noise (C,), weighted squared length (C,), the number of sites that have a class (C,),
+    and records (C,).
     """
 
     weight: Tensor
@@ -190,10 +216,20 @@ class _Sums:
 
 
 def _compare_some(
-    points: ClassPoints, weights: Tensor, own_squares: Tensor, records: Tensor, everyone: _Sums, some: slice
+    points: ClassPoints,
+    weights: Tensor,
+    own_squares: Tensor,
+    records: Tensor,
+    everyone: _Sums,
+    some: slice,
 ) -> tuple[dict[str, Tensor], list[tuple[int, Tensor, Tensor]]]:
     """The tables of `Compared` for n sites, and their misplaced parts."""
-    means, own_noise, weight, d = points.means[some], points.noise[some], weights[some], points.means.shape[2]
+    means, own_noise, weight, d = (
+        points.means[some],
+        points.noise[some],
+        weights[some],
+        points.means.shape[2],
+    )
     left = (everyone.weight - weight).clamp_min(1e-30)
     centres = (everyone.means - weight[..., None] * means) / left[..., None]
     noise = ((everyone.noise - weight.square() * own_noise) / left.square()).clamp_min(0)
@@ -203,7 +239,8 @@ def _compare_some(
     apart = _squares(centres, centres) - d * both
     squares = _squares(means, centres) - d * (own_noise[:, :, None] + noise[:, None])
     own = squares.diagonal(dim1=1, dim2=2)
-    # If privacy noise hides the distance between two classes, a site cannot be accused of confusing them.
+    # If privacy noise hides the distance between two classes, a site cannot be accused of confusing
+    # them.
     blurred = apart < SIGMAS * standard_error(apart, both, d)
     nearest, other = squares.masked_fill(~known[:, None] | blurred | same, torch.inf).min(2)
     length = apart.gather(2, other[..., None])[..., 0].clamp_min(1e-30)
@@ -223,13 +260,25 @@ def _compare_some(
         "deviation": standard_error(own, summed, d),
         "spread": spread,
         "judged": judged,
-        "between": apart.masked_fill(~pairs, torch.nan).flatten(1).nanmedian(1).values.clamp_min(0).nan_to_num(0.0),
+        "between": apart.masked_fill(~pairs, torch.nan)
+        .flatten(1)
+        .nanmedian(1)
+        .values.clamp_min(0)
+        .nan_to_num(0.0),
     }
     left_records = everyone.records - records[some]
     misplaced = [
         (
             some.start + row,
-            *scores_of(parts, centres[row], known[row], noise[row], apart[row], spread[row], left_records[row]),
+            *scores_of(
+                parts,
+                centres[row],
+                known[row],
+                noise[row],
+                apart[row],
+                spread[row],
+                left_records[row],
+            ),
         )
         for row, parts in enumerate(points.parts[some])
         if len(parts.points)
@@ -249,7 +298,8 @@ def far(points: ClassPoints, compared: Compared) -> Tensor:
         limit.
     """
     apart = (compared.own - SIGMAS * compared.deviation).masked_fill(~compared.judged, 0.0)
-    # Means of features of norm one have a distance of at most two; a noisy count may double the length of a mean.
+    # Means of features of norm one have a distance of at most two; a noisy count may double the
+    # length of a mean.
     most = FAR * compared.extent if points.power == 1 else FAR_OF_UNIT
     return torch.maximum(apart, points.shape[:, None]) / most
 
@@ -268,7 +318,9 @@ def label(compared: Compared) -> Tensor:
     """
     near = NEARER * (compared.nearest - ROUGHLY * compared.deviation).clamp_min(0) <= compared.own
     agreed = compared.own > DISAGREE * compared.spread
-    mislabelled = near & agreed & (compared.along > ASIDE) & compared.judged & compared.nearest.isfinite()
+    mislabelled = (
+        near & agreed & (compared.along > ASIDE) & compared.judged & compared.nearest.isfinite()
+    )
     return torch.where(mislabelled, 2 * compared.along, 0.0)
 
 
@@ -285,7 +337,9 @@ def moved(compared: Compared) -> Tensor:
     own = compared.own.masked_fill(~compared.judged, torch.nan)
     among = own.nanmedian()
     rest = torch.stack([_median_of_others(row) for row in own])
-    usual = torch.maximum(torch.maximum(rest, among), USUAL * compared.between[:, None]).clamp_min(1e-30)
+    usual = torch.maximum(torch.maximum(rest, among), USUAL * compared.between[:, None]).clamp_min(
+        1e-30
+    )
     return ((own - SIGMAS * compared.deviation) / (MOVED * usual)).nan_to_num(0.0)
 
 
@@ -296,7 +350,9 @@ def _median_of_others(row: Tensor) -> Tensor:
 
 
 def _squares(one: Tensor, two: Tensor) -> Tensor:
-    """Squared distances (..., n, m) between rows, in double precision because small noise is subtracted later."""
+    """Squared distances (..., n, m) between rows, in double precision because small noise is
+    subtracted later.
+    """
     a, b = one.double(), two.double()
     lengths = a.square().sum(-1)[..., None] + b.square().sum(-1)[..., None, :]
     return torch.baddbmm(lengths, a, b.mT, alpha=-2).clamp_min(0).float()
@@ -320,14 +376,25 @@ def _misplaced(points: ClassPoints, compared: Compared) -> Suspect | None:
     return Suspect(points.sites[site], "label", top, why)
 
 
-def _suspect(points: ClassPoints, compared: Compared, kind: str, site: int, index: int, score: float) -> Suspect:
+def _suspect(
+    points: ClassPoints, compared: Compared, kind: str, site: int, index: int, score: float
+) -> Suspect:
     name = points.classes[index]
     if kind == "label":
         other = points.classes[int(compared.other[site, index])]
-        why = f"its class {name!r} lies where the other sites have class {other!r}, not where they have {name!r}"
+        why = (
+            f"its class {name!r} lies where the other sites have class {other!r}, not where "
+            f"they have {name!r}"
+        )
         return Suspect(points.sites[site], "label", score, why)
     if kind == "far":
-        why = f"its class {name!r}, or the spread of its data, differs from the other sites by more than their data's extent"
+        why = (
+            f"its class {name!r}, or the spread of its data, differs from the other sites by "
+            "more than their data's extent"
+        )
         return Suspect(points.sites[site], "far", score, why)
-    why = f"its class {name!r} is far from the same class at the other sites, but its other classes are not"
+    why = (
+        f"its class {name!r} is far from the same class at the other sites, but its other "
+        "classes are not"
+    )
     return Suspect(points.sites[site], "moved", score, why)

@@ -1,4 +1,6 @@
-"""Screen of noisy second moments: finds sites that disagree with the other sites. Functions on tensors."""
+"""Screen of noisy second moments: finds sites that disagree with the other sites. Functions on
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from torch import Tensor
 from common.surrogates.class_sums import PRESENT, fold
 from common.surrogates.surrogates import SumsSurrogate
 
-# Allowed squared distance from the median: a multiple of the median site's, plus a multiple of the median's squared length,
-# plus a number of standard errors for noise.
+# Allowed squared distance from the median: a multiple of the median site's, plus a multiple of the
+# median's squared length, plus a number of standard errors for noise.
 FARTHER, SHARE, SIGMAS = 6.0, 1.0, 5.0
 
 
@@ -40,7 +42,9 @@ def oddness(surrogates: Sequence[SumsSurrogate]) -> Tensor:
     around = noise + noise.median() * torch.pi / (2 * len(judged))
     squares = (rest - middle).square().sum(1) - entries * around
     error = (2 * entries) ** 0.5 * around + 2 * (squares.clamp_min(0) * around).sqrt()
-    length = (middle.square().sum() - entries * noise.median() * torch.pi / (2 * len(judged))).clamp_min(0)
+    length = (
+        middle.square().sum() - entries * noise.median() * torch.pi / (2 * len(judged))
+    ).clamp_min(0)
     allowed = FARTHER * squares.clamp_min(0).median() + SHARE * length + SIGMAS * error
     scores[judged] = (squares / allowed.clamp_min(1e-30)).clamp_min(0).float()
     return scores
@@ -71,5 +75,7 @@ def within(surrogate: SumsSurrogate) -> tuple[Tensor, float] | None:
     if len(sums.squares) == d:
         explained = weights @ means.square() - blur
     else:
-        explained = fold((weights[:, None] * means).T @ means - blur * torch.eye(d, dtype=torch.float64))
+        explained = fold(
+            (weights[:, None] * means).T @ means - blur * torch.eye(d, dtype=torch.float64)
+        )
     return sums.squares.double() / total - explained, (sums.sigmas["squares"] / total) ** 2

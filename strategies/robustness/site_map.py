@@ -1,6 +1,8 @@
-"""A map of the sites: how far apart their surrogates are, class by class, and which class a site's class resembles.
+"""A map of the sites: how far apart their surrogates are, class by class, and which class a site's
+class resembles.
 
-It uses what the sites have released and nothing else, so under differential privacy it costs no further privacy.
+It uses what the sites have released and nothing else, so under differential privacy it costs no
+further privacy.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ SAMPLES, FEWEST_SAMPLES = 256, 32
 # Numbers that all samples together may have.
 ROOM = 2**28
 MOST_SITES, MOST_CLASSES = 60, 50
-# A site is odd if its distance to the others (`_apart`) is so many times the median site's, and at least so large.
+# A site is odd if its distance to the others (`_apart`) is so many times the median site's, and at
+# least so large.
 ODD, LEAST = 2.0, 0.5
-# Standard deviations of privacy noise beyond which a difference is not noise; many sites and classes are compared.
+# Standard deviations of privacy noise beyond which a difference is not noise; many sites and
+# classes are compared.
 DEVIATIONS = 4.0
 
 
@@ -67,8 +71,9 @@ class SiteMap:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Of a site's classes: means (C, d); in the shared directions means (C, k) and covariances (C, k, k); variances (C,) of
-    the privacy noise in a coordinate of the means; relative deviations (C,) of noisy counts; which classes it has (C,).
+    """Of a site's classes: means (C, d); in the shared directions means (C, k) and covariances (C,
+    k, k); variances (C,) of the privacy noise in a coordinate of the means; relative deviations
+    (C,) of noisy counts; which classes it has (C,).
     """
 
     whole: Tensor
@@ -101,11 +106,16 @@ def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
         return None
     dimension = surrogates[0].dimension
     count = min(SAMPLES, max(FEWEST_SAMPLES, ROOM // (len(surrogates) * len(classes) * dimension)))
-    moments = [_moments(table, each, classes, basis, count) for table, each in zip(tables, surrogates, strict=True)]
+    moments = [
+        _moments(table, each, classes, basis, count)
+        for table, each in zip(tables, surrogates, strict=True)
+    ]
     present = torch.stack([each.present for each in moments])
     if not bool((present.sum(0) >= 2).any()):
         return None
-    traces = torch.cat([each.covariances.diagonal(dim1=1, dim2=2).sum(1)[each.present] for each in moments])
+    traces = torch.cat(
+        [each.covariances.diagonal(dim1=1, dim2=2).sum(1)[each.present] for each in moments]
+    )
     distances = _distances(moments) / float(traces.median().clamp_min(1e-30).sqrt())
     names = tuple(each.header.site for each in surrogates)
     apart = _apart(distances)
@@ -113,11 +123,15 @@ def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
     odd = tuple(name for name, far in zip(names, apart.tolist(), strict=True) if far > limit)
     if len(names) < 3:
         odd = ()
-    return SiteMap(names, _scaled(distances), distances, odd, tuple(_resemblances(moments, names, classes)))
+    return SiteMap(
+        names, _scaled(distances), distances, odd, tuple(_resemblances(moments, names, classes))
+    )
 
 
 def _table(surrogate: AnySurrogate) -> tuple[Mixtures, list[int]] | None:
-    """Mixtures of a surrogate, and the indices of their classes in its header; None if no class stands out from noise."""
+    """Mixtures of a surrogate, and the indices of their classes in its header; None if no class
+    stands out from noise.
+    """
     if isinstance(surrogate, SumsSurrogate):
         return as_mixtures(surrogate.sums)
     return surrogate.mixtures, list(range(len(surrogate.header.classes)))
@@ -125,10 +139,14 @@ def _table(surrogate: AnySurrogate) -> tuple[Mixtures, list[int]] | None:
 
 def _class_means(mixtures: Mixtures) -> Tensor:
     sums = torch.zeros(len(mixtures.counts), mixtures.means.shape[1])
-    return sums.index_add_(0, mixtures.labels, mixtures.weights[:, None].float() * mixtures.means.float())
+    return sums.index_add_(
+        0, mixtures.labels, mixtures.weights[:, None].float() * mixtures.means.float()
+    )
 
 
-def _basis(tables: Sequence[tuple[Mixtures, list[int]] | None], surrogates: Sequence[AnySurrogate]) -> Tensor | None:
+def _basis(
+    tables: Sequence[tuple[Mixtures, list[int]] | None], surrogates: Sequence[AnySurrogate]
+) -> Tensor | None:
     """Orthonormal directions (d, k) in which the sites' class means differ most."""
     means = [_class_means(table[0]) for table in tables if table is not None]
     if sum(map(len, means)) < 2:
@@ -147,8 +165,16 @@ def _moments(
     count: int,
 ) -> _Moments:
     k, size = basis.shape[1], len(classes)
-    whole, means, covariances = torch.zeros(size, len(basis)), torch.zeros(size, k), torch.zeros(size, k, k)
-    noise, relative, present = torch.zeros(size), torch.zeros(size), torch.zeros(size, dtype=torch.bool)
+    whole, means, covariances = (
+        torch.zeros(size, len(basis)),
+        torch.zeros(size, k),
+        torch.zeros(size, k, k),
+    )
+    noise, relative, present = (
+        torch.zeros(size),
+        torch.zeros(size),
+        torch.zeros(size, dtype=torch.bool),
+    )
     if table is None:
         return _Moments(whole, means, covariances, noise, relative, present)
     mixtures, indices = table
@@ -194,8 +220,8 @@ def _distances(moments: Sequence[_Moments]) -> Tensor:
 def _apart(distances: Tensor) -> Tensor:
     """The distance of each site (S,) to the nearest third of all sites; distances (S, S).
 
-    Up to half of the sites can be odd, each in its own way, without making the others seem far. Odd sites that are like each
-    other, but fewer than a third, do not seem usual.
+    Up to half of the sites can be odd, each in its own way, without making the others seem far. Odd
+    sites that are like each other, but fewer than a third, do not seem usual.
     """
     size = len(distances)
     others = distances + torch.diag(torch.full((size,), torch.inf, dtype=distances.dtype))
@@ -210,56 +236,82 @@ def _square_roots(covariances: Tensor) -> Tensor:
 
 
 def _bures(left: Tensor, right: Tensor) -> float:
-    """The Bures distance of two covariances, from their square roots (Bhatia, Jain & Lim 2019, equation 1)."""
+    """The Bures distance of two covariances, from their square roots (Bhatia, Jain & Lim 2019,
+    equation 1).
+    """
     shared = float(torch.linalg.matrix_norm(left @ right, "nuc"))
     return math.sqrt(max(0.0, float(left.square().sum() + right.square().sum()) - 2 * shared))
 
 
 def _scaled(distances: Tensor) -> Tensor:
-    """Points (S, 2) whose distances are about these (classical multidimensional scaling, Torgerson 1952)."""
+    """Points (S, 2) whose distances are about these (classical multidimensional scaling, Torgerson
+    1952).
+    """
     size = len(distances)
     centring = torch.eye(size, dtype=torch.float64) - 1 / size
     values, vectors = torch.linalg.eigh(-0.5 * centring @ distances.square() @ centring)
     points = vectors.flip(1)[:, :2] * values.flip(0)[:2].clamp_min(0).sqrt()
-    # The sign of an eigenvector is arbitrary. The largest entry is made positive, so that all machines agree.
+    # The sign of an eigenvector is arbitrary. The largest entry is made positive, so that all
+    # machines agree.
     signs = points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
     points = points * torch.where(signs == 0, torch.ones_like(signs), signs)
     return torch.nn.functional.pad(points, (0, 2 - points.shape[1])).float()
 
 
-def _resemblances(moments: Sequence[_Moments], names: Sequence[str], classes: Sequence[str]) -> list[Resemblance]:
-    """Classes whose mean at a site is nearer to another class of the other sites, by more than privacy noise explains.
+def _resemblances(
+    moments: Sequence[_Moments], names: Sequence[str], classes: Sequence[str]
+) -> list[Resemblance]:
+    """Classes whose mean at a site is nearer to another class of the other sites, by more than
+    privacy noise explains.
 
-    Two others must have both classes. All dimensions are used: the shared directions follow the noise.
+    Two others must have both classes. All dimensions are used: the shared directions follow the
+    noise.
     """
-    present, means, noise = (torch.stack([getattr(each, key) for each in moments]) for key in ("present", "whole", "noise"))
+    present, means, noise = (
+        torch.stack([getattr(each, key) for each in moments])
+        for key in ("present", "whole", "noise")
+    )
     listed = []
     for site, own in enumerate(moments):
         others = present.clone()
         others[site] = False
         judged = (others.sum(0) >= 2).nonzero().flatten().tolist()
-        # The median is not moved by one other odd site. Its variance is about pi / 2k times that of k normal variables.
+        # The median is not moved by one other odd site. Its variance is about pi / 2k times that of
+        # k normal variables.
         centres = {c: means[others[:, c], c].median(0).values for c in judged}
         spread = {
-            c: torch.pi / 2 * float((noise[:, c] * others[:, c]).sum()) / float(others[:, c].sum()) ** 2 for c in judged
+            c: torch.pi
+            / 2
+            * float((noise[:, c] * others[:, c]).sum())
+            / float(others[:, c].sum()) ** 2
+            for c in judged
         }
         for c in (each for each in judged if own.present[each]):
             away = {other: own.whole[c] - centres[other] for other in judged}
-            squares = {other: _unbiased(each, float(own.noise[c]) + spread[other]) for other, each in away.items()}
+            squares = {
+                other: _unbiased(each, float(own.noise[c]) + spread[other])
+                for other, each in away.items()
+            }
             nearest = min(squares, key=lambda other: squares[other])
             if nearest == c or squares[nearest] >= 0.5 * squares[c]:
                 continue
             between = centres[nearest] - centres[c]
-            # Variance of the difference of the squares: of the site's mean, its count, and the two centres.
+            # Variance of the difference of the squares: of the site's mean, its count, and the two
+            # centres.
             variance = 4 * float(own.noise[c]) * float(between.square().sum())
             variance += (2 * float(own.relative[c]) * float(own.whole[c] @ between)) ** 2
             for other in (c, nearest):
-                variance += 4 * spread[other] * float(away[other].square().sum()) + 2 * len(between) * spread[other] ** 2
+                variance += (
+                    4 * spread[other] * float(away[other].square().sum())
+                    + 2 * len(between) * spread[other] ** 2
+                )
             if squares[c] - squares[nearest] > DEVIATIONS * math.sqrt(variance):
                 listed.append(Resemblance(names[site], classes[c], classes[nearest]))
     return listed
 
 
 def _unbiased(difference: Tensor, variance: float) -> float:
-    """The squared length of a difference (d,) without what noise of this variance in each coordinate adds to it."""
+    """The squared length of a difference (d,) without what noise of this variance in each
+    coordinate adds to it.
+    """
     return float(difference.square().sum()) - len(difference) * variance

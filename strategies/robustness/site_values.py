@@ -1,9 +1,11 @@
-"""The value of each site: by how much a model is better with it. From any measure of a model of some of the sites.
+"""The value of each site: by how much a model is better with it. From any measure of a model of
+some of the sites.
 
-Leave-one-out: the measure with all sites minus that without the site. Shapley value (Shapley 1953; Ghorbani & Zou 2019,
-"Data Shapley", equation 1): the mean gain when the site joins the sites before it, over all orders; the values of all sites
-sum to the gain of all sites over none. With ten sites at most, every subset is measured, and the mean is exact. With more,
-orders are drawn, which gives each value a standard error.
+Leave-one-out: the measure with all sites minus that without the site. Shapley value (Shapley 1953;
+Ghorbani & Zou 2019, "Data Shapley", equation 1): the mean gain when the site joins the sites before
+it, over all orders; the values of all sites sum to the gain of all sites over none. With ten sites
+at most, every subset is measured, and the mean is exact. With more, orders are drawn, which gives
+each value a standard error.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class SiteValue:
     error: float = 0.0
 
 
-def site_values(sites: Sequence[str], measure: Measure, seed: int = 0, orders: int = ORDERS) -> list[SiteValue]:
+def site_values(
+    sites: Sequence[str], measure: Measure, seed: int = 0, orders: int = ORDERS
+) -> list[SiteValue]:
     """Values of all sites.
 
     Args:
@@ -69,7 +73,11 @@ def site_values(sites: Sequence[str], measure: Measure, seed: int = 0, orders: i
 
     everyone = frozenset(sites)
     alone = {site: measured(everyone) - measured(everyone - {site}) for site in sites}
-    shares = _exact(sites, measured) if len(sites) <= MOST_EXACT else _sampled(sites, measured, seed, orders)
+    shares = (
+        _exact(sites, measured)
+        if len(sites) <= MOST_EXACT
+        else _sampled(sites, measured, seed, orders)
+    )
     return [SiteValue(site, alone[site], *shares[site]) for site in sites]
 
 
@@ -80,13 +88,22 @@ def _exact(sites: Sequence[str], measured: Measure) -> dict[str, tuple[float, fl
         for site in sites:
             if site not in some:
                 # The share of orders in which exactly these sites come before this one.
-                weight = math.factorial(len(some)) * math.factorial(count - len(some) - 1) / math.factorial(count)
+                weight = (
+                    math.factorial(len(some))
+                    * math.factorial(count - len(some) - 1)
+                    / math.factorial(count)
+                )
                 values[site] += weight * (measured(some | {site}) - measured(some))
     return {site: (value, 0.0) for site, value in values.items()}
 
 
-def _sampled(sites: Sequence[str], measured: Measure, seed: int, orders: int) -> dict[str, tuple[float, float]]:
-    generator, gains = torch.Generator().manual_seed(seed), dict[str, list[float]]((site, []) for site in sites)
+def _sampled(
+    sites: Sequence[str], measured: Measure, seed: int, orders: int
+) -> dict[str, tuple[float, float]]:
+    generator, gains = (
+        torch.Generator().manual_seed(seed),
+        dict[str, list[float]]((site, []) for site in sites),
+    )
     for _ in range(orders):
         before, value = frozenset[str](), measured(frozenset())
         for place in torch.randperm(len(sites), generator=generator).tolist():

@@ -1,9 +1,11 @@
-"""Screen of updates and heads: finds those that disagree with the other sites'. Functions on tensors; no Flower types.
+"""Screen of updates and heads: finds those that disagree with the other sites'. Functions on
+tensors; no Flower types.
 
-far: an update, its control variates or its feature moments are much farther from the geometric median of the others than
-the others are. opposed: its direction is opposite to the others', or unrelated to them although they agree, like an update
-trained on wrong labels. Honest sites with few classes also differ much, so this screen is coarse; the screen of class means
-(screening.py) detects more.
+far: an update, its control variates or its feature moments are much farther from the geometric
+median of the others than the others are. opposed: its direction is opposite to the others', or
+unrelated to them although they agree, like an update trained on wrong labels. Honest sites with few
+classes also differ much, so this screen is coarse; the screen of class means (screening.py) detects
+more.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from strategies.pooling.robust_centres import median_weights
 
 # Allowed distance from the others' geometric median, as a multiple of the median distance.
 FAR = 5.0
-# Allowed distance of feature moments, in deviations of the features; relative distance that counts as rounding error.
+# Allowed distance of feature moments, in deviations of the features; relative distance that counts
+# as rounding error.
 DEVIATIONS, ROUNDING = 3.0, 1e-5
-# Mean cosine with the others: below OPPOSED a site is a suspect; below UNRELATED if the median site has at least AGREE.
+# Mean cosine with the others: below OPPOSED a site is a suspect; below UNRELATED if the median site
+# has at least AGREE.
 OPPOSED, AGREE, UNRELATED = -0.2, 0.3, 0.1
 # Minimum number of sites for a meaningful majority.
 FEWEST = 4
@@ -39,13 +43,19 @@ def screen_updates(updates: Sequence[Parameters]) -> list[Suspect]:
         Suspects, the clearest first; never half of the sites or more. Each is removed before the
         next one is judged.
     """
-    rows = [torch.cat([tensor.flatten() for tensor in _aligned(update, updates)]) for update in updates]
+    rows = [
+        torch.cat([tensor.flatten() for tensor in _aligned(update, updates)]) for update in updates
+    ]
     sites = [update.header.site for update in updates]
     gram = torch.stack(rows).double()
     gram = gram @ gram.T
     beside, suspects = _besides(updates), list[Suspect]()
     most = (len(sites) - 1) // 2
-    while len(suspects) < most and len(sites) >= FEWEST and (suspect := _worst(gram, sites, beside)) is not None:
+    while (
+        len(suspects) < most
+        and len(sites) >= FEWEST
+        and (suspect := _worst(gram, sites, beside)) is not None
+    ):
         suspects.append(suspect)
         kept = [index for index, site in enumerate(sites) if site != suspect.site]
         gram, sites = gram[kept][:, kept], [sites[index] for index in kept]
@@ -71,17 +81,28 @@ class Beside:
 def _besides(updates: Sequence[Parameters]) -> list[Beside]:
     """The extra statistics that exist: control variates, and mean and deviation of the features."""
     extras = []
-    control = [[tensor.flatten() for name, tensor in sorted(u.tensors.items()) if name.startswith(CONTROL)] for u in updates]
+    control = [
+        [tensor.flatten() for name, tensor in sorted(u.tensors.items()) if name.startswith(CONTROL)]
+        for u in updates
+    ]
     if all(control):
         rows = torch.stack([torch.cat(each) for each in control]).double()
         extras.append(Beside("control variate", rows @ rows.T))
     if all("deviation" in update.tensors for update in updates):
         # Sites with another kind of image may differ by as much as the spread of the features.
-        wide = torch.stack([update.tensors["deviation"] for update in updates]).double().abs().median(0).values
+        wide = (
+            torch.stack([update.tensors["deviation"] for update in updates])
+            .double()
+            .abs()
+            .median(0)
+            .values
+        )
         for name in ("mean", "deviation"):
             rows = torch.stack([update.tensors[name] for update in updates]).double()
             rows = rows - rows.median(0).values
-            extras.append(Beside(f"{name} of its features", rows @ rows.T, DEVIATIONS * float(wide.norm())))
+            extras.append(
+                Beside(f"{name} of its features", rows @ rows.T, DEVIATIONS * float(wide.norm()))
+            )
     return extras
 
 
@@ -101,7 +122,9 @@ def _aligned(update: Parameters, updates: Sequence[Parameters]) -> list[Tensor]:
 
 
 def _distances(gram: Tensor, least: float = 0.0) -> Tensor:
-    """Scores (S,), at least 1 where a site is much farther from the others' geometric median than usual."""
+    """Scores (S,), at least 1 where a site is much farther from the others' geometric median than
+    usual.
+    """
     count = len(gram)
     mixed = median_weights(gram.expand(count, count, count), 1 - torch.eye(count, dtype=gram.dtype))
     squares = gram.diagonal() - 2 * (mixed * gram).sum(1) + ((mixed @ gram) * mixed).sum(1)
@@ -117,14 +140,20 @@ def _worst(gram: Tensor, sites: Sequence[str], beside: Sequence[Beside]) -> Susp
         scores = _distances(each.gram, each.least)
         if float(scores.max()) >= 1:
             site = int(scores.argmax())
-            reason = f"its {each.name} is much farther from those of the other sites than these are from each other"
+            reason = (
+                f"its {each.name} is much farther from those of the other sites than these "
+                "are from each other"
+            )
             return Suspect(sites[site], "far", float(scores[site]), reason)
     lengths = gram.diagonal().clamp_min(1e-30).sqrt()
     cosines = gram / (lengths[:, None] * lengths)
     agreement = (cosines.sum(1) - 1) / (count - 1)
     if float(distances.max()) >= 1:
         site = int(distances.argmax())
-        reason = "its update is much farther from those of the other sites than these are from each other"
+        reason = (
+            "its update is much farther from those of the other sites than these are from "
+            "each other"
+        )
         return Suspect(sites[site], "far", float(distances[site]), reason)
     site = int(agreement.argmin())
     least = UNRELATED if float(agreement.median()) >= AGREE else OPPOSED

@@ -1,1 +1,3 @@
-"""Secure sums at the coordinator: keys, shares, masked vectors, the list of summed sites, and the sum."""
+"""Secure sums at the coordinator: keys, shares, masked vectors, the list of summed sites, and the
+sum.
+"""

@@ -1,9 +1,11 @@
-"""Disputes in a secure sum: a site says that it cannot use what another one has sent. Whom to leave out, and why.
+"""Disputes in a secure sum: a site says that it cannot use what another one has sent. Whom to leave
+out, and why.
 
-Only the two know the key between them, so nobody can check who is right: the sender may have sent false shares, or the
-reader may say so falsely, and a message names both. At least one end of each dispute is at fault, so the site with most
-disputes is left out first: one bad site in several disputes is then the only one that is left out. If two sites have no
-other dispute, the one that complains is left out, because the sum does not hold its vector yet: a false complaint costs the
+Only the two know the key between them, so nobody can check who is right: the sender may have sent
+false shares, or the reader may say so falsely, and a message names both. At least one end of each
+dispute is at fault, so the site with most disputes is left out first: one bad site in several
+disputes is then the only one that is left out. If two sites have no other dispute, the one that
+complains is left out, because the sum does not hold its vector yet: a false complaint costs the
 liar, and a bad sender can shut out one reader in a run, but not a second one.
 """
 
@@ -20,8 +22,16 @@ from common.wire.records import DISPUTED
 What = Literal["keys", "shares"]
 # For each kind, what is said of the site that complains, and of the one that it is about.
 TEXTS: tuple[tuple[What, str, str], ...] = (
-    ("keys", "it says that the key of {} is not the one in its peers", "by their own report it is not in the peers of {}"),
-    ("shares", "it says that it cannot use the shares of {}", "its shares cannot be used, by the report of {}"),
+    (
+        "keys",
+        "it says that the key of {} is not the one in its peers",
+        "by their own report it is not in the peers of {}",
+    ),
+    (
+        "shares",
+        "it says that it cannot use the shares of {}",
+        "its shares cannot be used, by the report of {}",
+    ),
 )
 
 
@@ -40,7 +50,9 @@ class Dispute:
     what: What
 
 
-def disputes_in(info: Mapping[str, object], by: str, members: Collection[str], what: What) -> set[Dispute]:
+def disputes_in(
+    info: Mapping[str, object], by: str, members: Collection[str], what: What
+) -> set[Dispute]:
     """The disputes that a site's refusal names.
 
     Args:
@@ -77,7 +89,9 @@ def left_out(disputes: Collection[Dispute]) -> set[str]:
     """
     left, out = set(disputes), set[str]()
     while left:
-        counts = Counter(name for pair in {frozenset((each.by, each.about)) for each in left} for name in pair)
+        counts = Counter(
+            name for pair in {frozenset((each.by, each.about)) for each in left} for name in pair
+        )
         complaining = {each.by for each in left}
         worst = max(counts, key=lambda name: (counts[name], name in complaining, name))
         out.add(worst)
@@ -102,7 +116,9 @@ def why(name: str, disputes: Collection[Dispute], colluding: int) -> str:
         if what == "keys" and (about or by):
             reasons.append("`site key` prints the line that the file of peers needs")
         elif len(by) > colluding > 0:
-            reasons.append(f"more sites than may collude ({colluding}) report it, so its shares were false")
+            reasons.append(
+                f"more sites than may collude ({colluding}) report it, so its shares were false"
+            )
         elif about or by:
             reasons.append("either side may be at fault: the shares were false, or the report is")
     return "; ".join(reasons)

@@ -1,4 +1,6 @@
-"""Training in rounds, each of which is one secure sum with new keys: the coordinator sees only the mean update."""
+"""Training in rounds, each of which is one secure sum with new keys: the coordinator sees only the
+mean update.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,13 @@ from strategies.secure_sum.strategy import SecureSum
 
 
 class SecureRounds(SecureSum):
-    """Rounds of training. In each one, sites make new keys and sum their updates, or their gradients with joint noise."""
+    """Rounds of training. In each one, sites make new keys and sum their updates, or their
+    gradients with joint noise.
+    """
 
     _training: Training | None = None
-    # The sites of the first sum. Without joint noise they refuse a sum with others, such as one that comes back.
+    # The sites of the first sum. Without joint noise they refuse a sum with others, such as one
+    # that comes back.
     _first: frozenset[str] = frozenset()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
@@ -56,7 +61,9 @@ class SecureRounds(SecureSum):
         self.outcome.seconds["learn"] = time.perf_counter() - started
         return self.evaluate(grid, self.deadline)
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Collect keys and shares of a new sum.
 
         Args:
@@ -109,7 +116,9 @@ class SecureRounds(SecureSum):
             deadline: seconds to wait for them.
             number: of the round; None for the current one.
         """
-        return super().invite(grid, deadline, number or (self._number if self._number > 1 else None))
+        return super().invite(
+            grid, deadline, number or (self._number if self._number > 1 else None)
+        )
 
     @property
     def _number(self) -> int:
@@ -127,16 +136,25 @@ class SecureRounds(SecureSum):
         return values | {"lineage": self._training.lineage, "confirmed": self._training.round}
 
     def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
-        return super()._key_list({name: key for name, key in keys.items() if name in (self._first or keys)})
+        return super()._key_list(
+            {name: key for name, key in keys.items() if name in (self._first or keys)}
+        )
 
     def _agreed_payload(self, group: Group) -> tuple[bytes, int]:
-        """The round's model. With another one for a single site, the mean update would show that site's."""
+        """The round's model. With another one for a single site, the mean update would show that
+        site's.
+        """
         if self._training is None:
-            self._training = Training.begin(self.config, group.classes, group.fingerprint, group.dimension)
+            self._training = Training.begin(
+                self.config, group.classes, group.fingerprint, group.dimension
+            )
             self._training.model = tensors_like(self._training.model, self.initial)
         training = self._training
         if (training.fingerprint, training.inputs) != (group.fingerprint, group.dimension):
-            raise RunError(f"the sites have another backbone ({group.fingerprint[:16]}) than in the first round")
+            raise RunError(
+                f"the sites have another backbone ({group.fingerprint[:16]}) than in the first "
+                "round"
+            )
         training.asked = self._number
         return training.payload(), group.dimension
 
@@ -149,7 +167,11 @@ class SecureRounds(SecureSum):
         load(self.config.plan.combination.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = self.classifier(training), facts
         sent = sum(site.bytes_up for site in self.outcome.sites.values())
-        entry: dict[str, object] = {"round": training.round, "accuracy": self._accuracy(self._grid), "bytes_up": sent}
+        entry: dict[str, object] = {
+            "round": training.round,
+            "accuracy": self._accuracy(self._grid),
+            "bytes_up": sent,
+        }
         entry["used"] = len(summed)
         if self.config.mechanism is not None:
             entry["epsilon"] = self.config.mechanism.epsilon_after(training.round)

@@ -1,4 +1,6 @@
-"""The steps of a secure sum at the coordinator: requests to all its sites, their replies, lost sites and disputes."""
+"""The steps of a secure sum at the coordinator: requests to all its sites, their replies, lost
+sites and disputes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ T = TypeVar("T")
 
 
 class Steps(Federation):
-    """One step after the other, each with a deadline. A site that does not reply, or cannot go on, is lost."""
+    """One step after the other, each with a deadline. A site that does not reply, or cannot go on,
+    is lost.
+    """
 
     _grid: Grid
     _sum: str
@@ -48,7 +52,9 @@ class Steps(Federation):
         return {"run": self.config.digest, "sum": self._sum}
 
     def _key_list(self, keys: Mapping[str, str]) -> dict[str, Member]:
-        """The sites with valid keys that no dispute excludes. One that repeats another's key, or has none, is rejected."""
+        """The sites with valid keys that no dispute excludes. One that repeats another's key, or
+        has none, is rejected.
+        """
         members: dict[str, Member] = {}
         for name in sorted(keys.keys() - self._unknown - self._untrusted()):
             try:
@@ -59,17 +65,22 @@ class Steps(Federation):
                 check_distinct([*members.values(), member])
                 members[name] = member
             except (ValueError, SealError, SurrogateError) as error:
-                self._reject(self._nodes[name], f"its keys for the secure sum cannot be used: {error}")
+                self._reject(
+                    self._nodes[name], f"its keys for the secure sum cannot be used: {error}"
+                )
         return members
 
     def _untrusted(self) -> set[str]:
-        """The sites to leave out for their shares in any sum of the run: one that shuts out a reader in each round has more
-        disputes than any of these. Sites that do not know a key are lost in each sum, and do not count against its owner.
+        """The sites to leave out for their shares in any sum of the run: one that shuts out a
+        reader in each round has more disputes than any of these. Sites that do not know a key are
+        lost in each sum, and do not count against its owner.
         """
         return left_out({each for each in self._disputes if each.what == "shares"})
 
     def _request(self, kind: str, name: str, payload: bytes) -> Message:
-        return self._message(kind, self._nodes[name], to_record(payload, {**self._values(), "bytes": len(payload)}))
+        return self._message(
+            kind, self._nodes[name], to_record(payload, {**self._values(), "bytes": len(payload)})
+        )
 
     def _ask(
         self,
@@ -79,9 +90,16 @@ class Steps(Federation):
         read: Callable[[str, bytes, Info], T],
         what: What | None = None,
     ) -> dict[str, T]:
-        """The replies of sites to one step. lost: what is recorded of a site that does not reply. what: see `_collect`."""
-        messages = [self._request(f"{MessageType.QUERY}.{kind}", name, payload) for name, payload in payloads.items()]
-        return self._collect(Collection(self._grid, messages, self.deadline), list(payloads), lost, read, what)
+        """The replies of sites to one step. lost: what is recorded of a site that does not reply.
+        what: see `_collect`.
+        """
+        messages = [
+            self._request(f"{MessageType.QUERY}.{kind}", name, payload)
+            for name, payload in payloads.items()
+        ]
+        return self._collect(
+            Collection(self._grid, messages, self.deadline), list(payloads), lost, read, what
+        )
 
     def _collect(
         self,
@@ -91,7 +109,9 @@ class Steps(Federation):
         read: Callable[[str, bytes, Info], T],
         what: What | None = None,
     ) -> dict[str, T]:
-        """The replies of `asked` as `read`. what: the step in which a site may refuse what other sites have sent."""
+        """The replies of `asked` as `read`. what: the step in which a site may refuse what other
+        sites have sent.
+        """
         contents: dict[str, T] = {}
         names = {node: name for name, node in self._nodes.items()}
         for reply in replies:
@@ -130,8 +150,16 @@ class Steps(Federation):
 
     @property
     def _remedy(self) -> str:
-        joint, again = self.config.plan.mechanism_name == JOINT_SUMS, "run again without the site that is at fault"
-        return again if joint else f"{again}; a hospital that has sent its masked vector then needs `site forget-sums`"
+        joint, again = (
+            self.config.plan.mechanism_name == JOINT_SUMS,
+            "run again without the site that is at fault",
+        )
+        return (
+            again
+            if joint
+            else f"{again}; a hospital that has sent its masked vector then needs `site "
+            "forget-sums`"
+        )
 
     def _enough(self, there: int, needed: int, what: str) -> None:
         """Raise RunError, which names the lost sites, when fewer than `needed` sites are left."""
@@ -140,6 +168,7 @@ class Steps(Federation):
         lost = "".join(f"; {name}: {why}" for name, why in sorted(self._lost.items()))
         remedy = f"; {self._remedy}" if self._disputes else ""
         raise RunError(
-            f"the secure sum cannot be completed: {there} of {self._rules.members} sites {what}, {needed} are needed "
-            f"(see dropouts, colluding and secure-sum-threshold); nothing was revealed{lost}{remedy}"
+            f"the secure sum cannot be completed: {there} of {self._rules.members} sites {what}, "
+            f"{needed} are needed (see dropouts, colluding and secure-sum-threshold); nothing was "
+            f"revealed{lost}{remedy}"
         )

@@ -1,4 +1,6 @@
-"""A run whose coordinator sees only the sum over sites: four steps after the introductions, each with a deadline."""
+"""A run whose coordinator sees only the sum over sites: four steps after the introductions, each
+with a deadline.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ TOTAL_FILE = "sum.pb"
 
 
 class SecureSum(Steps):
-    """One secure sum, from which the method of the run learns. Its members are the sites that announce keys."""
+    """One secure sum, from which the method of the run learns. Its members are the sites that
+    announce keys.
+    """
 
     _header: Header
     _map = PublicMap()
@@ -74,7 +78,9 @@ class SecureSum(Steps):
         """The request for a site's introduction, with its keys for this sum."""
         return self._message(HELLO, node, to_record(None, self._values()))
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Collect keys and shares.
 
         Args:
@@ -97,7 +103,8 @@ class SecureSum(Steps):
     def _prepare(self) -> None:
         """Collect keys and shares of a new sum. Raises RunError when too few sites are left.
 
-        If too few sites accept the key list, they begin again without those that they do not accept: nothing is charged yet.
+        If too few sites accept the key list, they begin again without those that they do not
+        accept: nothing is charged yet.
         """
         self._masked: dict[str, Words] = {}
         self._claims: dict[str, Mechanism | None] = {}
@@ -105,11 +112,17 @@ class SecureSum(Steps):
         lost = "lost after its keys"
         while True:
             self._begin()
-            listed = sum_proto.pack_members(self._members.values(), sum_proto.map_digest(self._public))
-            self._dealt = self._ask("sum_shares", dict.fromkeys(self._members, listed), lost, self._shares, "keys")
+            listed = sum_proto.pack_members(
+                self._members.values(), sum_proto.map_digest(self._public)
+            )
+            self._dealt = self._ask(
+                "sum_shares", dict.fromkeys(self._members, listed), lost, self._shares, "keys"
+            )
             if len(self._dealt) >= self._rules.least or not self._waiting:
                 break
-            disputes = {each for each in self._disputes if each.what == "keys" and each.by in self._waiting}
+            disputes = {
+                each for each in self._disputes if each.what == "keys" and each.by in self._waiting
+            }
             unknown = left_out(disputes) & self._members.keys()
             self._unknown |= unknown
             self._decide(unknown, lost)
@@ -124,11 +137,19 @@ class SecureSum(Steps):
         self._pinned: dict[str, bool] = {}
         group = self.introduce(self._grid, self.deadline)
         self._nodes, classes = dict(group.nodes), group.classes
-        self._header = Header(self.config.settings.method, self.config.digest, "coordinator", group.fingerprint, classes)
+        self._header = Header(
+            self.config.settings.method,
+            self.config.digest,
+            "coordinator",
+            group.fingerprint,
+            classes,
+        )
         self._public, dimension = self._agreed_payload(group)
         self._shapes = shapes_of(self.config.plan, len(classes), dimension, self._number)
         self._members = self._key_list(group.keys)
-        self._digest = list_digest(list(self._members.values()), self._context + sum_proto.map_digest(self._public))
+        self._digest = list_digest(
+            list(self._members.values()), self._context + sum_proto.map_digest(self._public)
+        )
         self._rules = rules_of(self.config.settings, len(self._members))
         try:
             self._rules.check()
@@ -143,7 +164,9 @@ class SecureSum(Steps):
 
     def _delivery(self, name: str) -> Message:
         dealt = [self._dealt[sender] for sender in self._dealt if sender in self._delivered[name]]
-        return self._request(MessageType.TRAIN, name, sum_proto.pack_delivery(dealt, name, self._public))
+        return self._request(
+            MessageType.TRAIN, name, sum_proto.pack_delivery(dealt, name, self._public)
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -164,18 +187,24 @@ class SecureSum(Steps):
         self._collect(replies, list(self._dealt), lost, self._vector, "shares")
         while again := self._without_disputes(lost):
             messages = [self._delivery(name) for name in again]
-            self._collect(Collection(self._grid, messages, self.deadline), again, lost, self._vector, "shares")
+            self._collect(
+                Collection(self._grid, messages, self.deadline), again, lost, self._vector, "shares"
+            )
         self._enough(len(self._masked), self._rules.least, "have sent their masked vectors")
         summed = sorted(self._masked)
         listed = dict.fromkeys(summed, sum_proto.pack_list(summed))
-        signatures = self._ask("sum_list", listed, "lost after its masked vector, which is in the sum", self._signature)
+        signatures = self._ask(
+            "sum_list", listed, "lost after its masked vector, which is in the sum", self._signature
+        )
         self._enough(len(signatures), self._rules.threshold, "have signed the list of summed sites")
         signed = dict.fromkeys(signatures, sum_proto.pack_list(summed, signatures))
         why = "lost before the end; its masked vector is in the sum"
         revealed = self._ask("sum_open", signed, why, self._revealed)
         self._enough(len(revealed), self._rules.threshold, "have replied to the end")
         try:
-            numbers = unmask(self._masked, self._dealt, self._members, revealed, self._rules, self._delivered)
+            numbers = unmask(
+                self._masked, self._dealt, self._members, revealed, self._rules, self._delivered
+            )
         except SurrogateError as error:
             raise RunError(f"the secure sum cannot be completed: {error}; {self._remedy}") from None
         for name in summed:
@@ -183,27 +212,38 @@ class SecureSum(Steps):
             site.fate, site.reason, site.claim = "used", "", self._claims[name]
             self.recorder.event("replied", site=name, bytes=site.bytes_up)
         self._learn(summed, numbers)
-        facts = {"bytes_up": sum(site.bytes_up for site in self.outcome.sites.values()), "used": len(summed)}
+        facts = {
+            "bytes_up": sum(site.bytes_up for site in self.outcome.sites.values()),
+            "used": len(summed),
+        }
         model = self.outcome.model
         return None if model is None else classifier_arrays(model), metrics_of(facts)
 
     def _without_disputes(self, lost: str) -> list[str]:
-        """Leave sites out until no dispute about shares is left; return those that are asked for their vectors again.
+        """Leave sites out until no dispute about shares is left; return those that are asked for
+        their vectors again.
 
-        These have sent no vector, and were charged for none. They will not mask with sites whose shares they cannot use. If
-        others did, enough of them must have shares that take such masks out. If too few sites are left, all begin again, or
-        the sites that complain are lost where another one that stays has sent its vector.
+        These have sent no vector, and were charged for none. They will not mask with sites whose
+        shares they cannot use. If others did, enough of them must have shares that take such masks
+        out. If too few sites are left, all begin again, or the sites that complain are lost where
+        another one that stays has sent its vector.
         """
         waiting = self._waiting
         if not waiting:
             return []
         out = self._untrusted() & self._dealt.keys()
         again = waiting - out
-        unread = {name: {each.about for each in self._disputes if each.by == name} for name in again}
+        unread = {
+            name: {each.about for each in self._disputes if each.by == name} for name in again
+        }
         delivered = self._delivered | {name: self._delivered[name] - unread[name] for name in again}
         summed = self._masked.keys() - out | again
-        readers = [sum(name in delivered[each] for each in summed) for name in self._dealt.keys() - summed]
-        if len(summed) < self._rules.least or any(0 < count < self._rules.threshold for count in readers):
+        readers = [
+            sum(name in delivered[each] for each in summed) for name in self._dealt.keys() - summed
+        ]
+        if len(summed) < self._rules.least or any(
+            0 < count < self._rules.threshold for count in readers
+        ):
             if not self._masked.keys() - out:
                 self._decide(out, lost)
                 self._prepare()
@@ -215,12 +255,16 @@ class SecureSum(Steps):
         return sorted(again)
 
     def _agreed_payload(self, group: Group) -> tuple[bytes, int]:
-        """What all sites must receive alike before they compute their vectors, and the dimension of the features then."""
+        """What all sites must receive alike before they compute their vectors, and the dimension of
+        the features then.
+        """
         self._map = read_map(self.config)
         try:
             dimension = self._map.apply(torch.zeros(1, group.dimension)).shape[1]
         except SurrogateError as error:
-            raise RunError(f"features.projection or fedpft.public does not fit the sites: {error}") from None
+            raise RunError(
+                f"features.projection or fedpft.public does not fit the sites: {error}"
+            ) from None
         return sum_proto.pack_map(self._map), dimension
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
@@ -231,7 +275,12 @@ class SecureSum(Steps):
         self.outcome.learning = {**learned.facts, **facts}
         self.outcome.seconds["learn"] = time.perf_counter() - started
         classes = len(learned.model.header.classes)
-        self.recorder.event("learned", **self.outcome.learning, seconds=self.outcome.seconds["learn"], classes=classes)
+        self.recorder.event(
+            "learned",
+            **self.outcome.learning,
+            seconds=self.outcome.seconds["learn"],
+            classes=classes,
+        )
 
     def _total(self, summed: list[str], numbers: Words) -> tuple[Total, dict[str, str | float]]:
         """The sum as real numbers, and facts about it. Raises RunError when it is of too few sites."""
@@ -241,12 +290,15 @@ class SecureSum(Steps):
         if claim is not None and claim.name == JOINT_SUMS:
             given = (self._numbers, self._shapes, rules)
             for site, seed in self._spares.items():
-                # A claim may differ from that of other sites in its last digits, and every number from a seed with it.
+                # A claim may differ from that of other sites in its last digits, and every number
+                # from a seed with it.
                 own = self._claims[site]
                 assert own is not None
                 spare = spare_of(own, *given, seed)
                 if spare:
-                    numbers = numbers - words(np.concatenate([spare[name] for name in self._shapes]))
+                    numbers = numbers - words(
+                        np.concatenate([spare[name] for name in self._shapes])
+                    )
             sigmas = noise_of_sum(claim, *given, len(summed), len(self._spares))
         self._check_quorum(len(summed), "can be used")
         tensors, at = {}, 0
@@ -254,7 +306,11 @@ class SecureSum(Steps):
             count = prod(shape)
             tensors[name] = self._numbers[name].decode(numbers[at : at + count]).reshape(shape)
             at += count
-        keys = "pinned by every site" if all(self._pinned[name] for name in summed) else "sent by the coordinator"
+        keys = (
+            "pinned by every site"
+            if all(self._pinned[name] for name in summed)
+            else "sent by the coordinator"
+        )
         facts: dict[str, str | float] = {
             "secure-sum-of": len(summed),
             "members": rules.members,
@@ -269,7 +325,14 @@ class SecureSum(Steps):
 
     def _check_quorum(self, there: int, what: str) -> None:
         config, outcome = self.config, self.outcome
-        check_quorum(there, len(outcome.sites), config.settings.sites, config.settings.quorum, what, outcome.reasons)
+        check_quorum(
+            there,
+            len(outcome.sites),
+            config.settings.sites,
+            config.settings.quorum,
+            what,
+            outcome.reasons,
+        )
 
     @property
     def _number(self) -> int:
@@ -279,14 +342,20 @@ class SecureSum(Steps):
     def _shares(self, name: str, payload: bytes, info: Info) -> Dealt:
         dealt = sum_proto.unpack_dealt(payload)
         check_dealt(dealt)
-        if dealt.site != name or dealt.content.keys() != self._members.keys() or dealt.digest != self._digest:
+        if (
+            dealt.site != name
+            or dealt.content.keys() != self._members.keys()
+            or dealt.digest != self._digest
+        ):
             raise SurrogateError("shares that are not for the sites of this sum")
         self._pinned[name] = info.get("pinned") is True
         self.recorder.event("shared", site=name, bytes=len(payload))
         return dealt
 
     def _vector(self, name: str, payload: bytes, info: Info) -> None:
-        header, numbers, claim = sum_proto.unpack_masked(payload, sum(map(prod, self._shapes.values())))
+        header, numbers, claim = sum_proto.unpack_masked(
+            payload, sum(map(prod, self._shapes.values()))
+        )
         if header != replace(self._header, site=name):
             raise SurrogateError("a masked vector of another run, backbone, site or other classes")
         check_stated(claim, self.config.mechanism_for("record", centre_digest(self._map.centre)))
@@ -296,13 +365,25 @@ class SecureSum(Steps):
         self.recorder.event("masked", site=name, bytes=len(payload))
 
     def _signature(self, name: str, payload: bytes, info: Info) -> bytes:
-        verify(signed_list(self._digest, sorted(self._masked)), payload, self._members[name].public, PURPOSE)
+        verify(
+            signed_list(self._digest, sorted(self._masked)),
+            payload,
+            self._members[name].public,
+            PURPOSE,
+        )
         return payload
 
     def _revealed(self, name: str, payload: bytes, info: Info) -> Shares:
         shares = sum_proto.unpack_revealed(payload)
-        check_revealed(name, shares, {each: self._dealt[each] for each in self._delivered[name]}, list(self._masked))
+        check_revealed(
+            name,
+            shares,
+            {each: self._dealt[each] for each in self._delivered[name]},
+            list(self._masked),
+        )
         # A false seed adds noise, as a site could have done before.
-        if (spare := sum_proto.unpack_spare(payload)) and self._masked.keys() == self._members.keys():
+        if (
+            spare := sum_proto.unpack_spare(payload)
+        ) and self._masked.keys() == self._members.keys():
             self._spares[name] = spare
         return shares

@@ -1,4 +1,6 @@
-"""The audit of all mechanisms: its faults can be planted, and its white-box attacker finds one at a real site."""
+"""The audit of all mechanisms: its faults can be planted, and its white-box attacker finds one at a
+real site.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -35,18 +37,23 @@ def test_every_private_mechanism_is_audited() -> None:
 
 
 def test_a_forgotten_clip_is_found_and_the_clip_holds() -> None:
-    """Without the clip a canary's gradient is eleven times as long: all answers are right. With it, about half are."""
+    """Without the clip a canary's gradient is eleven times as long: all answers are right. With it,
+    about half are.
+    """
     mechanism = replace(audit.MECHANISMS["dp-fedavg"], count=300, runs=1)
     with planted(mechanism.fault):
         found = audit.audit(mechanism, 1.0, torch.Generator().manual_seed(1), audit.FAULTY)
     assert max(audit.bounds(found, sampled=False)) > 1.0
     found = audit.audit(mechanism, 1.0, torch.Generator().manual_seed(1))
-    # A bound is above its claim in at most 5 % of all runs, so a test takes one that fails in one of 100,000.
+    # A bound is above its claim in at most 5 % of all runs, so a test takes one that fails in one
+    # of 100,000.
     assert audit.gaussian_bound(found, audit.DELTA, 1 - 1e-5) <= 1.0
 
 
 def test_noise_that_is_used_again_is_found_and_fresh_noise_shows_nothing() -> None:
-    """The difference of two rounds has no noise then. With fresh noise, the same attack answers as a guess does."""
+    """The difference of two rounds has no noise then. With fresh noise, the same attack answers as
+    a guess does.
+    """
     mechanism = replace(audit.FURTHER["dp-fedavg"], count=300, runs=1)
     with planted(mechanism.fault):
         found = audit.audit(mechanism, 4.0, torch.Generator().manual_seed(1), audit.FAULTY)

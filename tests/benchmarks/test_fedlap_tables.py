@@ -1,4 +1,6 @@
-"""FedLAP's tables: the archives of MNIST are read, the sites have the paper's classes, the rows are valid settings."""
+"""FedLAP's tables: the archives of MNIST are read, the sites have the paper's classes, the rows are
+valid settings.
+"""
 
 import gzip
 import struct
@@ -51,7 +53,9 @@ def test_an_archive_that_is_cut_short_or_of_another_type_is_refused(tmp_path: Pa
         _idx.read_images(tmp_path, "test")
 
 
-def test_sites_have_the_papers_pairs_of_classes_and_the_fraction_of_their_records(tmp_path: Path) -> None:
+def test_sites_have_the_papers_pairs_of_classes_and_the_fraction_of_their_records(
+    tmp_path: Path,
+) -> None:
     base, whole = fedlap_tables.read("mnist", str(archive(tmp_path)), full=False)
     assert base["image-size"] == 28
     data = fedlap_tables.pairs(whole, 0.5, seed=1)
@@ -69,7 +73,9 @@ def test_sites_have_the_papers_pairs_of_classes_and_the_fraction_of_their_record
 @pytest.mark.parametrize("data", ["mnist", "fashion-mnist", "cifar10"])
 @pytest.mark.parametrize("table", ["1", "2", "3"])
 @pytest.mark.parametrize("full", [False, True])
-def test_every_row_has_valid_settings_and_every_figure_of_the_paper_a_row(data: str, table: str, full: bool) -> None:
+def test_every_row_has_valid_settings_and_every_figure_of_the_paper_a_row(
+    data: str, table: str, full: bool
+) -> None:
     given = fedlap_tables.paper_settings(data, table == "2") if full else {}
     rows = fedlap_tables.rows_of(table, 4, given, 50)
     base = {"backbone": "pixels", "image-size": 28}

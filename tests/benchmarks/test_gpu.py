@@ -1,4 +1,6 @@
-"""The GPU benchmark as a dry run on a processor: the same command, tiny sizes, and no package but torch and torchvision."""
+"""The GPU benchmark as a dry run on a processor: the same command, tiny sizes, and no package but
+torch and torchvision.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,31 @@ from tests.grid import ROOT
 
 # What a bare machine with torch and torchvision does not have.
 MISSING = (
-    *("flwr", "ray", "pydantic", "typer", "rich", "google", "grpc", "cryptography", "safetensors", "sklearn", "scipy"),
-    *("dp_accounting", "opacus", "open_clip", "timm", "pyarrow", "pydicom", "filelock", "psutil", "jinja2", "matplotlib"),
+    *(
+        "flwr",
+        "ray",
+        "pydantic",
+        "typer",
+        "rich",
+        "google",
+        "grpc",
+        "cryptography",
+        "safetensors",
+        "sklearn",
+        "scipy",
+    ),
+    *(
+        "dp_accounting",
+        "opacus",
+        "open_clip",
+        "timm",
+        "pyarrow",
+        "pydicom",
+        "filelock",
+        "psutil",
+        "jinja2",
+        "matplotlib",
+    ),
 )
 BARE = f"""
 import runpy, sys
@@ -24,7 +49,14 @@ class Bare(PathFinder):
 sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
 runpy.run_module("benchmarks.gpu", run_name="__main__")
 """
-PARITY = ("features of", "mixture, diag", "second moment", "head in closed form, lda", "FedLAP, radius", "DP-CVAE, clipped")
+PARITY = (
+    "features of",
+    "mixture, diag",
+    "second moment",
+    "head in closed form, lda",
+    "FedLAP, radius",
+    "DP-CVAE, clipped",
+)
 SPEED = (
     "extraction, r",
     "extraction, decoded on the device, ",
@@ -35,10 +67,14 @@ SPEED = (
 )
 
 
-def dry_run(tmp_path: Path, *command: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
+def dry_run(
+    tmp_path: Path, *command: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
     out = tmp_path / "gpu.json"
     arguments = [sys.executable, *command, "--device", "cpu", "--out", str(out)]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
+    done = subprocess.run(
+        arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
+    )
     return done, json.loads(out.read_text()) if out.exists() else {}
 
 
@@ -51,7 +87,8 @@ def test_the_gpu_benchmark_runs_on_a_bare_machine_and_reports_every_part(tmp_pat
     names = [row["name"] for row in rows]
     for part in (*PARITY, *SPEED):
         assert any(name.startswith(part) for name in names), f"no row for {part!r}"
-    # Both sides are the same processor; with another memory layout, some processors round in another order.
+    # Both sides are the same processor; with another memory layout, some processors round in
+    # another order.
     assert all(row["ours"] < 1e-6 for row in rows if row["against"] == "tolerance")
     assert "scikit-learn is not installed" in done.stdout
     assert all(name in done.stdout for name in names), "every row is in the table"

@@ -35,12 +35,26 @@ def test_examples_of_the_harness_run(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_every_public_function_of_the_harness_is_described(name: str) -> None:
     module = importlib.import_module(name)
-    own = {key: each for key, each in vars(module).items() if getattr(each, "__module__", "") == name}
-    assert not [key for key, each in own.items() if not key.startswith("_") and callable(each) and not each.__doc__]
+    own = {
+        key: each for key, each in vars(module).items() if getattr(each, "__module__", "") == name
+    }
+    assert not [
+        key
+        for key, each in own.items()
+        if not key.startswith("_") and callable(each) and not each.__doc__
+    ]
 
 
-def test_a_result_is_read_as_it_was_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results.report("some", "a title", ("row", "value"), [("one", 0.123456), ("two", None)], settings={"alpha": 0.1})
+def test_a_result_is_read_as_it_was_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results.report(
+        "some",
+        "a title",
+        ("row", "value"),
+        [("one", 0.123456), ("two", None)],
+        settings={"alpha": 0.1},
+    )
     content = results.stored("some")
     assert list(content) == ["title", "machine", "columns", "rows", "settings"]
     assert content["rows"] == [["one", 0.123456], ["two", None]]
@@ -62,7 +76,9 @@ def test_the_rows_of_a_seed_share_its_data_which_is_loaded_once() -> None:
 
     names = {"first": 1, "second": 2}
     given: list[tuple[int, int]] = []
-    made = seeds.over_seeds(3, load, lambda data: names, lambda seed, data, row: given.append((id(data), row)) or seed)
+    made = seeds.over_seeds(
+        3, load, lambda data: names, lambda seed, data, row: given.append((id(data), row)) or seed
+    )
     assert loaded == [0, 1, 2]
     assert made == {"first": [0, 1, 2], "second": [0, 1, 2]}
     assert all(one[0] == two[0] for one, two in zip(given[::2], given[1::2], strict=True))
@@ -70,7 +86,9 @@ def test_the_rows_of_a_seed_share_its_data_which_is_loaded_once() -> None:
 
 def test_a_row_of_the_frontier_is_rounded_after_its_mean() -> None:
     shares, sizes = [0.71234, 0.72345, 0.70456], [123_456, 234_567, 345_678]
-    name, mean, deviation, behind, megabytes = seeds.frontier_row("row", shares, 0.75, sizes, scale=100)
+    name, mean, deviation, behind, megabytes = seeds.frontier_row(
+        "row", shares, 0.75, sizes, scale=100
+    )
     assert (name, mean) == ("row", round(100 * statistics.mean(shares), 2))
     assert deviation == round(100 * statistics.pstdev(shares), 2)
     assert behind == round(100 * (statistics.mean(shares) - 0.75), 2)
@@ -141,14 +159,21 @@ def test_a_child_answers_with_what_it_prints_last(tmp_path: Path) -> None:
 
 def test_a_row_is_a_run_with_its_own_settings_and_none_is_the_head_on_all_records() -> None:
     rows = {"all": None, "diag": {"fedpft.covariance": "diag"}, "local": {"method": "local"}}
-    measured = federation.run_rows(SMALL, rows, 2, lambda seed: federation.load_seed(SMALL, 2, seed))
+    measured = federation.run_rows(
+        SMALL, rows, 2, lambda seed: federation.load_seed(SMALL, 2, seed)
+    )
     assert {name: len(each) for name, each in measured.items()} == dict.fromkeys(rows, 2)
     for seed in range(2):
         data = federation.load_seed(SMALL, 2, seed)
         run = parse_run({**SMALL, "seed": seed, "fedpft.covariance": "diag"})
         alone = federation.federate(run, data)
-        assert (measured["diag"][seed].accuracy, measured["diag"][seed].bytes) == (alone.accuracy, alone.bytes)
-        assert measured["all"][seed].bytes == 2 * data.sites[0].train.features.shape[1] * sum(data.sizes)
+        assert (measured["diag"][seed].accuracy, measured["diag"][seed].bytes) == (
+            alone.accuracy,
+            alone.bytes,
+        )
+        assert measured["all"][seed].bytes == 2 * data.sites[0].train.features.shape[1] * sum(
+            data.sizes
+        )
 
 
 def test_only_a_budget_makes_the_class_names_public() -> None:
@@ -171,7 +196,9 @@ def test_a_site_with_some_rows_has_these_records_and_all_else_of_the_whole(rows:
 def test_what_a_site_releases_has_its_class_means() -> None:
     labels = torch.arange(40) % 2
     features = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) + 5 * labels[:, None]
-    sent: Any = federation.released(parse_run({"fedpft.covariance": "diag"}), features, labels, ("a", "b"))
+    sent: Any = federation.released(
+        parse_run({"fedpft.covariance": "diag"}), features, labels, ("a", "b")
+    )
     means = torch.stack([features[labels == label].mean(0) for label in range(2)])
     order = sent.mixtures.labels.argsort()
     torch.testing.assert_close(sent.mixtures.means[order].float(), means, rtol=2e-3, atol=2e-3)

@@ -14,12 +14,16 @@ def found(**changed: str) -> dict[str, dict[str, Any]]:
 
 
 def test_equal_bytes_are_the_same() -> None:
-    assert same_as_before.compared(found(), found()) == [("fedpft", *["same"] * len(same_as_before.COLUMNS))]
+    assert same_as_before.compared(found(), found()) == [
+        ("fedpft", *["same"] * len(same_as_before.COLUMNS))
+    ]
 
 
 @pytest.mark.parametrize("column", same_as_before.COLUMNS)
 def test_a_difference_in_any_column_is_shown_where_it_begins(column: str) -> None:
-    ((_, *cells),) = same_as_before.compared(found(), found(**{column: "3 messages, 10 bytes, abd"}))
+    ((_, *cells),) = same_as_before.compared(
+        found(), found(**{column: "3 messages, 10 bytes, abd"})
+    )
     wrong = [cell for cell in cells if cell != "same"]
     assert wrong == ["DIFFERENT: 's, 10 bytes, abc' is now 's, 10 bytes, abd'"]
 

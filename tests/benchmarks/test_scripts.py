@@ -1,4 +1,6 @@
-"""The benchmarks: their harness learns what a run over messages learns, for every method; each script has a help."""
+"""The benchmarks: their harness learns what a run over messages learns, for every method; each
+script has a help.
+"""
 
 import runpy
 import sys
@@ -11,7 +13,9 @@ from common.run import parse_run
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 from tests.registry import SPECS, settings_of
 
-SCRIPTS = sorted(file for file in (ROOT / "benchmarks").rglob("*.py") if "__main__" in file.read_text())
+SCRIPTS = sorted(
+    file for file in (ROOT / "benchmarks").rglob("*.py") if "__main__" in file.read_text()
+)
 SPLIT = {"partition": "iid"}
 
 
@@ -25,22 +29,30 @@ def test_every_method_learns_in_the_harness(name: str) -> None:
     assert measured.bytes > 0 or run.plan.kind == "alone"
 
 
-@pytest.mark.parametrize("name", ["fedpft", "fedavg", "scaffold", "fedrep", "fedlap", "dpcvae", "afl"])
+@pytest.mark.parametrize(
+    "name", ["fedpft", "fedavg", "scaffold", "fedrep", "fedlap", "dpcvae", "afl"]
+)
 def test_the_harness_learns_what_messages_do(tmp_path: Path, name: str) -> None:
     settings = settings_of(SPECS[name]) | SPLIT
     run = parse_run(settings)
     measured = federation.federate(run, federation.load(run, 3))
     metrics = metrics_of(run_federation(tmp_path, InProcessGrid(sites(3)), **settings))
-    assert measured.accuracy == pytest.approx(100 * metrics["accuracy"]["model"], abs=0.3), "one of 359 records at most"
+    assert measured.accuracy == pytest.approx(100 * metrics["accuracy"]["model"], abs=0.3), (
+        "one of 359 records at most"
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_benchmark_describes_itself_instead_of_starting(
-    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(script), "--help"])
     monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
-    # A help needs no sample data. Without this line, a folder of them next to the checkout would hide that a script does.
+    # A help needs no sample data. Without this line, a folder of them next to the checkout would
+    # hide that a script does.
     monkeypatch.setenv("FEDSURROGATE_SAMPLES", str(tmp_path / "nothing"))
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(script), run_name="__main__")

@@ -22,7 +22,9 @@ def test_an_expected_error_is_one_line_on_stderr_as_it_is_written_and_exit_code_
     assert capsys.readouterr() == ("", f"error: {text}\n")
 
 
-def test_a_programming_error_is_not_taken_for_an_expected_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_programming_error_is_not_taken_for_an_expected_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     app = new_app("help")
 
     @app.command()

@@ -29,7 +29,9 @@ def broken(step: str) -> Callable[..., Any]:
 
 @given(
     st.binary(max_size=200),
-    st.one_of(st.binary(max_size=200), st.text(st.characters(exclude_categories=["Cs"]), max_size=50)),
+    st.one_of(
+        st.binary(max_size=200), st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
+    ),
     st.booleans(),
     st.sampled_from(["", *STEPS]),
 )
@@ -56,7 +58,9 @@ def test_a_file_has_the_old_content_or_the_new_one_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("step", ["body", "fsync", "chmod", "replace"])
-def test_content_by_a_library_is_whole_or_nothing(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_by_a_library_is_whole_or_nothing(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"old")
     if step == "fsync":
@@ -76,7 +80,11 @@ def test_content_by_a_library_is_whole_or_nothing(step: str, tmp_path: Path, mon
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (b"old", [file])
     with files.replacing(file, mode=0o640) as temporary:
         temporary.write_bytes(b"new")
-    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode), list(tmp_path.iterdir())) == (b"new", 0o640, [file])
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode), list(tmp_path.iterdir())) == (
+        b"new",
+        0o640,
+        [file],
+    )
 
 
 @given(st.sampled_from([0o600, 0o644, 0o666]), st.sampled_from([0o000, 0o022, 0o027, 0o077]))
@@ -142,8 +150,13 @@ def test_no_other_file_of_the_product_replaces_a_file() -> None:
             name, found = path.relative_to(ROOT).as_posix(), set()
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                    # Path.replace and os.rename take one place; str.replace takes two, dataclasses.replace is no attribute.
-                    if node.func.attr in ("replace", "rename") and len(node.args) == 1 and not node.keywords:
+                    # Path.replace and os.rename take one place; str.replace takes two,
+                    # dataclasses.replace is no attribute.
+                    if (
+                        node.func.attr in ("replace", "rename")
+                        and len(node.args) == 1
+                        and not node.keywords
+                    ):
                         found.add("replace")
                     if node.func.attr in ("fsync", "fdatasync"):
                         found.add("fsync")
@@ -166,7 +179,9 @@ def test_a_new_file_never_takes_the_place_of_another(content: bytes, there: bool
 def test_two_processes_agree_on_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "secret"
     # The other process makes it after this one has looked.
-    monkeypatch.setattr(files.os, "link", lambda *_: (file.write_bytes(b"theirs"), broken_by_another())[1])
+    monkeypatch.setattr(
+        files.os, "link", lambda *_: (file.write_bytes(b"theirs"), broken_by_another())[1]
+    )
     assert files.kept_secret(file, 6) == b"theirs"
     assert list(tmp_path.iterdir()) == [file]
 

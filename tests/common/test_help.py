@@ -37,7 +37,9 @@ def test_every_key_has_a_sentence_a_kind_a_range_and_a_method(row: Description) 
 
 
 def test_every_count_has_a_unit() -> None:
-    whole = [row for row in ROWS if isinstance(row.default, int) and not isinstance(row.default, bool)]
+    whole = [
+        row for row in ROWS if isinstance(row.default, int) and not isinstance(row.default, bool)
+    ]
     assert {row.key for row in whole if not row.unit} == {"seed"}
 
 
@@ -48,22 +50,34 @@ def test_keys_of_time_size_and_images_have_a_unit() -> None:
     assert units["image-size"] == "pixels"
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.kind in ("whole number", "number")], ids=lambda row: row.key)
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.kind in ("whole number", "number")], ids=lambda row: row.key
+)
 def test_a_number_outside_the_described_range_is_refused(row: Description) -> None:
-    found = re.fullmatch(rf"(0, or )?(?:(above|at least|at most) )?({NUMBER})(?: to (below )?({NUMBER}))?", row.range)
+    found = re.fullmatch(
+        rf"(0, or )?(?:(above|at least|at most) )?({NUMBER})(?: to (below )?({NUMBER}))?", row.range
+    )
     if not found:
         assert row.range == row.kind, "no limit"
         return
     first, most = float(found[3]), found[5] and float(found[5])
     step = 1.0 if row.kind == "whole number" else 1e-9
-    outside = [first + step] if found[2] == "at most" else [first if found[2] == "above" else first - step]
+    outside = (
+        [first + step]
+        if found[2] == "at most"
+        else [first if found[2] == "above" else first - step]
+    )
     outside += [most if found[4] else most * (1 + 1e-9) + step] if most else []
     for value in outside:
         with pytest.raises(ConfigError, match=rf"{re.escape(row.key)} = "):
             parse_run({row.key: int(value) if row.kind == "whole number" else value})
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if " or " in row.range and row.kind == "text"], ids=lambda row: row.key)
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if " or " in row.range and row.kind == "text"],
+    ids=lambda row: row.key,
+)
 def test_a_refused_choice_names_the_described_ones(row: Description) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_run({row.key: "zzz"})
@@ -83,15 +97,17 @@ def test_settings_of_a_method_come_from_the_registry() -> None:
 
 
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
-def test_the_settings_of_a_method_include_all_sections_that_decide_what_a_site_sends(spec: object) -> None:
+def test_the_settings_of_a_method_include_all_sections_that_decide_what_a_site_sends(
+    spec: object,
+) -> None:
     name = getattr(spec, "name")  # noqa: B009
     rows = descriptions(method=name)
     assert all(name in row.methods for row in rows)
     assert {"method", "seed", "backbone"} <= {row.key for row in rows}
     sections = {row.section for row in rows if row.section}
-    assert sections == {section for section in METHODS[name].sections if _has_keys(section, name)} | (
-        {"fedpft"} if "order" in METHODS[name].usual.allows else set()
-    )
+    assert sections == {
+        section for section in METHODS[name].sections if _has_keys(section, name)
+    } | ({"fedpft"} if "order" in METHODS[name].usual.allows else set())
     assert sections
 
 
@@ -100,7 +116,9 @@ def _has_keys(section: str, method: str) -> bool:
 
 
 def test_a_section_shows_its_keys() -> None:
-    assert [row.key for row in descriptions("head")] == [row.key for row in ROWS if row.key.startswith("head.")]
+    assert [row.key for row in descriptions("head")] == [
+        row.key for row in ROWS if row.key.startswith("head.")
+    ]
     assert descriptions("afl", "fedpft") == ()
 
 
@@ -132,11 +150,17 @@ def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -
     """Also where the settings come whole, as from a run folder: their defaults are no remark."""
     run = parse_run({"method": "afl", "fedcof.groups": 5, "fedlap.model": "mlp", "afl.ridge": 0.2})
     first, second = without_effect(run)
-    assert first.startswith("fedlap.model = 'mlp' has no effect: method = 'afl' does not use it, but fedlap and ")
-    assert second == "fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"
+    assert first.startswith(
+        "fedlap.model = 'mlp' has no effect: method = 'afl' does not use it, but fedlap and "
+    )
+    assert (
+        second == "fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"
+    )
     for name in METHODS:
         private = {"epsilon": 1.0, "delta": 1e-5} if METHODS[name].needs_budget else {}
-        whole = flatten(parse_run({"method": name} | private).settings.model_dump(by_alias=True, mode="json"))
+        whole = flatten(
+            parse_run({"method": name} | private).settings.model_dump(by_alias=True, mode="json")
+        )
         assert not without_effect(parse_run(whole)), name
     events: list[dict[str, object]] = []
     settings = {"method": "afl", "fedcof.groups": 5, "output-dir": str(tmp_path)}

@@ -22,7 +22,11 @@ def flatten(table: dict[str, object], section: str = "") -> dict[str, object]:
     """Dotted keys, as Flower flattens [tool.flwr.app.config]."""
     flat: dict[str, object] = {}
     for key, value in table.items():
-        flat |= flatten(value, f"{section}{key}.") if isinstance(value, dict) else {section + key: value}
+        flat |= (
+            flatten(value, f"{section}{key}.")
+            if isinstance(value, dict)
+            else {section + key: value}
+        )
     return flat
 
 
@@ -41,7 +45,9 @@ def test_pyproject_publishes_every_key_with_its_default() -> None:
     defaults = {row.key: row.default for row in descriptions()}
     assert published() == defaults
     assert list(published()) == list(defaults), "in the same order"
-    assert {key: type(value) for key, value in published().items()} == {k: type(v) for k, v in defaults.items()}
+    assert {key: type(value) for key, value in published().items()} == {
+        k: type(v) for k, v in defaults.items()
+    }
 
 
 def test_known_keys_are_the_published_ones() -> None:
@@ -53,7 +59,9 @@ def test_the_published_configuration_is_valid_and_the_default() -> None:
 
 
 def test_dotted_keys_reach_their_section() -> None:
-    config = parse_run({"fedpft.rank": 64, "fedpft.covariance": "full", "head.epochs": 3, "classes": " cat, dog ,"})
+    config = parse_run(
+        {"fedpft.rank": 64, "fedpft.covariance": "full", "head.epochs": 3, "classes": " cat, dog ,"}
+    )
     assert config.settings.fedpft == FedPFTSettings(rank=64, covariance="full")
     assert config.settings.head == HeadSettings(epochs=3)
     assert config.settings.classes == ("cat", "dog")
@@ -98,7 +106,9 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("max-payload-mib", 0, "greater than or equal to 1"),
     ],
 )
-def test_a_refusal_names_key_value_and_what_is_allowed(key: str, value: Scalar, allowed: str) -> None:
+def test_a_refusal_names_key_value_and_what_is_allowed(
+    key: str, value: Scalar, allowed: str
+) -> None:
     line = message({key: value})
     assert line.startswith(f"{key} = {value!r}")
     assert allowed in line
@@ -106,7 +116,12 @@ def test_a_refusal_names_key_value_and_what_is_allowed(key: str, value: Scalar, 
 
 @pytest.mark.parametrize(
     ("wrong", "meant"),
-    [("metod", "method"), ("fedpft.rnk", "fedpft.rank"), ("output_directory", "output-dir"), ("head.epoch", "head.epochs")],
+    [
+        ("metod", "method"),
+        ("fedpft.rnk", "fedpft.rank"),
+        ("output_directory", "output-dir"),
+        ("head.epoch", "head.epochs"),
+    ],
 )
 def test_a_misspelt_key_is_named_with_the_one_that_was_meant(wrong: str, meant: str) -> None:
     assert message({wrong: 1}) == f"unknown key {wrong!r}; did you mean {meant!r}?"
@@ -130,10 +145,15 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ({"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "none"}, "fedpft.privacy = 'none'"),
         ({"fedpft.privacy": "sums"}, "needs a budget"),
         ({"fedpft.public": "x.safetensors"}, "set epsilon and delta"),
-        ({"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "theorem-4.1"}, "'full', 'diag' or 'spherical'"),
+        (
+            {"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "theorem-4.1"},
+            "'full', 'diag' or 'spherical'",
+        ),
     ],
 )
-def test_a_privacy_budget_that_makes_no_sense_is_refused(settings: dict[str, Scalar], reason: str) -> None:
+def test_a_privacy_budget_that_makes_no_sense_is_refused(
+    settings: dict[str, Scalar], reason: str
+) -> None:
     assert reason in message(settings)
 
 
@@ -153,7 +173,13 @@ def test_a_parsed_configuration_cannot_be_changed() -> None:
 
 def test_few_batches_get_more_passes_and_never_fewer_than_asked() -> None:
     settings = HeadSettings(epochs=20, min_steps=1000)
-    assert [settings.passes(batches) for batches in (1, 3, 50, 51, 10_000)] == [1000, 334, 20, 20, 20]
+    assert [settings.passes(batches) for batches in (1, 3, 50, 51, 10_000)] == [
+        1000,
+        334,
+        20,
+        20,
+        20,
+    ]
     assert HeadSettings(epochs=2, min_steps=0).passes(1) == 2
 
 
@@ -169,7 +195,9 @@ def test_few_batches_get_more_passes_and_never_fewer_than_asked() -> None:
         ([], {}),
     ],
 )
-def test_overrides_are_read_as_flower_writes_them(texts: list[str], expected: dict[str, Scalar]) -> None:
+def test_overrides_are_read_as_flower_writes_them(
+    texts: list[str], expected: dict[str, Scalar]
+) -> None:
     found = parse_overrides(texts)
     assert found == expected
     assert [type(value) for value in found.values()] == [type(value) for value in expected.values()]
@@ -203,7 +231,9 @@ def test_an_override_that_cannot_be_read_is_named(text: str, named: str) -> None
         {"head.epochs": 1},
     ],
 )
-def test_digest_does_not_depend_on_the_machine_or_the_coordinator(elsewhere: dict[str, Scalar]) -> None:
+def test_digest_does_not_depend_on_the_machine_or_the_coordinator(
+    elsewhere: dict[str, Scalar],
+) -> None:
     assert parse_run(elsewhere).digest == parse_run({}).digest
 
 
@@ -227,7 +257,10 @@ def test_digest_changes_with_everything_a_surrogate_depends_on() -> None:
 
 def test_digest_does_not_depend_on_who_wrote_the_keys_down_and_how() -> None:
     assert parse_run(published()).digest == parse_run({}).digest
-    one, other = {"seed": 7, "classes": "a,b", "fedpft.rank": 4}, {"fedpft.rank": 4, "classes": " a, b", "seed": 7}
+    one, other = (
+        {"seed": 7, "classes": "a,b", "fedpft.rank": 4},
+        {"fedpft.rank": 4, "classes": " a, b", "seed": 7},
+    )
     assert parse_run(one).digest == parse_run(other).digest
 
 
@@ -242,7 +275,9 @@ def test_digest_does_not_depend_on_who_wrote_the_keys_down_and_how() -> None:
         ({"image-size": 224, "backbone": "torchvision:mobilenet_v2"}, "mlp"),
     ],
 )
-def test_fedlap_takes_the_network_that_the_features_allow(images: dict[str, Scalar], network: str) -> None:
+def test_fedlap_takes_the_network_that_the_features_allow(
+    images: dict[str, Scalar], network: str
+) -> None:
     flat = {"method": "fedlap"} | images
     chosen, named = parse_run(flat), parse_run(flat | {"fedlap.model": network})
     assert chosen == named
@@ -256,7 +291,10 @@ def test_runs_of_fedlap_that_name_their_network_steps_and_memory_keep_their_dige
     steps = {"fedlap.image-steps": 100, "fedlap.memory": 0.33}
     preset = {"method": "fedlap", "image-size": 16, "partition": "classes", "classes-per-site": 2}
     assert parse_run(preset | steps).digest == "8e53cacea5ac005a"
-    assert parse_run({"method": "fedlap", "fedlap.model": "convnet"} | steps).digest == "920559813665d306"
+    assert (
+        parse_run({"method": "fedlap", "fedlap.model": "convnet"} | steps).digest
+        == "920559813665d306"
+    )
 
 
 def test_device_is_one_this_machine_has() -> None:

@@ -1,4 +1,6 @@
-"""Reading any received bytes needs memory in proportion to their size, and raises no error but SurrogateError."""
+"""Reading any received bytes needs memory in proportion to their size, and raises no error but
+SurrogateError.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +73,24 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.slow
 def test_a_payload_never_takes_more_than_four_times_its_size_in_memory() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", BOMBS], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BOMBS], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) / 2**10 < 4 * 16
 
 
 @pytest.mark.parametrize(
     "more",
-    [b"\x7b" * 100, b"\x98\x06\x01", b"\x08\x01", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05", b"\xff" * 20, b"\x0b\x0c"],
+    [
+        b"\x7b" * 100,
+        b"\x98\x06\x01",
+        b"\x08\x01",
+        b"\x0a\xff\xff\xff\xff\x0f",
+        b"\x0a\x05",
+        b"\xff" * 20,
+        b"\x0b\x0c",
+    ],
 )
 def test_what_the_schema_does_not_know_is_refused(more: bytes) -> None:
     good = pb.Parameters(header=pb.Header(schema=1, classes=["a"]), round=3).SerializeToString()
@@ -101,11 +113,15 @@ def test_an_empty_table_with_huge_sides_is_refused(shape: list[int]) -> None:
     """torch cannot represent such a shape; its error once ended the run."""
     tensor = pb.Tensor(name="w", values=pb.Halves(shape=shape, scale=1.0))
     with pytest.raises(SurrogateError, match="do not fill the shape"):
-        unpack_parameters(pb.Parameters(header=pb.Header(schema=1), tensors=[tensor]).SerializeToString())
+        unpack_parameters(
+            pb.Parameters(header=pb.Header(schema=1), tensors=[tensor]).SerializeToString()
+        )
 
 
 def test_more_numbers_than_asked_for_are_refused_before_there_is_memory_for_them() -> None:
-    tensor = pb.Tensor(name="w", values=pb.Halves(shape=[0], scale=1.0), kept=bytes(2), shape=[4, 4])
+    tensor = pb.Tensor(
+        name="w", values=pb.Halves(shape=[0], scale=1.0), kept=bytes(2), shape=[4, 4]
+    )
     payload = pb.Parameters(header=pb.Header(schema=1), tensors=[tensor]).SerializeToString()
     assert torch.equal(unpack_parameters(payload, most=16).tensors["w"], torch.zeros(4, 4))
     with pytest.raises(SurrogateError, match="more numbers than were asked for"):
@@ -114,9 +130,14 @@ def test_more_numbers_than_asked_for_are_refused_before_there_is_memory_for_them
 
 @pytest.mark.parametrize("name", ["9" * 5000, "a\nb", "\x1b[31m", "\u202e", "x" * 201])
 def test_a_name_that_does_not_print_or_is_no_name_is_refused(name: str) -> None:
-    """A class name of five thousand digits once ended the run: Python does not convert such text to a number for sorting."""
+    """A class name of five thousand digits once ended the run: Python does not convert such text to
+    a number for sorting.
+    """
     wanted = Expectation("fedpft", "run", "diag", 1, 1)
-    for header in (Header("fedpft", "run", "s", "f", (name,)), Header("fedpft", "run", "s", name, ("a",))):
+    for header in (
+        Header("fedpft", "run", "s", "f", (name,)),
+        Header("fedpft", "run", "s", name, ("a",)),
+    ):
         with pytest.raises(SurrogateError, match="does not print"):
             check_header(header, wanted)
 
@@ -161,10 +182,14 @@ def test_what_is_announced_is_a_number_and_its_text_is_never_repeated_in_full() 
         assert len(str(refused.value)) < 200
 
 
-@pytest.mark.parametrize("read", [unpack_surrogate, unpack_parameters, unpack_synthetic, unpack_classifier])
+@pytest.mark.parametrize(
+    "read", [unpack_surrogate, unpack_parameters, unpack_synthetic, unpack_classifier]
+)
 def test_random_bytes_are_refused_by_every_reader(read: object) -> None:
     for seed in range(200):
-        payload = torch.randint(256, (seed,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+        payload = torch.randint(
+            256, (seed,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8
+        )
         with pytest.raises(SurrogateError):
             read(payload.numpy().tobytes())  # type: ignore[operator]
 
@@ -172,14 +197,20 @@ def test_random_bytes_are_refused_by_every_reader(read: object) -> None:
 def test_sites_cannot_name_more_classes_together_than_a_run_can_have() -> None:
     from common.wire.validation import check_class_number
 
-    message = {i: Introduction(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False) for i in range(2)}
+    message = {
+        i: Introduction(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False)
+        for i in range(2)
+    }
     group, _ = settle(message, (), "")
     with pytest.raises(RunError, match="set classes"):
         check_class_number(group.classes)
 
 
 def test_values_beside_a_payload_take_so_many_bytes_and_not_one_more() -> None:
-    for info in ({"a": "x" * (LARGEST_INFO - 1)}, {"a": [1.0] * (LARGEST_INFO // 8 - 2), "letters": 1}):
+    for info in (
+        {"a": "x" * (LARGEST_INFO - 1)},
+        {"a": [1.0] * (LARGEST_INFO // 8 - 2), "letters": 1},
+    ):
         check_form(to_record(None, info))
         with pytest.raises(SurrogateError, match=f"more than {LARGEST_INFO} bytes"):
             check_form(to_record(None, info | {"b": True}))

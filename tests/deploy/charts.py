@@ -1,6 +1,8 @@
-"""Renders the chart in deploy/helm: with `helm` where it is installed, else with a part of its language.
+"""Renders the chart in deploy/helm: with `helm` where it is installed, else with a part of its
+language.
 
-That part is `if`, `range`, `define`, `include`, variables, and the functions below. Anything else raises an error.
+That part is `if`, `range`, `define`, `include`, variables, and the functions below. Anything else
+raises an error.
 """
 
 import json
@@ -63,10 +65,14 @@ class Renderer:
     def all(self) -> str:
         """Every template of the chart."""
         texts = [path.read_text() for path in sorted((CHART / "templates").glob("*.yaml"))]
-        return "\n---\n".join(self._run(_parsed(text), self._dot, {"$": self._dot}) for text in texts)
+        return "\n---\n".join(
+            self._run(_parsed(text), self._dot, {"$": self._dot}) for text in texts
+        )
 
     def _run(self, nodes: list[Any], dot: Any, names: Scope) -> str:
-        return "".join(node if isinstance(node, str) else self._act(node, dot, names) for node in nodes)
+        return "".join(
+            node if isinstance(node, str) else self._act(node, dot, names) for node in nodes
+        )
 
     def _act(self, node: tuple[str, list[Any], list[Any]], dot: Any, names: Scope) -> str:
         text, body, otherwise = node
@@ -85,13 +91,17 @@ class Renderer:
             names[variable.strip()] = self._value(source.strip(), dot, names)
             return ""
         found = self._value(text, dot, names)
-        return "" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
+        return (
+            "" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
+        )
 
     def _value(self, text: str, dot: Any, names: Scope) -> Any:
         found: Any = None
         for place, part in enumerate(text.split(" | ")):
             function, *words = shlex.split(part, posix=False)
-            arguments = [self._word(word, dot, names) for word in words] + ([found] if place else [])
+            arguments = [self._word(word, dot, names) for word in words] + (
+                [found] if place else []
+            )
             found = self._call(function, arguments, dot, names)
         return found
 
@@ -102,7 +112,9 @@ class Renderer:
             case "toYaml":
                 return yaml.safe_dump(arguments[0], default_flow_style=False).rstrip("\n")
             case "nindent":
-                return "\n" + "\n".join(" " * arguments[0] + line for line in str(arguments[1]).splitlines())
+                return "\n" + "\n".join(
+                    " " * arguments[0] + line for line in str(arguments[1]).splitlines()
+                )
             case "quote":
                 return json.dumps(str(arguments[0]), ensure_ascii=False)
             case "trim":

@@ -33,25 +33,39 @@ SITE: dict[str, Any] = {
 }
 ROLES = {
     "coordinator": COORDINATOR,
-    "coordinator with metrics": {**COORDINATOR, "coordinator": {"sites": ["north"], "metrics": {"enabled": True}}},
+    "coordinator with metrics": {
+        **COORDINATOR,
+        "coordinator": {"sites": ["north"], "metrics": {"enabled": True}},
+    },
     "site": SITE,
-    "smallest site": {"role": "site", "site": {"name": "north", "coordinator": "fl.example.org:9092"}},
+    "smallest site": {
+        "role": "site",
+        "site": {"name": "north", "coordinator": "fl.example.org:9092"},
+    },
 }
 
 
 @pytest.fixture(params=ROLES, ids=str)
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> list[dict[str, Any]]:
-    jsonschema.validate(values(ROLES[request.param]), json.loads((CHART / "values.schema.json").read_text()))
+    jsonschema.validate(
+        values(ROLES[request.param]), json.loads((CHART / "values.schema.json").read_text())
+    )
     return rendered(ROLES[request.param], tmp_path)
 
 
 def kind(objects: list[dict[str, Any]], name: str) -> dict[str, dict[str, Any]]:
     """Objects of a kind by name, without the name of the release."""
-    return {each["metadata"]["name"].removeprefix("north-"): each for each in objects if each["kind"] == name}
+    return {
+        each["metadata"]["name"].removeprefix("north-"): each
+        for each in objects
+        if each["kind"] == name
+    }
 
 
 def pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: each["spec"]["template"]["spec"] for name, each in kind(objects, "Deployment").items()}
+    return {
+        name: each["spec"]["template"]["spec"] for name, each in kind(objects, "Deployment").items()
+    }
 
 
 def containers(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -84,7 +98,9 @@ def test_no_container_has_a_right_that_it_does_not_need(objects: list[dict[str, 
         assert each["resources"]["limits"]["memory"]
 
 
-def test_every_volume_that_is_mounted_exists_and_every_claim_is_made(objects: list[dict[str, Any]]) -> None:
+def test_every_volume_that_is_mounted_exists_and_every_claim_is_made(
+    objects: list[dict[str, Any]],
+) -> None:
     made = {f"north-{name}" for name in kind(objects, "PersistentVolumeClaim")}
     for pod in pods(objects).values():
         named = {volume["name"] for volume in pod["volumes"]}
@@ -115,9 +131,15 @@ def test_apps_reach_nothing_and_are_reached_by_nothing(objects: list[dict[str, A
 def test_every_command_is_one_that_its_program_takes(objects: list[dict[str, Any]]) -> None:
     for each in containers(objects):
         command = [str(word) for word in each["command"]]
-        if program := next((program for program in FLOWER if " ".join(command).startswith(program)), ""):
+        if program := next(
+            (program for program in FLOWER if " ".join(command).startswith(program)), ""
+        ):
             FLOWER[program]().parse_args(
-                [word for word in command[len(program.split()) :] if word not in own_options(command)]
+                [
+                    word
+                    for word in command[len(program.split()) :]
+                    if word not in own_options(command)
+                ]
             )
             assert is_isolated(command) or not is_supernode(command)
         elif command[0] != "sh":
@@ -136,9 +158,17 @@ def test_a_site_has_its_data_in_its_app_and_its_key_in_its_node(tmp_path: Path) 
     assert [item["key"] for item in keys["secret"]["items"]] == ["coordinator.pub"]
     (node,), (app,) = found["node"]["containers"], found["app"]["containers"]
     read = ("/data", "/weights", "/held-out")
-    assert [mount.get("readOnly") for mount in app["volumeMounts"] if mount["mountPath"] in read] == [True] * 3
-    config = parse_node_config(parse_overrides([node["command"][node["command"].index("--node-config") + 1]]))
-    assert (config.site, config.patient_column, str(config.witness)) == ("north", "patient", "/witness")
+    assert [
+        mount.get("readOnly") for mount in app["volumeMounts"] if mount["mountPath"] in read
+    ] == [True] * 3
+    config = parse_node_config(
+        parse_overrides([node["command"][node["command"].index("--node-config") + 1]])
+    )
+    assert (config.site, config.patient_column, str(config.witness)) == (
+        "north",
+        "patient",
+        "/witness",
+    )
     assert config.held_out_dir == "/held-out"
     environment = {each["name"]: each.get("value") for each in app["env"]}
     assert parse_node_config(parse_overrides([environment["FEDSURROGATE_NODE_CONFIG"]])) == config
@@ -153,7 +183,9 @@ def test_a_site_has_its_data_in_its_app_and_its_key_in_its_node(tmp_path: Path) 
     assert "ingress" not in kind(objects, "NetworkPolicy")["node"]["spec"]
 
 
-def test_a_coordinator_shows_the_fleet_port_alone_and_keeps_the_authority_outside(tmp_path: Path) -> None:
+def test_a_coordinator_shows_the_fleet_port_alone_and_keeps_the_authority_outside(
+    tmp_path: Path,
+) -> None:
     objects = rendered(COORDINATOR, tmp_path)
     service = next(each for each in objects if each["kind"] == "Service")
     assert [port["targetPort"] for port in service["spec"]["ports"]] == ["fleet"]
@@ -162,13 +194,17 @@ def test_a_coordinator_shows_the_fleet_port_alone_and_keeps_the_authority_outsid
     pod = pods(objects)["superlink"]
     superlink = pod["containers"][0]["command"]
     assert superlink[superlink.index("--control-api-address") + 1] == "127.0.0.1:9093"
-    items = next(volume for volume in pod["volumes"] if volume["name"] == "certificates")["secret"]["items"]
+    items = next(volume for volume in pod["volumes"] if volume["name"] == "certificates")["secret"][
+        "items"
+    ]
     assert {item["key"] for item in items} == {"ca.crt", "server.crt", "server.key"}
     app = pods(objects)["app"]
     (signing,) = [volume["secret"]["items"] for volume in app["volumes"] if volume.get("secret")]
     assert [item["key"] for item in signing] == ["coordinator.key"]
     assert {"name": "FEDSURROGATE_SIGNING", "value": "/papers"} in app["containers"][0]["env"]
-    projected = next(volume for volume in pod["volumes"] if volume["name"] == "keys")["projected"]["sources"]
+    projected = next(volume for volume in pod["volumes"] if volume["name"] == "keys")["projected"][
+        "sources"
+    ]
     assert [item["path"] for item in projected[1]["configMap"]["items"]] == [
         "sites/north/site.pub",
         "sites/south/site.pub",
@@ -203,8 +239,12 @@ def test_the_schema_refuses_wrong_values(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
-def test_every_object_has_the_form_that_kubernetes_takes(objects: list[dict[str, Any]], version: str) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the package kubernetes-validate")
+def test_every_object_has_the_form_that_kubernetes_takes(
+    objects: list[dict[str, Any]], version: str
+) -> None:
+    kubernetes_validate = pytest.importorskip(
+        "kubernetes_validate", reason="needs the package kubernetes-validate"
+    )
     for each in objects:
         assert kubernetes_validate.validate(each, version, strict=True) == version
     objects[0]["spec"]["replica"] = 1

@@ -44,15 +44,21 @@ PUBLIC_PORTS = {"9092"}
 def settings_of_a_kit(folder: Path) -> dict[str, str]:
     """The .env file of a kit for the site north, parsed."""
     issue(folder / "papers", ("fl.example.org",), ("north",))
-    pack_kit(folder / "papers", "north", "fl.example.org:9092", "fedsurrogate", folder / "north.tar.gz")
+    pack_kit(
+        folder / "papers", "north", "fl.example.org:9092", "fedsurrogate", folder / "north.tar.gz"
+    )
     with tarfile.open(folder / "north.tar.gz") as archive:
         archive.extractall(folder)
     lines = (folder / "north" / ".env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#")) | {"RUN_AS": "1000:1000"}
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#")) | {
+        "RUN_AS": "1000:1000"
+    }
 
 
 def interpolated(file: Path, settings: Mapping[str, str]) -> str:
-    """A compose file with its variables replaced as by compose. Fails if a required variable is not set."""
+    """A compose file with its variables replaced as by compose. Fails if a required variable is not
+    set.
+    """
 
     def value(found: re.Match[str]) -> str:
         name, kind, default = found.groups()
@@ -89,7 +95,9 @@ def volumes(service: Mapping[str, Any]) -> dict[str, str]:
 def own_options(command: list[str]) -> tuple[str, ...]:
     """The options of `site node` itself, with their values; Flower gets the others."""
     own = ("--runtime", "--retry") if command[:2] == ["site", "node"] else ()
-    return tuple(word for name in own if name in command for word in command[command.index(name) :][:2])
+    return tuple(
+        word for name in own if name in command for word in command[command.index(name) :][:2]
+    )
 
 
 def is_node(service: Mapping[str, Any]) -> bool:
@@ -111,19 +119,31 @@ def test_every_reference_is_defined(compose: dict[str, Any]) -> None:
         for volume in volumes(service):
             assert volume.startswith((".", "$", "/")) or volume in compose["volumes"], name
     for section in ("networks", "volumes"):
-        used = {each for service in services.values() for each in (*networks(service), *volumes(service))}
+        used = {
+            each
+            for service in services.values()
+            for each in (*networks(service), *volumes(service))
+        }
         assert set(compose.get(section) or ()) <= used
 
 
 def test_every_command_is_one_that_its_program_takes(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         command = words(service["command"])
-        if program := next((program for program in FLOWER if " ".join(command).startswith(program)), ""):
+        if program := next(
+            (program for program in FLOWER if " ".join(command).startswith(program)), ""
+        ):
             FLOWER[program]().parse_args(
-                [word for word in command[len(program.split()) :] if word not in own_options(command)]
+                [
+                    word
+                    for word in command[len(program.split()) :]
+                    if word not in own_options(command)
+                ]
             )
         elif command[0] == "sh":
-            (line,) = [each for each in command[2].split("&&") if each.strip().startswith(tuple(OURS))]
+            (line,) = [
+                each for each in command[2].split("&&") if each.strip().startswith(tuple(OURS))
+            ]
             check_ours(shlex.split(line))
         else:
             check_ours(command)
@@ -143,7 +163,9 @@ def test_every_node_config_is_one_a_site_takes(compose: dict[str, Any]) -> None:
             assert parse_node_config(parse_overrides([text])).site
 
 
-def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(compose: dict[str, Any]) -> None:
+def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(
+    compose: dict[str, Any],
+) -> None:
     for name, service in compose["services"].items():
         for port in service.get("ports", ()):
             assert str(port).rpartition(":")[2] in PUBLIC_PORTS, name
@@ -153,14 +175,18 @@ def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(compose: di
         command = words(service["command"])
         if command[:2] == ["coordinator", "superlink"]:
             assert command[command.index("--control-api-address") + 1] == "127.0.0.1:9093"
-            assert command[command.index("--serverappio-api-address") + 1] == "unix:/runtime/app:9091"
+            assert (
+                command[command.index("--serverappio-api-address") + 1] == "unix:/runtime/app:9091"
+            )
             assert {"/papers/ca.key", "/papers", "/papers/sites"}.isdisjoint(
                 where.split(":")[0] for where in volumes(service).values()
             )
     assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text()
 
 
-def test_apps_have_no_network_and_a_socket_that_only_their_own_node_shares(compose: dict[str, Any]) -> None:
+def test_apps_have_no_network_and_a_socket_that_only_their_own_node_shares(
+    compose: dict[str, Any],
+) -> None:
     services = compose["services"]
     for name, service in services.items():
         command = words(service["command"])
@@ -170,7 +196,10 @@ def test_apps_have_no_network_and_a_socket_that_only_their_own_node_shares(compo
         assert any(word.startswith("unix:/runtime/app") for word in command), name
         (shared,) = (volume for volume, where in volumes(service).items() if where == "/runtime")
         users = [
-            words(other["command"])[:2] for other in services.values() if shared in volumes(other) if "profiles" not in other
+            words(other["command"])[:2]
+            for other in services.values()
+            if shared in volumes(other)
+            if "profiles" not in other
         ]
         other_side = ["site", "node"] if command[0] == "site" else ["coordinator", "superlink"]
         assert sorted(users) == sorted([command[:2], other_side]), name
@@ -178,7 +207,11 @@ def test_apps_have_no_network_and_a_socket_that_only_their_own_node_shares(compo
 
 def test_a_hospitals_data_is_in_its_app_alone(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    apps = {name: service for name, service in services.items() if words(service["command"])[:2] == ["site", "app"]}
+    apps = {
+        name: service
+        for name, service in services.items()
+        if words(service["command"])[:2] == ["site", "app"]
+    }
     nodes = [service for service in services.values() if is_node(service)]
     assert len(apps) == len(nodes)
     by_hand = {name for name, service in services.items() if "profiles" in service}
@@ -208,7 +241,9 @@ def test_no_guide_shows_a_supernode_without_isolation() -> None:
     for guide in (*documents.PAGES, DEPLOY / "demo.sh"):
         for line in guide.read_text().replace("\\\n", " ").splitlines():
             bare = re.search(r"flower-supernode(?! +--isolation process)", line)
-            assert not bare or not line.lstrip().startswith(("flower-supernode", "docker", "$")), f"{guide}: {line}"
+            assert not bare or not line.lstrip().startswith(("flower-supernode", "docker", "$")), (
+                f"{guide}: {line}"
+            )
             assert "flower-superexec" not in line, f"{guide}: {line}"
 
 
@@ -234,7 +269,9 @@ def test_a_hospitals_ledger_and_its_witness_are_on_volumes_of_their_own(tmp_path
 
 def test_a_kit_sets_what_the_compose_file_asks_for_and_nothing_else(tmp_path: Path) -> None:
     settings = settings_of_a_kit(tmp_path)
-    asked = {name for name, _, _ in VARIABLE.findall((tmp_path / "north" / "compose.yml").read_text())}
+    asked = {
+        name for name, _, _ in VARIABLE.findall((tmp_path / "north" / "compose.yml").read_text())
+    }
     reported = set(re.findall(r"\b([A-Z_]{4,})=", (tmp_path / "north" / ".env").read_text()))
     assert set(settings) <= asked
     # Except the last, which compose itself reads.
@@ -247,17 +284,29 @@ def test_a_kit_holds_one_sites_papers_for_nobody_else_to_read(tmp_path: Path) ->
     assert archive.stat().st_mode & 0o77 == 0
     assert (kit / "papers" / "site.key").stat().st_mode & 0o77 == 0
     for name in ("ca.crt", "site.key", "site.pub"):
-        assert (kit / "papers" / name).read_bytes() == (papers / "sites" / "north" / name).read_bytes()
-    assert {path.name for path in (kit / "papers").iterdir()} == {"ca.crt", "site.key", "site.pub", "coordinator.pub"}
+        assert (kit / "papers" / name).read_bytes() == (
+            papers / "sites" / "north" / name
+        ).read_bytes()
+    assert {path.name for path in (kit / "papers").iterdir()} == {
+        "ca.crt",
+        "site.key",
+        "site.pub",
+        "coordinator.pub",
+    }
     pinned = parse_node_config({"coordinator-key": str(kit / "papers" / "coordinator.pub")})
     assert coordinator_key(pinned) == public_key((papers / "coordinator.key").read_bytes())
-    assert all((kit / folder).is_dir() for folder in ("state", "witness", "cache", "runtime", "data", "weights", "held-out"))
+    assert all(
+        (kit / folder).is_dir()
+        for folder in ("state", "witness", "cache", "runtime", "data", "weights", "held-out")
+    )
     with pytest.raises(ConfigError, match=r"north.tar.gz' exists"):
         pack_kit(papers, "north", "fl.example.org:9092", "fedsurrogate", archive)
     with pytest.raises(ConfigError, match=r"make it with coordinator certs --site east"):
         pack_kit(papers, "east", "fl.example.org:9092", "fedsurrogate", tmp_path / "east.tar.gz")
     with pytest.raises(ConfigError, match=r"coordinator = 'https://fl.example.org'"):
-        pack_kit(papers, "north", "https://fl.example.org", "fedsurrogate", tmp_path / "again.tar.gz")
+        pack_kit(
+            papers, "north", "https://fl.example.org", "fedsurrogate", tmp_path / "again.tar.gz"
+        )
 
 
 def test_the_policy_template_is_the_default_policy_with_every_key() -> None:
@@ -280,15 +329,27 @@ def test_the_image_gets_all_that_sites_and_coordinator_use_but_not_ray() -> None
 
 def test_what_the_demo_needs_is_reported_where_it_is_missing(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["/bin/sh", str(DEPLOY / "demo.sh")], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+        ["/bin/sh", str(DEPLOY / "demo.sh")],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "demo-compose needs docker or podman" in done.stderr
 
 
 def test_every_file_that_the_image_copies_is_sent_to_the_build() -> None:
-    sent = [line.removeprefix("!") for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line[:1] == "!"]
-    lines = [line.split()[1:] for line in (DEPLOY / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    sent = [
+        line.removeprefix("!")
+        for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+        if line[:1] == "!"
+    ]
+    lines = [
+        line.split()[1:]
+        for line in (DEPLOY / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ")
+    ]
     copied = [source for line in lines if not line[0].startswith("--") for source in line[:-1]]
     assert "fedsurrogate" in copied
     # A pattern with one letter in brackets is for a file that need not exist.
@@ -298,12 +359,17 @@ def test_every_file_that_the_image_copies_is_sent_to_the_build() -> None:
 def test_the_coordinators_app_reads_the_table_that_register_writes_and_cannot_change_it() -> None:
     for file in (DEPLOY / "compose.coordinator.yml", DEPLOY / "compose.demo.yml"):
         services = yaml.safe_load(interpolated(file, {"RUN_AS": "1000:1000"}))["services"]
-        (app,) = (each for each in services.values() if words(each["command"])[0] == "flower-superexec")
+        (app,) = (
+            each for each in services.values() if words(each["command"])[0] == "flower-superexec"
+        )
         register = services["register"]
         table = Path(register["environment"]["FEDSURROGATE_REGISTERED"])
         assert app["environment"]["FEDSURROGATE_REGISTERED"] == str(table)
         (shared,) = set(volumes(app)) & set(volumes(register))
-        assert (volumes(register)[shared], volumes(app)[shared]) == (str(table.parent), f"{table.parent}:ro")
+        assert (volumes(register)[shared], volumes(app)[shared]) == (
+            str(table.parent),
+            f"{table.parent}:ro",
+        )
         # Where a person calls `coordinator sites`, for the names.
         superlink = services["superlink"]
         assert superlink["environment"]["FEDSURROGATE_REGISTERED"] == str(table)
@@ -312,7 +378,9 @@ def test_the_coordinators_app_reads_the_table_that_register_writes_and_cannot_ch
 
 def test_the_coordinators_app_signs_models_with_the_key_that_kits_pin(tmp_path: Path) -> None:
     settings = settings_of_a_kit(tmp_path)
-    app = yaml.safe_load(interpolated(DEPLOY / "compose.coordinator.yml", settings))["services"]["app"]
+    app = yaml.safe_load(interpolated(DEPLOY / "compose.coordinator.yml", settings))["services"][
+        "app"
+    ]
     (own,) = (
         own
         for own, place in volumes(app).items()
@@ -323,11 +391,15 @@ def test_the_coordinators_app_signs_models_with_the_key_that_kits_pin(tmp_path: 
 
 
 @pytest.mark.parametrize(("held_out", "apart"), [("/held-out", True), ("/data", False)])
-def test_a_kit_names_held_out_records_that_its_app_can_read(tmp_path: Path, held_out: str, apart: bool) -> None:
+def test_a_kit_names_held_out_records_that_its_app_can_read(
+    tmp_path: Path, held_out: str, apart: bool
+) -> None:
     """Without a setting a site names none, and takes part in no evaluation."""
     settings = settings_of_a_kit(tmp_path)
     for value in ("", held_out):
-        services = yaml.safe_load(interpolated(DEPLOY / "compose.hospital.yml", settings | {"HELD_OUT": value}))["services"]
+        services = yaml.safe_load(
+            interpolated(DEPLOY / "compose.hospital.yml", settings | {"HELD_OUT": value})
+        )["services"]
         command = words(services["node"]["command"])
         node = parse_node_config(parse_overrides([command[command.index("--node-config") + 1]]))
         assert node.held_out_dir == value

@@ -1,4 +1,6 @@
-"""Every command that the guides print for containers: its service exists, and its program takes it as printed."""
+"""Every command that the guides print for containers: its service exists, and its program takes it
+as printed.
+"""
 
 import re
 from collections.abc import Iterator
@@ -12,14 +14,20 @@ from common.settings.flat import parse_overrides
 from tests.deploy.test_compose import DEPLOY, OURS, check_ours, interpolated, settings_of_a_kit
 from tests.documents import DOCS, blocks, name_of, words
 
-GUIDES = [DEPLOY / "README.md", DEPLOY / "kit" / "README.md", *sorted((DOCS / "deployment").glob("*.md"))]
+GUIDES = [
+    DEPLOY / "README.md",
+    DEPLOY / "kit" / "README.md",
+    *sorted((DOCS / "deployment").glob("*.md")),
+]
 IN_A_SERVICE = re.compile(r"docker compose (?:run --rm|exec)(?: -T)? ([\w-]+)(.*)")
 # `papers` is a function that the guide defines: `coordinator` in a container without a network.
 IN_A_CONTAINER = re.compile(r"papers((?: [^()=].*)?)")
 
 
 def printed(page: Path) -> Iterator[str]:
-    """Every command of a page: the lines of its shell blocks, and what stands between backticks in its text."""
+    """Every command of a page: the lines of its shell blocks, and what stands between backticks in
+    its text.
+    """
     text = page.read_text()
     for block in blocks(page):
         text = text.replace(block, "")
@@ -30,23 +38,40 @@ def printed(page: Path) -> Iterator[str]:
 
 
 def calls() -> Iterator[tuple[str, str, list[str]]]:
-    """Page, service (empty for the function `papers`) and words of every command of ours in a container."""
+    """Page, service (empty for the function `papers`) and words of every command of ours in a
+    container.
+    """
     for page in GUIDES:
         for line in map(str.strip, printed(page)):
             if found := IN_A_SERVICE.fullmatch(line):
                 yield name_of(page), found[1], words(found[2])
-            elif (found := IN_A_CONTAINER.fullmatch(line)) and found[1].split()[:1] and "..." not in line:
+            elif (
+                (found := IN_A_CONTAINER.fullmatch(line))
+                and found[1].split()[:1]
+                and "..." not in line
+            ):
                 yield name_of(page), "", ["coordinator", *words(found[1])]
 
 
 def test_the_guides_print_the_commands_that_this_test_reads() -> None:
     found = {(service, *line[:2]) for _, service, line in calls()}
-    assert {("site", "site", "ledger"), ("site", "site", "synthesize"), ("node", "site", "doctor"), ("site",)} <= found
-    assert {("superlink", "coordinator", "run"), ("", "coordinator", "certs"), ("register",)} <= found
+    assert {
+        ("site", "site", "ledger"),
+        ("site", "site", "synthesize"),
+        ("node", "site", "doctor"),
+        ("site",),
+    } <= found
+    assert {
+        ("superlink", "coordinator", "run"),
+        ("", "coordinator", "certs"),
+        ("register",),
+    } <= found
 
 
 @pytest.mark.parametrize(
-    ("page", "service", "line"), calls(), ids=lambda each: " ".join(each) if isinstance(each, list) else each
+    ("page", "service", "line"),
+    calls(),
+    ids=lambda each: " ".join(each) if isinstance(each, list) else each,
 )
 def test_a_command_runs_in_its_service_as_printed(
     page: str, service: str, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,6 @@
-"""A hospital and its coordinator in containers: the commands of the guides, as printed, and what each container reaches."""
+"""A hospital and its coordinator in containers: the commands of the guides, as printed, and what
+each container reaches.
+"""
 
 import os
 import random
@@ -43,7 +45,11 @@ class Machine:
         self.engine, self._compose = engine()
 
     def compose(self, *words: str) -> str:
-        profile = ["--profile", "by-hand"] if self._compose == ["podman-compose"] and words[:1] == ("run",) else []
+        profile = (
+            ["--profile", "by-hand"]
+            if self._compose == ["podman-compose"] and words[:1] == ("run",)
+            else []
+        )
         return run(*self._compose, *profile, *words, cwd=self.folder)
 
     def inside(self, service: str, *words: str) -> str:
@@ -77,7 +83,9 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory, address: str) -> Itera
     for above in (folder.parent, folder.parent.parent):
         above.chmod(0o755)
     (folder / "compose.yml").write_text((DEPLOY / "compose.coordinator.yml").read_text())
-    (folder / ".env").write_text(f"RUN_AS={USER}\nIMAGE={IMAGE}\nFLEET_PORT={address.rpartition(':')[2]}\n")
+    (folder / ".env").write_text(
+        f"RUN_AS={USER}\nIMAGE={IMAGE}\nFLEET_PORT={address.rpartition(':')[2]}\n"
+    )
     for name in ("state", "app", "runs", "registered", "runtime"):
         (folder / name).mkdir()
     owned(folder)
@@ -109,9 +117,9 @@ def hospital(coordinator: Machine) -> Iterator[Machine]:
         folder = kit.folder / "data" / ("no", "yes")[number % 2]
         folder.mkdir(exist_ok=True)
         pixels = random.Random(number).randbytes(28 * 28)
-        Image.frombytes("L", (28, 28), pixels).point(lambda grey, at=number % 2: grey // 2 + 100 * at).save(
-            folder / f"{number}.png"
-        )
+        Image.frombytes("L", (28, 28), pixels).point(
+            lambda grey, at=number % 2: grey // 2 + 100 * at
+        ).save(folder / f"{number}.png")
     owned(kit.folder)
     try:
         # As both pages print it, once.
@@ -129,34 +137,66 @@ def test_apps_reach_nothing_and_a_hospital_only_the_fleet_port(
     with socket.create_server(("0.0.0.0", 0)) as listener:
         Thread(target=lambda: [listener.accept() for _ in range(9)], daemon=True).start()
         service = f"{host}:{listener.getsockname()[1]}"
-        targets = [service, fleet, "superlink:9092", "superlink:9091", "node:9094", "127.0.0.1:9093"]
+        targets = [
+            service,
+            fleet,
+            "superlink:9092",
+            "superlink:9091",
+            "node:9094",
+            "127.0.0.1:9093",
+        ]
         for machine in (coordinator, hospital):
-            assert machine.inside("app", "python", "-c", "print(*open('/proc/net/dev'))").count(":") == 1, "not only lo"
+            assert (
+                machine.inside("app", "python", "-c", "print(*open('/proc/net/dev'))").count(":")
+                == 1
+            ), "not only lo"
             assert "reached" not in machine.inside("app", "python", "-c", REACH, *targets)
-        found = hospital.inside("node", "python", "-c", REACH, fleet, f"{host}:9091", f"{host}:9093", "127.0.0.1:9094")
+        found = hospital.inside(
+            "node", "python", "-c", REACH, fleet, f"{host}:9091", f"{host}:9093", "127.0.0.1:9094"
+        )
     assert f"reached {fleet.replace(':', ' ')}" in found
     assert found.count("reached") == 1
 
 
-def test_the_kits_commands_work_as_printed(coordinator: Machine, hospital: Machine, address: str) -> None:
-    printed = [line for page, service, line in calls() if page.endswith("kit/README.md") and service == "site"]
-    link = next(line for page, service, line in calls() if page.endswith("kit/README.md") and service == "node")
+def test_the_kits_commands_work_as_printed(
+    coordinator: Machine, hospital: Machine, address: str
+) -> None:
+    printed = [
+        line
+        for page, service, line in calls()
+        if page.endswith("kit/README.md") and service == "site"
+    ]
+    link = next(
+        line
+        for page, service, line in calls()
+        if page.endswith("kit/README.md") and service == "node"
+    )
     assert "finished:completed" in coordinator.inside("superlink", "coordinator", "run", "-c", RUN)
     papers(coordinator, "request", "papers", "--out", "spring.json", "-c", DATA)
     move(coordinator, "spring.json", hospital)
     # A ledger is opened once, and one that is intact is not begun again.
     skipped = ("--open", "reopen-ledger")
     commands = [line for line in printed if not set(skipped) & set(line)]
-    assert {" ".join(line[:2]) for line in commands} >= {"", "site synthesize", "site release", "site key", "site ledger"}
+    assert {" ".join(line[:2]) for line in commands} >= {
+        "",
+        "site synthesize",
+        "site release",
+        "site key",
+        "site ledger",
+    }
     for line in commands:
         found = hospital.compose("run", "--rm", "site", *line)
         assert not any(word in found for word in ("error", "FAIL")), line
     assert (hospital.folder / "state" / "synthetic.safetensors").stat().st_size > 0
-    assert "PASS" in hospital.compose("run", "--rm", "node", *(word.replace("{coordinator}", address) for word in link))
+    assert "PASS" in hospital.compose(
+        "run", "--rm", "node", *(word.replace("{coordinator}", address) for word in link)
+    )
     assert "known      north" in coordinator.compose("run", "--rm", "register")
 
 
-def test_the_guides_commands_work_as_printed(coordinator: Machine, hospital: Machine, address: str) -> None:
+def test_the_guides_commands_work_as_printed(
+    coordinator: Machine, hospital: Machine, address: str
+) -> None:
     """In the guide's order, at one hospital; the placeholder NAME is the new hospital, east."""
     outputs: dict[str, str] = {}
     known = {"fl.example.org:9092": address, "NAME": "east", "sites=3": "sites=1"}
@@ -173,7 +213,9 @@ def test_the_guides_commands_work_as_printed(coordinator: Machine, hospital: Mac
         elif service == "superlink":
             found = coordinator.inside(service, *line)
         else:
-            found = (hospital if service == "site" else coordinator).compose("run", "--rm", service, *line)
+            found = (hospital if service == "site" else coordinator).compose(
+                "run", "--rm", service, *line
+            )
         assert not any(word in found for word in ("error", "FAIL")), (line, found)
         outputs[words[0]] = found
         if words[0] == "site key":
@@ -183,10 +225,14 @@ def test_the_guides_commands_work_as_printed(coordinator: Machine, hospital: Mac
             coordinator.compose("restart", "superlink")
     assert "finished:completed, 1 of 1 sites used" in outputs["coordinator run -c"]
     assert "stopped" in outputs["coordinator stop latest"]
-    assert "no, yes" in hospital.compose("run", "--rm", "site", "site", "models"), "the signed model of the run is kept"
+    assert "no, yes" in hospital.compose("run", "--rm", "site", "site", "models"), (
+        "the signed model of the run is kept"
+    )
     assert "epsilon 1" in outputs["coordinator learn spring.json"]
     assert "unregistered  east" in outputs["coordinator unregister /papers"]
-    assert "known      east" in outputs[""], "the last command lists the keys, with the new one of east"
+    assert "known      east" in outputs[""], (
+        "the last command lists the keys, with the new one of east"
+    )
 
 
 def before(command: str, coordinator: Machine, hospital: Machine) -> None:
@@ -211,7 +257,10 @@ def move(coordinator: Machine, file: str, hospital: Machine) -> None:
 
 
 def test_containers_have_their_limits(coordinator: Machine, hospital: Machine) -> None:
-    limits = "import pathlib; print(*(f.read_text().strip() for f in pathlib.Path('/sys/fs/cgroup').rglob('pids.max')))"
+    limits = (
+        "import pathlib; print(*(f.read_text().strip() for f in "
+        "pathlib.Path('/sys/fs/cgroup').rglob('pids.max')))"
+    )
     for machine, service in ((coordinator, "superlink"), (hospital, "app")):
         assert "4096" in machine.inside(service, "python", "-c", limits).split()
 

@@ -1,4 +1,6 @@
-"""The lock holds what pyproject.toml asks for, at fitting versions, each file by its hash; pip and the setup keep to it."""
+"""The lock holds what pyproject.toml asks for, at fitting versions, each file by its hash; pip and
+the setup keep to it.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,18 @@ EXTRAS = {lock.CORE: PROJECT["dependencies"]} | PROJECT["optional-dependencies"]
 
 def here(name: str) -> str:
     """The version of a package that the lock gives this Python; empty if none."""
-    found = [number for number, marker in lock.versions_of(LOCKED.entries[name]) if not marker or Marker(marker).evaluate()]
+    found = [
+        number
+        for number, marker in lock.versions_of(LOCKED.entries[name])
+        if not marker or Marker(marker).evaluate()
+    ]
     return found[0] if found else ""
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_the_lock_has_every_requirement_of_every_extra_at_a_version_that_it_allows(extra: str) -> None:
+def test_the_lock_has_every_requirement_of_every_extra_at_a_version_that_it_allows(
+    extra: str,
+) -> None:
     names = LOCKED.names([extra])
     for line in EXTRAS[extra]:
         wanted = Requirement(line)
@@ -45,7 +53,9 @@ def test_the_lock_has_every_requirement_of_every_extra_at_a_version_that_it_allo
             assert LOCKED.names(sorted(wanted.extras)) <= names
             continue
         assert lock.normal(wanted.name) in names, f"make lock: {line} is not in the lock"
-        assert wanted.specifier.contains(here(lock.normal(wanted.name))), f"make lock: the lock does not fit {line}"
+        assert wanted.specifier.contains(here(lock.normal(wanted.name))), (
+            f"make lock: the lock does not fit {line}"
+        )
 
 
 def test_the_lock_is_closed_under_what_its_packages_need() -> None:
@@ -56,8 +66,14 @@ def test_the_lock_is_closed_under_what_its_packages_need() -> None:
             for line in each.requires or ():
                 needed = Requirement(line)
                 if needed.marker is None or needed.marker.evaluate({"extra": ""}):
-                    found = here(lock.normal(needed.name)) if lock.normal(needed.name) in names else "nothing"
-                    assert needed.specifier.contains(found), f"{each.name} needs {line}, the lock has {found}"
+                    found = (
+                        here(lock.normal(needed.name))
+                        if lock.normal(needed.name) in names
+                        else "nothing"
+                    )
+                    assert needed.specifier.contains(found), (
+                        f"{each.name} needs {line}, the lock has {found}"
+                    )
 
 
 def test_every_file_has_a_hash_and_nothing_is_named_by_an_address() -> None:
@@ -65,7 +81,9 @@ def test_every_file_has_a_hash_and_nothing_is_named_by_an_address() -> None:
         for line in lines:
             assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", line), name
             assert "://" not in line
-    assert "pylibjpeg-libjpeg" not in LOCKED.names(["dev"]), "a decoder under the GPL is nobody's default"
+    assert "pylibjpeg-libjpeg" not in LOCKED.names(["dev"]), (
+        "a decoder under the GPL is nobody's default"
+    )
     assert all(disk > download > 100 for download, disk in LOCKED.sizes.values())
 
 
@@ -74,13 +92,20 @@ def test_a_part_of_the_lock_has_the_packages_of_its_extras_and_no_other(extras: 
     names = LOCKED.names(extras)
     assert LOCKED.names([lock.CORE]) <= names | LOCKED.names([lock.CORE])
     text = LOCKED.part(names)
-    listed = {lock.normal(found) for found in re.findall(r"^([A-Za-z0-9][\w.-]*)==", text, re.MULTILINE)}
+    listed = {
+        lock.normal(found) for found in re.findall(r"^([A-Za-z0-9][\w.-]*)==", text, re.MULTILINE)
+    }
     assert listed == names
     small = lock.without_gpu(names)
-    assert not [name for name in small if name.startswith(("nvidia-", "cuda-", "triton")) or name in lock.TORCH]
+    assert not [
+        name
+        for name in small
+        if name.startswith(("nvidia-", "cuda-", "triton")) or name in lock.TORCH
+    ]
     pins = lock.torch_pins(LOCKED, names)
     assert {pin.partition("==")[0] for pin in pins} == set(lock.TORCH) & names
-    # Without "+cpu", pip would take a build for GPUs from another index, and leave out its libraries.
+    # Without "+cpu", pip would take a build for GPUs from another index, and leave out its
+    # libraries.
     assert all(pin.endswith("+cpu") for pin in pins)
 
 
@@ -98,9 +123,15 @@ def test_a_part_is_printed_for_a_machine_that_has_only_python(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [("", "has no package"), ("a==1\n    # via b\n", "a has no hash"), ("# extra core: a\n", "no package")],
+    [
+        ("", "has no package"),
+        ("a==1\n    # via b\n", "a has no hash"),
+        ("# extra core: a\n", "no package"),
+    ],
 )
-def test_a_lock_without_packages_or_hashes_is_refused(content: str, reason: str, tmp_path: Path) -> None:
+def test_a_lock_without_packages_or_hashes_is_refused(
+    content: str, reason: str, tmp_path: Path
+) -> None:
     (tmp_path / "lock").write_text(content)
     with pytest.raises(ValueError, match=reason):
         lock.read(tmp_path / "lock")
@@ -109,15 +140,28 @@ def test_a_lock_without_packages_or_hashes_is_refused(content: str, reason: str,
 def test_pip_refuses_a_file_that_is_not_the_locked_one(tmp_path: Path) -> None:
     (tmp_path / "x-3-py3-none-any.whl").write_bytes(b"another file")
     (tmp_path / "lock").write_text(f"x==3 --hash=sha256:{hashlib.sha256(b'x').hexdigest()}\n")
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--find-links", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-index",
+        "--find-links",
+        str(tmp_path),
+    ]
     command += ["--require-hashes", "--no-deps", "-r", str(tmp_path / "lock")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
-def differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, extra: str = "dev") -> list[str]:
-    """What the check of the environment of these tests finds, with this lock in place of the project's."""
+def differences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, extra: str = "dev"
+) -> list[str]:
+    """What the check of the environment of these tests finds, with this lock in place of the
+    project's.
+    """
     (tmp_path / "deploy").mkdir()
     for name in ("lock.py", "environment.py"):
         shutil.copy(DEPLOY / name, tmp_path / "deploy")
@@ -151,7 +195,13 @@ def test_the_setup_finds_what_differs_from_the_lock(
 def make(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Call the script that `make setup` calls, for an environment that is not there."""
     command = [sys.executable, str(DEPLOY / "environment.py"), str(tmp_path / "env"), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"} | variables)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"} | variables,
+    )
 
 
 def test_without_an_index_the_setup_says_what_pip_reads(tmp_path: Path) -> None:
@@ -164,9 +214,15 @@ def test_without_an_index_the_setup_says_what_pip_reads(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_disk_is_named_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2e9}))
-    with pytest.raises(SystemExit, match=r"has 2,000 MB free, and 9,\d{3} MB are needed.*VENV=/path"):
+def test_a_full_disk_is_named_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        environment.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2e9})
+    )
+    with pytest.raises(
+        SystemExit, match=r"has 2,000 MB free, and 9,\d{3} MB are needed.*VENV=/path"
+    ):
         environment._check_disk(tmp_path / "a" / "b", 7300.0)
     environment._check_disk(tmp_path, 100.0)
     assert not list(tmp_path.iterdir())
@@ -175,12 +231,16 @@ def test_a_full_disk_is_named_before_anything_is_made(tmp_path: Path, monkeypatc
 def test_an_old_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10, 4))
     monkeypatch.setattr(sys, "argv", ["environment.py", str(tmp_path / "env")])
-    with pytest.raises(SystemExit, match=r"Python 3.11 or newer is needed, this is 3.10.4: make PYTHON="):
+    with pytest.raises(
+        SystemExit, match=r"Python 3.11 or newer is needed, this is 3.10.4: make PYTHON="
+    ):
         environment.main()
 
 
 def test_an_old_python_can_read_the_script() -> None:
-    """Nothing newer than Python 3.8 before the check of the version, or a syntax error would be all that a user sees."""
+    """Nothing newer than Python 3.8 before the check of the version, or a syntax error would be all
+    that a user sees.
+    """
     import ast
 
     ast.parse((DEPLOY / "environment.py").read_text(), feature_version=(3, 8))
@@ -192,13 +252,18 @@ def modules() -> list[ModuleType]:
 
 @pytest.mark.parametrize("module", modules(), ids=lambda each: each.__name__)
 def test_the_scripts_need_nothing_but_python_to_be_imported(module: ModuleType) -> None:
-    code = f"import sys; sys.path.insert(0, {str(DEPLOY)!r}); import {module.__name__.rpartition('.')[2]}"
+    code = (
+        f"import sys; sys.path.insert(0, {str(DEPLOY)!r}); import "
+        f"{module.__name__.rpartition('.')[2]}"
+    )
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
 @given(st.integers(0, 99))
 def test_a_lock_that_was_cut_off_is_refused(percent: int) -> None:
-    """An image installs with `--no-deps`: what a damaged lock does not name would be missing without a word."""
+    """An image installs with `--no-deps`: what a damaged lock does not name would be missing
+    without a word.
+    """
     text = lock.LOCK.read_text()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "requirements.lock"
@@ -228,15 +293,21 @@ def wheel_of(name: str, version: str, code: str, folder: Path) -> str:
     with zipfile.ZipFile(file, "w") as out:
         if code:
             out.writestr(f"{name}.py", code)
-        out.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        out.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        out.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        out.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         out.writestr(f"{info}/RECORD", "")
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A checkout with the real scripts and a lock of small packages that lie next to it; no network is needed."""
+    """A checkout with the real scripts and a lock of small packages that lie next to it; no network
+    is needed.
+    """
     root, wheels = tmp_path / "checkout", tmp_path / "wheels"
     for package in ("server_app", "client_app"):
         (root / package / "cli").mkdir(parents=True)
@@ -244,15 +315,26 @@ def project(tmp_path: Path) -> Path:
     (root / "fedsurrogate.py").touch()
     (root / "flwr.py").touch()
     (root / "torch.py").touch()
-    shutil.copytree(ROOT / "common" / "machine", root / "common" / "machine", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "common" / "machine",
+        root / "common" / "machine",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     (root / "deploy").mkdir()
     for name in ("lock.py", "environment.py"):
         shutil.copy(DEPLOY / name, root / "deploy")
     wheels.mkdir()
-    hashes = {name: wheel_of(name, "1", code, wheels) for name, code in (("small", ""), ("torch", ""), ("builder", BUILDER))}
-    entries = "".join(f"{name}==1 \\\n    --hash=sha256:{value}\n" for name, value in sorted(hashes.items()))
+    hashes = {
+        name: wheel_of(name, "1", code, wheels)
+        for name, code in (("small", ""), ("torch", ""), ("builder", BUILDER))
+    }
+    entries = "".join(
+        f"{name}==1 \\\n    --hash=sha256:{value}\n" for name, value in sorted(hashes.items())
+    )
     sizes = "".join(f"# size {kind}: 1 MB to download, 1 MB on disk\n" for kind in ("gpu", "cpu"))
-    (root / "requirements.lock").write_text(f"# extra dev: builder small torch\n{sizes}{entries}{lock.END}")
+    (root / "requirements.lock").write_text(
+        f"# extra dev: builder small torch\n{sizes}{entries}{lock.END}"
+    )
     (root / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "builder"\n'
         '[project]\nname = "fedsurrogate"\nversion = "1"\nscripts = {}\n'
@@ -263,11 +345,19 @@ def project(tmp_path: Path) -> Path:
 def set_up(root: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Call the real script of a small project."""
     command = [sys.executable, str(root / "deploy" / "environment.py"), str(folder), *words]
-    variables = {"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root.parent / "wheels")}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=root)
+    variables = {
+        "PATH": "/usr/bin:/bin",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(root.parent / "wheels"),
+    }
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=variables, cwd=root
+    )
 
 
-def test_a_whole_set_up_says_what_it_does_and_the_next_one_nothing(project: Path, tmp_path: Path) -> None:
+def test_a_whole_set_up_says_what_it_does_and_the_next_one_nothing(
+    project: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "env"
     first = set_up(project, folder)
     assert first.returncode == 0, first.stdout + first.stderr
@@ -275,7 +365,8 @@ def test_a_whole_set_up_says_what_it_does_and_the_next_one_nothing(project: Path
     assert "every version and import checked" in first.stdout
     again = set_up(project, folder)
     assert (again.returncode, again.stdout) == (0, "")
-    # A package that is gone, an interrupted set-up, a checkout that moved: each is found and mended.
+    # A package that is gone, an interrupted set-up, a checkout that moved: each is found and
+    # mended.
     shutil.rmtree(next(folder.glob("lib/python*/site-packages/small-1.dist-info")))
     assert "Done in" in set_up(project, folder).stdout
     stamp = folder / environment.STAMP
@@ -291,7 +382,9 @@ def test_a_whole_set_up_says_what_it_does_and_the_next_one_nothing(project: Path
     assert "Done in" in set_up(moved, folder).stdout
 
 
-def test_a_set_up_that_does_not_work_in_the_end_is_not_taken_for_complete(project: Path, tmp_path: Path) -> None:
+def test_a_set_up_that_does_not_work_in_the_end_is_not_taken_for_complete(
+    project: Path, tmp_path: Path
+) -> None:
     (project / "torch.py").write_text("raise ImportError('libcudart is missing')")
     for _ in range(2):
         done = set_up(project, tmp_path / "env")
@@ -299,7 +392,9 @@ def test_a_set_up_that_does_not_work_in_the_end_is_not_taken_for_complete(projec
         assert "libcudart is missing" in done.stderr
 
 
-def test_torch_for_processors_comes_from_an_index_that_has_it_or_not_at_all(project: Path, tmp_path: Path) -> None:
+def test_torch_for_processors_comes_from_an_index_that_has_it_or_not_at_all(
+    project: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "env"
     for words in (("--torch", "cpu"), ()):
         # What was begun for processors goes on for them.
@@ -321,7 +416,9 @@ def test_torch_for_processors_comes_from_an_index_that_has_it_or_not_at_all(proj
 
 
 @pytest.mark.parametrize("content", ["requirements.txt", "bin/python"])
-def test_a_folder_that_is_no_environment_stays_as_it_is(content: str, project: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_environment_stays_as_it_is(
+    content: str, project: Path, tmp_path: Path
+) -> None:
     mine = tmp_path / "mine" / content
     mine.parent.mkdir(parents=True)
     mine.write_text("my own")
@@ -337,7 +434,11 @@ def test_an_environment_whose_python_is_gone_is_named(project: Path, tmp_path: P
     (folder / "pyvenv.cfg").write_text("home = /nowhere\n")
     (folder / "bin" / "python").symlink_to("/nowhere/python3")
     done = set_up(project, folder)
-    assert (done.returncode, "does not start" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+    assert (done.returncode, "does not start" in done.stderr, "Traceback" in done.stderr) == (
+        1,
+        True,
+        False,
+    )
 
 
 def test_the_environment_may_be_a_link_to_a_folder(project: Path, tmp_path: Path) -> None:
@@ -349,7 +450,17 @@ def test_the_environment_may_be_a_link_to_a_folder(project: Path, tmp_path: Path
 
 def test_a_damaged_lock_and_an_unknown_extra_are_one_line(project: Path, tmp_path: Path) -> None:
     done = set_up(project, tmp_path / "env", "--extras", "nonsense")
-    assert (done.returncode, done.stderr.count("\n"), "no extra nonsense" in done.stderr) == (1, 1, True)
-    (project / "requirements.lock").write_text(f"# extra dev: gone\nsmall==1 --hash=sha256:00\n{lock.END}")
+    assert (done.returncode, done.stderr.count("\n"), "no extra nonsense" in done.stderr) == (
+        1,
+        1,
+        True,
+    )
+    (project / "requirements.lock").write_text(
+        f"# extra dev: gone\nsmall==1 --hash=sha256:00\n{lock.END}"
+    )
     done = set_up(project, tmp_path / "env")
-    assert (done.returncode, done.stderr.count("\n"), "no entry for gone" in done.stderr) == (1, 1, True)
+    assert (done.returncode, done.stderr.count("\n"), "no entry for gone" in done.stderr) == (
+        1,
+        1,
+        True,
+    )

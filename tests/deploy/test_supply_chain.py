@@ -26,7 +26,9 @@ Version: 1
 def printed(script: str, *words: object) -> str:
     command = [sys.executable, str(DEPLOY / script), *map(str, words)]
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1700000000"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,9 @@ def bom(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(first))
 
 
-def test_the_list_has_every_package_with_its_version_and_the_debian_ones(bom: dict[str, Any]) -> None:
+def test_the_list_has_every_package_with_its_version_and_the_debian_ones(
+    bom: dict[str, Any],
+) -> None:
     assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.5")
     versions = {each["name"]: each["version"] for each in bom["components"]}
     assert {name: versions[name] for name in ("flwr", "torch", "pydantic", "cryptography")} == {
@@ -50,7 +54,11 @@ def test_the_list_has_every_package_with_its_version_and_the_debian_ones(bom: di
 
 
 def test_every_reference_in_the_list_is_one_of_its_components(bom: dict[str, Any]) -> None:
-    references = [each["bom-ref"] for each in [*bom["components"], bom["metadata"]["component"]] if "bom-ref" in each]
+    references = [
+        each["bom-ref"]
+        for each in [*bom["components"], bom["metadata"]["component"]]
+        if "bom-ref" in each
+    ]
     assert len(set(references)) == len(references)
     for each in bom["dependencies"]:
         assert {each["ref"], *each["dependsOn"]} <= set(references)

@@ -1,4 +1,6 @@
-"""The methods of the tutorial *Add a method*, as they stand on the page: each runs in every way that the page promises."""
+"""The methods of the tutorial *Add a method*, as they stand on the page: each runs in every way
+that the page promises.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_each_method_is_two_files_of_less_than_eighty_lines() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("added")
-def test_the_nearest_mean_runs_in_every_way_and_costs_what_the_plan_says(tmp_path: Path, way: str) -> None:
+def test_the_nearest_mean_runs_in_every_way_and_costs_what_the_plan_says(
+    tmp_path: Path, way: str
+) -> None:
     own, least = WAYS[way]
     settings = {"method": "nearest-mean"} | own
     grid = InProcessGrid(sites(3))
@@ -88,7 +92,10 @@ def test_the_nearest_mean_runs_in_every_way_and_costs_what_the_plan_says(tmp_pat
         assert metrics["privacy"]["epsilon"] == pytest.approx(2.0)
         assert set(metrics["privacy"]["per_site"]) == {"0", "1", "2"}
     planned = costs(parse_run({"sites": 3} | settings), 64, 10, 479, 20)[0]
-    kinds = {message.metadata.message_type for message in grid.sent} - {"query.compare", "query.name"}
+    kinds = {message.metadata.message_type for message in grid.sent} - {
+        "query.compare",
+        "query.name",
+    }
     sent = sum(grid.counted(node, tuple(kinds))[0] for node in range(3)) / 3
     assert 0.85 * planned.up < sent < 1.1 * planned.up
 
@@ -104,16 +111,25 @@ def test_the_head_is_scikit_learns_nearest_centroid() -> None:
     features += labels[:, None]
     sums = torch.zeros(4, 7, dtype=torch.float64).index_add_(0, labels, features)
     statistics = of_noisy_sums({"counts": torch.bincount(labels).double(), "sums": sums})
-    head, facts = learn(statistics, Header("nearest-mean", "r", "coordinator", "f", ("a", "b", "c", "d")), None)
+    head, facts = learn(
+        statistics, Header("nearest-mean", "r", "coordinator", "f", ("a", "b", "c", "d")), None
+    )
     assert isinstance(head, Head)
     assert not facts
     known = NearestCentroid().fit(features.numpy(), labels.numpy())
-    assert torch.equal(head.predict(features.float()), torch.tensor(known.predict(features.float().numpy())))
+    assert torch.equal(
+        head.predict(features.float()), torch.tensor(known.predict(features.float().numpy()))
+    )
 
 
 @pytest.mark.usefixtures("added")
 def test_a_secure_sum_gives_the_model_of_the_single_sums(tmp_path: Path) -> None:
-    alone = run_federation(tmp_path / "alone", sites(3), method="nearest-mean", **{"max-share": 0.0, "classes": CLASSES})
+    alone = run_federation(
+        tmp_path / "alone",
+        sites(3),
+        method="nearest-mean",
+        **{"max-share": 0.0, "classes": CLASSES},
+    )
     summed = run_federation(tmp_path / "summed", sites(3), method="nearest-mean", **SUMMED)
     one, other = model_of(alone), model_of(summed)
     torch.testing.assert_close(one.weight, other.weight, rtol=2e-3, atol=2e-3)
@@ -146,7 +162,9 @@ def test_sums_that_no_records_and_no_honest_noise_have_are_refused(tmp_path: Pat
             strategy.unpack(pack_parameters(replace(sent, claim=None)))
 
 
-def test_noise_on_the_sums_is_that_of_the_claim(added: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_noise_on_the_sums_is_that_of_the_claim(
+    added: dict[str, ModuleType], tmp_path: Path
+) -> None:
     """The same site sends the same sums many times; what differs is the noise."""
     from common.wire.model_proto import unpack_parameters
     from server_app.runs.reader import read_payloads
@@ -154,14 +172,18 @@ def test_noise_on_the_sums_is_that_of_the_claim(added: dict[str, ModuleType], tm
     assert added
     settings = {"method": "nearest-mean", "classes": CLASSES} | PRIVATE
     found = [
-        unpack_parameters(read_payloads(run_federation(tmp_path / str(number), sites(1), **settings))[0])
+        unpack_parameters(
+            read_payloads(run_federation(tmp_path / str(number), sites(1), **settings))[0]
+        )
         for number in range(6)
     ]
     claim = found[0].claim
     assert claim is not None
     for name in ("counts", "sums"):
         values = torch.stack([each.tensors[name].double().flatten() for each in found])
-        deviation = float((values - values.mean(0)).square().sum().div(values.numel() * 5 / 6).sqrt())
+        deviation = float(
+            (values - values.mean(0)).square().sum().div(values.numel() * 5 / 6).sqrt()
+        )
         sigma = claim.noise[name][0]
         # A chi-square of 5 times the number of cells.
         room = 5 / (2 * values.shape[1] * 5) ** 0.5

@@ -1,4 +1,6 @@
-"""Commands in the documentation exist, take the options they are shown with, and their settings are accepted."""
+"""Commands in the documentation exist, take the options they are shown with, and their settings are
+accepted.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -22,7 +24,8 @@ from tests.documents import DOCS, PAGES, blocks, commands, name_of, words
 TESTS = Path(__file__).parents[1]
 APPS = {"coordinator": server_app.cli.main.app, "site": client_app.cli.main.app}
 QUICK = ("plan", "preset")
-# The test that runs each documented command. Commands not listed here fail a test, so a new one needs a test or a reason.
+# The test that runs each documented command. Commands not listed here fail a test, so a new one
+# needs a test or a reason.
 RUN_BY = {
     "coordinator plan": "docs/test_commands.py",
     "coordinator preset": "docs/test_commands.py",
@@ -71,7 +74,9 @@ RUN_BY = {
 
 
 def ours() -> Iterator[tuple[str, list[str]]]:
-    """Every line of a shell block that calls one of our commands, by page; containers' words before it are left out."""
+    """Every line of a shell block that calls one of our commands, by page; containers' words before
+    it are left out.
+    """
     for page in PAGES:
         for line in (line for block in commands(page) for line in block):
             if line.startswith(("coordinator ", "site ")):
@@ -92,8 +97,12 @@ def complete(text: str) -> bool:
     return "..." not in text
 
 
-@pytest.mark.parametrize(("page", "line"), ours(), ids=[f"{page}-{' '.join(line[:3])}" for page, line in ours()])
-def test_a_command_exists_with_its_options_and_accepts_its_settings(page: str, line: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("page", "line"), ours(), ids=[f"{page}-{' '.join(line[:3])}" for page, line in ours()]
+)
+def test_a_command_exists_with_its_options_and_accepts_its_settings(
+    page: str, line: list[str]
+) -> None:
     command, arguments = leaf(get_command(APPS[line[0]]), line[1:])
     context = click.Context(command, **command.context_settings)
     given, rest, _ = command.make_parser(context).parse_args(arguments)
@@ -114,12 +123,15 @@ def test_every_command_of_the_documentation_is_run_by_a_test() -> None:
     assert shown == set(RUN_BY)
     for command, file in RUN_BY.items():
         given = set(arguments_in((TESTS / file).read_text()))
-        # As a word of a command line; or a test reads the line of the documentation that begins with it.
+        # As a word of a command line; or a test reads the line of the documentation that begins
+        # with it.
         assert {command, command.split()[1]} & given, f"{command} is not run by {file}"
 
 
 def arguments_in(source: str) -> Iterator[str]:
-    """Texts that stand as arguments of calls, as entries of lists and tuples, or as keys of tables of commands."""
+    """Texts that stand as arguments of calls, as entries of lists and tuples, or as keys of tables
+    of commands.
+    """
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Call():
@@ -130,16 +142,29 @@ def arguments_in(source: str) -> Iterator[str]:
                 found = [*node.keys]
             case _:
                 continue
-        yield from (each.value for each in found if isinstance(each, ast.Constant) and isinstance(each.value, str))
+        yield from (
+            each.value
+            for each in found
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        )
 
 
 def test_a_word_in_a_comment_or_a_name_is_no_command_that_runs() -> None:
-    source = 'def relearn():\n    """relearn"""\n    # relearn\n    text = "relearn"\n    coordinator(patch, "report", x)\n'
+    source = (
+        'def relearn():\n    """relearn"""\n    # relearn\n    text = "relearn"\n    '
+        'coordinator(patch, "report", x)\n'
+    )
     assert set(arguments_in(source)) == {"report"}
 
 
-@pytest.mark.parametrize("line", [line for _, line in ours() if line[0] == "coordinator" and line[1] in QUICK], ids=" ".join)
-def test_quick_commands_of_the_coordinator_run(line: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [line for _, line in ours() if line[0] == "coordinator" and line[1] in QUICK],
+    ids=" ".join,
+)
+def test_quick_commands_of_the_coordinator_run(
+    line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert coordinator(monkeypatch, *line[1:]) == 0
 
 
@@ -150,7 +175,13 @@ def test_policies_of_the_documentation_are_accepted(text: str, tmp_path: Path) -
 
 
 def test_settings_of_flwr_run_are_accepted() -> None:
-    found = [line for page in PAGES for block in commands(page) for line in block if line.startswith("flwr run .")]
+    found = [
+        line
+        for page in PAGES
+        for block in commands(page)
+        for line in block
+        if line.startswith("flwr run .")
+    ]
     assert found
     for line in found:
         flags = words(line)

@@ -15,17 +15,38 @@ RESULTS = ROOT / "benchmarks" / "results"
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 # As written, as a percentage of a fraction, and in units a thousand times larger or smaller.
 SCALES = (1, 100, 1e-3, 1e3)
-# A page, how the header of a table begins, and the results with its figures. Rows and columns named "paper" are the paper's.
+# A page, how the header of a table begins, and the results with its figures. Rows and columns named
+# "paper" are the paper's.
 TABLES = [
-    ("README.md", "| released | no privacy", "statistics-frontier private-cifar10 cifar10 statistics-runs"),
+    (
+        "README.md",
+        "| released | no privacy",
+        "statistics-frontier private-cifar10 cifar10 statistics-runs",
+    ),
     ("docs/results.md", "| epsilon of every site", "private-cifar10"),
-    ("docs/results.md", "| table 1 | DSC", "reproduce-fedlap-table1-digits reproduce-fedlap-table1-cifar10"),
-    ("docs/results.md", "| table 2 | PSG", "reproduce-fedlap-table2-digits reproduce-fedlap-table2-cifar10"),
-    ("docs/results.md", "| table 3 | min", "reproduce-fedlap-table3-digits reproduce-fedlap-table3-cifar10"),
+    (
+        "docs/results.md",
+        "| table 1 | DSC",
+        "reproduce-fedlap-table1-digits reproduce-fedlap-table1-cifar10",
+    ),
+    (
+        "docs/results.md",
+        "| table 2 | PSG",
+        "reproduce-fedlap-table2-digits reproduce-fedlap-table2-cifar10",
+    ),
+    (
+        "docs/results.md",
+        "| table 3 | min",
+        "reproduce-fedlap-table3-digits reproduce-fedlap-table3-cifar10",
+    ),
     ("docs/results.md", "| data | all real features", "reproduce-fedpft-table1"),
     ("docs/results.md", "| row | CIFAR-10, IID", "reproduce-dpcvae-table1"),
     ("docs/methods/fedpft.md", "| released | accuracy | uplink, all sites", "statistics-runs"),
-    ("docs/methods/fedpft.md", "| released | accuracy | difference | uplink", "statistics-frontier-pacs"),
+    (
+        "docs/methods/fedpft.md",
+        "| released | accuracy | difference | uplink",
+        "statistics-frontier-pacs",
+    ),
     ("docs/methods/fedpft.md", "| released | accuracy | difference to the oracle", "cifar10 pacs"),
     ("docs/methods/fedpft.md", "| one shot | accuracy", "reproduce-fedpft-table5"),
     ("docs/methods/fedpft.md", "| closed form", "reproduce-fedpft-table5"),
@@ -34,7 +55,11 @@ TABLES = [
         "| accuracy, % after round | 1",
         "fedlap-digits fedlap-digits-epsilon8 fedlap-cifar10 fedlap-cifar10-epsilon8",
     ),
-    ("docs/methods/fedlap.md", "| accuracy, % after round, 3 seeds", "fedlap-lead-cifar10 fedlap-cifar10"),
+    (
+        "docs/methods/fedlap.md",
+        "| accuracy, % after round, 3 seeds",
+        "fedlap-lead-cifar10 fedlap-cifar10",
+    ),
     ("docs/methods/fedlap.md", "| change | % after round 1", "fedlap-lead-cifar10"),
     (
         "docs/methods/fedlap.md",
@@ -77,7 +102,14 @@ def numbers(value: Any) -> Iterator[float]:
 def written(names: str) -> list[float]:
     """The numbers in the rows of these results, and the sizes beside them, sorted."""
     found = [json.loads((RESULTS / f"{name}.json").read_text()) for name in names.split()]
-    return sorted({number for each in found for key in ("rows", "megabytes") for number in numbers(each.get(key, []))})
+    return sorted(
+        {
+            number
+            for each in found
+            for key in ("rows", "megabytes")
+            for number in numbers(each.get(key, []))
+        }
+    )
 
 
 def is_written(text: str, names: str) -> bool:
@@ -98,7 +130,10 @@ def tables(page: str, begins: str) -> Iterator[list[list[str]]]:
     blocks = re.findall(r"(?:^\|.*\n)+", (ROOT / page).read_text(), re.MULTILINE)
     for block in blocks:
         if block.startswith(begins):
-            yield [[cell.strip() for cell in line.strip("|\n").split("|")] for line in block.splitlines()]
+            yield [
+                [cell.strip() for cell in line.strip("|\n").split("|")]
+                for line in block.splitlines()
+            ]
 
 
 @pytest.mark.parametrize(("page", "begins", "names"), TABLES)
@@ -107,15 +142,27 @@ def test_figures_in_tables_are_those_of_the_results(page: str, begins: str, name
     assert found, f"{page} has no table that begins with {begins!r}"
     wrong = []
     for header, _, *rows in found:
-        for label, *cells in (row for row in rows if "paper" not in row[0] or "paper's width" in row[0]):
+        for label, *cells in (
+            row for row in rows if "paper" not in row[0] or "paper's width" in row[0]
+        ):
             for name, cell in zip(header[1:], cells, strict=True):
                 plain = re.sub(r"`[^`]*`|<[^>]*>", "", cell)
                 if not name.startswith("paper"):
-                    wrong += [(label, name, each) for each in NUMBER.findall(plain) if not is_written(each, names)]
+                    wrong += [
+                        (label, name, each)
+                        for each in NUMBER.findall(plain)
+                        if not is_written(each, names)
+                    ]
     assert not wrong, f"{page}: not in {names}"
 
 
-def test_a_figure_is_found_when_it_is_the_rounded_result_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "written", lambda names: sorted(numbers([0.7177, "62.3 ± 0.4", 1490, 1.05e-4])))
-    assert all(is_written(text, "") for text in ("71.8", "72", "62.3", "0.4", "1.49", "1.0e-4", "1.1e-4"))
+def test_a_figure_is_found_when_it_is_the_rounded_result_and_only_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        globals(), "written", lambda names: sorted(numbers([0.7177, "62.3 ± 0.4", 1490, 1.05e-4]))
+    )
+    assert all(
+        is_written(text, "") for text in ("71.8", "72", "62.3", "0.4", "1.49", "1.0e-4", "1.1e-4")
+    )
     assert not any(is_written(text, "") for text in ("71.7", "62.4", "1.4", "1.2e-4"))

@@ -1,4 +1,6 @@
-"""Every notebook runs from its first cell to its last, without the internet, and its stored form is small."""
+"""Every notebook runs from its first cell to its last, without the internet, and its stored form is
+small.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LARGEST = 300_000  # bytes, with its plots
 # These take a quarter of a minute each.
 LONG = ("landscape", "privacy")
-RUN = [pytest.param(path, marks=[pytest.mark.slow] if path.stem in LONG else [], id=path.stem) for path in NOTEBOOKS]
+RUN = [
+    pytest.param(path, marks=[pytest.mark.slow] if path.stem in LONG else [], id=path.stem)
+    for path in NOTEBOOKS
+]
 
 
 def code_of(notebook: Path) -> list[str]:
@@ -27,14 +32,21 @@ def code_of(notebook: Path) -> list[str]:
 
 
 def execute(cells: list[str], name: str) -> dict[str, Any]:
-    """Run the cells in one namespace, as a kernel does; the value of a cell's last line must have a text."""
+    """Run the cells in one namespace, as a kernel does; the value of a cell's last line must have a
+    text.
+    """
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for number, source in enumerate(cells):
         tree = ast.parse(source)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, f"{name}, code cell {number}", "exec"), namespace)
         if last is not None:
-            repr(eval(compile(ast.Expression(last.value), f"{name}, code cell {number}", "eval"), namespace))
+            repr(
+                eval(
+                    compile(ast.Expression(last.value), f"{name}, code cell {number}", "eval"),
+                    namespace,
+                )
+            )
     return namespace
 
 
@@ -51,17 +63,29 @@ def test_a_notebook_is_stored_with_what_its_last_run_showed(notebook: Path) -> N
     ids = [cell["id"] for cell in content["cells"]]
     assert len(set(ids)) == len(ids)
     assert content["cells"][0]["cell_type"] == "markdown"
-    titles = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "markdown"]
+    titles = [
+        "".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "markdown"
+    ]
     assert titles[0].startswith("# ")
     assert all(title.startswith("## ") for title in titles[1:])
     code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-    # `jupyter nbconvert --to notebook --execute --inplace` runs the cells in order, and stores what they show.
+    # `jupyter nbconvert --to notebook --execute --inplace` runs the cells in order, and stores what
+    # they show.
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]
-    assert {output["output_type"] for output in outputs} <= {"stream", "display_data", "execute_result"}, "no error"
-    assert {output["name"] for output in outputs if output["output_type"] == "stream"} <= {"stdout"}, "no warning"
+    assert {output["output_type"] for output in outputs} <= {
+        "stream",
+        "display_data",
+        "execute_result",
+    }, "no error"
+    assert {output["name"] for output in outputs if output["output_type"] == "stream"} <= {
+        "stdout"
+    }, "no warning"
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
-    shown = "".join("".join(output.get("text", output.get("data", {}).get("text/plain", ""))) for output in outputs)
+    shown = "".join(
+        "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
+        for output in outputs
+    )
     assert not re.search(r"/(home|tmp|root|Users)/", shown), "no path of the machine"
 
 
@@ -76,6 +100,9 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.Mon
     try:
         execute(code_of(notebook), notebook.name)
         assert shown
-        assert all(axes.get_xlabel() or axes.get_xticks().size == 0 or axes.images for axes in shown[-1].axes)
+        assert all(
+            axes.get_xlabel() or axes.get_xticks().size == 0 or axes.images
+            for axes in shown[-1].axes
+        )
     finally:
         plt.close("all")

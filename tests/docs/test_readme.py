@@ -41,12 +41,21 @@ def test_links_to_files_of_the_repository_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s#]+)", text):
         if not re.match(r"[a-z]+:", target):
             found = (page.parent / target).resolve()
-            # Reference pages are written when the site is built; its strict build checks links to them.
-            assert found.exists() or name_of(found).startswith(GENERATED), f"{name_of(page)}: {target}"
+            # Reference pages are written when the site is built; its strict build checks links to
+            # them.
+            assert found.exists() or name_of(found).startswith(GENERATED), (
+                f"{name_of(page)}: {target}"
+            )
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_pages_of_methods_name_every_method(name: str) -> None:
-    text = "".join(page.read_text() for page in (ROOT / "docs" / "methods").glob("*.md") if page.name != "index.md")
-    assert f"`{name}`" in text or f'method="{name}"' in text, f"method {name}: docs/methods needs a page that describes it"
+    text = "".join(
+        page.read_text()
+        for page in (ROOT / "docs" / "methods").glob("*.md")
+        if page.name != "index.md"
+    )
+    assert f"`{name}`" in text or f'method="{name}"' in text, (
+        f"method {name}: docs/methods needs a page that describes it"
+    )
     assert f"`{name}`" in (ROOT / "docs" / "methods" / "index.md").read_text()

@@ -1,4 +1,6 @@
-"""The documentation builds strictly, loads nothing from elsewhere, and its references hold every setting and command."""
+"""The documentation builds strictly, loads nothing from elsewhere, and its references hold every
+setting and command.
+"""
 
 import os
 import re
@@ -21,14 +23,25 @@ from server_app.runs.presets import presets
 from tests.documents import DOCS, PAGES, ROOT, blocks, name_of
 
 # What a browser loads by itself; other links are for people.
-LOADED = re.compile(r"<(?:script|link|img|iframe|source|video|audio)\b[^>]*?\b(?:src|href|data)=\"?([^\" >]+)")
+LOADED = re.compile(
+    r"<(?:script|link|img|iframe|source|video|audio)\b[^>]*?\b(?:src|href|data)=\"?([^\" >]+)"
+)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,7 +62,9 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
         assert loaded, page
         elsewhere = [each for each in loaded if re.match(r"([a-z]+:)?//", each)]
         assert not elsewhere, f"{page.name} loads {elsewhere}"
-        assert 'class="mermaid"' not in page.read_text(), f"{page.name}: the browser would load Mermaid from the internet"
+        assert 'class="mermaid"' not in page.read_text(), (
+            f"{page.name}: the browser would load Mermaid from the internet"
+        )
     for style in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//", style.read_text()), style
 
@@ -65,14 +80,21 @@ def test_the_reference_of_settings_has_every_key_with_its_section(site: Path) ->
     # A dot in a key of TOML makes a table: fedpft.rank is {"fedpft": {"rank": ...}}.
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     keys = [name for name, value in tables.items() if not isinstance(value, dict)]
-    keys += [f"{section}.{name}" for section, value in tables.items() if isinstance(value, dict) for name in value]
+    keys += [
+        f"{section}.{name}"
+        for section, value in tables.items()
+        if isinstance(value, dict)
+        for name in value
+    ]
     missing = [key for key in keys if not re.search(rf"(?m)^\s*{re.escape(key)}\s*$", shown)]
     assert len(keys) > 80
     assert not missing
 
 
 @pytest.mark.parametrize(("page", "model"), [("node-config", NodeConfig), ("policy", Policy)])
-def test_the_references_of_a_site_have_every_key(site: Path, page: str, model: type[NodeConfig | Policy]) -> None:
+def test_the_references_of_a_site_have_every_key(
+    site: Path, page: str, model: type[NodeConfig | Policy]
+) -> None:
     shown = words_of(site / "reference" / f"{page}.html")
     for name in model.model_fields:
         assert re.search(rf"(?m)^\s*{name.replace('_', '-')}\s*$", shown), name
@@ -85,8 +107,16 @@ def test_the_reference_of_commands_has_every_command_and_option(site: Path) -> N
         assert isinstance(group, Group)
         for command in group.commands.values():
             assert f"{name} {command.name}" in shown
-            options = [] if isinstance(command, Group) else [opt for each in command.params for opt in each.opts]
-            assert not [each for each in options if each.startswith("--") and each != "--help" and each not in shown]
+            options = (
+                []
+                if isinstance(command, Group)
+                else [opt for each in command.params for opt in each.opts]
+            )
+            assert not [
+                each
+                for each in options
+                if each.startswith("--") and each != "--help" and each not in shown
+            ]
             own = shown.partition(f"{name} {command.name}")[2].partition("optiondefaultmeaning")[0]
             if {"--control", "--superlink"} & set(options):
                 assert "it talks to a SuperLink" in own, (
@@ -96,11 +126,15 @@ def test_the_reference_of_commands_has_every_command_and_option(site: Path) -> N
 
 def test_the_reference_of_presets_has_every_preset(site: Path) -> None:
     shown = words_of(site / "reference" / "presets.html")
-    assert all(f'method="{name.partition("-")[0]}"' in shown and name in shown for name in presets())
+    assert all(
+        f'method="{name.partition("-")[0]}"' in shown and name in shown for name in presets()
+    )
 
 
 def test_troubleshooting_has_every_code_with_the_sentence_that_the_coordinator_reads() -> None:
-    rows = dict(re.findall(r"(?m)^\| `([a-z]+)` \| ([^|]+?) \|", (DOCS / "troubleshooting.md").read_text()))
+    rows = dict(
+        re.findall(r"(?m)^\| `([a-z]+)` \| ([^|]+?) \|", (DOCS / "troubleshooting.md").read_text())
+    )
     assert {code: rows.get(code) for code in PUBLIC_SENTENCES} == PUBLIC_SENTENCES
     assert {kind.code for kind in FedSurrogateError.__subclasses__()} <= set(rows)
 
@@ -117,4 +151,6 @@ def test_every_row_of_a_table_belongs_to_a_header(page: Path) -> None:
     lines = page.read_text().split("\n")
     for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
         starts = line.startswith("|") and not before.startswith("|")
-        assert not starts or set(after) <= set("|-: "), f"{line[:60]!r} starts a table without a header"
+        assert not starts or set(after) <= set("|-: "), (
+            f"{line[:60]!r} starts a table without a header"
+        )

@@ -23,7 +23,9 @@ def make_images(folder: Path) -> None:
     for name in ("no", "yes"):
         (folder / name).mkdir(parents=True)
         for number in range(40):
-            Image.fromarray(random.integers(0, 255, (28, 28), dtype=np.uint8)).save(folder / name / f"{number}.png")
+            Image.fromarray(random.integers(0, 255, (28, 28), dtype=np.uint8)).save(
+                folder / name / f"{number}.png"
+            )
 
 
 def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_its_last(
@@ -35,7 +37,11 @@ def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_i
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli.console, "width", 200)
-    typed = [words(line.replace("/data/xrays", str(tmp_path / "xrays"))) for block in commands(BUDGET) for line in block]
+    typed = [
+        words(line.replace("/data/xrays", str(tmp_path / "xrays")))
+        for block in commands(BUDGET)
+        for line in block
+    ]
     assert [line[1] for line in typed] == ["policy", "ledger", "dry-run", "ledger"]
     shown = []
     for line in typed:
@@ -49,7 +55,9 @@ def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_i
     assert "nothing has left yet" in left
 
 
-def test_the_backbone_in_python_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backbone_in_python_of_the_tutorial_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (code,) = blocks(DOCS / "tutorials" / "backbone.md", "python")
     weights = tmp_path / "lungs.safetensors"
     network = resnet18()
@@ -70,7 +78,9 @@ def test_the_data_set_in_python_of_the_tutorial_works(
     make_images(tmp_path / "xrays")
     monkeypatch.chdir(tmp_path)
     # No download of weights here.
-    code = code.replace('backbone="torchvision:mobilenet_v2"', 'backbone="pixels", image_size=8, head__min_steps=20')
+    code = code.replace(
+        'backbone="torchvision:mobilenet_v2"', 'backbone="pixels", image_size=8, head__min_steps=20'
+    )
     code = code.replace("/data/xrays", str(tmp_path / "xrays"))
     exec(compile(code, "own-images.md", "exec"), {})
     printed = capsys.readouterr().out

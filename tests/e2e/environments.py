@@ -1,4 +1,6 @@
-"""Python environments in odd places, made from the environment of the tests without copying its gigabytes."""
+"""Python environments in odd places, made from the environment of the tests without copying its
+gigabytes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ for entry in entry_points(group="console_scripts"):
 def environment_at(folder: Path) -> Path:
     """An environment in `folder`/.venv; returns its `bin`.
 
-    Its libraries are links, so that their paths begin with `folder`; Flower is a copy, because it resolves links.
+    Its libraries are links, so that their paths begin with `folder`; Flower is a copy, because it
+    resolves links.
     """
     home = folder / ".venv"
     venv.create(home, with_pip=False)
@@ -63,6 +66,10 @@ def simulate(
     before: Sequence[str] = (),
     command: Sequence[str | Path] = (sys.executable, "-m", "server_app.cli.main"),
 ) -> subprocess.CompletedProcess[str]:
-    """Run `coordinator simulate` with these options. before: a program that starts it, such as setpriv."""
+    """Run `coordinator simulate` with these options. before: a program that starts it, such as
+    setpriv.
+    """
     words = [*before, *map(str, command), "simulate", *options]
-    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+    )

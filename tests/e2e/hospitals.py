@@ -1,4 +1,6 @@
-"""Hospitals with their own data, policy and ledger; a test can hold their apps just before they make a release."""
+"""Hospitals with their own data, policy and ledger; a test can hold their apps just before they
+make a release.
+"""
 
 import contextlib
 import os
@@ -27,14 +29,18 @@ def write_features(folder: Path, seed: int, width: int = 8) -> None:
     folder.mkdir(parents=True)
     for part, rows in (("train", slice(0, 500)), ("test", slice(500, 600))):
         content = {"x": features[rows].contiguous(), "y": labels[rows].contiguous()}
-        save_file(content, folder / f"f-{part}.safetensors", {"classes": CLASSES, "fingerprint": "f" * 16})
+        save_file(
+            content, folder / f"f-{part}.safetensors", {"classes": CLASSES, "fingerprint": "f" * 16}
+        )
 
 
 class Hospital:
-    """One site: its folders below `home`, its node-config, its charges. A person has opened its ledger.
+    """One site: its folders below `home`, its node-config, its charges. A person has opened its
+    ledger.
 
-    Before a release, an app reads the policy first. `hold` replaces the policy with a pipe, so that the app waits there
-    as long as a test wants. It stays alive, as with a disk that does not respond.
+    Before a release, an app reads the policy first. `hold` replaces the policy with a pipe, so that
+    the app waits there as long as a test wants. It stays alive, as with a disk that does not
+    respond.
     """
 
     def __init__(self, home: Path, name: str, seed: int, width: int = 8) -> None:

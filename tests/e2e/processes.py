@@ -1,4 +1,6 @@
-"""Real Flower processes on loopback: a SuperLink, SuperNodes and `flwr run`, all stopped by their process id."""
+"""Real Flower processes on loopback: a SuperLink, SuperNodes and `flwr run`, all stopped by their
+process id.
+"""
 
 import json
 import os
@@ -21,7 +23,8 @@ from strategies.base.registered import VARIABLE
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]
-# Seconds after which a test gives up. It passes in a fraction; on a machine that ten others share it may take this long.
+# Seconds after which a test gives up. It passes in a fraction; on a machine that ten others share
+# it may take this long.
 PATIENCE = 600.0
 
 
@@ -36,31 +39,47 @@ def free_ports(count: int) -> list[int]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    return os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    return (
+        os.environ
+        | QUIET
+        | {"FLWR_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    )
 
 
 def coordinator(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the coordinator command as a user would, from `cwd`."""
     command = [sys.executable, "-m", "server_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the site command as a hospital would."""
     command = [sys.executable, "-m", "client_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
-    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        command, env=settings, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 class Federation:
-    """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the run.
+    """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the
+    run.
 
-    papers: a folder of certificates and keys that `coordinator certs` has made for 127.0.0.1 and the sites `names`, or 0, 1,
-    ...; then all traffic uses TLS, and the SuperLink accepts only nodes with registered keys. at_nodes: environment of
-    SuperNodes.
-    isolated: every app runs below a separate process, as in deploy/: `execs` has the coordinator's SuperExec, then
-    `site app` of every site. Otherwise, SuperNodes start the code that a run brings, which no hospital should allow.
+    papers: a folder of certificates and keys that `coordinator certs` has made for 127.0.0.1 and
+    the sites `names`, or 0, 1, ...; then all traffic uses TLS, and the SuperLink accepts only nodes
+    with registered keys. at_nodes: environment of SuperNodes. isolated: every app runs below a
+    separate process, as in deploy/: `execs` has the coordinator's SuperExec, then `site app` of
+    every site. Otherwise, SuperNodes start the code that a run brings, which no hospital should
+    allow.
     """
 
     def __init__(
@@ -77,7 +96,9 @@ class Federation:
         self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
         trust = f'root-certificates = "{papers}/ca.crt"' if papers else "insecure = true"
-        home.joinpath("config.toml").write_text(f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\n{trust}\n')
+        home.joinpath("config.toml").write_text(
+            f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\n{trust}\n'
+        )
         self.superlink = self.start_superlink()
         if papers:
             done = coordinator("register", str(papers), *self.control, cwd=home)
@@ -86,7 +107,9 @@ class Federation:
         self.nodes = [self._start_node(index) for index in range(len(node_configs))]
         for port in self._apps:
             _wait_for_port(port)
-        self.execs = [self._start_exec(index) for index in range(-1, len(node_configs))] if isolated else []
+        self.execs = (
+            [self._start_exec(index) for index in range(-1, len(node_configs))] if isolated else []
+        )
 
     @property
     def fleet(self) -> str:
@@ -102,7 +125,12 @@ class Federation:
     def credentials(self, site: str) -> list[str]:
         """Flags with a site's credentials, for a SuperNode or the doctor."""
         kit = self.papers / "sites" / site  # type: ignore[operator]
-        return ["--root-certificates", f"{kit}/ca.crt", "--auth-supernode-private-key", f"{kit}/site.key"]
+        return [
+            "--root-certificates",
+            f"{kit}/ca.crt",
+            "--auth-supernode-private-key",
+            f"{kit}/site.key",
+        ]
 
     def restart_node(self, index: int) -> None:
         """Restart a stopped SuperNode, with the same settings and folders."""
@@ -110,7 +138,9 @@ class Federation:
         _wait_for_port(self._apps[index])
 
     def join(self, node_config: str, line: str, name: str | None = None) -> None:
-        """Start another SuperNode, which reaches the SuperLink at `line`, host:port. Its key: that of `name`."""
+        """Start another SuperNode, which reaches the SuperLink at `line`, host:port. Its key: that
+        of `name`.
+        """
         self._names.append(name or str(len(self._names)))
         self._apps += free_ports(1)
         self._configs.append(node_config)
@@ -127,30 +157,66 @@ class Federation:
     def _start_exec(self, index: int) -> subprocess.Popen[bytes]:
         if index >= 0:
             runtime = f"127.0.0.1:{self._apps[index]}"
-            return self._start(f"app-{index}", "site", "app", "--runtime", runtime, more=self._at_nodes)
-        flags = ["--insecure", "--plugin-type", "serverapp", "--appio-api-address", f"127.0.0.1:{self._runtime}"]
-        # Separate from the SuperLink, as in the containers: it does not inherit the path of the table of registered sites.
+            return self._start(
+                f"app-{index}", "site", "app", "--runtime", runtime, more=self._at_nodes
+            )
+        flags = [
+            "--insecure",
+            "--plugin-type",
+            "serverapp",
+            "--appio-api-address",
+            f"127.0.0.1:{self._runtime}",
+        ]
+        # Separate from the SuperLink, as in the containers: it does not inherit the path of the
+        # table of registered sites.
         table = {VARIABLE: str(self.papers / "registered.json")} if self.papers else {}
         return self._start("superexec", "flower-superexec", *flags, more=table)
 
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
         link = ["--insecure"] if self.papers is None else self.credentials(self._names[index])
         link += ["--superlink", self._lines[index], *self._isolation]
-        link += ["--clientappio-api-address", f"127.0.0.1:{self._apps[index]}", "--node-config", self._configs[index]]
+        link += [
+            "--clientappio-api-address",
+            f"127.0.0.1:{self._apps[index]}",
+            "--node-config",
+            self._configs[index],
+        ]
         return self._start(f"supernode-{index}", "flower-supernode", *link, more=self._at_nodes)
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start or restart the SuperLink, with the same ports and the same database."""
-        addresses = {"fleet-api": self._fleet, "control-api": self._control, "serverappio-api": self._runtime}
-        flags = [part for name, port in addresses.items() for part in (f"--{name}-address", f"127.0.0.1:{port}")]
+        addresses = {
+            "fleet-api": self._fleet,
+            "control-api": self._control,
+            "serverappio-api": self._runtime,
+        }
+        flags = [
+            part
+            for name, port in addresses.items()
+            for part in (f"--{name}-address", f"127.0.0.1:{port}")
+        ]
         database = str(self.home / "state.db")
         flags += ["--insecure"]
         if self.papers is not None:
-            named = {"ssl-ca-certfile": "ca.crt", "ssl-certfile": "server.crt", "ssl-keyfile": "server.key"}
+            named = {
+                "ssl-ca-certfile": "ca.crt",
+                "ssl-certfile": "server.crt",
+                "ssl-keyfile": "server.key",
+            }
             flags[-1:] = ["--enable-supernode-auth"]
-            flags += [part for name, file in named.items() for part in (f"--{name}", str(self.papers / file))]
+            flags += [
+                part
+                for name, file in named.items()
+                for part in (f"--{name}", str(self.papers / file))
+            ]
         self.superlink = self._start(
-            "superlink", "coordinator", "superlink", "--database", database, *self._isolation, *flags
+            "superlink",
+            "coordinator",
+            "superlink",
+            "--database",
+            database,
+            *self._isolation,
+            *flags,
         )
         _wait_for_port(self._control)
         return self.superlink
@@ -177,21 +243,34 @@ class Federation:
                 if orphan.environ().get("FLWR_HOME") == str(self.home):
                     stop_process(orphan.pid)
 
-    def _start(self, name: str, *command: str, more: Environment | None = None) -> subprocess.Popen[bytes]:
+    def _start(
+        self, name: str, *command: str, more: Environment | None = None
+    ) -> subprocess.Popen[bytes]:
         log = (self.home / f"{name}.log").open("a")
-        arguments, env = [str(BIN / command[0]), *command[1:]], environment(self.home) | dict(more or {})
-        return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=self.home)
+        arguments, env = (
+            [str(BIN / command[0]), *command[1:]],
+            environment(self.home) | dict(more or {}),
+        )
+        return subprocess.Popen(
+            arguments, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=self.home
+        )
 
 
 def heed_signals() -> None:
-    """Run before a command: background processes of a shell ignore Ctrl-C, and the command would inherit that."""
+    """Run before a command: background processes of a shell ignore Ctrl-C, and the command would
+    inherit that.
+    """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
-def federation(home: Path, node_configs: Sequence[str], *options: Any, **named: Any) -> Iterator[Federation]:
-    """Start all processes, wait until every node is registered, and stop them later. options: of `Federation`."""
+def federation(
+    home: Path, node_configs: Sequence[str], *options: Any, **named: Any
+) -> Iterator[Federation]:
+    """Start all processes, wait until every node is registered, and stop them later. options: of
+    `Federation`.
+    """
     home.mkdir(parents=True, exist_ok=True)
     running = Federation(home, node_configs, *options, **named)
     try:
@@ -203,7 +282,9 @@ def federation(home: Path, node_configs: Sequence[str], *options: Any, **named: 
 def submit(home: Path, superlink: str, app: Path, cwd: Path, *flags: str) -> str:
     """Submit an app to a SuperLink that the configuration in `home` names; return the run's id."""
     command, env = [str(BIN / "flwr"), "run", str(app), superlink, *flags], environment(home)
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     (home / "flwr-run.log").write_text(done.stdout + done.stderr)
     run_id = re.search(r"Successfully started run (\d+)", done.stdout)
     assert run_id, done.stdout + done.stderr
@@ -217,7 +298,9 @@ def wait(home: Path, superlink: str, run_id: str, seconds: float = PATIENCE) -> 
     while time.monotonic() < end:
         env = environment(home)
         try:
-            listed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+            listed = subprocess.run(
+                command, env=env, capture_output=True, text=True, timeout=60, check=False
+            )
         except subprocess.TimeoutExpired:  # on a busy machine
             continue
         # A restarting SuperLink gives no status.
@@ -231,7 +314,11 @@ def wait(home: Path, superlink: str, run_id: str, seconds: float = PATIENCE) -> 
 
 def events(output: Path, kind: str) -> list[dict[str, Any]]:
     """Events of all runs in a folder, oldest first."""
-    lines = [line for file in sorted(output.glob("*/events.jsonl")) for line in file.read_text().splitlines()]
+    lines = [
+        line
+        for file in sorted(output.glob("*/events.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 

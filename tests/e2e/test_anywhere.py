@@ -1,4 +1,6 @@
-"""A simulation works on odd machines, with real processes: paths with blanks, no home, no memory, killed processes."""
+"""A simulation works on odd machines, with real processes: paths with blanks, no home, no memory,
+killed processes.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,32 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_a_simulation_runs_in_a_path_with_a_blank_and_an_umlaut(odd: tuple[Path, Path]) -> None:
     checkout, scripts = odd
-    found = simulate(*("--sites", "2", "-c", FAST), cwd=checkout, env=variables(checkout), command=[scripts / "coordinator"])
+    found = simulate(
+        *("--sites", "2", "-c", FAST),
+        cwd=checkout,
+        env=variables(checkout),
+        command=[scripts / "coordinator"],
+    )
     assert found.returncode == 0, found.stderr
     folder = Path(found.stdout.splitlines()[-1])
     assert folder.parent == checkout / "runs"
     assert (folder / "report.html").is_file()
 
 
-def test_a_superlink_makes_its_tables_in_a_path_with_a_blank(odd: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_superlink_makes_its_tables_in_a_path_with_a_blank(
+    odd: tuple[Path, Path], tmp_path: Path
+) -> None:
     checkout, scripts = odd
     names = ("fleet-api", "control-api", "serverappio-api")
     flags = [
-        part for name, port in zip(names, free_ports(3), strict=True) for part in (f"--{name}-address", f"127.0.0.1:{port}")
+        part
+        for name, port in zip(names, free_ports(3), strict=True)
+        for part in (f"--{name}-address", f"127.0.0.1:{port}")
     ]
     command = [scripts / "coordinator", "superlink", "--insecure", "--database", "state.db", *flags]
-    with subprocess.Popen(command, cwd=tmp_path, env=variables(checkout, FLWR_HOME=str(tmp_path))) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=variables(checkout, FLWR_HOME=str(tmp_path))
+    ) as process:
         try:
             until(lambda: "objectstore_locks" in tables(tmp_path / "state.db"), 60)
         finally:
@@ -62,7 +75,10 @@ def tables(file: Path) -> set[str]:
     if not file.exists():
         return set()
     with closing(sqlite3.connect(file)) as database:
-        return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        return {
+            name
+            for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
 
 
 # A folder that nobody can make, not even root.
@@ -71,20 +87,44 @@ NOWHERE = "/proc/nowhere"
 
 @pytest.fixture
 def odd_machine(tmp_path: Path) -> dict[str, str]:
-    """No home folder, an ASCII locale, and a folder for temporary files with a blank, an umlaut and a long path."""
+    """No home folder, an ASCII locale, and a folder for temporary files with a blank, an umlaut and
+    a long path.
+    """
     temporary = tmp_path / ("ein langer Name ä " * 3)
     temporary.mkdir()
-    plain = {key: value for key, value in variables().items() if not key.startswith(("XDG_", "LANG", "LC_", "RAY_"))}
+    plain = {
+        key: value
+        for key, value in variables().items()
+        if not key.startswith(("XDG_", "LANG", "LC_", "RAY_"))
+    }
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     return plain | locale | {"HOME": NOWHERE, "TMPDIR": str(temporary)}
 
 
 @pytest.mark.parametrize("engine", ["flower", "local"])
-def test_a_simulation_runs_on_an_odd_machine(odd_machine: dict[str, str], tmp_path: Path, engine: str) -> None:
+def test_a_simulation_runs_on_an_odd_machine(
+    odd_machine: dict[str, str], tmp_path: Path, engine: str
+) -> None:
     """And with one core, a strict umask, and a working folder that another user owns."""
-    before = ["sh", "-c", 'umask 077; exec "$@"', "sh", *(["taskset", "-c", one_core()] if shutil.which("taskset") else [])]
+    before = [
+        "sh",
+        "-c",
+        'umask 077; exec "$@"',
+        "sh",
+        *(["taskset", "-c", one_core()] if shutil.which("taskset") else []),
+    ]
     settings = f'{FAST} output-dir="{tmp_path}/läufe"'
-    found = simulate("--engine", engine, "--sites", "2", "-c", settings, cwd=Path("/proc"), env=odd_machine, before=before)
+    found = simulate(
+        "--engine",
+        engine,
+        "--sites",
+        "2",
+        "-c",
+        settings,
+        cwd=Path("/proc"),
+        env=odd_machine,
+        before=before,
+    )
     assert found.returncode == 0, found.stderr
     (folder,) = run_folders(tmp_path / "läufe")
     assert metrics_of(folder)["sites"]["used"] == 2
@@ -98,10 +138,16 @@ def one_core() -> str:
     return str(min(os.sched_getaffinity(0)))
 
 
-@pytest.mark.parametrize(("engine", "kib"), [("local", 600_000), ("flower", 600_000), ("flower", 6_000_000)])
-def test_few_addresses_are_refused_in_one_line_that_names_ulimit(tmp_path: Path, engine: str, kib: int) -> None:
+@pytest.mark.parametrize(
+    ("engine", "kib"), [("local", 600_000), ("flower", 600_000), ("flower", 6_000_000)]
+)
+def test_few_addresses_are_refused_in_one_line_that_names_ulimit(
+    tmp_path: Path, engine: str, kib: int
+) -> None:
     before = ["sh", "-c", f'ulimit -v {kib}; exec "$@"', "sh"]
-    found = simulate("--engine", engine, "--sites", "2", "-c", FAST, cwd=tmp_path, env=variables(), before=before)
+    found = simulate(
+        "--engine", engine, "--sites", "2", "-c", FAST, cwd=tmp_path, env=variables(), before=before
+    )
     assert found.returncode == 1
     (line,) = found.stderr.splitlines()
     assert f"`ulimit -v` = {kib}" in line
@@ -109,10 +155,14 @@ def test_few_addresses_are_refused_in_one_line_that_names_ulimit(tmp_path: Path,
 
 
 @contextmanager
-def watched(kind: str, act: Callable[[psutil.Process], object], *options: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def watched(
+    kind: str, act: Callable[[psutil.Process], object], *options: str, cwd: Path
+) -> Iterator[subprocess.Popen[str]]:
     """A simulation, in which the first process with `kind` in its command line meets with `act`."""
     words = [sys.executable, "-m", "server_app.cli.main", "simulate", *options]
-    with subprocess.Popen(words, cwd=cwd, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        words, cwd=cwd, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
         try:
             until(lambda: run.poll() is not None or met(run.pid, kind, act), 80)
             yield run
@@ -145,7 +195,14 @@ def test_a_site_whose_process_is_killed_is_named_and_the_others_go_on(tmp_path: 
 
 def test_the_end_of_rays_server_ends_the_run_soon_and_with_a_reason(tmp_path: Path) -> None:
     """Workers outlive their server by a few seconds, so that a short run would still succeed."""
-    options = ("--sites", "4", "--parallel", "2", "-c", 'method="fedlap" fedlap.rounds=30 quorum=1.0')
+    options = (
+        "--sites",
+        "4",
+        "--parallel",
+        "2",
+        "-c",
+        'method="fedlap" fedlap.rounds=30 quorum=1.0',
+    )
 
     def kill_server(worker: psutil.Process) -> None:
         next(each for each in worker.parents() if each.name() == "raylet").kill()
@@ -160,14 +217,18 @@ def test_the_end_of_rays_server_ends_the_run_soon_and_with_a_reason(tmp_path: Pa
 
 
 def test_a_slow_agent_of_ray_is_waited_for_longer_than_ray_does(tmp_path: Path) -> None:
-    """A busy machine, played: the raylet gives its agents 15 seconds to start, and Ray does not start without them."""
+    """A busy machine, played: the raylet gives its agents 15 seconds to start, and Ray does not
+    start without them.
+    """
     stopped: list[psutil.Process] = []
 
     def stop(process: psutil.Process) -> None:
         process.suspend()
         stopped.append(process)
 
-    with watched("runtime_env/agent/main.py", stop, "--sites", "1", "-c", FAST, cwd=tmp_path) as run:
+    with watched(
+        "runtime_env/agent/main.py", stop, "--sites", "1", "-c", FAST, cwd=tmp_path
+    ) as run:
         time.sleep(20)
         stopped[0].resume()
         _, errors = run.communicate(timeout=80)

@@ -1,4 +1,6 @@
-"""A federation in one process, with Flower's own message bytes: the files that a run leaves, and those it must not."""
+"""A federation in one process, with Flower's own message bytes: the files that a run leaves, and
+those it must not.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,14 @@ from tests.grid import (
     surrogates_of,
 )
 
-CONTRACT = {"metrics.json", "events.jsonl", "manifest.json", "model.safetensors", "surrogates", "report.html"}
+CONTRACT = {
+    "metrics.json",
+    "events.jsonl",
+    "manifest.json",
+    "model.safetensors",
+    "surrogates",
+    "report.html",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +53,9 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[InProcessGrid, Path]:
     grid = InProcessGrid(sites(3))
-    return grid, run_federation(tmp_path_factory.mktemp("compared"), grid, report=True, compare=True)
+    return grid, run_federation(
+        tmp_path_factory.mktemp("compared"), grid, report=True, compare=True
+    )
 
 
 def image_folder(root: Path, rows: range) -> Path:
@@ -62,7 +73,9 @@ def own_data(tmp_path: Path, count: int = 2) -> list[NodeConfig]:
         {
             "site": f"clinic-{index}",
             "data": "imagefolder",
-            "data-dir": str(image_folder(tmp_path / f"{SECRET}-{index}", range(index * 150, index * 150 + 150))),
+            "data-dir": str(
+                image_folder(tmp_path / f"{SECRET}-{index}", range(index * 150, index * 150 + 150))
+            ),
         }
         for index in range(count)
     ]
@@ -91,7 +104,9 @@ def test_metrics_keep_their_schema(compared: tuple[InProcessGrid, Path]) -> None
     accuracy = metrics["accuracy"]
     assert set(accuracy) == {"model", "majority", "oracle", "ensemble", "average", "per_site"}
     assert set(accuracy["per_site"]) == {"0", "1", "2"}
-    shares = [value for key, value in accuracy.items() if key != "per_site"] + list(accuracy["per_site"].values())
+    shares = [value for key, value in accuracy.items() if key != "per_site"] + list(
+        accuracy["per_site"].values()
+    )
     assert all(type(share) is float and 0 <= share <= 1 for share in shares)
     sent = metrics["bytes"]
     assert set(sent) == {"up", "down", "up_per_site", "compare"}
@@ -104,7 +119,10 @@ def test_metrics_keep_their_schema(compared: tuple[InProcessGrid, Path]) -> None
     assert (type(only["round"]), only["accuracy"]) == (int, accuracy["model"])
     assert set(metrics["seconds"]) >= {"extract", "fit", "learn", "total"}
     assert all(type(value) is float and value >= 0 for value in metrics["seconds"].values())
-    assert sum(v for k, v in metrics["seconds"].items() if k != "total") <= metrics["seconds"]["total"] + 0.1
+    assert (
+        sum(v for k, v in metrics["seconds"].items() if k != "total")
+        <= metrics["seconds"]["total"] + 0.1
+    )
 
 
 def test_bytes_are_what_travelled(compared: tuple[InProcessGrid, Path]) -> None:
@@ -114,10 +132,14 @@ def test_bytes_are_what_travelled(compared: tuple[InProcessGrid, Path]) -> None:
     assert [sent["up_per_site"][str(node)] for node in range(3)] == list(up)
     assert (sent["up"], sent["down"]) == (sum(up), sum(down))
     payloads = sum(len(data) for data in surrogates_of(folder).values())
-    assert payloads < sent["up"] < grid.object_bytes["up"], "headers of records count, Flower's envelopes do not"
+    assert payloads < sent["up"] < grid.object_bytes["up"], (
+        "headers of records count, Flower's envelopes do not"
+    )
 
 
-def test_the_model_is_within_five_points_of_the_oracle(compared: tuple[InProcessGrid, Path]) -> None:
+def test_the_model_is_within_five_points_of_the_oracle(
+    compared: tuple[InProcessGrid, Path],
+) -> None:
     accuracy = metrics_of(compared[1])["accuracy"]
     assert accuracy["model"] > accuracy["oracle"] - 0.05
     assert accuracy["oracle"] > 0.9
@@ -138,14 +160,25 @@ def test_the_model_file_says_what_it_is(compared: tuple[InProcessGrid, Path]) ->
         assert file.get_tensor("bias").shape == (10,)
         assert str(file.get_tensor("weight").dtype) == "torch.float32"
         assert json.loads(file.metadata()["classes"]) == [str(digit) for digit in range(10)]
-        assert file.metadata()["fingerprint"] == json.loads((compared[1] / "manifest.json").read_text())["fingerprint"]
+        assert (
+            file.metadata()["fingerprint"]
+            == json.loads((compared[1] / "manifest.json").read_text())["fingerprint"]
+        )
 
 
 @pytest.mark.parametrize("family", ["lowrank", "diag"])
-def test_the_same_seed_gives_the_same_bytes_whatever_the_folder(tmp_path: Path, family: str) -> None:
+def test_the_same_seed_gives_the_same_bytes_whatever_the_folder(
+    tmp_path: Path, family: str
+) -> None:
     settings = FAST | {"fedpft.covariance": family, "fedpft.components": 3}
     first, again, other = (
-        run_federation(tmp_path / name, sites(3), seed=seed, output_dir=str(tmp_path / f"out-{name}"), **settings)
+        run_federation(
+            tmp_path / name,
+            sites(3),
+            seed=seed,
+            output_dir=str(tmp_path / f"out-{name}"),
+            **settings,
+        )
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     assert surrogates_of(first) == surrogates_of(again)
@@ -173,7 +206,9 @@ def test_sites_with_data_of_their_own_are_judged_only_at_home(tmp_path: Path) ->
 def ask_to_compare(grid: InProcessGrid) -> Message:
     """Send node 0 the same head again, now with a request to compare."""
     head = next(message for message in grid.sent if message.metadata.message_type == "evaluate")
-    (reply,) = grid.pull_messages(grid.push_messages([Message(head.content, head.metadata.dst_node_id, "query.compare")]))
+    (reply,) = grid.pull_messages(
+        grid.push_messages([Message(head.content, head.metadata.dst_node_id, "query.compare")])
+    )
     return reply
 
 
@@ -201,14 +236,19 @@ def test_a_coordinator_cannot_point_a_site_at_a_folder(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(2))
     with pytest.raises(RunError, match="quorum missed: 0 of 2"):
         run_federation(tmp_path, grid, data="imagefolder", data_dir=str(secret), **FAST)
-    assert [from_record(grid.replies(node)[0].content, 2**20)[1]["status"] for node in (0, 1)] == ["data", "data"]
+    assert [from_record(grid.replies(node)[0].content, 2**20)[1]["status"] for node in (0, 1)] == [
+        "data",
+        "data",
+    ]
     assert not list((tmp_path / "site-cache").rglob("*.npy")), "the folder was read"
 
 
 def test_the_run_cannot_move_a_site_from_its_own_data(tmp_path: Path) -> None:
     folders = own_data(tmp_path)
     other = image_folder(tmp_path / "elsewhere", range(400, 420))
-    folder = run_federation(tmp_path, folders, data="imagefolder", data_dir=str(other), dataset="../elsewhere", **FAST)
+    folder = run_federation(
+        tmp_path, folders, data="imagefolder", data_dir=str(other), dataset="../elsewhere", **FAST
+    )
     counts = [event["counts"] for event in events_of(folder) if event["event"] == "replied"]
     assert [sum(count.values()) for count in counts] == [120, 120]
 
@@ -239,7 +279,8 @@ def test_no_site_at_all_ends_the_run_with_a_complete_folder(tmp_path: Path) -> N
     assert events_of(folder)[-1]["event"] == "failed"
 
 
-# Numbers in a table of m components in d dimensions: FedPFT, equations 9 to 11, and lowrank with one shared factor.
+# Numbers in a table of m components in d dimensions: FedPFT, equations 9 to 11, and lowrank with
+# one shared factor.
 NUMBERS: dict[str, Callable[[int, int, int], int]] = {
     "full": lambda d, m, r: (2 * d + (d * d - d) // 2 + 1) * m,
     "diag": lambda d, m, r: (2 * d + 1) * m,
@@ -248,13 +289,21 @@ NUMBERS: dict[str, Callable[[int, int, int], int]] = {
 }
 
 
-@pytest.mark.parametrize(("family", "components"), [("spherical", 3), ("diag", 5), ("full", 1), ("lowrank", 2)])
+@pytest.mark.parametrize(
+    ("family", "components"), [("spherical", 3), ("diag", 5), ("full", 1), ("lowrank", 2)]
+)
 def test_a_site_sends_two_bytes_a_number(tmp_path: Path, family: str, components: int) -> None:
     grid = InProcessGrid(sites(3))
-    settings = FAST | {"fedpft.covariance": family, "fedpft.components": components, "partition": "iid"}
+    settings = FAST | {
+        "fedpft.covariance": family,
+        "fedpft.components": components,
+        "partition": "iid",
+    }
     folder = run_federation(tmp_path, grid, **settings)
     for node in range(3):
-        table = pb.Surrogate.FromString((folder / "surrogates" / f"{node}.pb").read_bytes()).mixtures
+        table = pb.Surrogate.FromString(
+            (folder / "surrogates" / f"{node}.pb").read_bytes()
+        ).mixtures
         total = sum(table.components)
         assert 10 <= total <= 10 * components
         assert grid.counted(node)[0] <= 1.01 * 2 * NUMBERS[family](64, total, 16) + 4096
@@ -264,9 +313,13 @@ def test_sites_may_send_less_than_the_run_asks_for(tmp_path: Path) -> None:
     nodes = sites(3)
     nodes[1] |= {"max-rank": 4}
     nodes[2] |= {"max-components": 1, "max-rank": 2}
-    folder = run_federation(tmp_path, nodes, partition="iid", **FAST, **{"fedpft.components": 3, "fedpft.rank": 8})
+    folder = run_federation(
+        tmp_path, nodes, partition="iid", **FAST, **{"fedpft.components": 3, "fedpft.rank": 8}
+    )
     assert metrics_of(folder)["sites"]["used"] == 3
-    tables = [pb.Surrogate.FromString(data).mixtures for _, data in sorted(surrogates_of(folder).items())]
+    tables = [
+        pb.Surrogate.FromString(data).mixtures for _, data in sorted(surrogates_of(folder).items())
+    ]
     assert [table.spread[1].shape[1] for table in tables] == [8, 4, 2]
     assert [max(table.components) for table in tables] == [3, 3, 1]
     assert metrics_of(folder)["accuracy"]["model"] > 0.7

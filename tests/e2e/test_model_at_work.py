@@ -1,4 +1,5 @@
-"""From a private run over gRPC to predictions and an evaluation at a hospital, with X-rays as PNG and as DICOM.
+"""From a private run over gRPC to predictions and an evaluation at a hospital, with X-rays as PNG
+and as DICOM.
 
 Then the counts that a coordinator asks for.
 """
@@ -46,13 +47,14 @@ def write_dicom(folder: Path, pixels: Any, labels: Any) -> None:
 def node(home: Path, name: str, kind: str) -> str:
     return (
         f'site="{name}" data="{kind}" data-dir="{home}/{name}" cache-dir="{home}/cache-{name}" '
-        f'state-dir="{home}/state-{name}" witness-dir="{home}/witness-{name}" policy="{home}/policy.toml" '
-        f'held-out-dir="{home}/held-{name}"'
+        f'state-dir="{home}/state-{name}" witness-dir="{home}/witness-{name}" '
+        f'policy="{home}/policy.toml" held-out-dir="{home}/held-{name}"'
     )
 
 
 NODES = {"png-a": "imagefolder", "png-b": "imagefolder", "dicom": "dicom"}
-# Counts that the coordinator asks for after the run: the command's options, and the epsilon that every site is charged.
+# Counts that the coordinator asks for after the run: the command's options, and the epsilon that
+# every site is charged.
 COUNTS: dict[str, tuple[tuple[str, ...], float]] = {
     "evaluate": (("evaluate", "{run}"), 1.0),
     "survey": (("survey", "--classes", ",".join(CLASSES), "--dimension", "16"), 0.5),
@@ -63,17 +65,22 @@ COUNTS: dict[str, tuple[tuple[str, ...], float]] = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Path:
-    """Three hospitals after one private run and its counts, and new images of each kind. The commands' output: NAME.json."""
+    """Three hospitals after one private run and its counts, and new images of each kind. The
+    commands' output: NAME.json.
+    """
     home = tmp_path_factory.mktemp("work")
     mechanisms = 'mechanisms = ["sums", "counts", "secure-sums"]\n'
     (home / "policy.toml").write_text(f"{mechanisms}epsilon-per-run = 4.0\nepsilon-total = 8.5\n")
     with np.load(samples("data/pneumonia/pneumonia-28px.npz")) as content:
         pixels = np.concatenate([content["train_images"], content["test_images"]])
         labels = np.concatenate([content["train_labels"], content["test_labels"]]).ravel()
-    # Classes of similar size: at epsilon 2 a class with few records does not stand out from the noise.
+    # Classes of similar size: at epsilon 2 a class with few records does not stand out from the
+    # noise.
     order = np.random.default_rng(0).permutation(len(labels))
     healthy, ill = (order[labels[order] == label] for label in (0, 1))
-    chosen = np.random.default_rng(1).permutation(np.concatenate([healthy, ill[: 2 * len(healthy)]]))
+    chosen = np.random.default_rng(1).permutation(
+        np.concatenate([healthy, ill[: 2 * len(healthy)]])
+    )
     pixels, labels = pixels[chosen], labels[chosen]
     new, truth, held, known = pixels[:200], labels[:200], pixels[200:650], labels[200:650]
     pixels, labels = pixels[650:], labels[650:]
@@ -82,19 +89,38 @@ def home(tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Path:
         write = write_png if kind == "imagefolder" else write_dicom
         write(home / name, pixels[rows], labels[rows])
         write(home / f"held-{name}", held[rows], known[rows])
-        assert site_command("ledger", "--open", "--node-config", node(home, name, kind)).returncode == 0
+        assert (
+            site_command("ledger", "--open", "--node-config", node(home, name, kind)).returncode
+            == 0
+        )
     write_png(home / "new-png", new, truth)
     write_dicom(home / "new-dicom", new, truth)
-    with federation(home / "flower", [node(home, name, kind) for name, kind in NODES.items()]) as running:
+    with federation(
+        home / "flower", [node(home, name, kind) for name, kind in NODES.items()]
+    ) as running:
         done = coordinator("run", *running.control, "-c", SETTINGS, cwd=home)
         assert done.returncode == 0, done.stdout + done.stderr
-        # While the coordinator's processes run, so that whatever reached them would be in their files.
+        # While the coordinator's processes run, so that whatever reached them would be in their
+        # files.
         for name, kind in NODES.items():
-            own, new = node(home, name, kind), home / ("new-png" if kind == "imagefolder" else "new-dicom")
-            done = site_command("predict", "--data-dir", str(new), "--out", f"{home}/{name}.csv", "--node-config", own)
+            own, new = (
+                node(home, name, kind),
+                home / ("new-png" if kind == "imagefolder" else "new-dicom"),
+            )
+            done = site_command(
+                "predict",
+                "--data-dir",
+                str(new),
+                "--out",
+                f"{home}/{name}.csv",
+                "--node-config",
+                own,
+            )
             assert done.returncode == 0, done.stderr
             out = str(home / f"evaluation-{name}")
-            done = site_command("evaluate", "--data-dir", str(new), "--out", out, "--node-config", own)
+            done = site_command(
+                "evaluate", "--data-dir", str(new), "--out", out, "--node-config", own
+            )
             assert done.returncode == 0, done.stderr
         for name, (words, epsilon) in COUNTS.items():
             given = [word.format(run=run_folder(home)) for word in words]
@@ -112,7 +138,9 @@ def run_folder(home: Path) -> Path:
 
 
 def of_the_coordinator(home: Path) -> list[Path]:
-    """All files that the coordinator's processes have written: run folders, keys, database and logs."""
+    """All files that the coordinator's processes have written: run folders, keys, database and
+    logs.
+    """
     own = [home / "flower" / name for name in ("superlink.log", "superexec.log")]
     database = list((home / "flower").glob("state.db*"))
     return own + database + [each for each in (home / "runs").rglob("*") if each.is_file()]
@@ -131,7 +159,11 @@ def test_every_hospital_keeps_the_model_that_the_coordinator_signed(home: Path) 
     for name, kind in NODES.items():
         done = site_command("models", "--json", "--node-config", node(home, name, kind))
         (model,) = json.loads(done.stdout)["models"]
-        assert (model["name"], model["in_use"], model["state"]) == (signed.manifest.name, True, "intact")
+        assert (model["name"], model["in_use"], model["state"]) == (
+            signed.manifest.name,
+            True,
+            "intact",
+        )
 
 
 @pytest.mark.parametrize("name", NODES)
@@ -163,10 +195,17 @@ def test_the_coordinator_has_no_prediction_and_no_exact_count(home: Path) -> Non
         *(predicted[key] for key in ("SOPInstanceUID", "StudyInstanceUID", "p_yes")),
     ]
     secrets += [f"{home}/{name}" for name in NODES] + [f"{home}/held-{name}" for name in NODES]
-    # Columns of predictions and the page of an evaluation. The database holds the program itself, which has these words.
+    # Columns of predictions and the page of an evaluation. The database holds the program itself,
+    # which has these words.
     words = ["mahalanobis", "p_yes", "decision,", "stays at this site", "PatientID"]
     files = of_the_coordinator(home)
-    assert {"metrics.json", "evaluation.json", "model.fedsurrogate", "state.db", "superlink.log"} <= {f.name for f in files}
+    assert {
+        "metrics.json",
+        "evaluation.json",
+        "model.fedsurrogate",
+        "state.db",
+        "superlink.log",
+    } <= {f.name for f in files}
     for file in files:
         content = file.read_bytes()
         for secret in secrets + (words if not file.name.startswith("state.db") else []):
@@ -176,8 +215,13 @@ def test_the_coordinator_has_no_prediction_and_no_exact_count(home: Path) -> Non
 def test_hospitals_are_charged_for_every_count(home: Path) -> None:
     for name, kind in NODES.items():
         done = site_command("ledger", "--json", "--node-config", node(home, name, kind))
-        releases = [entry for entry in json.loads(done.stdout)["entries"] if entry["kind"] == "release"]
-        assert [entry["epsilon"] for entry in releases] == [2.0, *(epsilon for _, epsilon in COUNTS.values())]
+        releases = [
+            entry for entry in json.loads(done.stdout)["entries"] if entry["kind"] == "release"
+        ]
+        assert [entry["epsilon"] for entry in releases] == [
+            2.0,
+            *(epsilon for _, epsilon in COUNTS.values()),
+        ]
 
 
 def test_the_coordinator_learns_how_good_the_model_is_from_noisy_counts_alone(home: Path) -> None:
@@ -193,9 +237,12 @@ def test_the_coordinator_learns_how_good_the_model_is_from_noisy_counts_alone(ho
 
 
 def test_a_secure_sum_over_grpc_has_one_joint_noise(home: Path) -> None:
-    alone, summed = (json.loads((home / f"{name}.json").read_text()) for name in ("evaluate", "summed"))
+    alone, summed = (
+        json.loads((home / f"{name}.json").read_text()) for name in ("evaluate", "summed")
+    )
     assert (summed["sites"], summed["secure_sum"], "per_site" in summed) == (3, True, False)
-    # Without the one that may collude, two sites give the whole noise of one, so three give 3 / 2 of its variance.
+    # Without the one that may collude, two sites give the whole noise of one, so three give 3 / 2
+    # of its variance.
     for name, noise in summed["noise"].items():
         assert noise**2 == pytest.approx(alone["noise"][name] ** 2 / 2, rel=0.02)
     assert abs(summed["records"]["value"] - alone["records"]["value"]) < 200
@@ -203,10 +250,15 @@ def test_a_secure_sum_over_grpc_has_one_joint_noise(home: Path) -> None:
     assert not list(Path(summed["folder"]).rglob("surrogates/*"))
 
 
-def test_the_coordinator_learns_how_many_records_and_what_each_hospital_is_worth(home: Path) -> None:
-    survey, values = (json.loads((home / f"{name}.json").read_text()) for name in ("survey", "value"))
+def test_the_coordinator_learns_how_many_records_and_what_each_hospital_is_worth(
+    home: Path,
+) -> None:
+    survey, values = (
+        json.loads((home / f"{name}.json").read_text()) for name in ("survey", "value")
+    )
     assert sorted(survey["per_site"]) == sorted(NODES)
-    # 406 records at each site; DICOM files name patients, and a patient with two counts as one. Noise of 17 in the sum.
+    # 406 records at each site; DICOM files name patients, and a patient with two counts as one.
+    # Noise of 17 in the sum.
     assert 900 < survey["records"]["value"] < 1130
     assert survey["estimate"]["accuracy"].keys() == {"1", "2", "4"}
     assert sorted(each["site"] for each in values["sites"]) == sorted(NODES)

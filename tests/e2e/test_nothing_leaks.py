@@ -1,4 +1,6 @@
-"""No failure at a site leaks its data: the tests put secrets everywhere, and search for them in all that left the site."""
+"""No failure at a site leaks its data: the tests put secrets everywhere, and search for them in all
+that left the site.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,16 @@ from common.security.signed_requests import Request
 from common.wire.records import INFO, to_record
 from tests.e2e.processes import federation
 from tests.e2e.test_in_process import image_folder
-from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation, run_folders
+from tests.grid import (
+    FAST,
+    InProcessGrid,
+    NodeConfig,
+    events_of,
+    metrics_of,
+    open_new,
+    run_federation,
+    run_folders,
+)
 from tests.registry import TINY, settings_of
 
 # One secret for every possible place; each begins with this.
@@ -86,9 +97,19 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hospit
         file.rename(file.with_name(f"{MARK}-patient-{row}.png"))
     shutil.copytree(data / "3", data / f"{MARK}-rare")
     policy = root / f"{MARK}-policy.toml"
-    policy.write_text("without-dp = true\nsmallest-class = 2\nepsilon-per-run = 10.0\nepsilon-total = 20.0\ndelta = 0.001\n")
-    node: NodeConfig = {"site": "clinic", "data": "imagefolder", "data-dir": str(data), "policy": str(policy)}
-    node |= {name: str(root / f"{MARK}-{name}") for name in ("state-dir", "cache-dir", "witness-dir")}
+    policy.write_text(
+        "without-dp = true\nsmallest-class = 2\nepsilon-per-run = 10.0\nepsilon-total = "
+        "20.0\ndelta = 0.001\n"
+    )
+    node: NodeConfig = {
+        "site": "clinic",
+        "data": "imagefolder",
+        "data-dir": str(data),
+        "policy": str(policy),
+    }
+    node |= {
+        name: str(root / f"{MARK}-{name}") for name in ("state-dir", "cache-dir", "witness-dir")
+    }
     open_new(node)
     with ExitStack() as undo:
         yield Hospital(root, node, {"classes": "0,1,2,3"}, undo)
@@ -121,7 +142,9 @@ def node(**values: Any) -> Break:
 
 
 def run(**values: Any) -> Break:
-    return lambda h: h.settings.update({key.replace("__", ".").replace("_", "-"): value for key, value in values.items()})
+    return lambda h: h.settings.update(
+        {key.replace("__", ".").replace("_", "-"): value for key, value in values.items()}
+    )
 
 
 def raising(target: str, error: BaseException) -> Break:
@@ -220,7 +243,9 @@ def a_full_disk(h: Hospital) -> None:
 def a_result_that_cannot_be_sent(h: Hospital) -> None:
     import client_app.requests as answers
 
-    h.undo.enter_context(patch.dict(answers.WORK, {"surrogate": lambda asked: (None, {"note": Path(BOOM)})}))
+    h.undo.enter_context(
+        patch.dict(answers.WORK, {"surrogate": lambda asked: (None, {"note": Path(BOOM)})})
+    )
 
 
 def a_library_that_does_not_load(h: Hospital) -> None:
@@ -250,15 +275,24 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "kd": ("client_app.methods.heads.distillation.train_on_features", {"method": "kd"}),
     "average": ("client_app.methods.heads.local_head.train_on_features", {"method": "average"}),
     "fedavg": ("client_app.methods.fedavg.update.train", {"method": "fedavg", "fedavg.rounds": 1}),
-    "dp-fedavg": ("client_app.methods.fedavg.update.train_privately", {"method": "dp-fedavg", "fedavg.rounds": 1} | PRIVATE),
+    "dp-fedavg": (
+        "client_app.methods.fedavg.update.train_privately",
+        {"method": "dp-fedavg", "fedavg.rounds": 1} | PRIVATE,
+    ),
     "fedlap": (
         "client_app.methods.fedlap.approximation.stream",
         {"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 1},
     ),
-    "dpcvae": ("client_app.methods.dpcvae.training.scaled", {"method": "dpcvae", "dpcvae.rounds": 2}),
+    "dpcvae": (
+        "client_app.methods.dpcvae.training.scaled",
+        {"method": "dpcvae", "dpcvae.rounds": 2},
+    ),
 }
 OTHERS = {
-    name: (spec.usual.combination.site.replace(":", "."), settings_of(spec, TINY) | (PRIVATE if spec.needs_budget else {}))
+    name: (
+        spec.usual.combination.site.replace(":", "."),
+        settings_of(spec, TINY) | (PRIVATE if spec.needs_budget else {}),
+    )
     for name, spec in METHODS.items()
     # Where nothing but metrics leaves the sites, a failure is one of the evaluation.
     if name not in INSIDE and spec.usual.kind != "alone"
@@ -283,24 +317,39 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "all images broken": (break_images, "data"),
     "data set missing": (node(dataset=f"{MARK}-set"), "data"),
     "data set outside": (node(dataset=f"../{MARK}"), "data"),
-    "table without the column": (written(f"{MARK}-table.csv", f"{MARK}-column,other\nx,1\n"), "data"),
-    "table of files that are not there": (written(f"{MARK}-table.csv", f"path,label\n{MARK}-scan.png,3\n"), "data"),
+    "table without the column": (
+        written(f"{MARK}-table.csv", f"{MARK}-column,other\nx,1\n"),
+        "data",
+    ),
+    "table of files that are not there": (
+        written(f"{MARK}-table.csv", f"path,label\n{MARK}-scan.png,3\n"),
+        "data",
+    ),
     "table that is no text": (written(f"{MARK}-table.csv", f"path,label\n\0{MARK}"), "data"),
     "patient column missing": (node(patient_column=f"{MARK}-patient"), "data"),
     "parquet that is none": (both(node(data="parquet"), written("all.parquet", MARK)), "data"),
-    "safetensors that are none": (both(node(data="safetensors"), written("all.safetensors", MARK)), "data"),
+    "safetensors that are none": (
+        both(node(data="safetensors"), written("all.safetensors", MARK)),
+        "data",
+    ),
     "no class of the run": (run(classes="plague"), "data"),
     "node-config with an unknown key": (node(**{f"{MARK}_key": "x"}), "config"),
     "node-config with a wrong value": (node(partition_id=f"{MARK}-number"), "config"),
     "node-config with a wrong name": (node(site=f"{MARK} clinic"), "config"),
-    "weights missing": (both(node(weights_path=f"/mnt/{MARK}/weights.pth"), run(backbone=MOBILENET)), "backbone"),
+    "weights missing": (
+        both(node(weights_path=f"/mnt/{MARK}/weights.pth"), run(backbone=MOBILENET)),
+        "backbone",
+    ),
     "weights that are none": (both(own_weights, run(backbone=MOBILENET)), "backbone"),
     "policy missing": (node(policy=f"/mnt/{MARK}/policy.toml"), "policy"),
     "policy that is no TOML": (policy(f"{MARK} = = 1"), "config"),
     "policy with an unknown key": (policy(f'{MARK} = "x"'), "config"),
     "policy that forbids": (policy(f'methods = ["{MARK}-*"]\nwithout-dp = true'), "policy"),
     "policy against privacy of this kind": (run(epsilon=50.0, delta=1e-5), "policy"),
-    "budget exhausted": (both(policy("epsilon-per-run = 2.0\nepsilon-total = 0.1"), run(**PRIVATE)), "budget"),
+    "budget exhausted": (
+        both(policy("epsilon-per-run = 2.0\nepsilon-total = 0.1"), run(**PRIVATE)),
+        "budget",
+    ),
     "ledger edited": (ledger(f'{{"{MARK}": 1}}\n'.encode()), "ledger"),
     "ledger that is none": (ledger(MARK.encode() * 100 + b"\n"), "ledger"),
     "ledger locked": (a_locked_ledger, "ledger"),
@@ -315,7 +364,9 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "key damaged": (broken_key, "seal"),
     "another exception": (raising("client_app.requests.prepare", ValueError(BOOM)), "internal"),
     "an exception that says it is ours": (
-        raising("client_app.requests.prepare", type(f"{MARK}Error", (FedSurrogateError,), {})(BOOM)),
+        raising(
+            "client_app.requests.prepare", type(f"{MARK}Error", (FedSurrogateError,), {})(BOOM)
+        ),
         "internal",
     ),
     "no memory": (raising("client_app.requests.prepare", MemoryError(BOOM)), "internal"),
@@ -323,14 +374,30 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "a library that exits": (raising("client_app.requests.prepare", SystemExit(BOOM)), "internal"),
     "a library that panics": (raising("client_app.requests.prepare", Sudden(BOOM)), "internal"),
     "a library that does not load": (a_library_that_does_not_load, "internal"),
-    "an exception after the release": (raising("client_app.requests.to_record", TypeError(BOOM)), "internal"),
+    "an exception after the release": (
+        raising("client_app.requests.to_record", TypeError(BOOM)),
+        "internal",
+    ),
     "a result that cannot be sent": (a_result_that_cannot_be_sent, "internal"),
-    "settings that cannot be read": (raising("client_app.requests.parse_run", KeyError(BOOM)), "internal"),
-    "another run's digest": (lambda h: h.replaced("client_app.requests.parse_run", of_another_digest), "surrogate"),
-    **{f"{method} fails": (within(method, ZeroDivisionError(BOOM)), "internal") for method in INSIDE | OTHERS},
-    **{f"{method} is out of memory": (within(method, MemoryError(BOOM)), "internal") for method in ("fedpft", "fedavg")},
+    "settings that cannot be read": (
+        raising("client_app.requests.parse_run", KeyError(BOOM)),
+        "internal",
+    ),
+    "another run's digest": (
+        lambda h: h.replaced("client_app.requests.parse_run", of_another_digest),
+        "surrogate",
+    ),
+    **{
+        f"{method} fails": (within(method, ZeroDivisionError(BOOM)), "internal")
+        for method in INSIDE | OTHERS
+    },
+    **{
+        f"{method} is out of memory": (within(method, MemoryError(BOOM)), "internal")
+        for method in ("fedpft", "fedavg")
+    },
 }
-# Here the site does not know its name or folders, or cannot write there: only its console reports the failure.
+# Here the site does not know its name or folders, or cannot write there: only its console reports
+# the failure.
 WITHOUT_LOG = {name for name in FAILURES if name.startswith("node-config")} | {
     "state folder a file",
     "a library that does not load",
@@ -338,7 +405,9 @@ WITHOUT_LOG = {name for name in FAILURES if name.startswith("node-config")} | {
 
 
 def all_that_left(messages: list[Message], *folders: Path) -> dict[str, bytes]:
-    """Every message on the wire, including error texts, and every file of the coordinator, packed and unpacked."""
+    """Every message on the wire, including error texts, and every file of the coordinator, packed
+    and unpacked.
+    """
     left = {}
     for number, message in enumerate(messages):
         objects = get_all_nested_objects(message).values()
@@ -364,13 +433,20 @@ def _unpacked(path: Path) -> bytes:
 
 def assert_no_secret(left: dict[str, bytes]) -> None:
     assert left
-    forms = [MARK.encode(), MARK.encode("utf-16-le"), MARK.encode().hex().encode(), base64.b64encode(MARK.encode())]
+    forms = [
+        MARK.encode(),
+        MARK.encode("utf-16-le"),
+        MARK.encode().hex().encode(),
+        base64.b64encode(MARK.encode()),
+    ]
     assert not [where for where, content in left.items() if any(form in content for form in forms)]
 
 
 @contextmanager
 def coordinator_log() -> Iterator[list[str]]:
-    """The log of the coordinator's process, without the site's log, which the same process writes here."""
+    """The log of the coordinator's process, without the site's log, which the same process writes
+    here.
+    """
     sentence: list[str] = []
 
     class Ear(logging.Handler):
@@ -389,7 +465,9 @@ def coordinator_log() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_leaves_a_code_and_nothing_else(tmp_path: Path, hospital: Hospital, name: str) -> None:
+def test_a_failure_leaves_a_code_and_nothing_else(
+    tmp_path: Path, hospital: Hospital, name: str
+) -> None:
     change, code = FAILURES[name]
     with ExitStack() as undo:
         hospital.undo = undo
@@ -405,15 +483,23 @@ def test_a_failure_leaves_a_code_and_nothing_else(tmp_path: Path, hospital: Hosp
     assert not [reply for reply in grid.received if reply.has_error()]
     reported = [dict(reply.content.config_records[INFO]) for reply in grid.received]
     assert set(reported[-1]) <= {"status", "site"}
-    assert_no_secret(all_that_left(grid.received, folder.parent) | {"log": "\n".join(sentence).encode()})
+    assert_no_secret(
+        all_that_left(grid.received, folder.parent) | {"log": "\n".join(sentence).encode()}
+    )
     log = hospital.state / "site.log"
     assert name in WITHOUT_LOG or (log.is_file() and log.read_text())
 
 
-def test_a_message_of_wrong_content_is_answered_with_a_code(tmp_path: Path, hospital: Hospital) -> None:
+def test_a_message_of_wrong_content_is_answered_with_a_code(
+    tmp_path: Path, hospital: Hospital
+) -> None:
     grid = InProcessGrid([hospital.node])
     grid.run_config = {f"{MARK}-key": f"{MARK}-value"}
-    contents = [RecordDict(), to_record(b"\xff" * 50, {"bytes": 50}), RecordDict({"x": ConfigRecord({"a": MARK})})]
+    contents = [
+        RecordDict(),
+        to_record(b"\xff" * 50, {"bytes": 50}),
+        RecordDict({"x": ConfigRecord({"a": MARK})}),
+    ]
     kinds = ("train", "evaluate", "query.compare", "query.hello", "query.head")
     messages = [Message(content, 1001, kind) for content in contents for kind in kinds]
     replies = list(grid.pull_messages(grid.push_messages(messages)))
@@ -423,7 +509,9 @@ def test_a_message_of_wrong_content_is_answered_with_a_code(tmp_path: Path, hosp
 
 
 def test_a_person_who_stops_the_site_gets_no_answer(hospital: Hospital) -> None:
-    """There is no reply, so that the process ends. No text is needed, because Flower does not forward it."""
+    """There is no reply, so that the process ends. No text is needed, because Flower does not
+    forward it.
+    """
     grid = InProcessGrid([hospital.node])
     hospital.raising("client_app.requests.answer", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -437,12 +525,18 @@ def test_a_bundle_holds_nothing_of_where_it_was_made(tmp_path: Path, hospital: H
     file.parent.mkdir()
     key = new_key()
     (tmp_path / "request").write_bytes(request.signed(key))
-    release_to(file, tmp_path / "request", parse_node_config(hospital.node | {"coordinator-key": public_key(key).hex()}))
+    release_to(
+        file,
+        tmp_path / "request",
+        parse_node_config(hospital.node | {"coordinator-key": public_key(key).hex()}),
+    )
     assert b"clinic" in file.read_bytes()
     assert_no_secret(all_that_left([], file.parent))
 
 
-def test_a_run_that_succeeds_tells_nothing_of_a_class_left_out(tmp_path: Path, hospital: Hospital) -> None:
+def test_a_run_that_succeeds_tells_nothing_of_a_class_left_out(
+    tmp_path: Path, hospital: Hospital
+) -> None:
     grid = InProcessGrid([hospital.node])
     folder = run_federation(tmp_path, grid, **QUICK | hospital.settings)
     assert metrics_of(folder)["sites"]["used"] == 1
@@ -453,7 +547,9 @@ def test_a_real_site_whose_libraries_do_not_load_answers_with_a_code(tmp_path: P
     """Flower would send the text of an exception at import, and the SuperLink would store it."""
     library = tmp_path / f"{MARK}-lib" / "torch" / "__init__.py"
     library.parent.mkdir(parents=True)
-    library.write_text(f"raise OSError('/opt/{MARK}/libtorch.so: cannot open shared object file')\n")
+    library.write_text(
+        f"raise OSError('/opt/{MARK}/libtorch.so: cannot open shared object file')\n"
+    )
     home, output = tmp_path / "flower", tmp_path / "runs"
     config = f'site="clinic" data="digits" state-dir="{tmp_path}/{MARK}-state"'
     with federation(home, [config], at_nodes={"PYTHONPATH": str(library.parents[1])}) as running:

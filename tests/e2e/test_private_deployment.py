@@ -1,4 +1,6 @@
-"""Differential privacy over gRPC: one site without budget, one whose policy forbids the method, two that take part."""
+"""Differential privacy over gRPC: one site without budget, one whose policy forbids the method, two
+that take part.
+"""
 
 import json
 from pathlib import Path
@@ -9,7 +11,10 @@ import pytest
 from tests.e2e.hospitals import CLASSES, write_features
 from tests.e2e.processes import federation, site_command
 
-SETTINGS = f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" sites=4 quorum=0.5 deadline=600.0'
+SETTINGS = (
+    f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" sites=4 '
+    "quorum=0.5 deadline=600.0"
+)
 SECRET = "secret-ward-7"
 POLICIES = {
     "healthy": "",
@@ -23,7 +28,8 @@ def _node(home: Path, name: str) -> str:
     policy = f' policy="{home}/{name}.toml"' if POLICIES[name] else ""
     return (
         f'site="{name}" data="safetensors" data-dir="{home}/{SECRET}-{name}" dataset="f" '
-        f'cache-dir="{home}/cache-{name}" state-dir="{home}/state-{name}" witness-dir="{home}/witness-{name}"{policy}'
+        f'cache-dir="{home}/cache-{name}" state-dir="{home}/state-{name}" '
+        f'witness-dir="{home}/witness-{name}"{policy}'
     )
 
 
@@ -74,13 +80,17 @@ def test_nothing_of_a_policy_or_of_the_data_is_at_the_coordinator(folder: Path) 
 
 def test_what_left_is_in_the_ledger_to_the_byte(home: Path, folder: Path) -> None:
     for name in ("healthy", "private"):
-        shown = json.loads(site_command("ledger", "--json", "--node-config", _node(home, name)).stdout)
+        shown = json.loads(
+            site_command("ledger", "--json", "--node-config", _node(home, name)).stdout
+        )
         (release,) = (entry for entry in shown["entries"] if entry.get("mechanism"))
         payload = (folder / "surrogates" / f"{name}.pb").read_bytes()
         assert release["bytes"] == len(payload)
         assert shown["epsilon"] == pytest.approx(1.0)
     for name in ("spent", "strict"):
-        shown = json.loads(site_command("ledger", "--json", "--node-config", _node(home, name)).stdout)
+        shown = json.loads(
+            site_command("ledger", "--json", "--node-config", _node(home, name)).stdout
+        )
         assert not [entry for entry in shown["entries"] if entry.get("mechanism")]
 
 
@@ -98,6 +108,8 @@ def test_a_dry_run_tells_what_would_leave_and_charges_nothing(home: Path) -> Non
     assert shown["epsilon_after"] == pytest.approx(1.4, abs=0.15)
     again = json.loads(site_command("ledger", "--json", "--node-config", node).stdout)
     assert again["epsilon"] == pytest.approx(1.0)
-    refused = site_command("dry-run", "--json", "--node-config", _node(home, "spent"), "-c", SETTINGS)
+    refused = site_command(
+        "dry-run", "--json", "--node-config", _node(home, "spent"), "-c", SETTINGS
+    )
     assert refused.returncode == 1
     assert json.loads(refused.stdout)["may_leave"] is False

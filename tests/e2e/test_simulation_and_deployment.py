@@ -1,4 +1,6 @@
-"""The same federation twice: simulated on Ray, and deployed as a SuperLink and three SuperNodes over gRPC."""
+"""The same federation twice: simulated on Ray, and deployed as a SuperLink and three SuperNodes
+over gRPC.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,9 @@ import pytest
 from tests.e2e.processes import coordinator, federation, site_command
 from tests.grid import run_folders
 
-SETTINGS = 'fedpft.covariance="diag" fedpft.components=3 seed=7 alpha=1.0 head.min-steps=100 head.epochs=2'
+SETTINGS = (
+    'fedpft.covariance="diag" fedpft.components=3 seed=7 alpha=1.0 head.min-steps=100 head.epochs=2'
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,8 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three hospitals with their own data, and a fourth whose node-config names a missing folder."""
     home = tmp_path_factory.mktemp("deployment")
     nodes = [
-        f'data="digits" partition-id={i} num-partitions=3 cache-dir="{home}/cache-{i}" state-dir="{home}/state-{i}"'
+        f'data="digits" partition-id={i} num-partitions=3 cache-dir="{home}/cache-{i}" '
+        f'state-dir="{home}/state-{i}"'
         for i in range(3)
     ]
     secret = (
@@ -35,7 +40,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert site_command("ledger", "--open", "--node-config", secret).returncode == 0
     output = home / "out"
     with federation(home / "flower", [*nodes, secret]) as running:
-        status = running.run(f'{SETTINGS} compare=true sites=4 deadline=600.0 output-dir="{output}"', cwd=home)
+        status = running.run(
+            f'{SETTINGS} compare=true sites=4 deadline=600.0 output-dir="{output}"', cwd=home
+        )
     assert status == "finished:completed", (home / "flower" / "flwr-run.log").read_text()
     (folder,) = run_folders(output)
     return folder
@@ -48,7 +55,14 @@ def _metrics(folder: Path) -> dict[str, object]:
 def test_simulation_leaves_the_run_folder_where_the_user_stands(simulated: Path) -> None:
     assert simulated.parent.name == "runs"
     files = {path.name for path in simulated.iterdir()}
-    assert {"metrics.json", "manifest.json", "events.jsonl", "model.safetensors", "surrogates", "report.html"} <= files
+    assert {
+        "metrics.json",
+        "manifest.json",
+        "events.jsonl",
+        "model.safetensors",
+        "surrogates",
+        "report.html",
+    } <= files
     metrics = _metrics(simulated)
     assert metrics["status"] == "ok"
     assert metrics["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
@@ -58,7 +72,16 @@ def test_simulation_leaves_the_run_folder_where_the_user_stands(simulated: Path)
 def test_the_local_engine_gives_the_same_surrogates_and_the_same_accuracy_to_the_last_digit(
     simulated: Path, tmp_path: Path
 ) -> None:
-    done = coordinator("simulate", "--engine", "local", "--sites", "3", "-c", SETTINGS + " compare=true", cwd=tmp_path)
+    done = coordinator(
+        "simulate",
+        "--engine",
+        "local",
+        "--sites",
+        "3",
+        "-c",
+        SETTINGS + " compare=true",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     local = Path(done.stdout.splitlines()[-1])
     assert local.parent == tmp_path / "runs"
@@ -98,5 +121,8 @@ def test_a_wrong_setting_is_one_line_and_starts_nothing(tmp_path: Path) -> None:
     done = coordinator("simulate", "-c", "fedpft.componets=3", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.strip() == "error: unknown key 'fedpft.componets'; did you mean 'fedpft.components'?"
+    assert (
+        done.stderr.strip()
+        == "error: unknown key 'fedpft.componets'; did you mean 'fedpft.components'?"
+    )
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,6 @@
-"""A run over TLS with sites whose keys are registered; and the doctor's message for an unregistered key."""
+"""A run over TLS with sites whose keys are registered; and the doctor's message for an unregistered
+key.
+"""
 
 import json
 import os
@@ -13,7 +15,16 @@ import pytest
 from server_app.deployment.certificates import issue
 from server_app.deployment.submit import APP_FOLDER
 from strategies.base.registered import TABLE, read_table
-from tests.e2e.processes import BIN, PATIENCE, Federation, coordinator, environment, federation, site_command, until
+from tests.e2e.processes import (
+    BIN,
+    PATIENCE,
+    Federation,
+    coordinator,
+    environment,
+    federation,
+    site_command,
+    until,
+)
 
 NODE = 'data="digits" partition-id={} num-partitions=2'
 
@@ -21,9 +32,13 @@ NODE = 'data="digits" partition-id={} num-partitions=2'
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     home = tmp_path_factory.mktemp("tls")
-    done = coordinator("certs", "papers", "--host", "127.0.0.1", "--site", "0", "--site", "1", cwd=home)
+    done = coordinator(
+        "certs", "papers", "--host", "127.0.0.1", "--site", "0", "--site", "1", cwd=home
+    )
     assert done.returncode == 0, done.stderr
-    nodes = [f'{NODE.format(i)} cache-dir="{home}/cache" state-dir="{home}/state-{i}"' for i in range(2)]
+    nodes = [
+        f'{NODE.format(i)} cache-dir="{home}/cache" state-dir="{home}/state-{i}"' for i in range(2)
+    ]
     with federation(home / "flower", nodes, home / "papers") as found:
         # Made after the sites' keys were registered, so it is not registered.
         issue(home / "papers", (), ("stranger",))
@@ -32,14 +47,18 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 def doctor(running: Federation, *flags: str) -> dict[str, str]:
     node = f'{NODE.format(0)} cache-dir="{running.home}/cache" state-dir="{running.home}/doctor"'
-    done = site_command("doctor", "--node-config", node, "--superlink", running.fleet, *flags, "--json")
+    done = site_command(
+        "doctor", "--node-config", node, "--superlink", running.fleet, *flags, "--json"
+    )
     rows = {row["what"]: row["state"] for row in json.loads(done.stdout)}
     assert done.returncode == int("FAIL" in rows.values())
     return {what: rows[what] for what in ("name", "port", "TLS", "key") if what in rows}
 
 
 def test_a_run_finishes_over_tls_among_registered_sites(running: Federation) -> None:
-    settings = 'fedpft.covariance="spherical" sites=2 deadline=600.0 head.min-steps=50 head.epochs=1'
+    settings = (
+        'fedpft.covariance="spherical" sites=2 deadline=600.0 head.min-steps=50 head.epochs=1'
+    )
     done = coordinator("run", *running.control, "-c", settings, cwd=running.home)
     assert done.returncode == 0, done.stderr
     assert "finished:completed, 2 of 2 sites used" in done.stdout
@@ -52,7 +71,13 @@ def test_a_run_finishes_over_tls_among_registered_sites(running: Federation) -> 
 
 
 def test_a_run_that_fails_exits_with_one_and_says_why(running: Federation) -> None:
-    done = coordinator("run", *running.control, "-c", 'sites=2 deadline=600.0 classes="no-such-class"', cwd=running.home)
+    done = coordinator(
+        "run",
+        *running.control,
+        "-c",
+        'sites=2 deadline=600.0 classes="no-such-class"',
+        cwd=running.home,
+    )
     assert done.returncode == 1
     assert "the run ended as finished:failed" in done.stderr
     assert "run folder: " in done.stderr
@@ -70,13 +95,17 @@ def test_keys_that_are_known_stay_known(running: Federation) -> None:
         assert done.stderr.startswith("error: ")
 
 
-def test_the_doctor_passes_a_registered_site_while_its_node_runs_and_changes_nothing(running: Federation) -> None:
+def test_the_doctor_passes_a_registered_site_while_its_node_runs_and_changes_nothing(
+    running: Federation,
+) -> None:
     for _ in range(2):
         assert set(doctor(running, *running.credentials("0")).values()) == {"PASS"}
     assert running.nodes[0].poll() is None
 
 
-def test_the_doctor_names_what_is_wrong_with_the_credentials(running: Federation, tmp_path: Path) -> None:
+def test_the_doctor_names_what_is_wrong_with_the_credentials(
+    running: Federation, tmp_path: Path
+) -> None:
     assert doctor(running, *running.credentials("stranger"))["key"] == "FAIL"
     issue(tmp_path / "other", ("127.0.0.1",), ("0",))
     foreign = doctor(running, "--root-certificates", f"{tmp_path}/other/ca.crt")
@@ -84,7 +113,9 @@ def test_the_doctor_names_what_is_wrong_with_the_credentials(running: Federation
 
 
 @pytest.mark.parametrize("wrong", ["key", "certificate", "none", "port"])
-def test_a_site_that_cannot_join_ends_and_says_what_to_do(running: Federation, tmp_path: Path, wrong: str) -> None:
+def test_a_site_that_cannot_join_ends_and_says_what_to_do(
+    running: Federation, tmp_path: Path, wrong: str
+) -> None:
     node = f'{NODE.format(0)} cache-dir="{running.home}/cache" state-dir="{running.home}/join"'
     flags, reason = (
         running.credentials("stranger"),
@@ -93,13 +124,18 @@ def test_a_site_that_cannot_join_ends_and_says_what_to_do(running: Federation, t
     with socket.create_server(("127.0.0.1", 0)) as taken:
         if wrong == "certificate":
             issue(tmp_path / "other", ("127.0.0.1",), ("0",))
-            flags, reason = ["--root-certificates", f"{tmp_path}/other/ca.crt"], "take ca.crt from the site kit again"
+            flags, reason = (
+                ["--root-certificates", f"{tmp_path}/other/ca.crt"],
+                "take ca.crt from the site kit again",
+            )
         elif wrong == "none":
             flags, reason = ["--insecure"], "the coordinator requires TLS"
         elif wrong == "port":
             port = taken.getsockname()[1]
             flags = [*running.credentials("0"), "--runtime-port", str(port)]
-            reason = f"port {port} is in use on this machine; omit --runtime-port to use a free port"
+            reason = (
+                f"port {port} is in use on this machine; omit --runtime-port to use a free port"
+            )
         done = site_command("join", "--superlink", running.fleet, *flags, "--node-config", node)
     assert done.returncode == 1
     assert reason in done.stderr
@@ -107,22 +143,51 @@ def test_a_site_that_cannot_join_ends_and_says_what_to_do(running: Federation, t
 
 
 def test_a_barred_node_ends_with_one_line_and_no_trace(running: Federation, tmp_path: Path) -> None:
-    flags = ["--superlink", running.fleet, *running.credentials("stranger"), "--node-config", NODE.format(0)]
+    flags = [
+        "--superlink",
+        running.fleet,
+        *running.credentials("stranger"),
+        "--node-config",
+        NODE.format(0),
+    ]
     done = site_command("node", "--runtime", f"unix:{tmp_path}/app", *flags)
     assert done.returncode == 1
-    assert "the coordinator most likely refuses this site's key; `site doctor --link-only`" in done.stderr
+    assert (
+        "the coordinator most likely refuses this site's key; `site doctor --link-only`"
+        in done.stderr
+    )
     assert "Traceback" not in done.stdout + done.stderr
     assert "_InactiveRpcError" not in done.stdout + done.stderr
     assert "FAILED_PRECONDITION: " in done.stdout + done.stderr
 
 
-def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(running: Federation, tmp_path: Path) -> None:
-    flags = ["--superlink", running.fleet, *running.credentials("stranger"), "--node-config", NODE.format(0)]
-    command = [sys.executable, "-m", "client_app.cli.main", "node", "--retry", "0.1", "--runtime", f"unix:{tmp_path}/app"]
+def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(
+    running: Federation, tmp_path: Path
+) -> None:
+    flags = [
+        "--superlink",
+        running.fleet,
+        *running.credentials("stranger"),
+        "--node-config",
+        NODE.format(0),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "client_app.cli.main",
+        "node",
+        "--retry",
+        "0.1",
+        "--runtime",
+        f"unix:{tmp_path}/app",
+    ]
     errors = tmp_path / "stderr.txt"
     with errors.open("w") as log:
         node = subprocess.Popen(
-            [*command, *flags], env=os.environ | {"PYTHONPATH": str(APP_FOLDER)}, stdout=subprocess.DEVNULL, stderr=log
+            [*command, *flags],
+            env=os.environ | {"PYTHONPATH": str(APP_FOLDER)},
+            stdout=subprocess.DEVNULL,
+            stderr=log,
         )
     try:
         until(lambda: errors.read_text().count("it is started again in 0.1 s") >= 2)
@@ -140,7 +205,14 @@ def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
     control = text.split('"')[1]
     (home / "config.toml").write_text(text.replace(control, running.fleet))
     command = [str(BIN / "flwr"), "supernode", "list", "fleet"]
-    done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        command,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert done.returncode != 0
     listed = subprocess.run(
         [*command[:-1], "local-test"],
@@ -153,21 +225,41 @@ def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
     assert listed.returncode == 0
 
 
-def test_a_site_that_claims_the_name_of_another_is_refused_and_the_run_finishes(running: Federation) -> None:
+def test_a_site_that_claims_the_name_of_another_is_refused_and_the_run_finishes(
+    running: Federation,
+) -> None:
     """Its registered key is that of site 2; its node-config names site 1."""
     papers = running.papers
     assert papers is not None
     issue(papers, (), ("2",))
     done = coordinator("register", str(papers), *running.control, cwd=running.home)
     # This includes the unknown site: it is registered from now on, but does not connect.
-    assert done.stdout.split() == ["known", "0", "known", "1", "registered", "2", "registered", "stranger"]
-    running.join(f'{NODE.format(1)} cache-dir="{running.home}/cache" state-dir="{running.home}/state-2"', running.fleet)
-    settings = 'fedpft.covariance="spherical" sites=3 deadline=600.0 head.min-steps=50 head.epochs=1'
+    assert done.stdout.split() == [
+        "known",
+        "0",
+        "known",
+        "1",
+        "registered",
+        "2",
+        "registered",
+        "stranger",
+    ]
+    running.join(
+        f'{NODE.format(1)} cache-dir="{running.home}/cache" state-dir="{running.home}/state-2"',
+        running.fleet,
+    )
+    settings = (
+        'fedpft.covariance="spherical" sites=3 deadline=600.0 head.min-steps=50 head.epochs=1'
+    )
     done = coordinator("run", *running.control, "-c", settings, cwd=running.home)
     assert done.returncode == 0, done.stderr
     assert "finished:completed, 2 of 3 sites used" in done.stdout
     card = json.loads((Path(done.stdout.splitlines()[-1]) / "metrics.json").read_text())["card"]
-    assert (card["used"], card["absent"], set(card["rejected"])) == (["0", "1"], ["stranger"], {"2"})
+    assert (card["used"], card["absent"], set(card["rejected"])) == (
+        ["0", "1"],
+        ["stranger"],
+        {"2"},
+    )
     assert "reports the name '1', but its key is registered as '2'" in card["rejected"]["2"]
 
 
@@ -177,7 +269,9 @@ def test_a_new_key_under_a_known_name_puts_the_old_one_out(running: Federation) 
     if not (papers / "sites" / "2").exists():
         # Another worker runs the test that registers this site.
         issue(papers, (), ("2",))
-        assert coordinator("register", str(papers), *running.control, cwd=running.home).returncode == 0
+        assert (
+            coordinator("register", str(papers), *running.control, cwd=running.home).returncode == 0
+        )
     (papers / "sites" / "2").rename(running.home / "old")
     issue(papers, (), ("2",))
     node = read_table(papers / TABLE)["2"].node
@@ -193,7 +287,9 @@ def test_a_new_key_under_a_known_name_puts_the_old_one_out(running: Federation) 
     assert "old" not in read_table(papers / TABLE)
 
 
-def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(running: Federation) -> None:
+def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(
+    running: Federation,
+) -> None:
     """The last test: a site is missing after it."""
     papers = str(running.papers)
     doomed = running.nodes[1]
@@ -208,7 +304,9 @@ def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(runnin
     refused = coordinator("register", papers, *running.control, cwd=running.home)
     assert "taken back 1" in refused.stdout
     steps = [
-        line.partition(": ")[2].strip() for line in refused.stdout.splitlines() if f"coordinator certs {papers}" in line
+        line.partition(": ")[2].strip()
+        for line in refused.stdout.splitlines()
+        if f"coordinator certs {papers}" in line
     ]
     (step,) = [each for each in steps if "--site 1 " in f"{each} "]
     renewed = coordinator(*step.split()[1:], cwd=running.home)
@@ -217,7 +315,9 @@ def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(runnin
     assert "registered 1" in again.stdout
     running.restart_node(1)
     assert doctor(running, *running.credentials("1"))["key"] == "PASS"
-    listed = json.loads(coordinator("sites", papers, "--json", *running.control, cwd=running.home).stdout)
+    listed = json.loads(
+        coordinator("sites", papers, "--json", *running.control, cwd=running.home).stdout
+    )
     assert {"connected", "key revoked"} <= {row["health"] for row in listed}
     for wrong in (["nobody", *running.control], ["1", "--control", "127.0.0.1:1"]):
         done = coordinator("unregister", papers, *wrong, cwd=running.home)

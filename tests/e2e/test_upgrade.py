@@ -1,7 +1,8 @@
-"""Upgrade and rollback: the state that the version before wrote is continued by this one, and the other way round.
+"""Upgrade and rollback: the state that the version before wrote is continued by this one, and the
+other way round.
 
-The version before is the commit in previous_version.txt; a release puts its own there. Without the history of the
-repository (an archive, a shallow clone) the tests are skipped.
+The version before is the commit in previous_version.txt; a release puts its own there. Without the
+history of the repository (an archive, a shallow clone) the tests are skipped.
 """
 
 import json
@@ -19,7 +20,10 @@ from tests.grid import events_of, metrics_of, run_folders
 pytestmark = pytest.mark.faults
 ROOT = Path(__file__).parents[2]
 PREVIOUS = (Path(__file__).parent / "previous_version.txt").read_text().strip()
-PRIVATE = f'epsilon=0.5 delta=1e-5 classes="{CLASSES}" fedpft.covariance="spherical" head.min-steps=20 head.epochs=1'
+PRIVATE = (
+    f'epsilon=0.5 delta=1e-5 classes="{CLASSES}" fedpft.covariance="spherical" '
+    "head.min-steps=20 head.epochs=1"
+)
 # With a size: without one, the fingerprint of pixels is another since version 0.1.0.
 ROUNDS = 'method="fedavg" fedavg.rounds=6 fedavg.local-epochs=100 image-size=8'
 
@@ -33,7 +37,11 @@ class Version:
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """Start `coordinator ...` or `site ...`."""
         module = {"coordinator": "server_app.cli.main", "site": "client_app.cli.main"}[words[0]]
-        environment = os.environ | {"PYTHONPATH": str(self.source), "HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(self.source),
+            "HOME": str(self.home),
+            "OMP_NUM_THREADS": "1",
+        }
         return subprocess.Popen(
             [sys.executable, "-m", module, *words[1:]],
             cwd=self.home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -58,7 +66,9 @@ def versions(tmp_path: Path) -> tuple[Version, Version]:
     if shallow.stdout.strip() != b"false":
         pytest.skip("needs a repository with its whole history")
     archive = git("archive", PREVIOUS)
-    assert archive.returncode == 0, f"previous_version.txt must name a commit of this history: {archive.stderr.decode()}"
+    assert archive.returncode == 0, (
+        f"previous_version.txt must name a commit of this history: {archive.stderr.decode()}"
+    )
     before = tmp_path / "before"
     before.mkdir()
     subprocess.run(["tar", "-x", "-C", str(before)], input=archive.stdout, check=True)
@@ -72,8 +82,9 @@ def test_a_hospitals_ledger_keys_and_bundles_pass_from_version_to_version_and_ba
     write_features(tmp_path / "data", 0)
     before.run("coordinator", "key", "papers")
     node = (
-        f'site="north" data="safetensors" data-dir="{tmp_path}/data" dataset="f" state-dir="{tmp_path}/state" '
-        f'witness-dir="{tmp_path}/witness" cache-dir="{tmp_path}/cache" coordinator-key="{tmp_path}/papers/coordinator.pub"'
+        f'site="north" data="safetensors" data-dir="{tmp_path}/data" dataset="f" '
+        f'state-dir="{tmp_path}/state" witness-dir="{tmp_path}/witness" '
+        f'cache-dir="{tmp_path}/cache" coordinator-key="{tmp_path}/papers/coordinator.pub"'
     )
     before.run("site", "ledger", "--open", "--node-config", node)
     (tmp_path / "keys.toml").write_text(before.run("site", "key", "--node-config", node))
@@ -84,10 +95,19 @@ def test_a_hospitals_ledger_keys_and_bundles_pass_from_version_to_version_and_ba
         coordinator.run("coordinator", "request", "papers", "--out", request, "-c", PRIVATE)
         site.run("site", "release", request, "--out", bundle, "--node-config", node)
         learner = now if coordinator is before else before
-        assert "epsilon 0.5" in learner.run("coordinator", "learn", request, bundle, "--keys", "keys.toml")
-    ledgers = [line for file in (tmp_path / "state").rglob("*.jsonl") for line in file.read_text().splitlines()]
+        assert "epsilon 0.5" in learner.run(
+            "coordinator", "learn", request, bundle, "--keys", "keys.toml"
+        )
+    ledgers = [
+        line
+        for file in (tmp_path / "state").rglob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
     assert sum(json.loads(line).get("kind") == "release" for line in ledgers) == len(pairs)
-    first, second = (json.loads(version.run("site", "ledger", "--json", "--node-config", node)) for version in versions)
+    first, second = (
+        json.loads(version.run("site", "ledger", "--json", "--node-config", node))
+        for version in versions
+    )
     assert first == second, "both versions read the same"
     assert now.run("site", "key", "--node-config", node) == (tmp_path / "keys.toml").read_text()
 
@@ -107,7 +127,14 @@ def test_a_run_is_continued_by_the_next_version_and_again_by_the_one_before(
         process.communicate()
         resume = f' resume="{run_folders(output)[-1]}"'
     before.run(
-        "coordinator", "simulate", "--engine", "local", "--sites", "2", "-c", f'{ROUNDS} output-dir="{output}"{resume}'
+        "coordinator",
+        "simulate",
+        "--engine",
+        "local",
+        "--sites",
+        "2",
+        "-c",
+        f'{ROUNDS} output-dir="{output}"{resume}',
     )
     last = run_folders(output)[-1]
     assert metrics_of(last)["status"] == "ok"
@@ -119,5 +146,10 @@ def test_a_run_is_continued_by_the_next_version_and_again_by_the_one_before(
 
 def has_round(output: Path, number: int) -> bool:
     """Whether any run has done this round."""
-    found = [event for folder in run_folders(output) if (folder / "events.jsonl").exists() for event in events_of(folder)]
+    found = [
+        event
+        for folder in run_folders(output)
+        if (folder / "events.jsonl").exists()
+        for event in events_of(folder)
+    ]
     return any(event["event"] == "round" and event["round"] >= number for event in found)

@@ -1,9 +1,11 @@
-"""The built wheel holds all that the commands need: installed into an empty environment, away from the checkout, it runs.
+"""The built wheel holds all that the commands need: installed into an empty environment, away from
+the checkout, it runs.
 
-The environment is new and has nothing but the wheel. The libraries (torch and the others are gigabytes) are borrowed from
-the environment of the tests by a `.pth` file, which adds their folder to the path behind the new environment's own. It does
-not run the other `.pth` files of that folder, so an editable installation of the checkout there has no effect. What is not
-tested here is therefore that pip finds the dependencies; `make setup` in a clean checkout shows that.
+The environment is new and has nothing but the wheel. The libraries (torch and the others are
+gigabytes) are borrowed from the environment of the tests by a `.pth` file, which adds their folder
+to the path behind the new environment's own. It does not run the other `.pth` files of that folder,
+so an editable installation of the checkout there has no effect. What is not tested here is
+therefore that pip finds the dependencies; `make setup` in a clean checkout shows that.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ PACKAGES = ("common", "client_app", "server_app", "strategies", "fedsurrogate")
 
 def not_needed(folder: str, names: list[str]) -> set[str]:
     """What a copy of the checkout leaves out."""
-    unfit = {name for name in names if name.startswith(".") or name.endswith(".egg-info") or name == "__pycache__"}
+    unfit = {
+        name
+        for name in names
+        if name.startswith(".") or name.endswith(".egg-info") or name == "__pycache__"
+    }
     return unfit | (NOT_NEEDED & set(names) if Path(folder) == ROOT else set())
 
 
@@ -40,7 +46,9 @@ def run(*words: object, folder: Path, expected: int = 0) -> str:
     """Run a command outside of the checkout, without its path; return what it printed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HOME": str(folder), "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
-    done = subprocess.run([str(word) for word in words], cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(word) for word in words], cwd=folder, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == expected, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -48,13 +56,24 @@ def run(*words: object, folder: Path, expected: int = 0) -> str:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout, so that the build leaves nothing in it."""
-    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("wheel") / "source", ignore=not_needed))
+    return Path(
+        shutil.copytree(ROOT, tmp_path_factory.mktemp("wheel") / "source", ignore=not_needed)
+    )
 
 
 @pytest.fixture(scope="module")
 def wheel(source: Path) -> Path:
     """The built wheel."""
-    words = ("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", source.parent, source)
+    words = (
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--quiet",
+        "--wheel-dir",
+        source.parent,
+        source,
+    )
     run(sys.executable, "-m", "pip", *words, folder=source.parent)
     (found,) = source.parent.glob("*.whl")
     return found
@@ -83,15 +102,32 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path, source: Path) -
         for path in (source / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"common/surrogate.proto", "server_app/preset_files/fedlap.toml", "deploy/kit/policy.toml"} <= wanted
+    assert {
+        "common/surrogate.proto",
+        "server_app/preset_files/fedlap.toml",
+        "deploy/kit/policy.toml",
+    } <= wanted
     assert wanted - names == set()
-    assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/", "examples/"))]
+    assert not [
+        name for name in names if name.startswith(("tests/", "benchmarks/", "docs/", "examples/"))
+    ]
 
 
 def test_building_leaves_nothing_behind_and_warns_of_nothing(source: Path) -> None:
     before = {path.relative_to(source) for path in source.rglob("*")}
-    words = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-v"]
-    done = subprocess.run([*words, "-w", source.parent / "again", source], capture_output=True, text=True, check=True)
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-v",
+    ]
+    done = subprocess.run(
+        [*words, "-w", source.parent / "again", source], capture_output=True, text=True, check=True
+    )
     assert "deprecat" not in (done.stdout + done.stderr).lower()
     assert {path.relative_to(source) for path in source.rglob("*")} == before
 
@@ -101,11 +137,23 @@ def test_the_source_archive_can_be_set_up_tested_and_built_into_an_image(tmp_pat
     if not (ROOT / ".git").exists():
         pytest.skip("needs a repository")
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], check=True)
-    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, folder=tmp_path / "clone")
+    run(
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "sdist",
+        "-d",
+        tmp_path,
+        folder=tmp_path / "clone",
+    )
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
-    tracked = subprocess.run(["git", "ls-files"], cwd=tmp_path / "clone", capture_output=True, text=True, check=True)
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=tmp_path / "clone", capture_output=True, text=True, check=True
+    )
     assert set(tracked.stdout.splitlines()) <= names
     assert {"Makefile", "requirements.lock", "deploy/Dockerfile", "PKG-INFO"} <= names
 
@@ -113,13 +161,23 @@ def test_the_source_archive_can_be_set_up_tested_and_built_into_an_image(tmp_pat
 def test_the_version_of_python_that_the_package_needs_is_the_one_that_is_tested() -> None:
     """No classifier promises a version of Python or a platform that no test has run on."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    promised = [line for line in project.get("classifiers", []) if re.search(r"Python :: 3\.\d|Operating System", line)]
-    assert set(promised) <= {"Programming Language :: Python :: 3.11", "Operating System :: POSIX :: Linux"}
+    promised = [
+        line
+        for line in project.get("classifiers", [])
+        if re.search(r"Python :: 3\.\d|Operating System", line)
+    ]
+    assert set(promised) <= {
+        "Programming Language :: Python :: 3.11",
+        "Operating System :: POSIX :: Linux",
+    }
     assert "Tested on Linux with Python 3.11" in README.read_text()
 
 
 def test_the_package_is_imported_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    code = f"import fedsurrogate, {', '.join(PACKAGES)}, sys; print(*(sys.modules[n].__file__ for n in {PACKAGES!r}))"
+    code = (
+        f"import fedsurrogate, {', '.join(PACKAGES)}, sys; print(*(sys.modules[n].__file__ for "
+        f"n in {PACKAGES!r}))"
+    )
     places = run(installed / "python", "-c", code, folder=tmp_path).split()
     assert len(places) == len(PACKAGES)
     assert all(Path(place).is_relative_to(installed.parent) for place in places)
@@ -148,7 +206,9 @@ def test_a_simulation_runs_and_is_drawn(installed: Path, tmp_path: Path) -> None
     assert (Path(found["folder"]) / "report.html").stat().st_size > 20_000
 
 
-def test_the_app_that_flower_packs_is_complete_without_a_checkout(installed: Path, tmp_path: Path) -> None:
+def test_the_app_that_flower_packs_is_complete_without_a_checkout(
+    installed: Path, tmp_path: Path
+) -> None:
     code = """
 import shutil, subprocess, sys
 from server_app.deployment.submit import APP_FOLDER, app_folder
@@ -160,11 +220,34 @@ with app_folder() as app:
     (bundle,) = tmp_path.glob("*.fab")
     with zipfile.ZipFile(bundle) as content:
         packed = set(content.namelist())
-    assert {"pyproject.toml", "LICENSE", "common/methods/method.py", "server_app/app.py", "client_app/app.py"} <= packed
+    assert {
+        "pyproject.toml",
+        "LICENSE",
+        "common/methods/method.py",
+        "server_app/app.py",
+        "client_app/app.py",
+    } <= packed
 
 
 def test_a_kit_for_a_hospital_is_packed(installed: Path, tmp_path: Path) -> None:
-    run(installed / "coordinator", "certs", "pki", "--host", "localhost", "--site", "a", folder=tmp_path)
-    listed = run(installed / "coordinator", "kit", "pki", "a", "--coordinator", "localhost:9092", folder=tmp_path)
+    run(
+        installed / "coordinator",
+        "certs",
+        "pki",
+        "--host",
+        "localhost",
+        "--site",
+        "a",
+        folder=tmp_path,
+    )
+    listed = run(
+        installed / "coordinator",
+        "kit",
+        "pki",
+        "a",
+        "--coordinator",
+        "localhost:9092",
+        folder=tmp_path,
+    )
     assert "policy.toml" in listed
     assert (tmp_path / "a.tar.gz").stat().st_size > 1000

@@ -15,20 +15,30 @@ from server_app.deployment.submit import stop_process
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import Federation, events, federation, newest, until
 
-PRIVATE = f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" head.min-steps=50 head.epochs=1'
+PRIVATE = (
+    f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" '
+    "head.min-steps=50 head.epochs=1"
+)
 
 
 class Scene:
-    """A running federation of hospitals, and its run folders. `sites`: the sites by name, in the order of their nodes."""
+    """A running federation of hospitals, and its run folders. `sites`: the sites by name, in the
+    order of their nodes.
+    """
 
     def __init__(self, running: Federation, sites: dict[str, Hospital], home: Path) -> None:
         self.running, self.sites = running, sites
         self.home, self.output = home, home / "out"
 
     def submit(self, settings: str = "", deadline: float = 150.0) -> str:
-        """Start a one-shot run with differential privacy and a quorum of two sites; settings may change this."""
+        """Start a one-shot run with differential privacy and a quorum of two sites; settings may
+        change this.
+        """
         count = len(self.sites)
-        shared = f'{PRIVATE} sites={count} quorum={0.6 / count} deadline={deadline} output-dir="{self.output}"'
+        shared = (
+            f"{PRIVATE} sites={count} quorum={0.6 / count} deadline={deadline} "
+            f'output-dir="{self.output}"'
+        )
         return self.running.submit(f"{shared} {settings}", self.home)
 
     def submit_held(self, *names: str, deadline: float = 150.0) -> str:
@@ -45,7 +55,10 @@ class Scene:
         begun = time.monotonic()
         status = self.running.wait(run)
         metrics = newest(self.output)[1]
-        print(f"{time.monotonic() - begun:.0f} s to {status}: {metrics['sites']} {metrics.get('failure', '')}")
+        print(
+            f"{time.monotonic() - begun:.0f} s to {status}: {metrics['sites']} "
+            f"{metrics.get('failure', '')}"
+        )
         assert (status == "finished:completed") == (metrics["status"] == "ok"), (status, metrics)
         return metrics
 
@@ -55,7 +68,9 @@ class Scene:
 
     def replied(self, site: str, times: int = 1) -> None:
         """Wait until a site's replies have been accepted this many times, over all runs."""
-        until(lambda: [event["site"] for event in events(self.output, "replied")].count(site) >= times)
+        until(
+            lambda: [event["site"] for event in events(self.output, "replied")].count(site) >= times
+        )
 
     def charged(self) -> dict[str, int]:
         """The number of releases in each ledger."""
@@ -64,7 +79,11 @@ class Scene:
     def kill(self, name: str, app_only: bool = False) -> None:
         """Kill a site's app and its SuperNode."""
         node = self.running.nodes[list(self.sites).index(name)]
-        doomed = apps(node) if app_only else [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+        doomed = (
+            apps(node)
+            if app_only
+            else [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+        )
         assert doomed
         for process in doomed:
             process.kill()
@@ -84,16 +103,25 @@ def apps(of: Popen[bytes]) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(of.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if any(name in part for part in process.cmdline() for name in ("flwr-clientapp", "site-app")):
+            if any(
+                name in part
+                for part in process.cmdline()
+                for name in ("flwr-clientapp", "site-app")
+            ):
                 found.append(process)
     return found
 
 
 @contextmanager
 def opened(home: Path, *names: str, isolated: bool = False, keys: bool = False) -> Iterator[Scene]:
-    """A federation of hospitals with these names. keys: registered, so that a restarted site keeps its node id."""
+    """A federation of hospitals with these names. keys: registered, so that a restarted site keeps
+    its node id.
+    """
     sites = {name: Hospital(home, name, seed) for seed, name in enumerate(names)}
-    configs, papers = [site.node_config for site in sites.values()], home / "papers" if keys else None
+    configs, papers = (
+        [site.node_config for site in sites.values()],
+        home / "papers" if keys else None,
+    )
     if papers is not None:
         issue(papers, ("127.0.0.1",), names)
     with federation(home / "flower", configs, papers, isolated=isolated, names=names) as running:

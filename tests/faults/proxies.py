@@ -1,4 +1,6 @@
-"""A small HTTP proxy for tests: it gives tunnels by CONNECT, may require a password, inspect TLS, and go away."""
+"""A small HTTP proxy for tests: it gives tunnels by CONNECT, may require a password, inspect TLS,
+and go away.
+"""
 
 import base64
 import datetime
@@ -17,13 +19,17 @@ MOST_BYTES = 65536
 
 
 class ConnectProxy:
-    """Listens on its own port (`url`). credentials: "user:password" that it requires. status: of all its replies.
+    """Listens on its own port (`url`). credentials: "user:password" that it requires. status: of
+    all its replies.
 
-    inspects: a folder for the certificates of a proxy that ends TLS itself, and presents its own certificate.
-    hole: bytes in one piece from the site that it loses, with all later ones, as behind a too small MTU; 0 for none.
+    inspects: a folder for the certificates of a proxy that ends TLS itself, and presents its own
+    certificate. hole: bytes in one piece from the site that it loses, with all later ones, as
+    behind a too small MTU; 0 for none.
     """
 
-    def __init__(self, credentials: str = "", status: int = 200, inspects: Path | None = None, hole: int = 0) -> None:
+    def __init__(
+        self, credentials: str = "", status: int = 200, inspects: Path | None = None, hole: int = 0
+    ) -> None:
         self._credentials, self._status, self._hole = credentials, status, hole
         self._inspects = None if inspects is None else _own_context(inspects)
         self._lock, self._open, self.targets = Lock(), list[socket.socket](), list[str]()
@@ -97,11 +103,22 @@ def _own_context(folder: Path) -> ssl.SSLContext:
     """TLS with the certificate of an authority that no federation knows."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, "Gateway CA"), x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Clinic")]
+        [
+            x509.NameAttribute(NameOID.COMMON_NAME, "Gateway CA"),
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Clinic"),
+        ]
     )
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(7)
-    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(7)
+    )
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+        now + datetime.timedelta(days=1)
+    )
     folder.mkdir(parents=True, exist_ok=True)
     pem = serialization.Encoding.PEM
     (folder / "gateway.crt").write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(pem))

@@ -1,4 +1,6 @@
-"""The demo federation in containers, on a machine with Docker or Podman and its image: its permissions, and faults."""
+"""The demo federation in containers, on a machine with Docker or Podman and its image: its
+permissions, and faults.
+"""
 
 import json
 import os
@@ -25,13 +27,17 @@ PRIVATE = 'epsilon=0.5 delta=1e-5 classes="0,1,2,3,4,5,6,7,8,9" sites=3 deadline
 
 
 def docker(*arguments: str, check: bool = True) -> str:
-    done = subprocess.run([engine()[0], *arguments], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [engine()[0], *arguments], capture_output=True, text=True, timeout=600, check=False
+    )
     assert not check or done.returncode == 0, done.stderr
     return done.stdout
 
 
 class Demo:
-    """The running demo federation. Run folders are in a volume; `output` is the output of `coordinator run` so far."""
+    """The running demo federation. Run folders are in a volume; `output` is the output of
+    `coordinator run` so far.
+    """
 
     def __init__(self, log: Path) -> None:
         self.engine, compose = engine()
@@ -41,7 +47,12 @@ class Demo:
     def compose(self, *arguments: str) -> str:
         environment = os.environ | {"IMAGE": IMAGE}
         done = subprocess.run(
-            [*self._compose, *arguments], capture_output=True, text=True, env=environment, timeout=600, check=False
+            [*self._compose, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=600,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -56,7 +67,9 @@ class Demo:
         """Start a run."""
         stream = self.log.open("wb")
         command = [*self._compose, "exec", "-T", "superlink", "coordinator", "run", "-c", settings]
-        return subprocess.Popen(command, stdout=stream, stderr=stream, env=os.environ | {"IMAGE": IMAGE})
+        return subprocess.Popen(
+            command, stdout=stream, stderr=stream, env=os.environ | {"IMAGE": IMAGE}
+        )
 
     def run(self, settings: str) -> str:
         """Run to the end, which must be a success, and return the output."""
@@ -72,11 +85,19 @@ class Demo:
         for facts in before.values():
             os.kill(facts["State"]["Pid"], signal.SIGKILL)
         for service, facts in before.items():
-            until(lambda service=service, facts=facts: self.facts(service)["RestartCount"] > facts["RestartCount"])  # type: ignore[misc]
+            until(
+                lambda service=service, facts=facts: (
+                    self.facts(service)["RestartCount"] > facts["RestartCount"]
+                )
+            )  # type: ignore[misc]
 
     def releases(self, site: str) -> list[dict[str, Any]]:
-        """Private releases recorded at a hospital; for the bundled digits every run has its own ledger."""
-        reported = docker("exec", self.container(f"{site}-app"), "sh", "-c", "cat /state/public/*/*.jsonl")
+        """Private releases recorded at a hospital; for the bundled digits every run has its own
+        ledger.
+        """
+        reported = docker(
+            "exec", self.container(f"{site}-app"), "sh", "-c", "cat /state/public/*/*.jsonl"
+        )
         return [entry for entry in map(json.loads, reported.splitlines()) if entry.get("events")]
 
     def charges(self) -> list[int]:
@@ -107,13 +128,28 @@ def test_nothing_is_root_and_nothing_but_the_fleet_port_can_be_reached(demo: Dem
         assert facts["HostConfig"]["Memory"] == 4 * 2**30
         assert not facts["HostConfig"]["PortBindings"]
         for mount in facts["Mounts"]:
-            assert mount["RW"] is (mount["Destination"] in ("/state", "/runs", "/cache", "/runtime")), (service, mount)
+            assert mount["RW"] is (
+                mount["Destination"] in ("/state", "/runs", "/cache", "/runtime")
+            ), (service, mount)
     reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
     for host, port in (("superlink", "9091"), ("superlink", "9093")):
-        done = subprocess.run([demo.engine, "exec", demo.container("north"), "python", "-c", reach, host, port], check=False)
+        done = subprocess.run(
+            [demo.engine, "exec", demo.container("north"), "python", "-c", reach, host, port],
+            check=False,
+        )
         assert done.returncode != 0, f"a hospital reaches {host}:{port}"
     alone = subprocess.run(
-        [demo.engine, "exec", demo.container("north-app"), "python", "-c", reach, "superlink", "9092"], check=False
+        [
+            demo.engine,
+            "exec",
+            demo.container("north-app"),
+            "python",
+            "-c",
+            reach,
+            "superlink",
+            "9092",
+        ],
+        check=False,
     )
     assert alone.returncode != 0, "a hospital's app reaches the coordinator"
     seen = docker("exec", demo.container("superlink"), "sh", "-c", "ls /server /papers")
@@ -125,7 +161,9 @@ def test_a_private_run_is_charged_once_at_every_hospital(demo: Demo) -> None:
     assert "3 of 3 sites used" in demo.run(PRIVATE)
     assert demo.charges() == [1, 1, 1]
     for site in SITES:
-        charged = [GaussianEvent(**event) for entry in demo.releases(site) for event in entry["events"]]
+        charged = [
+            GaussianEvent(**event) for entry in demo.releases(site) for event in entry["events"]
+        ]
         assert epsilon_spent(charged, 1e-5) == pytest.approx(0.5, rel=1e-3)
 
 
@@ -159,7 +197,8 @@ def test_a_run_survives_that_the_superlink_is_restarted(demo: Demo) -> None:
     run = demo.begin(ROUNDS)
     until(lambda: demo.message("round=1"))
     docker("restart", "--time", "10", demo.container("superlink"))
-    # The process that watched the run was in the container and has ended too; the next run shows that all works.
+    # The process that watched the run was in the container and has ended too; the next run shows
+    # that all works.
     run.wait(600)
     until(lambda: demo.healthy("superlink"))
     assert "3 of 3 sites used" in demo.run(PRIVATE.replace("0.5", "0.25"))

@@ -25,7 +25,10 @@ class Disk:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
@@ -51,19 +54,27 @@ class Disk:
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, dict[str, Disk]]]:
-    """North has space; south has a small disk for its state, west for its cache, the coordinator for its output.
+    """North has space; south has a small disk for its state, west for its cache, the coordinator
+    for its output.
 
     West has images and the others have features, so west is never used.
     """
     home = tmp_path_factory.mktemp("disks")
     disks: dict[str, Disk] = {}
     try:
-        for name, folder in {"state": "south/state", "cache": "west/cache", "output": "out"}.items():
+        for name, folder in {
+            "state": "south/state",
+            "cache": "west/cache",
+            "output": "out",
+        }.items():
             disks[name] = Disk(home / folder)
         with opened(home, "north", "south") as scene:
             write_images(home / "west" / "data")
             west = f'site="west" data="imagefolder" data-dir="{home}/west/data"'
-            west += f' cache-dir="{home}/west/cache" state-dir="{home}/west/state" witness-dir="{home}/west/witness"'
+            west += (
+                f' cache-dir="{home}/west/cache" state-dir="{home}/west/state" '
+                f'witness-dir="{home}/west/witness"'
+            )
             open_ledger(parse_node_config(parse_overrides([west])))
             scene.running.join(west, scene.running.fleet)
             yield scene, disks
@@ -99,7 +110,8 @@ def test_a_site_with_a_full_disk_releases_nothing_says_which_disk_and_works_agai
     assert "No space left on device" in (scene.home / "west" / "state" / "site.log").read_text()
     disk["state"].make_room()
     charged = scene.charged()
-    # A line written before the disk was full is for a release that did not leave; this error is on the safe side.
+    # A line written before the disk was full is for a release that did not leave; this error is on
+    # the safe side.
     assert charged in ({"north": 2, "south": 1}, {"north": 2, "south": 2})
     assert scene.result(scene.submit())["sites"]["used"] == 2
     assert scene.charged() == {name: count + 1 for name, count in charged.items()}

@@ -1,5 +1,5 @@
-"""The coordinator's app is killed, its command ends, its SuperLink restarts: what is reported stays true, and a run is
-found again, stopped, or watched to its end.
+"""The coordinator's app is killed, its command ends, its SuperLink restarts: what is reported stays
+true, and a run is found again, stopped, or watched to its end.
 """
 
 import json
@@ -17,7 +17,15 @@ import pytest
 
 from server_app.deployment.certificates import issue
 from server_app.deployment.submit import APP_FOLDER, stop_process
-from tests.e2e.processes import Federation, coordinator, environment, events, federation, newest, until
+from tests.e2e.processes import (
+    Federation,
+    coordinator,
+    environment,
+    events,
+    federation,
+    newest,
+    until,
+)
 from tests.grid import metrics_of
 
 pytestmark = pytest.mark.faults
@@ -69,7 +77,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     home = tmp_path_factory.mktemp("handles")
     issue(home / "papers", ("127.0.0.1",), ("0", "1"))
     nodes = [
-        f'site="{i}" data="digits" partition-id={i} num-partitions=2 cache-dir="{home}/c" state-dir="{home}/{i}"'
+        f'site="{i}" data="digits" partition-id={i} num-partitions=2 cache-dir="{home}/c" '
+        f'state-dir="{home}/{i}"'
         for i in range(2)
     ]
     with federation(home / "flower", nodes, home / "papers") as running:
@@ -90,7 +99,10 @@ def test_a_killed_app_is_an_interrupted_run_with_its_rounds_its_report_and_the_c
     _, errors = run.communicate(timeout=200)
     folder, metrics = newest(here.output)
     assert run.returncode == 1
-    assert "the run was interrupted: the process that wrote this run has ended without recording why" in errors
+    assert (
+        "the run was interrupted: the process that wrote this run has ended without recording why"
+        in errors
+    )
     assert f'resume="{folder}"' in errors
     assert metrics["status"] == "interrupted"
     assert metrics["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
@@ -130,7 +142,9 @@ def test_a_run_whose_terminal_was_lost_is_attached_again_and_ends_well(here: Coo
     assert here.call("stop", "latest").stderr.strip().endswith("there is nothing to stop")
 
 
-def test_a_run_is_stopped_by_its_folder_and_its_command_ends_with_the_reason(here: Coordinator) -> None:
+def test_a_run_is_stopped_by_its_folder_and_its_command_ends_with_the_reason(
+    here: Coordinator,
+) -> None:
     before = here.rounds()
     run = here.begin(LONG)
     until(lambda: here.rounds() > before)

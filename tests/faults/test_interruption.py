@@ -1,4 +1,6 @@
-"""Ctrl-C on a run of real processes: it is stopped everywhere, its folder says so, and no process is left."""
+"""Ctrl-C on a run of real processes: it is stopped everywhere, its folder says so, and no process
+is left.
+"""
 
 import signal
 import subprocess
@@ -18,9 +20,18 @@ SETTINGS = 'method="fedavg" fedavg.rounds=200 fedavg.local-epochs=1'
 def interrupt(tmp_path: Path, *words: str) -> tuple[int, str]:
     """Start the command, and send Ctrl-C to its process group after two rounds, as a terminal does."""
     output = tmp_path / "out"
-    command = [sys.executable, "-m", "server_app.cli.main", *words, "-c", f'{SETTINGS} output-dir="{output}"']
+    command = [
+        sys.executable,
+        "-m",
+        "server_app.cli.main",
+        *words,
+        "-c",
+        f'{SETTINGS} output-dir="{output}"',
+    ]
     settings = environment(tmp_path) | {"PYTHONPATH": str(APP_FOLDER), "HOME": str(tmp_path)}
-    with subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+    with subprocess.Popen(
+        command, env=settings, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
         until(lambda: len(events(output, "round")) >= 2)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=120)
@@ -38,7 +49,9 @@ def test_an_interrupted_simulation_of_flower_is_marked(tmp_path: Path) -> None:
     assert (folder / "report.html").exists()
 
 
-def test_an_interrupted_run_is_stopped_at_its_superlink_which_takes_the_next(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_stopped_at_its_superlink_which_takes_the_next(
+    tmp_path: Path,
+) -> None:
     node = f'site="north" data="digits" cache-dir="{tmp_path}/c" state-dir="{tmp_path}/north"'
     with federation(tmp_path / "flower", [node]) as running:
         code, errors = interrupt(tmp_path, "run", *running.control)
@@ -50,7 +63,9 @@ def test_an_interrupted_run_is_stopped_at_its_superlink_which_takes_the_next(tmp
         assert "coordinator run --control" in errors
         # Nothing writes into the folder any more.
         count = len(events(tmp_path / "out", "round"))
-        next_run = running.submit(f'head.min-steps=10 head.epochs=1 output-dir="{tmp_path}/next"', tmp_path)
+        next_run = running.submit(
+            f'head.min-steps=10 head.epochs=1 output-dir="{tmp_path}/next"', tmp_path
+        )
         assert running.wait(next_run) == "finished:completed"
         assert len(events(tmp_path / "out", "round")) == count
         assert metrics_of(folder)["status"] == "interrupted"

@@ -23,7 +23,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_run_ends_without_those_beyond_the_deadline_and_what_they_send_later_is_in_no_result(scene: Scene) -> None:
+def test_a_run_ends_without_those_beyond_the_deadline_and_what_they_send_later_is_in_no_result(
+    scene: Scene,
+) -> None:
     slow, frozen = scene.sites["slow"], scene.sites["frozen"]
     run = scene.submit_held("slow", "frozen", deadline=50.0)
     (app,) = apps(scene.running.nodes[2])
@@ -43,7 +45,8 @@ def test_a_run_ends_without_those_beyond_the_deadline_and_what_they_send_later_i
     assert contents(folder) == before
     charged = scene.charged()
 
-    # A finished release is charged, even if it did not arrive; Flower may end the frozen app before it makes one.
+    # A finished release is charged, even if it did not arrive; Flower may end the frozen app before
+    # it makes one.
     assert (charged["north"], charged["slow"]) == (1, 1)
     assert charged["frozen"] <= 1
     again = scene.result(scene.submit())

@@ -1,4 +1,6 @@
-"""A site's connection to the SuperLink fails: between requests, during the site's work, while it sends its reply."""
+"""A site's connection to the SuperLink fails: between requests, during the site's work, while it
+sends its reply.
+"""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +23,9 @@ IDLE = 75
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Link]]:
     """North connects directly to the SuperLink, south through a `Link`."""
     home = tmp_path_factory.mktemp("links")
-    sites = {name: Hospital(home, name, seed, WIDTH) for seed, name in enumerate(("north", "south"))}
+    sites = {
+        name: Hospital(home, name, seed, WIDTH) for seed, name in enumerate(("north", "south"))
+    }
     with federation(home / "flower", [sites["north"].node_config], isolated=False) as running:
         link = Link(running.fleet)
         running.join(sites["south"].node_config, link.address)
@@ -44,7 +48,9 @@ def test_a_site_whose_line_fails_while_it_works_comes_back_by_itself_and_is_used
     assert scene.charged() == {name: count + 1 for name, count in before.items()}
 
 
-def test_a_reply_that_was_broken_off_is_paid_for_once_and_used_or_its_site_is_named(line: tuple[Scene, Link]) -> None:
+def test_a_reply_that_was_broken_off_is_paid_for_once_and_used_or_its_site_is_named(
+    line: tuple[Scene, Link],
+) -> None:
     (scene, link), south = line, line[0].sites["south"]
     before = scene.charged()
     run = scene.submit_held("south", deadline=200.0)
@@ -55,15 +61,20 @@ def test_a_reply_that_was_broken_off_is_paid_for_once_and_used_or_its_site_is_na
     time.sleep(30)
     link.flow()
     link.mend()
-    # If a receipt is lost, Flower does not send the data again, and waits three minutes for the receipt.
+    # If a receipt is lost, Flower does not send the data again, and waits three minutes for the
+    # receipt.
     if scene.result(run)["sites"]["used"] < 2:
-        assert list(scene.reported("rejected").values())[-1].endswith("reply was complete (Flower error code 3)")
+        assert list(scene.reported("rejected").values())[-1].endswith(
+            "reply was complete (Flower error code 3)"
+        )
     assert scene.charged() == {name: count + 1 for name, count in before.items()}
     assert scene.result(scene.submit())["sites"]["used"] == 2
 
 
 @pytest.mark.parametrize("fault", ["cut", "swallow"])
-def test_a_site_that_was_out_of_reach_before_the_run_is_there_again(line: tuple[Scene, Link], fault: str) -> None:
+def test_a_site_that_was_out_of_reach_before_the_run_is_there_again(
+    line: tuple[Scene, Link], fault: str
+) -> None:
     scene, link = line
     before = scene.charged()
     fail(link, fault)
@@ -73,7 +84,9 @@ def test_a_site_that_was_out_of_reach_before_the_run_is_there_again(line: tuple[
     assert scene.charged() == {name: count + 1 for name, count in before.items()}
 
 
-def test_a_site_killed_in_the_middle_of_its_reply_is_named_and_has_paid(line: tuple[Scene, Link]) -> None:
+def test_a_site_killed_in_the_middle_of_its_reply_is_named_and_has_paid(
+    line: tuple[Scene, Link],
+) -> None:
     (scene, link), south = line, line[0].sites["south"]
     before = scene.charged()
     run = scene.submit_held("south", deadline=50.0)

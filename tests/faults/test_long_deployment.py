@@ -1,4 +1,6 @@
-"""Runs of many steps over gRPC: a site is killed in the middle, the SuperLink is restarted, and the run goes on."""
+"""Runs of many steps over gRPC: a site is killed in the middle, the SuperLink is restarted, and the
+run goes on.
+"""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +31,9 @@ def running(tmp_path: Path) -> Iterator[Federation]:
 
 def test_a_chain_goes_round_a_killed_site(running: Federation, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    chain = f'{SETTINGS} fedpft.topology="chain" fedpft.order="north,south,west" output-dir="{output}"'
+    chain = (
+        f'{SETTINGS} fedpft.topology="chain" fedpft.order="north,south,west" output-dir="{output}"'
+    )
     run = running.submit(chain, tmp_path)
     # The second site dies before it receives the relay of the first.
     until(lambda: bool(events(output, "replied")))
@@ -37,7 +41,9 @@ def test_a_chain_goes_round_a_killed_site(running: Federation, tmp_path: Path) -
     assert running.wait(run) == "finished:completed"
     folder, metrics = newest(output)
     assert [hop["site"] for hop in metrics["hops"]] == ["north", "west"]
-    troubles = {e["site"]: e["reason"] for kind in ("dropped", "rejected") for e in events(output, kind)}
+    troubles = {
+        e["site"]: e["reason"] for kind in ("dropped", "rejected") for e in events(output, kind)
+    }
     assert troubles.keys() == {"south"}
     assert (folder / "model.safetensors").exists()
     assert set(metrics["accuracy"]["per_site"]) == {"north", "west"}
@@ -47,7 +53,9 @@ def test_rounds_go_on_without_a_killed_site_and_after_a_restart_of_the_superlink
     running: Federation, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    rounds = f'{SETTINGS} method="fedavg" fedavg.rounds=3 fedavg.local-epochs=1 output-dir="{output}"'
+    rounds = (
+        f'{SETTINGS} method="fedavg" fedavg.rounds=3 fedavg.local-epochs=1 output-dir="{output}"'
+    )
     run = running.submit(rounds, tmp_path)
     until(lambda: len(events(output, "round")) == 1)
     stop_process(running.superlink.pid)
@@ -68,14 +76,19 @@ def test_rounds_go_on_without_a_killed_site_and_after_a_restart_of_the_superlink
     assert metrics["status"] == "ok"
 
 
-def test_the_superlink_never_stores_a_parameter_of_a_sealed_chain(running: Federation, tmp_path: Path) -> None:
+def test_the_superlink_never_stores_a_parameter_of_a_sealed_chain(
+    running: Federation, tmp_path: Path
+) -> None:
     chain = f'{SETTINGS} fedpft.topology="chain" fedpft.order="north,south,west"'
 
     def stored(*folders: Path) -> bytes:
         files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
         return b"".join(file.read_bytes() for file in (*files, *running.home.glob("state.db*")))
 
-    assert running.run(f'{chain} fedpft.seal=true output-dir="{tmp_path}/sealed"', tmp_path) == "finished:completed"
+    assert (
+        running.run(f'{chain} fedpft.seal=true output-dir="{tmp_path}/sealed"', tmp_path)
+        == "finished:completed"
+    )
     sealed = stored(tmp_path / "sealed")
     assert running.run(f'{chain} output-dir="{tmp_path}/open"', tmp_path) == "finished:completed"
     # Without sealing, the same sites send the same bytes, and the search finds them.
@@ -87,11 +100,21 @@ def test_the_superlink_never_stores_a_parameter_of_a_sealed_chain(running: Feder
     assert [hop["site"] for hop in newest(tmp_path / "sealed")[1]["hops"]] == list(NAMES)
 
 
-def test_fedlap_goes_on_after_a_site_and_the_superlink_were_restarted(running: Federation, tmp_path: Path) -> None:
+def test_fedlap_goes_on_after_a_site_and_the_superlink_were_restarted(
+    running: Federation, tmp_path: Path
+) -> None:
     output, west = tmp_path / "out", tmp_path / "west"
-    settings = 'sites=3 quorum=0.3 deadline=180.0 method="fedlap" image-size=16 partition="classes" classes-per-site=5'
-    settings += ' classes="0,1,2,3,4,5,6,7,8,9" epsilon=8.0 delta=1e-5 fedlap.width=8 fedlap.images-per-class=1'
-    settings += f' fedlap.image-steps=20 fedlap.server-steps=20 fedlap.rounds=4 output-dir="{output}"'
+    settings = (
+        'sites=3 quorum=0.3 deadline=180.0 method="fedlap" image-size=16 '
+        'partition="classes" classes-per-site=5'
+    )
+    settings += (
+        ' classes="0,1,2,3,4,5,6,7,8,9" epsilon=8.0 delta=1e-5 fedlap.width=8 '
+        "fedlap.images-per-class=1"
+    )
+    settings += (
+        f' fedlap.image-steps=20 fedlap.server-steps=20 fedlap.rounds=4 output-dir="{output}"'
+    )
     running.submit(settings, tmp_path)
     until(lambda: len(events(output, "round")) == 1)
     stop_process(running.nodes[2].pid)
@@ -112,33 +135,50 @@ def test_fedlap_goes_on_after_a_site_and_the_superlink_were_restarted(running: F
     assert events(output, "resumed")[0]["round"] >= min(done, 2)
     _, metrics = newest(output)
     rounds = [entry["round"] for entry in metrics["rounds"]]
-    # A round that ran when the SuperLink ended is charged; then the budget does not cover the last round.
+    # A round that ran when the SuperLink ended is charged; then the budget does not cover the last
+    # round.
     assert rounds == ([1, 2, 3] if "stopped" in metrics else [1, 2, 3, 4])
     assert metrics["rounds"][-1]["used"] == 3, "the restarted site takes part again"
     assert "west" in metrics["rounds"][-1]["radii"]
     # An entry and a file of images for every round in which the site took part.
-    entries = [json.loads(line) for file in west.rglob("*.jsonl") for line in file.read_text().splitlines()]
+    entries = [
+        json.loads(line) for file in west.rglob("*.jsonl") for line in file.read_text().splitlines()
+    ]
     charged = sorted(entry["round"] for entry in entries if entry["kind"] == "release")
     assert charged[0] == 1
     assert charged[-1] == rounds[-1]
-    assert {int(file.stem.partition("-")[2]) for file in west.rglob("synthetic-*.safetensors")} == set(charged)
+    assert {
+        int(file.stem.partition("-")[2]) for file in west.rglob("synthetic-*.safetensors")
+    } == set(charged)
 
 
 def test_a_generator_is_trained_on_after_a_site_was_restarted_and_without_one_that_lost_its_state(
     running: Federation, tmp_path: Path
 ) -> None:
     output, south, west = (tmp_path / name for name in ("out", "south", "west"))
-    settings = 'sites=3 quorum=0.3 deadline=180.0 method="dpcvae" classes="0,1,2,3,4,5,6,7,8,9" epsilon=8.0 delta=1e-5'
-    settings += f' dpcvae.rounds=6 dpcvae.synthetic=50 head.min-steps=50 head.epochs=1 output-dir="{output}"'
+    settings = (
+        'sites=3 quorum=0.3 deadline=180.0 method="dpcvae" classes="0,1,2,3,4,5,6,7,8,9" '
+        "epsilon=8.0 delta=1e-5"
+    )
+    settings += (
+        " dpcvae.rounds=6 dpcvae.synthetic=50 head.min-steps=50 head.epochs=1 "
+        f'output-dir="{output}"'
+    )
     run = running.submit(settings, tmp_path)
     until(lambda: len(events(output, "round")) == 2)
     stop_process(running.nodes[2].pid)
-    kept = {file: file.read_bytes() for pattern in ("kept-*.safetensors", "*.jsonl") for file in west.rglob(pattern)}
+    kept = {
+        file: file.read_bytes()
+        for pattern in ("kept-*.safetensors", "*.jsonl")
+        for file in west.rglob(pattern)
+    }
     assert any(file.suffix == ".jsonl" for file in kept)
     assert any(file.suffix == ".safetensors" for file in kept)
     running.restart_node(2)
     # Its encoder and its spent budget are unchanged until it continues from them.
-    assert all(file.read_bytes().startswith(content) for file, content in kept.items() if file.exists())
+    assert all(
+        file.read_bytes().startswith(content) for file, content in kept.items() if file.exists()
+    )
     until(lambda: len(events(output, "round")) == 3)
     stop_process(running.nodes[1].pid)
     for file in south.rglob("kept-*.safetensors"):
@@ -147,13 +187,23 @@ def test_a_generator_is_trained_on_after_a_site_was_restarted_and_without_one_th
     assert running.wait(run) == "finished:completed"
     folder, metrics = newest(output)
     assert (folder / "generator.safetensors").exists()
-    refused = [e["reason"] for e in events(output, "rejected") if (e["site"], e["round"]) == ("south", 6)]
-    assert refused == [PUBLIC_SENTENCES["state"]], "the site without its state takes no part any more"
+    refused = [
+        e["reason"] for e in events(output, "rejected") if (e["site"], e["round"]) == ("south", 6)
+    ]
+    assert refused == [PUBLIC_SENTENCES["state"]], (
+        "the site without its state takes no part any more"
+    )
     assert metrics["rounds"][-1]["used"] == 2
     assert [e["site"] for e in events(output, "replied") if e["round"] == 6].count("west") == 1
-    entries = [json.loads(line) for file in west.rglob("*.jsonl") for line in file.read_text().splitlines()]
+    entries = [
+        json.loads(line) for file in west.rglob("*.jsonl") for line in file.read_text().splitlines()
+    ]
     charged = [entry for entry in entries if entry["kind"] == "release" and entry["events"]]
-    assert sorted(entry["round"] for entry in charged) == sorted({entry["round"] for entry in charged})
-    spent = epsilon_spent([GaussianEvent(**event) for entry in charged for event in entry["events"]], 1e-5)
+    assert sorted(entry["round"] for entry in charged) == sorted(
+        {entry["round"] for entry in charged}
+    )
+    spent = epsilon_spent(
+        [GaussianEvent(**event) for entry in charged for event in entry["events"]], 1e-5
+    )
     assert spent <= 8.0 * (1 + 1e-9)
     assert list((west / "generators").glob("*.safetensors")), "every site keeps what was learned"

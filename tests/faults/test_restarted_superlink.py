@@ -1,6 +1,7 @@
 """The SuperLink ends in the middle of a run and restarts with the same database.
 
-`test_long_deployment.py` tests the other case: a SuperLink ends with its app, and the run continues with `resume`.
+`test_long_deployment.py` tests the other case: a SuperLink ends with its app, and the run continues
+with `resume`.
 """
 
 import signal
@@ -46,7 +47,9 @@ def test_rounds_whose_app_stands_apart_go_on_and_every_round_is_paid_once(isolat
         assert [entry["round"] for entry in site.charges()] == [1, 2, 3]
 
 
-def test_a_run_whose_app_is_below_the_superlink_fails_and_says_that_flower_ended_it(scene: Scene) -> None:
+def test_a_run_whose_app_is_below_the_superlink_fails_and_says_that_flower_ended_it(
+    scene: Scene,
+) -> None:
     south = scene.sites["south"]
     run = scene.submit_held("south", deadline=200.0)
     below = psutil.Process(scene.running.superlink.pid).children(recursive=True)

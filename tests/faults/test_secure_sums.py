@@ -1,4 +1,6 @@
-"""Secure sums of five hospitals in real processes over gRPC: two are killed at different steps, one is restarted."""
+"""Secure sums of five hospitals in real processes over gRPC: two are killed at different steps, one
+is restarted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tests.faults.conftest import Scene, opened
 
 pytestmark = pytest.mark.faults
 NAMES = ("early", "vector", "slow", "south", "west")
-POLICY = "without-dp = true\nsmallest-class = 1\nrequire-secure-sum = false\nsmallest-colluding = 0.0\n"
+POLICY = (
+    "without-dp = true\nsmallest-class = 1\nrequire-secure-sum = false\nsmallest-colluding = 0.0\n"
+)
 SETTINGS = (
     f'secure-sum=true fedpft.covariance="gram" classes="{CLASSES}" colluding=0.0 dropouts=0.2 sites=5 quorum=0.1 '
     "deadline=150.0"
@@ -42,9 +46,11 @@ CREATE TRIGGER copy AFTER UPDATE OF content ON objects BEGIN INSERT INTO copies 
 
 @dataclass
 class Synthesis:
-    """One run in which a site is lost after its keys, one after its masked vector, and one is restarted between two steps.
+    """One run in which a site is lost after its keys, one after its masked vector, and one is
+    restarted between two steps.
 
-    Then one with all sites, and one that loses two of five sites after their keys. phase: the step of the restarted site.
+    Then one with all sites, and one that loses two of five sites after their keys. phase: the step
+    of the restarted site.
     """
 
     result: dict[str, Any]
@@ -61,7 +67,9 @@ def submit(scene: Scene) -> str:
 
 
 def phase(scene: Scene, name: str) -> str:
-    files = sorted((scene.sites[name].state / "sums").glob("*.pb"), key=lambda file: file.stat().st_mtime)
+    files = sorted(
+        (scene.sites[name].state / "sums").glob("*.pb"), key=lambda file: file.stat().st_mtime
+    )
     return unpack_state(files[-1].read_bytes()).phase if files else ""
 
 
@@ -71,7 +79,8 @@ def arrived(scene: Scene, kind: str, name: str) -> bool:
 
 
 def submit_and_lose(scene: Scene, *lost: str, held: str = "") -> str:
-    """Submit a run. These sites are killed when all but "slow" have sent their keys; then "slow" continues.
+    """Submit a run. These sites are killed when all but "slow" have sent their keys; then "slow"
+    continues.
 
     held: a site that waits before it shares its secrets, so that the coordinator waits too.
     """
@@ -127,7 +136,9 @@ def activations(home: Path) -> int:
 
 
 def write_exact_features(data: Path) -> None:
-    """Round features to 64ths, so that sums do not depend on the order, and a search for a site's numbers finds them."""
+    """Round features to 64ths, so that sums do not depend on the order, and a search for a site's
+    numbers finds them.
+    """
     for part in ("train", "test"):
         file = data / f"f-{part}.safetensors"
         table = load_file(file)
@@ -144,7 +155,9 @@ def vectors(home: Path) -> dict[str, np.ndarray]:
         x, y = table["x"].double(), table["y"]
         values = {"counts": torch.bincount(y, minlength=2).double(), "squares": fold(x.T @ x)}
         values["sums"] = torch.zeros(2, x.shape[1], dtype=torch.float64).index_add_(0, y, x)
-        parts = [numbers[each.name].encode(values[each.name]) for each in config.plan.combination.sums]
+        parts = [
+            numbers[each.name].encode(values[each.name]) for each in config.plan.combination.sums
+        ]
         found[name] = np.concatenate(parts)
     return found
 
@@ -172,7 +185,12 @@ def test_a_site_that_restarts_between_two_steps_goes_on(story: Synthesis) -> Non
 def test_no_message_file_or_log_of_the_coordinator_holds_one_sites_part(story: Synthesis) -> None:
     with closing(sqlite3.connect(story.home / "flower" / "state.db")) as database:
         messages = [content for (content,) in database.execute("SELECT content FROM copies")]
-    files = [f.read_bytes() for part in ("out", "flower") for f in (story.home / part).rglob("*") if f.is_file()]
+    files = [
+        f.read_bytes()
+        for part in ("out", "flower")
+        for f in (story.home / part).rglob("*")
+        if f.is_file()
+    ]
     kept = b"".join((*messages, *files))
     _, _, total, _ = unpack_total((story.folder / "sum.pb").read_bytes())
     assert all(name.encode() in b"".join(messages) for name in NAMES)
@@ -188,13 +206,17 @@ def pieces(numbers: np.ndarray) -> list[bytes]:
 
 
 def test_a_second_sum_that_would_show_one_site_is_refused(story: Synthesis) -> None:
-    """The first sum is of four sites. That of all five, less the first, would be the fifth site's own vector."""
+    """The first sum is of four sites. That of all five, less the first, would be the fifth site's
+    own vector.
+    """
     assert story.again["status"] == "failed"
     assert "have sent their masked vectors" in story.again["failure"]
     assert "policy does not allow" in story.again["failure"]
 
 
-def test_below_the_threshold_nothing_is_revealed_and_the_lost_sites_are_named(story: Synthesis) -> None:
+def test_below_the_threshold_nothing_is_revealed_and_the_lost_sites_are_named(
+    story: Synthesis,
+) -> None:
     assert story.few["status"] == "failed"
     failure = story.few["failure"]
     assert "3 of 5 sites have shared their secrets, 4 are needed" in failure

@@ -61,7 +61,10 @@ def test_names_of_classes_stay_names() -> None:
 @pytest.mark.parametrize("method", ["fedpft", "ensemble", "average", "afl"])
 def test_saved_models_and_surrogates_load_as_they_were(tmp_path: Path, method: str) -> None:
     surrogates = made(method=method)
-    again = [fs.load(each.save(tmp_path / f"{each.site}.pb"), method=method, **QUICK) for each in surrogates]
+    again = [
+        fs.load(each.save(tmp_path / f"{each.site}.pb"), method=method, **QUICK)
+        for each in surrogates
+    ]
     assert all(isinstance(each, fs.Surrogate) for each in again)
     model = fs.learn([each for each in again if isinstance(each, fs.Surrogate)])
     loaded = fs.load(model.save(tmp_path / "model.safetensors"))
@@ -70,8 +73,14 @@ def test_saved_models_and_surrogates_load_as_they_were(tmp_path: Path, method: s
 
 
 def test_a_private_surrogate_has_the_noise_of_its_budget() -> None:
-    quiet = [fs.noisy(x, y, classes=range(10), epsilon=1e4, delta=1e-5, site=str(i)) for i, (x, y) in enumerate(PARTS)]
-    loud = [fs.noisy(x, y, classes=range(10), epsilon=0.5, delta=1e-5, site=str(i)) for i, (x, y) in enumerate(PARTS)]
+    quiet = [
+        fs.noisy(x, y, classes=range(10), epsilon=1e4, delta=1e-5, site=str(i))
+        for i, (x, y) in enumerate(PARTS)
+    ]
+    loud = [
+        fs.noisy(x, y, classes=range(10), epsilon=0.5, delta=1e-5, site=str(i))
+        for i, (x, y) in enumerate(PARTS)
+    ]
     assert fs.learn(quiet).score(*TEST) > 0.85
     assert fs.learn(loud).score(*TEST) < 0.8
     assert "epsilon 0.5" in repr(loud[0])
@@ -89,7 +98,9 @@ def test_an_own_module_gives_features(tmp_path: Path) -> None:
     fs.register_backbone("mine", module, lambda row: torch.as_tensor(row).float())
     found = fs.features(X[:100], "mine")
     assert found.shape == (100, 16)
-    assert torch.equal(found, fs.features(torch.tensor(X[:100]).float(), module)), "no dropout, either way"
+    assert torch.equal(found, fs.features(torch.tensor(X[:100]).float(), module)), (
+        "no dropout, either way"
+    )
     assert module.training
 
 
@@ -112,7 +123,9 @@ def test_an_own_module_gives_features(tmp_path: Path) -> None:
         (lambda: fs.load("/nowhere.safetensors"), SurrogateError, "not a readable model"),
     ],
 )
-def test_wrong_input_is_named(call: Callable[[], Any], error: type[FedSurrogateError], why: str) -> None:
+def test_wrong_input_is_named(
+    call: Callable[[], Any], error: type[FedSurrogateError], why: str
+) -> None:
     with pytest.raises(error, match=why):
         call()
 
@@ -127,7 +140,9 @@ def test_a_run_folder_is_a_model_and_a_power_of_its_features_is_applied(tmp_path
     assert model.score(x, labels) > 0.9
     # The power is in the file: squared features are not what it was learned from.
     assert model.score(x**2, labels) < model.score(x, labels)
-    learned = fs.learn([fs.fit(*site, site=str(k), features__power=0.5) for k, site in enumerate(sites)])
+    learned = fs.learn(
+        [fs.fit(*site, site=str(k), features__power=0.5) for k, site in enumerate(sites)]
+    )
     assert learned.score(x, labels) > 0.9
 
 
@@ -150,13 +165,20 @@ def test_a_result_without_a_common_model_says_so(tmp_path: Path) -> None:
         _ = result.model
     unmeasured = replace(result, metrics=result.metrics | {"accuracy": {"per_site": {}}})
     assert "Result(local, 3 sites, accuracy unknown" in repr(unmeasured)
-    with pytest.raises(RunError, match=r"did not measure the accuracy on all test records; see metrics\['accuracy'\]"):
+    with pytest.raises(
+        RunError,
+        match=r"did not measure the accuracy on all test records; see metrics\['accuracy'\]",
+    ):
         _ = unmeasured.accuracy
 
 
-def test_without_pandas_a_table_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_a_table_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = tmp_path / "rows.json"
-    result = fs.Result(tmp_path, {"accuracy": {"per_site": {"a": 0.5}}, "bytes": {"up_per_site": {"a": 7}}})
+    result = fs.Result(
+        tmp_path, {"accuracy": {"per_site": {"a": 0.5}}, "bytes": {"up_per_site": {"a": 7}}}
+    )
     assert result.to_frame().loc["a", "bytes"] == 7
     assert list(fs.Sweep((), rows).to_frame()) == []
     monkeypatch.setitem(sys.modules, "pandas", None)

@@ -1,4 +1,6 @@
-"""A sweep is the runs that `simulate` would do, in one table; a run that fails takes none of the others with it."""
+"""A sweep is the runs that `simulate` would do, in one table; a run that fails takes none of the
+others with it.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ SITES = [(X[k:600:2], Y[k:600:2]) for k in range(2)]
 QUICK: dict[str, Any] = {"head__min_steps": 50, "head__epochs": 1}
 
 
-def test_a_sweep_gives_what_single_runs_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = fs.sweep(SITES, grid={"method": ["fedpft", "average"]}, seeds=[0, 1], output_dir=tmp_path, **QUICK)
+def test_a_sweep_gives_what_single_runs_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = fs.sweep(
+        SITES, grid={"method": ["fedpft", "average"]}, seeds=[0, 1], output_dir=tmp_path, **QUICK
+    )
     assert [(row["method"], row["seed"]) for row in found.rows] == [
         ("fedpft", 0),
         ("fedpft", 1),
@@ -31,7 +37,9 @@ def test_a_sweep_gives_what_single_runs_give(tmp_path: Path, capsys: pytest.Capt
         ("average", 1),
     ]
     for row in found.rows[1::2]:
-        alone = fs.simulate(SITES, method=row["method"], seed=row["seed"], output_dir=tmp_path, **QUICK)
+        alone = fs.simulate(
+            SITES, method=row["method"], seed=row["seed"], output_dir=tmp_path, **QUICK
+        )
         assert (row["accuracy"], row["bytes"]) == (alone.accuracy, alone.bytes)
     first = found.summary()[0]
     assert first.runs == 2
@@ -44,7 +52,9 @@ def test_a_sweep_gives_what_single_runs_give(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "plot.png").stat().st_size > 5000
 
 
-def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, calls = server_app.deployment.local_engine.federate, []
 
     def breaks_once(*arguments: Any, **options: Any) -> Any:
@@ -55,7 +65,9 @@ def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(tmp_path: Pa
 
     monkeypatch.setattr(server_app.deployment.local_engine, "federate", breaks_once)
     grid = {"epsilon": [0.0, 2.0], "method": ["afl"]}
-    found = fs.sweep(SITES, grid=grid, seeds=[0, 1], delta=1e-5, output_dir=tmp_path, progress=False)
+    found = fs.sweep(
+        SITES, grid=grid, seeds=[0, 1], delta=1e-5, output_dir=tmp_path, progress=False
+    )
     broken, fine, *refused = found.rows
     assert broken["error"] == "MemoryError: no memory"
     assert fine["accuracy"] > 0.8, "epsilon 0 takes no delta"
@@ -77,7 +89,9 @@ def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(tmp_path: Pa
         ({"method": "afl", "epsilon": 1.0, "delta": 1e-5}, "does not support it"),
     ],
 )
-def test_a_sweep_in_which_nothing_could_run_is_refused_at_once(arguments: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_a_sweep_in_which_nothing_could_run_is_refused_at_once(
+    arguments: dict[str, Any], why: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=why):
         fs.sweep(SITES, output_dir=tmp_path / "runs", **arguments)
     assert not (tmp_path / "runs").exists()
@@ -91,7 +105,17 @@ def test_wrong_data_are_refused_before_any_run(tmp_path: Path) -> None:
 def test_the_command_prints_one_table_and_fails_if_a_run_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["sweep", "--sites", 2, "--seeds", 1, "-g", 'method=["afl", "average"]', "-g", "head.min-steps=[20]"]
+    words = [
+        "sweep",
+        "--sites",
+        2,
+        "--seeds",
+        1,
+        "-g",
+        'method=["afl", "average"]',
+        "-g",
+        "head.min-steps=[20]",
+    ]
     words += ["-c", f'head.epochs=1 output-dir="{tmp_path}"']
     assert coordinator(monkeypatch, *words) == 0
     printed = capsys.readouterr()
@@ -99,7 +123,10 @@ def test_the_command_prints_one_table_and_fails_if_a_run_fails(
     assert "2 of 2: method=average" in printed.err
     (rows,), (picture,) = list(tmp_path.glob("sweep-*.json")), list(tmp_path.glob("sweep-*.png"))
     assert (len(json.loads(rows.read_text())), picture.stem) == (2, rows.stem)
-    assert coordinator(monkeypatch, *words, "--json", "-g", "epsilon=[0.0, 1.0]", "-c", "delta=1e-5") == 1
+    assert (
+        coordinator(monkeypatch, *words, "--json", "-g", "epsilon=[0.0, 1.0]", "-c", "delta=1e-5")
+        == 1
+    )
     printed = capsys.readouterr()
     assert [bool(row["error"]) for row in json.loads(printed.out)] == [False, True, False, True]
     assert "2 of 4 runs failed" in printed.err
@@ -108,7 +135,10 @@ def test_the_command_prints_one_table_and_fails_if_a_run_fails(
 
 
 def test_no_privacy_has_no_place_on_an_axis_of_epsilon() -> None:
-    points = [Summary({"epsilon": value}, 3, 0, 0.5 + value / 20, 0.01, 100.0) for value in (0.0, 1.0, 8.0)]
+    points = [
+        Summary({"epsilon": value}, 3, 0, 0.5 + value / 20, 0.01, 100.0)
+        for value in (0.0, 1.0, 8.0)
+    ]
     (axes,) = draw_sweep(points).axes
     (line,) = [line for line in axes.lines if line.get_linestyle() == "-"]
     assert list(line.get_xdata()) == [1.0, 8.0]

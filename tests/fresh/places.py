@@ -1,12 +1,13 @@
 """The README's commands in clones on machines unlike the developer's: `make test-fresh`.
 
-    python tests/fresh/places.py                      # every place, with the tests that depend on the machine
-    python tests/fresh/places.py --only blank busy    # some of them
-    python tests/fresh/places.py --whole              # all of `make test` in each place
+    python tests/fresh/places.py                      # every place, with the tests that depend on
+    the machine python tests/fresh/places.py --only blank busy    # some of them python
+    tests/fresh/places.py --whole              # all of `make test` in each place
 
-Each place has a clone of its own in an empty folder, and an environment of its own that borrows the packages of this one.
-In it, `make demo` and `make test` run as the README says. Uncommitted changes are not part of a clone. Places that need
-root or another Python are skipped, by name, where that is missing. Prints a table; exits with 1 if a place fails.
+Each place has a clone of its own in an empty folder, and an environment of its own that borrows the
+packages of this one. In it, `make demo` and `make test` run as the README says. Uncommitted changes
+are not part of a clone. Places that need root or another Python are skipped, by name, where that is
+missing. Prints a table; exits with 1 if a place fails.
 """
 
 import argparse
@@ -87,20 +88,38 @@ class Place:
     tests: bool = True
 
 
-NO_LANGUAGE: dict[str, str | None] = {"LANG": None, "LC_ALL": None, "LC_CTYPE": None, "PYTHONUTF8": None}
+NO_LANGUAGE: dict[str, str | None] = {
+    "LANG": None,
+    "LC_ALL": None,
+    "LC_CTYPE": None,
+    "PYTHONUTF8": None,
+}
 UMASK = ("sh", "-c", 'umask 077; exec "$@"', "sh")
 BACKGROUND = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")
 OFFLINE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")
 PLACES = (
     Place("alone", "nothing beside the clone"),
-    Place("blank", "a blank and an umlaut in the path of checkout and environment", folder="mein projekt ä/checkout"),
+    Place(
+        "blank",
+        "a blank and an umlaut in the path of checkout and environment",
+        folder="mein projekt ä/checkout",
+    ),
     Place("user", "an ordinary user", user=True),
     Place("umask", "umask 077", prefix=UMASK),
     Place("homeless", "HOME cannot be written", environment={"HOME": "/nonexistent"}, user=True),
     Place("plain-text", "no LANG, no LC_ALL", environment=NO_LANGUAGE),
-    Place("background", "started by a shell without job control, which ignores Ctrl-C", prefix=BACKGROUND),
+    Place(
+        "background",
+        "started by a shell without job control, which ignores Ctrl-C",
+        prefix=BACKGROUND,
+    ),
     Place("one-core", "one core", prefix=("taskset", "--cpu-list", "0")),
-    Place("read-only", "a checkout that cannot be written, as an ordinary user", user=True, read_only=True),
+    Place(
+        "read-only",
+        "a checkout that cannot be written, as an ordinary user",
+        user=True,
+        read_only=True,
+    ),
     Place("offline", "no network but loopback", prefix=OFFLINE),
     Place("debian", "the Python of the distribution", python="/usr/bin/python3"),
     Place(
@@ -116,7 +135,8 @@ PLACES = (
 
 
 def borrow(folder: Path, python: str, checkout: Path) -> Path:
-    """An environment in `folder` with the packages of this one: no copy of gigabytes, but its own Python and commands.
+    """An environment in `folder` with the packages of this one: no copy of gigabytes, but its own
+    Python and commands.
 
     Args:
         folder: of the new environment.
@@ -132,7 +152,9 @@ def borrow(folder: Path, python: str, checkout: Path) -> Path:
     (own / "borrowed.pth").write_text("\n".join([str(checkout), *paths]) + "\n")
     new, old = folder / "bin" / "python", Path(sysconfig.get_paths()["scripts"])
     for script in old.iterdir():
-        if (folder / "bin" / script.name).exists() or script.name.startswith(("python", "pip", "activate", "Activate")):
+        if (folder / "bin" / script.name).exists() or script.name.startswith(
+            ("python", "pip", "activate", "Activate")
+        ):
             continue
         content = script.read_bytes()
         if content.startswith(b"#!") and b"python" in content.partition(b"\n")[0]:
@@ -143,7 +165,9 @@ def borrow(folder: Path, python: str, checkout: Path) -> Path:
         elif script.is_file():
             (folder / "bin" / script.name).symlink_to(script)
     # As after `make setup` there.
-    stamp = environment.stamp_of(checkout / "requirements.lock", ["dev"], "gpu") | {"checkout": str(checkout)}
+    stamp = environment.stamp_of(checkout / "requirements.lock", ["dev"], "gpu") | {
+        "checkout": str(checkout)
+    }
     (folder / environment.STAMP).write_text(json.dumps(stamp))
     return folder
 
@@ -179,12 +203,19 @@ def played(place: Place, tests: Sequence[str], seconds: float) -> tuple[str, str
 
 
 def logged(command: Sequence[str], environment: dict[str, str], log: Path, seconds: float) -> int:
-    """Run a command with its output at the end of `log`; return its exit code, 124 if it takes too long."""
+    """Run a command with its output at the end of `log`; return its exit code, 124 if it takes too
+    long.
+    """
     with log.open("ab") as stream:
         stream.write(f"$ {' '.join(command)}\n".encode())
         stream.flush()
         process = subprocess.Popen(
-            command, cwd=log.parent, env=environment, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL
+            command,
+            cwd=log.parent,
+            env=environment,
+            stdout=stream,
+            stderr=stream,
+            stdin=subprocess.DEVNULL,
         )
         try:
             return process.wait(seconds)
@@ -204,13 +235,23 @@ def before(place: Place, checkout: Path, environment: Path) -> list[str]:
     if place.user:
         base = Path(os.path.realpath(environment / "bin" / "python")).parents[1]
         if closed := [each for each in base.parents if not each.stat().st_mode & 0o001]:
-            found += [*NAMESPACE, "sh", "-c", OPEN, "sh", str(base), str(closed[-1]), str(base.relative_to(closed[-1]))]
+            found += [
+                *NAMESPACE,
+                "sh",
+                "-c",
+                OPEN,
+                "sh",
+                str(base),
+                str(closed[-1]),
+                str(base.relative_to(closed[-1])),
+            ]
         found += ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     return [*found, *place.prefix]
 
 
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
-# The Python may lie in a folder that only root can enter: an open one with nothing but this Python stands in its place.
+# The Python may lie in a folder that only root can enter: an open one with nothing but this Python
+# stands in its place.
 OPEN = """
 open=$(mktemp -d) && chmod 755 "$open" && mkdir -p "$open/$3" && mount --bind "$1" "$open/$3" \\
     && mount --rbind "$open" "$2" && shift 3 && exec "$@"
@@ -242,26 +283,42 @@ def busy(count: int) -> Iterator[None]:
 
 def missing(place: Place) -> str:
     """Why a place cannot be played here; empty if it can."""
-    words = " ".join(place.prefix).split() + ["setpriv", "unshare"] * (place.user or place.read_only)
-    if lacking := [tool for tool in ("unshare", "setpriv", "taskset", "ip") if tool in words and shutil.which(tool) is None]:
+    words = " ".join(place.prefix).split() + ["setpriv", "unshare"] * (
+        place.user or place.read_only
+    )
+    if lacking := [
+        tool
+        for tool in ("unshare", "setpriv", "taskset", "ip")
+        if tool in words and shutil.which(tool) is None
+    ]:
         return f"needs {lacking[0]}"
     if (place.user or place.read_only or "unshare" in place.prefix) and os.geteuid() != 0:
         return "needs root"
     if place.python:
         code = "import sys, venv; print(*sys.version_info[:2])"
-        done = subprocess.run([place.python, "-c", code], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [place.python, "-c", code], capture_output=True, text=True, check=False
+        )
         if done.returncode or done.stdout.split() != [str(each) for each in sys.version_info[:2]]:
-            return f"{place.python} is no Python {sys.version_info[0]}.{sys.version_info[1]} with venv"
+            return (
+                f"{place.python} is no Python {sys.version_info[0]}.{sys.version_info[1]} with venv"
+            )
     return ""
 
 
 def main() -> None:
     """The command line; see above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = [place.name for place in PLACES]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PLACE", help=", ".join(names))
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="PLACE", help=", ".join(names)
+    )
     parser.add_argument("--whole", action="store_true", help="all of `make test`")
-    parser.add_argument("--minutes", type=float, default=30.0, help="after which a command counts as hanging")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="after which a command counts as hanging"
+    )
     asked = parser.parse_args()
     failed = 0
     for place in PLACES:
@@ -270,7 +327,10 @@ def main() -> None:
         began = time.monotonic()
         result, line = played(place, [] if asked.whole else SENSITIVE, 60 * asked.minutes)
         failed += result == FAILED
-        print(f"{result:8} {place.name:12} {time.monotonic() - began:5.0f} s  {place.what}: {line}", flush=True)
+        print(
+            f"{result:8} {place.name:12} {time.monotonic() - began:5.0f} s  {place.what}: {line}",
+            flush=True,
+        )
     sys.exit(min(failed, 1))
 
 

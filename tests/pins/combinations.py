@@ -1,4 +1,6 @@
-"""The settings whose consequences are pinned, in a fixed order: every method, in private and secure runs, key by key."""
+"""The settings whose consequences are pinned, in a fixed order: every method, in private and secure
+runs, key by key.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,19 @@ from common.settings.flat import Scalar
 
 Flat = dict[str, Scalar]
 CLASSES = "a,b,c"
-# All records in every step: accounting is then a closed form. The keys of sample rates below have others.
+# All records in every step: accounting is then a closed form. The keys of sample rates below have
+# others.
 BUDGET: Flat = {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES, "fedavg.sample-rate": 1.0}
 SUM: Flat = {"secure-sum": True, "classes": CLASSES}
-SITUATIONS: dict[str, Flat] = {"": {}, "private": BUDGET, "secure sum": SUM, "private secure sum": BUDGET | SUM}
+SITUATIONS: dict[str, Flat] = {
+    "": {},
+    "private": BUDGET,
+    "secure sum": SUM,
+    "private secure sum": BUDGET | SUM,
+}
 SHA = "5e" * 32
-# By key: values other than the default. Values that are out of range, or clash with others, give refusals.
+# By key: values other than the default. Values that are out of range, or clash with others, give
+# refusals.
 VALUES: dict[str, tuple[Scalar, ...]] = {
     "seed": (7,),
     "output-dir": ("elsewhere",),
@@ -33,7 +42,12 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "site-column": ("hospital",),
     "test-fraction": (0.3, 0.6),
     "backbone": (
-        *("pixels:rgb", "torchvision:mobilenet_v2", "torchvision:resnet50", "open_clip:ViT-B-32/openai"),
+        *(
+            "pixels:rgb",
+            "torchvision:mobilenet_v2",
+            "torchvision:resnet50",
+            "open_clip:ViT-B-32/openai",
+        ),
         *("timm:vit_small_patch16_224", "own"),
     ),
     "weights-path": ("weights.safetensors",),
@@ -154,8 +168,20 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
 }
 # By key: a value that cannot be one of its values.
 UNREADABLE: Flat = {
-    **{"method": "fedxyz", "device": "tpu", "classes": ",", "backbone": "python:package.module:function", "max-share": 0.5},
-    **{"delta": 0.5, "fedpft.bits": 12, "fedpft.privacy": "dp-em", "fedpft.topology": "ring", "head.shrinkage": "none"},
+    **{
+        "method": "fedxyz",
+        "device": "tpu",
+        "classes": ",",
+        "backbone": "python:package.module:function",
+        "max-share": 0.5,
+    },
+    **{
+        "delta": 0.5,
+        "fedpft.bits": 12,
+        "fedpft.privacy": "dp-em",
+        "fedpft.topology": "ring",
+        "head.shrinkage": "none",
+    },
     **{
         "features.power": "half",
         "fedavg.augment": "mirror",
@@ -163,10 +189,33 @@ UNREADABLE: Flat = {
         "counting.digest": "ab",
         "counting.bins": 2,
     },
-    **{"data": "pictures", "partition": "halves", "defence": "walls", "fedpft.covariance": "round", "head.solver": "exact"},
-    **{"fedavg.model": "deep", "fedavg.noise": "none", "fedlap.model": "deep", "fedlap.rule": "mean", "ghofl.head": "lda"},
-    **{"fedlap.labels": "some", "fedlap.start": "first", "dpcvae.opening": "means", "dpcvae.optimiser": "lion"},
-    **{"dpcvae.weights": "size", "counting.kind": "votes", "fedpft.clip": 1e-9, "fedavg.clip": 0.0, "dpcvae.clip": 1e9},
+    **{
+        "data": "pictures",
+        "partition": "halves",
+        "defence": "walls",
+        "fedpft.covariance": "round",
+        "head.solver": "exact",
+    },
+    **{
+        "fedavg.model": "deep",
+        "fedavg.noise": "none",
+        "fedlap.model": "deep",
+        "fedlap.rule": "mean",
+        "ghofl.head": "lda",
+    },
+    **{
+        "fedlap.labels": "some",
+        "fedlap.start": "first",
+        "dpcvae.opening": "means",
+        "dpcvae.optimiser": "lion",
+    },
+    **{
+        "dpcvae.weights": "size",
+        "counting.kind": "votes",
+        "fedpft.clip": 1e-9,
+        "fedavg.clip": 0.0,
+        "dpcvae.clip": 1e9,
+    },
 }
 # Keys that subjects vary.
 OF_SUBJECTS = ("method", "secure-sum", "counting.kind")
@@ -189,13 +238,25 @@ WRONG: tuple[Flat, ...] = (
     {"delta": 1e-5},
     {"epsilon": 1.0, "delta": 0.02},
     {"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "none"},
-    {"epsilon": 0.5, "delta": 1e-5, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag", "defence": "screen"},
+    {
+        "epsilon": 0.5,
+        "delta": 1e-5,
+        "fedpft.privacy": "theorem-4.1",
+        "fedpft.covariance": "diag",
+        "defence": "screen",
+    },
     {"epsilon": 50.0, "delta": 1e-5, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"},
     {"epsilon": 1.0, "delta": 1e-5, "fedpft.components": 2, "defence": "screen"},
     {"epsilon": 1.0, "delta": 1e-5, "data": "imagefolder"},
     {"epsilon": 1.0, "delta": 1e-5, "data": "dicom", "backbone": "pixels:rgb"},
     {"method": "psg", "epsilon": 1.0, "delta": 1e-5, "fedlap.mse-weight": 0.1},
-    {"method": "dp-fedavg", "epsilon": 1.0, "delta": 1e-5, "fedavg.sample-rate": 1.0, "fedavg.noise-multiplier": 0.2},
+    {
+        "method": "dp-fedavg",
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "fedavg.sample-rate": 1.0,
+        "fedavg.noise-multiplier": 0.2,
+    },
     {"method": "dpcvae", "epsilon": 1.0, "delta": 1e-5, "dpcvae.noise-multiplier": 0.2},
     {"method": "fedavg", "fedavg.noise-multiplier": 1.0},
     {"method": "fedavg", "secure-sum": True},
@@ -208,33 +269,66 @@ WRONG: tuple[Flat, ...] = (
     *({"counting.kind": kind} for kind in ("evaluation", "values", "survey")),
     {"counting.kind": "evaluation", "classes": CLASSES},
     {"counting.kind": "values", "classes": CLASSES, "counting.digest": SHA},
-    {"counting.kind": "survey", "classes": CLASSES, "secure-sum": True, "method": "fedlap", "defence": "median"},
+    {
+        "counting.kind": "survey",
+        "classes": CLASSES,
+        "secure-sum": True,
+        "method": "fedlap",
+        "defence": "median",
+    },
 )
 COUNTING: Flat = {"classes": CLASSES, "counting.digest": SHA, "counting.models": 2}
 # Keys that a run which counts can depend on.
 OF_COUNTS = (
-    *("seed", "classes", "epsilon", "delta", "defence", "resume", "max-share", "colluding", "dropouts", "sites"),
-    *("secure-sum-records", "counting.digest", "counting.models", "counting.bins", "fedpft.topology", "features.power"),
+    *(
+        "seed",
+        "classes",
+        "epsilon",
+        "delta",
+        "defence",
+        "resume",
+        "max-share",
+        "colluding",
+        "dropouts",
+        "sites",
+    ),
+    *(
+        "secure-sum-records",
+        "counting.digest",
+        "counting.models",
+        "counting.bins",
+        "fedpft.topology",
+        "features.power",
+    ),
 )
 
 
 def subjects(methods: tuple[str, ...], kinds: tuple[str, ...]) -> Iterator[tuple[str, Flat]]:
-    """Names and settings of a run of every method in every situation; some are refused. kinds: of runs that count."""
+    """Names and settings of a run of every method in every situation; some are refused. kinds: of
+    runs that count.
+    """
     for method in methods:
         for name, more in SITUATIONS.items():
             # The sums of FedPFT that a secure sum can add up.
-            own: Flat = {"fedpft.covariance": "gram"} if method == "fedpft" and "secure" in name else {}
+            own: Flat = (
+                {"fedpft.covariance": "gram"} if method == "fedpft" and "secure" in name else {}
+            )
             yield f"{method}, {name}".rstrip(", "), {"method": method} | own | more
         if method == "fedpft":
             for name, more in SITUATIONS.items():
-                yield f"fedpft chain, {name}".rstrip(", "), {"method": method, "fedpft.topology": "chain"} | more
+                yield (
+                    f"fedpft chain, {name}".rstrip(", "),
+                    {"method": method, "fedpft.topology": "chain"} | more,
+                )
     for kind in kinds:
         for name, more in SITUATIONS.items():
             yield f"{kind}, {name}".rstrip(", "), COUNTING | {"counting.kind": kind} | more
 
 
 def variations(subject: str, settings: Mapping[str, Scalar]) -> Iterator[Flat]:
-    """Changes of a run by one setting; and of FedPFT, by all combinations of those that decide its mechanism."""
+    """Changes of a run by one setting; and of FedPFT, by all combinations of those that decide its
+    mechanism.
+    """
     counts = settings.get("counting.kind", "none") != "none"
     for key, values in VALUES.items():
         if not counts or key in OF_COUNTS:
@@ -249,18 +343,34 @@ def variations(subject: str, settings: Mapping[str, Scalar]) -> Iterator[Flat]:
             }
         )
         yield from _combined({"fedpft.bits": (8, 4), "fedpft.rank": (4, 64)})
-        yield from _combined({"head.solver": ("lda", "ridge", "qda"), "fedpft.covariance": ("full", "diag", "gram")})
+        yield from _combined(
+            {"head.solver": ("lda", "ridge", "qda"), "fedpft.covariance": ("full", "diag", "gram")}
+        )
     if subject == "fedpft, private":
-        yield from _combined({"fedpft.public": ("x",), "fedpft.clip": (0.0, 1.5), "fedpft.components": (1, 2)})
+        yield from _combined(
+            {"fedpft.public": ("x",), "fedpft.clip": (0.0, 1.5), "fedpft.components": (1, 2)}
+        )
     if subject.endswith("fedavg") or subject == "fedrep":
-        models = {"fedavg.model": ("mlp", "convnet"), "backbone": ("pixels", "torchvision:resnet18"), "image-size": (0, 16)}
+        models = {
+            "fedavg.model": ("mlp", "convnet"),
+            "backbone": ("pixels", "torchvision:resnet18"),
+            "image-size": (0, 16),
+        }
         yield from _combined(models | {"fedavg.augment": ("", "flip")})
     if subject in ("fedlap", "fedlap, private", "dsc"):
         yield from _combined(
-            {"backbone": ("pixels", "pixels:rgb", "own"), "image-size": (8, 16), "fedlap.labels": ("auto", "all")}
+            {
+                "backbone": ("pixels", "pixels:rgb", "own"),
+                "image-size": (8, 16),
+                "fedlap.labels": ("auto", "all"),
+            }
         )
     if subject in ("dpcvae", "dpcvae, private"):
-        layers = {"dpcvae.hidden": (0, 16), "dpcvae.learned-variance": (True, False), "dpcvae.class-prior": (True, False)}
+        layers = {
+            "dpcvae.hidden": (0, 16),
+            "dpcvae.learned-variance": (True, False),
+            "dpcvae.class-prior": (True, False),
+        }
         yield from _combined(layers | {"dpcvae.opening": ("sums", "counts")})
     if subject.startswith("dp-fedavg"):
         joint = {
@@ -280,7 +390,11 @@ def _combined(axes: Mapping[str, tuple[Scalar, ...]]) -> Iterator[Flat]:
 def as_text(settings: Mapping[str, Scalar]) -> str:
     """Settings as one text, in the form of the command line but without quotes."""
     shown = (
-        value if isinstance(value, str) else repr(value).lower() if value is True or value is False else repr(value)
+        value
+        if isinstance(value, str)
+        else repr(value).lower()
+        if value is True or value is False
+        else repr(value)
         for value in settings.values()
     )
     return " ".join(f"{key}={value}" for key, value in zip(settings, shown, strict=True))

@@ -1,4 +1,6 @@
-"""What follows from the settings of a run alone, as plain values by name. A table of a name becomes `name.key`."""
+"""What follows from the settings of a run alone, as plain values by name. A table of a name becomes
+`name.key`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from common.methods.counting import KINDS_OF_COUNTS
 from common.methods.method import Field, Method, Plan, Sizes, Summed
 from common.privacy.mechanism import STATED, Mechanism, relation_of
 from common.run import Run, parse_run
-from common.secure_sum.of_run import context_of, dimensions_of, local_epsilon, numbers_of, rules_of, shapes_of
+from common.secure_sum.of_run import (
+    context_of,
+    dimensions_of,
+    local_epsilon,
+    numbers_of,
+    rules_of,
+    shapes_of,
+)
 from common.settings import Settings
 from common.settings.flat import Scalar, flatten, known_keys
 from server_app.runs.plan import in_words, plan
@@ -69,7 +78,10 @@ def facts(settings: Mapping[str, Scalar]) -> Facts:
         "allows": sorted(plan.allows),
         "defence": [run.defence, defences.default, *defences.available, defences.reason],
         "mechanisms": [plan.mechanism_name],
-        "relation": [relation_of(plan.mechanism_name, units) for units in (["record"], ["patient"], ["patient", "record"])],
+        "relation": [
+            relation_of(plan.mechanism_name, units)
+            for units in (["record"], ["patient"], ["patient", "record"])
+        ],
         "power": run.power,
         "work": asdict(plan.work(len(CLASSES), DIMENSION)),
         "plan": _plan(run),
@@ -87,9 +99,15 @@ def whole_digest(settings: Mapping[str, Scalar]) -> str:
 
 
 def claims(settings: Mapping[str, Scalar]) -> list[Facts]:
-    """The claim for records, for patients, and for records after a public centre; empty without privacy."""
+    """The claim for records, for patients, and for records after a public centre; empty without
+    privacy.
+    """
     run = parse_run(settings)
-    found = [run.mechanism_for("record"), run.mechanism_for("patient"), run.mechanism_for("record", "0f" * 8)]
+    found = [
+        run.mechanism_for("record"),
+        run.mechanism_for("patient"),
+        run.mechanism_for("record", "0f" * 8),
+    ]
     return [_stated(claim) for claim in found if claim is not None]
 
 
@@ -121,9 +139,15 @@ def _fields(fields: Iterable[Field], sizes: Sizes) -> list[str]:
 
 
 def _field(field: Field, sizes: Sizes) -> str:
-    shape = ", ".join(f"{symbol}={sizes[symbol]}" if symbol in sizes else symbol for symbol in field.shape.split())
+    shape = ", ".join(
+        f"{symbol}={sizes[symbol]}" if symbol in sizes else symbol for symbol in field.shape.split()
+    )
     named = "" if field.prefix is None else f" named {field.prefix}..."
-    between = "" if (field.low, field.high) == (float("-inf"), float("inf")) else f" from {field.low} to {field.high}"
+    between = (
+        ""
+        if (field.low, field.high) == (float("-inf"), float("inf"))
+        else f" from {field.low} to {field.high}"
+    )
     return f"{field.name} ({shape}) of {field.bits} bits{between}{named}"
 
 
@@ -167,7 +191,9 @@ def _plan(config: Run) -> Facts:
 
 
 def _classes(config: Run) -> Facts:
-    """Whether the release covers the names of classes, and the records that a class needs to be released."""
+    """Whether the release covers the names of classes, and the records that a class needs to be
+    released.
+    """
     policy = Policy(smallest_class=SMALLEST_CLASS, exact_counts=kinds_of_counts())
     # Without its ledger, which these questions do not reach.
     gate = Gate(policy, cast(Ledger, None))
@@ -202,13 +228,23 @@ def _entry(config: Run, number: int) -> Facts:
     claim = config.mechanism
     noise = claim.noise if claim else {}
     # What the entry takes from elsewhere.
-    assert (entry["run"], entry["flower_run"], entry["bytes"], entry["facts"]) == (config.digest, "77", 0, {})
-    assert (entry["epsilon"], entry["delta"]) == ((claim.epsilon, claim.delta) if claim else (0.0, 0.0))
+    assert (entry["run"], entry["flower_run"], entry["bytes"], entry["facts"]) == (
+        config.digest,
+        "77",
+        0,
+        {},
+    )
+    assert (entry["epsilon"], entry["delta"]) == (
+        (claim.epsilon, claim.delta) if claim else (0.0, 0.0)
+    )
     assert entry["sigmas"] == {name: sigma for name, (sigma, _) in noise.items()}
     assert entry["sensitivities"] == {name: sensitivity for name, (_, sensitivity) in noise.items()}
     assert bool(entry["events"]) == (claim is not None)
     if claim is not None:
-        found |= {"events": [list(event.values()) for event in entry["events"]], "sample rate": entry["sample_rate"]}
+        found |= {
+            "events": [list(event.values()) for event in entry["events"]],
+            "sample rate": entry["sample_rate"],
+        }
     return found
 
 
@@ -223,7 +259,8 @@ def _sum(run: Run) -> Facts | None:
         "dimensions": dimensions_of(run),
         "numbers": {
             f"{number}": [
-                f"{name} {shapes_of(run.plan, len(CLASSES), DIMENSION, number)[name]} up to {fixed.largest}"
+                f"{name} {shapes_of(run.plan, len(CLASSES), DIMENSION, number)[name]} up to "
+                f"{fixed.largest}"
                 for name, fixed in numbers_of(run, SITES, number).items()
             ]
             for number in rounds

@@ -1,7 +1,8 @@
 """One message of every kind, from fixed values: its bytes must not change, on any processor.
 
-All numbers are such that nothing is rounded on the way: whole numbers below 2^11, powers of two, and their logarithms. What
-needs random bytes (keys, nonces, shares) is made of fixed ones, or is pinned as it was made once: RECORDED.
+All numbers are such that nothing is rounded on the way: whole numbers below 2^11, powers of two,
+and their logarithms. What needs random bytes (keys, nonces, shares) is made of fixed ones, or is
+pinned as it was made once: RECORDED.
 """
 
 from __future__ import annotations
@@ -72,7 +73,13 @@ from common.wire.model_proto import (
     unpack_relay,
     unpack_synthetic,
 )
-from common.wire.records import pack_question, pack_surrogate, to_record, unpack_question, unpack_surrogate
+from common.wire.records import (
+    pack_question,
+    pack_surrogate,
+    to_record,
+    unpack_question,
+    unpack_surrogate,
+)
 from common.wire.sum_proto import (
     pack_dealt,
     pack_delivery,
@@ -97,7 +104,13 @@ SITE, COORDINATOR, OTHER = (bytes([number]) * 32 for number in (1, 2, 3))
 HEADER = Header("fedpft", "0123456789abcdef", "north", "f" * 16, ("a", "b", "c"))
 TIME = "2026-01-02T03:04:05.678+00:00"
 CLAIM = Mechanism(
-    "sums", 8.0, 2.0**-17, "record", 0.75, 0.5, {"counts": (2.0, 1.0), "sums": (0.5, 1.0), "squares": (4.0, 1.0)}
+    "sums",
+    8.0,
+    2.0**-17,
+    "record",
+    0.75,
+    0.5,
+    {"counts": (2.0, 1.0), "sums": (0.5, 1.0), "squares": (4.0, 1.0)},
 )
 # A sealed relay from SITE to OTHER, as it was made once.
 RECORDED = Path(__file__).parent / "recorded.json"
@@ -120,21 +133,30 @@ def positive(*shape: int) -> Tensor:
 def fingerprints() -> dict[str, dict[str, Any]]:
     """Of every message: number of bytes, SHA-256, and the first bytes."""
     return {
-        name: {"bytes": len(each), "sha256": hashlib.sha256(each).hexdigest(), "begins": each[:BEGINS].hex()}
+        name: {
+            "bytes": len(each),
+            "sha256": hashlib.sha256(each).hexdigest(),
+            "begins": each[:BEGINS].hex(),
+        }
         for name, each in messages().items()
     }
 
 
 def messages() -> dict[str, bytes]:
     """The bytes of every kind of message, and of the files that last."""
-    return dict((*_surrogates(), *_models(), *_training(), *_files(), *_sums(), *_ledger(), *_records()))
+    return dict(
+        (*_surrogates(), *_models(), *_training(), *_files(), *_sums(), *_ledger(), *_records())
+    )
 
 
 def read_back() -> dict[str, bytes]:
     """The same bytes, read and written again, of all kinds that the product reads."""
     found, readers = messages(), dict(_readers())
     return {
-        name: reader(content) for name, content in found.items() for kind, reader in readers.items() if name.startswith(kind)
+        name: reader(content)
+        for name, content in found.items()
+        for kind, reader in readers.items()
+        if name.startswith(kind)
     }
 
 
@@ -148,14 +170,24 @@ def _readers() -> Iterator[tuple[str, Callable[[bytes], bytes]]]:
     yield "public centre", lambda content: pack_question(unpack_question(content)) or b""
     yield "gaussians", lambda content: pack_gaussians(unpack_gaussians(content.decode())).encode()
     yield "receipts", lambda content: join_receipts(parse_receipts(content.decode())).encode()
-    yield "message request", lambda c: pack_message_request(unpack_message_request(c, public_key(COORDINATOR)), COORDINATOR)
+    yield (
+        "message request",
+        lambda c: pack_message_request(
+            unpack_message_request(c, public_key(COORDINATOR)), COORDINATOR
+        ),
+    )
     yield "message reply", lambda content: pack_reply(unpack_reply(content, public_key(SITE)), SITE)
     yield "sum: member", lambda content: pack_member(unpack_member(content))
     yield "sum: key list", lambda content: pack_members(*unpack_members(content))
     yield "sum: dealt", lambda content: pack_dealt(unpack_dealt(content))
     yield "sum: map", lambda content: pack_map(unpack_map(content))
     yield "sum: state", lambda content: pack_state(unpack_state(content))
-    yield "bundle", lambda content: _bundle(unpack_bundle(content, _request(), {"north": public_key(SITE)}).payload)
+    yield (
+        "bundle",
+        lambda content: _bundle(
+            unpack_bundle(content, _request(), {"north": public_key(SITE)}).payload
+        ),
+    )
 
 
 def opened() -> dict[str, str]:
@@ -171,7 +203,13 @@ def opened() -> dict[str, str]:
 
 def _mixtures(covariance: AnyCovariance) -> Mixtures:
     labels = torch.tensor([0, 0, 1, 2])
-    return Mixtures(torch.tensor([6, 1, 30]), labels, torch.tensor([0.25, 0.75, 1.0, 1.0]), numbers(4, 4), covariance)
+    return Mixtures(
+        torch.tensor([6, 1, 30]),
+        labels,
+        torch.tensor([0.25, 0.75, 1.0, 1.0]),
+        numbers(4, 4),
+        covariance,
+    )
 
 
 def _surrogates() -> Iterator[tuple[str, bytes]]:
@@ -187,37 +225,84 @@ def _surrogates() -> Iterator[tuple[str, bytes]]:
         yield f"surrogate {name}", pack_surrogate(Surrogate(HEADER, _mixtures(covariance)))
     yield (
         "surrogate spherical, with a claim",
-        pack_surrogate(Surrogate(HEADER, _mixtures(families["spherical"]), replace(CLAIM, name="dp-em", centre="0f" * 8))),
+        pack_surrogate(
+            Surrogate(
+                HEADER,
+                _mixtures(families["spherical"]),
+                replace(CLAIM, name="dp-em", centre="0f" * 8),
+            )
+        ),
     )
     for bits in (8, 4):
-        loadings = LowRank(torch.tensor([[127.0, 8.0], [-64.0, 1.0], [1.0, -4.0], [0.0, 2.0]]), positive(4) + 4096)
-        yield f"loadings of {bits} bits", pack_surrogate(Surrogate(HEADER, _mixtures(loadings)), bits)
-    for name, squares in (("spherical", None), ("diag", numbers(4, start=3)), ("full", numbers(10, start=3))):
-        noise = {key: value for key, value in CLAIM.noise.items() if key != "squares" or squares is not None}
+        loadings = LowRank(
+            torch.tensor([[127.0, 8.0], [-64.0, 1.0], [1.0, -4.0], [0.0, 2.0]]), positive(4) + 4096
+        )
+        yield (
+            f"loadings of {bits} bits",
+            pack_surrogate(Surrogate(HEADER, _mixtures(loadings)), bits),
+        )
+    for name, squares in (
+        ("spherical", None),
+        ("diag", numbers(4, start=3)),
+        ("full", numbers(10, start=3)),
+    ):
+        noise = {
+            key: value
+            for key, value in CLAIM.noise.items()
+            if key != "squares" or squares is not None
+        }
         claim = replace(CLAIM, noise=noise, unit="patient")
-        sums = Sums(numbers(3, start=1), numbers(3, 4), squares, {key: sigma for key, (sigma, _) in noise.items()})
+        sums = Sums(
+            numbers(3, start=1),
+            numbers(3, 4),
+            squares,
+            {key: sigma for key, (sigma, _) in noise.items()},
+        )
         yield f"surrogate of sums, {name}", pack_surrogate(SumsSurrogate(HEADER, sums, claim))
     yield "public centre", pack_question(numbers(4, start=2)) or b""
     yield "digest of a public centre", centre_digest(numbers(4, start=2)).encode()
-    tables = {"decisions": torch.tensor([[5, -2], [0, 70000]]), "scores": torch.arange(8).reshape(1, 2, 4)}
+    tables = {
+        "decisions": torch.tensor([[5, -2], [0, 70000]]),
+        "scores": torch.arange(8).reshape(1, 2, 4),
+    }
     for name, claim in (
         ("exact", None),
         ("noisy", replace(CLAIM, name="counts", clip=0.0, noise={"scores": (2.0, 1.5)})),
     ):
-        yield f"counts, {name}", pack_counts(Counts(replace(HEADER, method="evaluation"), tables, claim))
+        yield (
+            f"counts, {name}",
+            pack_counts(Counts(replace(HEADER, method="evaluation"), tables, claim)),
+        )
 
 
 def _classifiers() -> Iterator[tuple[str, Classifier]]:
     head = Head(HEADER, numbers(3, 4), numbers(3, start=5))
     yield "head", head
     yield "head with clip and centre", replace(head, clip=0.5, centre=numbers(4, start=9))
-    yield "head with a projection", replace(head, weight=numbers(3, 2), projection=numbers(2, 4, start=4))
+    yield (
+        "head with a projection",
+        replace(head, weight=numbers(3, 2), projection=numbers(2, 4, start=4)),
+    )
     yield "ensemble", Ensemble((head, replace(head, bias=numbers(3, start=6))))
-    yield "quadratic, diagonal", Quadratic(HEADER, numbers(3, 4), positive(3, 4), numbers(3, start=2).double())
-    yield "quadratic", Quadratic(HEADER, numbers(3, 4), numbers(3, 4, 4), numbers(3, start=2).double())
-    yield "linear network", Network(HEADER, "linear", 4, {"weight": numbers(3, 4), "bias": numbers(3)})
+    yield (
+        "quadratic, diagonal",
+        Quadratic(HEADER, numbers(3, 4), positive(3, 4), numbers(3, start=2).double()),
+    )
+    yield (
+        "quadratic",
+        Quadratic(HEADER, numbers(3, 4), numbers(3, 4, 4), numbers(3, start=2).double()),
+    )
+    yield (
+        "linear network",
+        Network(HEADER, "linear", 4, {"weight": numbers(3, 4), "bias": numbers(3)}),
+    )
     out = {"linear.weight": numbers(3, 2), "linear.bias": numbers(3)}
-    yield "mlp", Network(HEADER, "mlp", 4, {"hidden.weight": numbers(2, 4), "hidden.bias": numbers(2), **out})
+    yield (
+        "mlp",
+        Network(
+            HEADER, "mlp", 4, {"hidden.weight": numbers(2, 4), "hidden.bias": numbers(2), **out}
+        ),
+    )
 
 
 def _models() -> Iterator[tuple[str, bytes]]:
@@ -225,7 +310,10 @@ def _models() -> Iterator[tuple[str, bytes]]:
         yield f"model: {name}", pack_classifier(model)
         yield f"file of a {name}", _saved(lambda file, model=model: save_model(model, file))  # type: ignore[misc]
     for name, privacy in (
-        ("private", Privacy(epsilon=8.0, delta=2.0**-17, mechanism="sums", relation="add or remove one")),
+        (
+            "private",
+            Privacy(epsilon=8.0, delta=2.0**-17, mechanism="sums", relation="add or remove one"),
+        ),
         ("not private", None),
     ):
         signed = _signed(privacy)
@@ -235,11 +323,17 @@ def _models() -> Iterator[tuple[str, bytes]]:
     yield "gaussians", pack_gaussians(_gaussians()).encode()
     run = parse_run({"method": "dpcvae", "dpcvae.latent": 2, "classes": "a,b,c"})
     tensors = {"mean.weight": numbers(4, 5), "mean.bias": numbers(4)}
-    yield "file of a generator", _tensors(pack_generator(Generator(replace(HEADER, method="dpcvae"), run, tensors)))
+    yield (
+        "file of a generator",
+        _tensors(pack_generator(Generator(replace(HEADER, method="dpcvae"), run, tensors))),
+    )
 
 
 def _gaussians() -> Gaussians:
-    parts = [LowRankCovariance(torch.eye(4)[:2] * sign, positive(2), torch.tensor([0.5])) for sign in (1, -1)]
+    parts = [
+        LowRankCovariance(torch.eye(4)[:2] * sign, positive(2), torch.tensor([0.5]))
+        for sign in (1, -1)
+    ]
     return Gaussians(numbers(3, 4), numbers(4, start=2), parts[0], parts[1])
 
 
@@ -266,24 +360,44 @@ def _signed(privacy: Privacy | None) -> SignedModel:
 
 def _training() -> Iterator[tuple[str, bytes]]:
     header = replace(HEADER, method="fedavg")
-    layers = {"weight": numbers(3, 4, start=1), "bias": numbers(3), "control.bias": numbers(3, start=7)}
+    layers = {
+        "weight": numbers(3, 4, start=1),
+        "bias": numbers(3),
+        "control.bias": numbers(3, start=7),
+    }
     yield "parameters", pack_parameters(Parameters(header, 2, layers, 40))
     sparse = torch.where(torch.arange(40) % 3 == 0, numbers(40), 0.0).reshape(4, 10)
     sgd = replace(CLAIM, name="dp-sgd", noise={"gradients": (0.75, 0.5)})
-    yield "parameters, sparse and private", pack_parameters(Parameters(header, 1, {"weight": sparse}, 0, sgd))
-    images = Synthetic(replace(HEADER, method="fedlap"), 3, numbers(4, 4), torch.tensor([0, 0, 1, 2]), 2.5, 40)
+    yield (
+        "parameters, sparse and private",
+        pack_parameters(Parameters(header, 1, {"weight": sparse}, 0, sgd)),
+    )
+    images = Synthetic(
+        replace(HEADER, method="fedlap"), 3, numbers(4, 4), torch.tensor([0, 0, 1, 2]), 2.5, 40
+    )
     yield "synthetic records", pack_synthetic(images)
     yield "synthetic records, private", pack_synthetic(replace(images, records=0, claim=sgd))
     yield "relay", pack_relay([b"one", b"", b"three"])
 
 
 def _request() -> Request:
-    settings = {"method": "fedpft", "epsilon": 8.0, "delta": 1e-5, "classes": "a,b,c", "seed": 7, "compare": False}
+    settings = {
+        "method": "fedpft",
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "classes": "a,b,c",
+        "seed": 7,
+        "compare": False,
+    }
     return Request("0123456789abcdef", settings, b"centre", "2999-12-31", {"north": "receipt"})
 
 
 def _bundle(payload: bytes) -> bytes:
-    ledger = {key: value for key, value in asdict(_release(1)).items() if key not in ("facts", "flower_run")}
+    ledger = {
+        key: value
+        for key, value in asdict(_release(1)).items()
+        if key not in ("facts", "flower_run")
+    }
     return pack_bundle(_request(), "north", payload, ledger, SITE)
 
 
@@ -292,9 +406,14 @@ def _files() -> Iterator[tuple[str, bytes]]:
     yield "bundle", _bundle(b"payload")
     settings = {"method": "fedavg", "fedavg.rounds": 2}
     info = {"round": 1, "run": HEADER.run, "share": 0.5, "final": True, "places": [1, 2]}
-    asked = MessageRequest("ab" * 32, "77", "north", "train", settings, info, "2999-12-31", b"payload")
+    asked = MessageRequest(
+        "ab" * 32, "77", "north", "train", settings, info, "2999-12-31", b"payload"
+    )
     yield "message request", pack_message_request(asked, COORDINATOR)
-    yield "message request without a payload", pack_message_request(replace(asked, payload=None), COORDINATOR)
+    yield (
+        "message request without a payload",
+        pack_message_request(replace(asked, payload=None), COORDINATOR),
+    )
     reply = MessageReply("ab" * 32, "cd" * 32, "north", {"status": "ok", "bytes": 7}, b"payload")
     yield "message reply", pack_reply(reply, SITE)
     yield "public key", public_key(SITE)
@@ -303,8 +422,12 @@ def _files() -> Iterator[tuple[str, bytes]]:
 
 def _members() -> tuple[dict[str, Secrets], tuple[Member, ...]]:
     secrets, members = {}, []
-    for number, (name, private) in enumerate((("north", SITE), ("south", OTHER), ("west", COORDINATOR)), 1):
-        secrets[name] = Secrets(bytes([16 * number]) * 16, bytes([16 * number + 1]) * 32, bytes([16 * number + 2]) * 16)
+    for number, (name, private) in enumerate(
+        (("north", SITE), ("south", OTHER), ("west", COORDINATOR)), 1
+    ):
+        secrets[name] = Secrets(
+            bytes([16 * number]) * 16, bytes([16 * number + 1]) * 32, bytes([16 * number + 2]) * 16
+        )
         members.append(announce(name, secrets[name], private, public_key(private), b"context"))
     return secrets, tuple(members)
 
@@ -318,11 +441,19 @@ def _sums() -> Iterator[tuple[str, bytes]]:
     yield "sum: digest of the key list", seen
     yield "sum: own mask", pack_words(own_mask(secrets["north"].blind, seen, 9))
     for name in by_name:
-        masks = pair_masks(name, secrets[name].masking, by_name, sorted(by_name.keys() - {name}), seen, 9)
+        masks = pair_masks(
+            name, secrets[name].masking, by_name, sorted(by_name.keys() - {name}), seen, 9
+        )
         yield f"sum: pair masks of {name}", pack_words(masks)
     yield "sum: digest of a share", share_digest(b"s" * 17, "north", "south", "blind", seen)
     digests = {name: {"blind": b"b" * 32, "masking": b"k" * 32} for name in by_name}
-    dealt = Dealt("north", dict.fromkeys(by_name, b"c" * 50), digests, {"blind": b"B" * 32, "masking": b"K" * 32}, seen)
+    dealt = Dealt(
+        "north",
+        dict.fromkeys(by_name, b"c" * 50),
+        digests,
+        {"blind": b"B" * 32, "masking": b"K" * 32},
+        seen,
+    )
     yield "sum: dealt", pack_dealt(dealt)
     yield "sum: delivery", pack_delivery([dealt], "south", b"map")
     yield "sum: map", pack_map(PublicMap(numbers(2, 4), numbers(4)))
@@ -330,13 +461,29 @@ def _sums() -> Iterator[tuple[str, bytes]]:
     words = (np.arange(9, dtype=np.uint64) * 1_234_567_891 % 2**32).astype(np.uint32)
     joint = replace(CLAIM, name="secure-sums")
     yield "sum: masked", pack_masked(HEADER, words, joint)
-    yield "sum: total", pack_total(replace(HEADER, site="coordinator"), ["north", "south"], words, None)
+    yield (
+        "sum: total",
+        pack_total(replace(HEADER, site="coordinator"), ["north", "south"], words, None),
+    )
     yield "sum: list", pack_list(["south", "north"], {"south": b"s" * 64, "north": b"n" * 64})
-    shares = {"south": {"blind": b"1" * 17, "masking": b"2" * 17}, "north": {"blind": b"3" * 17, "masking": b"4" * 17}}
-    revealed = {kind: {name: both[kind] for name, both in shares.items()} for kind in ("blind", "masking")}
+    shares = {
+        "south": {"blind": b"1" * 17, "masking": b"2" * 17},
+        "north": {"blind": b"3" * 17, "masking": b"4" * 17},
+    }
+    revealed = {
+        kind: {name: both[kind] for name, both in shares.items()} for kind in ("blind", "masking")
+    }
     yield "sum: revealed", pack_revealed(revealed, b"p" * 32)
     state = SumState(
-        "north", b"context", "agreed", secrets["north"], members, shares, ("north", "south"), b"m" * 32, b"p" * 32
+        "north",
+        b"context",
+        "agreed",
+        secrets["north"],
+        members,
+        shares,
+        ("north", "south"),
+        b"m" * 32,
+        b"p" * 32,
     )
     yield "sum: state", pack_state(state)
 
@@ -363,9 +510,14 @@ def _release(number: int) -> Release:
 
 
 def _ledger() -> Iterator[tuple[str, bytes]]:
-    """The lines of a ledger that was opened, charged twice and reopened, all at one time, with hashes to match."""
+    """The lines of a ledger that was opened, charged twice and reopened, all at one time, with
+    hashes to match.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        ledger, budget = Ledger(Path(folder), "0011223344556677"), Budget(1e6, 1e-5, 1e6, after_open=True)
+        ledger, budget = (
+            Ledger(Path(folder), "0011223344556677"),
+            Budget(1e6, 1e-5, 1e6, after_open=True),
+        )
         ledger.open()
         for number in (1, 2):
             ledger.charge(_release(number), budget)
@@ -375,13 +527,21 @@ def _ledger() -> Iterator[tuple[str, bytes]]:
             *ledger.path.read_bytes().splitlines()[1:],
         ]
         head = ledger.head.read_text().split()
-        assert head == ["2", json.loads(content[-1])["hash"]], "number of entries, and the last hash"
+        assert head == ["2", json.loads(content[-1])["hash"]], (
+            "number of entries, and the last hash"
+        )
     previous, names = "", ("header", "release", "release without privacy", "decision")
     for name, line in zip(names, content, strict=True):
         entry = json.loads(line)
-        assert line == json.dumps(entry, sort_keys=True, separators=(",", ":")).encode() == canonical(entry)
+        assert (
+            line
+            == json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+            == canonical(entry)
+        )
         assert entry["hash"] == digest(entry)
-        entry |= {"time": TIME, "previous": previous} | ({"aside": {}} if name == "decision" else {})
+        entry |= {"time": TIME, "previous": previous} | (
+            {"aside": {}} if name == "decision" else {}
+        )
         previous = digest(entry)
         yield f"ledger: {name}", canonical(entry | {"hash": previous}) + b"\n"
     witness = Witnessed(1_767_322_800, 3, previous, "5a" * 32)
@@ -390,11 +550,21 @@ def _ledger() -> Iterator[tuple[str, bytes]]:
 
 
 def _records() -> Iterator[tuple[str, bytes]]:
-    info = {"run": HEADER.run, "round": 2, "share": 0.5, "final": True, "places": [1, 2], "empty": "", "bytes": 7}
+    info = {
+        "run": HEADER.run,
+        "round": 2,
+        "share": 0.5,
+        "final": True,
+        "places": [1, 2],
+        "empty": "",
+        "bytes": 7,
+    }
     record = to_record(b"payload", info)
     shown = {name: dict(each) for name, each in record.config_records.items()}
     for name, arrays in record.array_records.items():
-        shown[name] = {key: [a.dtype, list(a.shape), a.stype, a.data.hex()] for key, a in arrays.items()}
+        shown[name] = {
+            key: [a.dtype, list(a.shape), a.stype, a.data.hex()] for key, a in arrays.items()
+        }
     yield "record of Flower", json.dumps(shown, sort_keys=True).encode()
 
 
@@ -406,7 +576,9 @@ def _saved(save: Callable[[Path], None]) -> bytes:
 
 
 def _tensors(content: bytes) -> bytes:
-    """A safetensors file with its metadata in alphabetical order: the library writes them in any order."""
+    """A safetensors file with its metadata in alphabetical order: the library writes them in any
+    order.
+    """
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     return json.dumps(header, sort_keys=True).encode() + b"\n" + content[8 + length :]

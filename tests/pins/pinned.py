@@ -34,9 +34,10 @@ def consequences(settings: Mapping[str, Scalar]) -> Found:
 def pins_of_settings() -> dict[str, Pins]:
     """By subject: the facts of its run, and what every variation changes of them.
 
-    base: all facts of the first run of a method, for the others what differs from it. digests: variations that change only
-    digests. changed: what others change; null for a fact that is no more. refused: variations by the text of the
-    refusal. Variations that are not listed change nothing.
+    base: all facts of the first run of a method, for the others what differs from it. digests:
+    variations that change only digests. changed: what others change; null for a fact that is no
+    more. refused: variations by the text of the refusal. Variations that are not listed change
+    nothing.
     """
     found: dict[str, Pins] = {}
     for name, settings, first in _with_first():
@@ -61,7 +62,9 @@ def pins_of_settings() -> dict[str, Pins]:
 
 
 def _with_first() -> Iterator[tuple[str, combinations.Flat, facts.Facts]]:
-    """Every subject with the facts of the first subject of its method that is not refused; none for that one itself."""
+    """Every subject with the facts of the first subject of its method that is not refused; none for
+    that one itself.
+    """
     firsts: dict[str, facts.Facts] = {}
     for name, settings in combinations.subjects(facts.methods(), facts.kinds_of_counts()):
         method = name.partition(",")[0]
@@ -74,12 +77,16 @@ def _with_first() -> Iterator[tuple[str, combinations.Flat, facts.Facts]]:
 def _delta(base: facts.Facts, now: Found) -> Any:
     if isinstance(now, str):
         return now
-    changed = {name: value for name, value in now.items() if name not in base or base[name] != value}
+    changed = {
+        name: value for name, value in now.items() if name not in base or base[name] != value
+    }
     return changed | {name: None for name in base if name not in now}
 
 
 def refusals() -> dict[str, Found]:
-    """The text with which each of the wrong settings is refused; the facts of settings that are not."""
+    """The text with which each of the wrong settings is refused; the facts of settings that are
+    not.
+    """
     wrong = [*combinations.WRONG, *({key: -1} for key in facts.setting_keys())]
     return {combinations.as_text(settings): consequences(settings) for settings in wrong}
 
@@ -104,7 +111,9 @@ def expected(pins: Mapping[str, Pins]) -> dict[str, Found]:
             for what, digests in own["digests"].items()
         }
         found |= {f"{name}: {what}": _after(base, delta) for what, delta in own["changed"].items()}
-        found |= {f"{name}: {what}": text for text, names in own["refused"].items() for what in names}
+        found |= {
+            f"{name}: {what}": text for text, names in own["refused"].items() for what in names
+        }
     return found
 
 
@@ -137,7 +146,9 @@ def _shown(found: Found) -> str:
 def same(old: object, new: object, close: float) -> bool:
     """Whether two values of JSON are equal, numbers up to the relative distance `close`."""
     if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(same(a, b, close) for a, b in zip(old, new, strict=True))
+        return len(old) == len(new) and all(
+            same(a, b, close) for a, b in zip(old, new, strict=True)
+        )
     if isinstance(old, float) and isinstance(new, float):
         return math.isclose(old, new, rel_tol=close, abs_tol=0.0)
     return type(old) is type(new) and old == new
@@ -148,18 +159,24 @@ def report(lines: list[str], renew: str = RENEW) -> str:
     more = f"\n... and {len(lines) - MOST_SHOWN} more" if len(lines) > MOST_SHOWN else ""
     shown = "\n".join(lines[:MOST_SHOWN])
     return (
-        f"{len(lines)} pinned values differ:\n{shown}{more}\nIf this change is wanted, say why in its commit, and renew the "
-        f"pins: {renew}"
+        f"{len(lines)} pinned values differ:\n{shown}{more}\nIf this change is wanted, say why in "
+        f"its commit, and renew the pins: {renew}"
     )
 
 
 def read_settings() -> dict[str, Pins]:
     """The pins of settings, in the order of the files' names and of the subjects in them."""
-    return {name: own for file in sorted(SETTINGS.glob("*.json")) for name, own in json.loads(file.read_text()).items()}
+    return {
+        name: own
+        for file in sorted(SETTINGS.glob("*.json"))
+        for name, own in json.loads(file.read_text()).items()
+    }
 
 
 def write_settings(pins: Mapping[str, Pins]) -> None:
-    """Write one file for each method, one line for each variation; files of methods that are no more are deleted."""
+    """Write one file for each method, one line for each variation; files of methods that are no
+    more are deleted.
+    """
     files: dict[str, dict[str, Pins]] = {}
     for name, own in pins.items():
         files.setdefault(name.partition(",")[0].replace(" ", "-"), {})[name] = own

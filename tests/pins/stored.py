@@ -1,9 +1,11 @@
-"""Write run folders, a site's state and an exchange by file, as this commit writes them; later commits must read them.
+"""Write run folders, a site's state and an exchange by file, as this commit writes them; later
+commits must read them.
 
     PYTHONPATH=. python tests/pins/stored.py FOLDER
 
-FOLDER must not exist. Tests read the ones in tests/pins/stored, which the commit in its commit.txt has written. They are
-never written anew in place: what a later form adds gets a folder of its own, and the old one stays.
+FOLDER must not exist. Tests read the ones in tests/pins/stored, which the commit in its commit.txt
+has written. They are never written anew in place: what a later form adds gets a folder of its own,
+and the old one stays.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ NAMED = ",".join(CLASSES)
 FAST: dict[str, Any] = {"head.min-steps": 10, "head.epochs": 1, "seed": 3}
 SITES = ("north", "south", "west")
 BUDGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "classes": NAMED}
-CHAIN: dict[str, Any] = {"fedpft.topology": "chain", "fedpft.covariance": "diag", "fedpft.order": ",".join(SITES)}
+CHAIN: dict[str, Any] = {
+    "fedpft.topology": "chain",
+    "fedpft.covariance": "diag",
+    "fedpft.order": ",".join(SITES),
+}
 RUNS: dict[str, dict[str, Any]] = {
     "fedpft": {"fedpft.rank": 2},
     "fedpft-private": BUDGET | {"fedpft.covariance": "diag"},
@@ -44,22 +50,42 @@ RUNS: dict[str, dict[str, Any]] = {
     "afl": {"method": "afl"},
     "fedcgs": {"method": "fedcgs"},
     "gh-ofl": {"method": "gh-ofl", "ghofl.head": "nb-diag"},
-    "dpcvae": {"method": "dpcvae", "dpcvae.rounds": 2, "dpcvae.latent": 2, "dpcvae.synthetic": 5, "dpcvae.local-epochs": 1},
+    "dpcvae": {
+        "method": "dpcvae",
+        "dpcvae.rounds": 2,
+        "dpcvae.latent": 2,
+        "dpcvae.synthetic": 5,
+        "dpcvae.local-epochs": 1,
+    },
     "fedlap": {
-        **{"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 1, "fedlap.images-per-class": 2},
+        **{
+            "method": "fedlap",
+            "fedlap.model": "linear",
+            "fedlap.rounds": 1,
+            "fedlap.images-per-class": 2,
+        },
         **{"fedlap.image-steps": 2, "fedlap.server-steps": 3},
     },
     "fedavg-interrupted": {"method": "fedavg", "fedavg.rounds": 4, "fedavg.local-epochs": 1},
 }
-# Requests for an update that the coordinator sends before its connection breaks: of two rounds, and of two sites.
+# Requests for an update that the coordinator sends before its connection breaks: of two rounds, and
+# of two sites.
 BEFORE_THE_BREAK = {"fedavg-interrupted": 6, "fedpft-chain-interrupted": 2}
-OPEN_POLICY = "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 100.0\nepsilon-total = 1000.0\n"
-# Of the site whose state is stored. It has charged two releases by file, and a run in rounds that samples records.
+OPEN_POLICY = (
+    "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 100.0\nepsilon-total = 1000.0\n"
+)
+# Of the site whose state is stored. It has charged two releases by file, and a run in rounds that
+# samples records.
 TOTAL, PER_RUN, DELTA = 40.0, 8.0, 1e-5
 POLICY = f"epsilon-per-run = {PER_RUN}\nepsilon-total = {TOTAL}\ndelta = {DELTA}\n"
 BY_FILE = f'epsilon=8.0 delta=1e-5 classes="{NAMED}" fedpft.covariance="spherical"'
 SAMPLED: dict[str, Any] = {
-    **{"method": "dp-fedavg", "fedavg.rounds": 2, "fedavg.sample-rate": 0.5, "fedavg.local-epochs": 1},
+    **{
+        "method": "dp-fedavg",
+        "fedavg.rounds": 2,
+        "fedavg.sample-rate": 0.5,
+        "fedavg.local-epochs": 1,
+    },
     **{"epsilon": 1.0, "delta": 1e-5, "classes": NAMED},
 }
 
@@ -79,7 +105,9 @@ def write_features(folder: Path, seed: int = 0) -> None:
 
 @contextlib.contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Settings of stored runs name folders below the working folder, so that no path of a machine is in them."""
+    """Settings of stored runs name folders below the working folder, so that no path of a machine
+    is in them.
+    """
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -96,7 +124,11 @@ def nodes(home: Path, policy: str = OPEN_POLICY) -> list[NodeConfig]:
         own.mkdir(parents=True, exist_ok=True)
         (own / "policy.toml").write_text(policy)
         folders = {f"{each}-dir": str(own / each) for each in ("state", "witness", "cache")}
-        data: NodeConfig = {"data": "safetensors", "data-dir": str(home / "data" / name), "dataset": "features"}
+        data: NodeConfig = {
+            "data": "safetensors",
+            "data-dir": str(home / "data" / name),
+            "dataset": "features",
+        }
         found.append({"site": name, "policy": str(own / "policy.toml")} | data | folders)
     return found
 
@@ -104,7 +136,9 @@ def nodes(home: Path, policy: str = OPEN_POLICY) -> list[NodeConfig]:
 def federate(home: Path, grid: InProcessGrid | None = None, **settings: Any) -> Path:
     """A run of the three hospitals of `home`; returns its run folder."""
     with working_in(home):
-        return run_federation(home, grid or InProcessGrid(nodes(home)), output_dir="runs", **settings).absolute()
+        return run_federation(
+            home, grid or InProcessGrid(nodes(home)), output_dir="runs", **settings
+        ).absolute()
 
 
 def _interrupted(home: Path, requests: int, settings: dict[str, Any]) -> Path:
@@ -114,7 +148,9 @@ def _interrupted(home: Path, requests: int, settings: dict[str, Any]) -> Path:
 
     def breaks(messages: Any) -> Any:
         chosen = list(messages)
-        if len(grid.asked("train")) == requests and any(each.metadata.message_type == "train" for each in chosen):
+        if len(grid.asked("train")) == requests and any(
+            each.metadata.message_type == "train" for each in chosen
+        ):
             raise ConnectionError("the SuperLink is gone")
         return push(chosen)
 
@@ -132,23 +168,43 @@ def command(home: Path, *words: str) -> str:
     module = {"coordinator": "server_app.cli.main", "site": "client_app.cli.main"}[words[0]]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", module, *words[1:]], cwd=home, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, *words[1:]],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def _hospital(home: Path, out: Path) -> dict[str, Any]:
-    """A site's state after two releases by file and a run in rounds, and the last exchange by file; returns its spending."""
-    north = nodes(home, POLICY)[0] | {"coordinator-key": str(home / "certificates" / "coordinator.pub")}
+    """A site's state after two releases by file and a run in rounds, and the last exchange by file;
+    returns its spending.
+    """
+    north = nodes(home, POLICY)[0] | {
+        "coordinator-key": str(home / "certificates" / "coordinator.pub")
+    }
     node = " ".join(f'{key}="{value}"' for key, value in north.items())
     command(home, "coordinator", "key", "certificates")
     command(home, "site", "ledger", "--open", "--node-config", node)
     (out / "exchange").mkdir()
     (out / "exchange" / "keys.toml").write_text(command(home, "site", "key", "--node-config", node))
     for number in (1, 2):
-        command(home, "coordinator", "request", "certificates", "--out", f"{number}.json", "-c", BY_FILE)
-        command(home, "site", "release", f"{number}.json", "--out", f"{number}.bundle", "--node-config", node)
+        command(
+            home, "coordinator", "request", "certificates", "--out", f"{number}.json", "-c", BY_FILE
+        )
+        command(
+            home,
+            "site",
+            "release",
+            f"{number}.json",
+            "--out",
+            f"{number}.bundle",
+            "--node-config",
+            node,
+        )
     shutil.copy(home / "2.json", out / "exchange" / "request.json")
     shutil.copy(home / "2.bundle", out / "exchange" / "north.bundle")
     federate(home, InProcessGrid(nodes(home, POLICY)), **FAST, **SAMPLED)
@@ -194,14 +250,26 @@ def write(out: Path) -> None:
             shutil.copytree(run, out / name)
         expected = _hospital(hospital, out)
     (out / "site" / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
-    last = ["git", "log", "-1", "--format=%H", "--", "common", "client_app", "strategies", "server_app"]
+    last = [
+        "git",
+        "log",
+        "-1",
+        "--format=%H",
+        "--",
+        "common",
+        "client_app",
+        "strategies",
+        "server_app",
+    ]
     commit = subprocess.run(last, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (out / "commit.txt").write_text(commit)
 
 
 def main() -> None:
     """Write everything into the folder on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="a folder that does not exist")
     write(parser.parse_args().folder)
 

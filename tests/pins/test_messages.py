@@ -8,14 +8,51 @@ from common import surrogate_pb2
 from tests.pins import messages, pinned
 
 # Parts of other messages.
-PARTS = {"Halves", "Header", "Levels", "Sums", "Table", "Noise", "Claim", "Mixtures", "Tensor", "SumBytes"}
+PARTS = {
+    "Halves",
+    "Header",
+    "Levels",
+    "Sums",
+    "Table",
+    "Noise",
+    "Claim",
+    "Mixtures",
+    "Tensor",
+    "SumBytes",
+}
 # By the name of a message: the beginning of a pin's name.
 PINNED = {
-    **{"Surrogate": "surrogate", "Counts": "counts", "Centre": "public centre", "Parameters": "parameters"},
-    **{"Head": "model: head", "Heads": "model: ensemble", "Network": "model: mlp", "Quadratic": "model: quadratic"},
-    **{"Classifier": "model:", "Synthetic": "synthetic", "Relay": "relay", "Bundle": "bundle", "PublicMap": "sum: map"},
-    **{"SumMember": "sum: member", "SumMembers": "sum: key list", "SumDealt": "sum: dealt", "SumDelivery": "sum: delivery"},
-    **{"MaskedSum": "sum: masked", "SumList": "sum: list", "SumRevealed": "sum: revealed", "SumState": "sum: state"},
+    **{
+        "Surrogate": "surrogate",
+        "Counts": "counts",
+        "Centre": "public centre",
+        "Parameters": "parameters",
+    },
+    **{
+        "Head": "model: head",
+        "Heads": "model: ensemble",
+        "Network": "model: mlp",
+        "Quadratic": "model: quadratic",
+    },
+    **{
+        "Classifier": "model:",
+        "Synthetic": "synthetic",
+        "Relay": "relay",
+        "Bundle": "bundle",
+        "PublicMap": "sum: map",
+    },
+    **{
+        "SumMember": "sum: member",
+        "SumMembers": "sum: key list",
+        "SumDealt": "sum: dealt",
+        "SumDelivery": "sum: delivery",
+    },
+    **{
+        "MaskedSum": "sum: masked",
+        "SumList": "sum: list",
+        "SumRevealed": "sum: revealed",
+        "SumState": "sum: state",
+    },
     **{"SumTotal": "sum: total"},
 }
 # A message with random bytes, which was made once: `messages.opened`.

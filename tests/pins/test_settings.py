@@ -1,4 +1,6 @@
-"""What follows from settings alone is what it was: digests, descriptions, planned bytes, privacy claims, refusals."""
+"""What follows from settings alone is what it was: digests, descriptions, planned bytes, privacy
+claims, refusals.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ WHOLE = 64
 def runs() -> list[tuple[str, combinations.Flat]]:
     """The runs of all subjects that are not refused."""
     found = combinations.subjects(facts.methods(), facts.kinds_of_counts())
-    return [(name, settings) for name, settings in found if not isinstance(pinned.consequences(settings), str)]
+    return [
+        (name, settings)
+        for name, settings in found
+        if not isinstance(pinned.consequences(settings), str)
+    ]
 
 
 def test_everything_that_follows_from_settings_is_as_pinned() -> None:
@@ -35,7 +41,13 @@ def test_wrong_settings_are_refused_with_the_pinned_words() -> None:
 
 def test_plans_of_other_roads_are_as_pinned() -> None:
     assert facts.other_plans() == [
-        {"name": "FedAvg of the head, 20 rounds", "up": 1080, "down": 1080, "rounds": 20, "messages": 20}
+        {
+            "name": "FedAvg of the head, 20 rounds",
+            "up": 1080,
+            "down": 1080,
+            "rounds": 20,
+            "messages": 20,
+        }
         | {"epsilon": None, "delta": None, "noise": None},
         {"name": "raw features", "up": 960, "down": 54, "rounds": 1, "messages": 1}
         | {"epsilon": None, "delta": None, "noise": None},
@@ -52,14 +64,18 @@ def test_the_pins_cover_every_method_and_every_setting() -> None:
     assert len(pinned.expected(pins)) > 5000
 
 
-def test_a_digest_in_messages_is_the_beginning_of_the_whole_one(runs: list[tuple[str, combinations.Flat]]) -> None:
+def test_a_digest_in_messages_is_the_beginning_of_the_whole_one(
+    runs: list[tuple[str, combinations.Flat]],
+) -> None:
     for name, settings in runs:
         whole = facts.whole_digest(settings)
         assert len(whole) == WHOLE, name
         assert whole.startswith(str(facts.facts(settings)["digest"])), name
 
 
-def test_a_claim_for_patients_or_with_a_centre_differs_in_that_alone(runs: list[tuple[str, combinations.Flat]]) -> None:
+def test_a_claim_for_patients_or_with_a_centre_differs_in_that_alone(
+    runs: list[tuple[str, combinations.Flat]],
+) -> None:
     private = [(name, found) for name, settings in runs if (found := facts.claims(settings))]
     assert len(private) > 10
     for name, (record, patient, centred) in private:
@@ -79,10 +95,16 @@ def test_a_claim_for_patients_or_with_a_centre_differs_in_that_alone(runs: list[
         ("claim.clip", None, True),
     ],
 )
-def test_a_change_of_any_kind_is_noticed_and_the_report_names_the_command(fact: str, change: Any, noticed: bool) -> None:
+def test_a_change_of_any_kind_is_noticed_and_the_report_names_the_command(
+    fact: str, change: Any, noticed: bool
+) -> None:
     name = "fedpft, private"
     before = facts.facts(dict(combinations.subjects(("fedpft",), ())).pop(name))
-    after = {**before, fact: change} if change is not None else {key: v for key, v in before.items() if key != fact}
+    after = (
+        {**before, fact: change}
+        if change is not None
+        else {key: v for key, v in before.items() if key != fact}
+    )
     lines = list(pinned.differences({name: before}, {name: after}))
     assert bool(lines) == noticed
     if lines:
@@ -91,7 +113,9 @@ def test_a_change_of_any_kind_is_noticed_and_the_report_names_the_command(fact: 
         assert "tests/pins/renew.py --renew" in report
 
 
-def test_pins_that_are_renewed_without_a_change_are_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pins_that_are_renewed_without_a_change_are_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, pins = pinned.SETTINGS, pinned.read_settings()
     monkeypatch.setattr(pinned, "SETTINGS", tmp_path / "settings")
     pinned.write_settings(pins)

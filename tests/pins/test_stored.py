@@ -1,4 +1,6 @@
-"""What an earlier commit wrote is read, learned from again, continued, charged and reported as before."""
+"""What an earlier commit wrote is read, learned from again, continued, charged and reported as
+before.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def close(folder: Path, other: Path) -> bool:
     """Whether two folders have the same model, up to rounding."""
     one, two = (load_file(each / "model.safetensors") for each in (folder, other))
     return one.keys() == two.keys() and all(
-        torch.allclose(one[name], two[name], rtol=CLOSE, atol=CLOSE * float(one[name].abs().max())) for name in one
+        torch.allclose(one[name], two[name], rtol=CLOSE, atol=CLOSE * float(one[name].abs().max()))
+        for name in one
     )
 
 
@@ -79,7 +82,12 @@ def test_stored_folders_are_small_and_name_no_machine() -> None:
     files = [file for file in STORED.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < LARGEST
     assert not [file for file in files if MACHINE.search(file.read_bytes())]
-    assert {folder.name for folder in STORED.iterdir() if folder.is_dir()} == {*RUNS, "data", "exchange", "site"}
+    assert {folder.name for folder in STORED.iterdir() if folder.is_dir()} == {
+        *RUNS,
+        "data",
+        "exchange",
+        "site",
+    }
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -91,10 +99,14 @@ def test_a_stored_run_is_read_in_full_and_reported(copy: Copy, name: str) -> Non
     assert [site.name for site in run.sites] == list(SITES)
     assert run.used == run.invited == len(SITES)
     config = parse_run(run.manifest["config"])
-    assert config.digest == run.manifest["run"], "the settings of the folder have another digest now"
+    assert config.digest == run.manifest["run"], (
+        "the settings of the folder have another digest now"
+    )
     # The last site of a chain makes its model.
     if name != "fedpft-chain-interrupted":
-        assert load_model(folder / "model.safetensors").header.classes == tuple(run.classes) == CLASSES
+        assert (
+            load_model(folder / "model.safetensors").header.classes == tuple(run.classes) == CLASSES
+        )
     page = write_report(folder).read_text()
     assert run.method in page
     assert all(site in page for site in SITES)
@@ -103,7 +115,9 @@ def test_a_stored_run_is_read_in_full_and_reported(copy: Copy, name: str) -> Non
 
 
 def test_the_parts_of_single_methods_are_read() -> None:
-    header, sites, numbers, claim = unpack_total((STORED / "fedpft-secure-sum" / "sum.pb").read_bytes())
+    header, sites, numbers, claim = unpack_total(
+        (STORED / "fedpft-secure-sum" / "sum.pb").read_bytes()
+    )
     assert (header.classes, sites, claim) == (CLASSES, SITES, None)
     assert len(numbers)
     assert read_generator(STORED / "dpcvae" / "generator.safetensors").header.classes == CLASSES
@@ -121,7 +135,9 @@ def test_learning_again_gives_the_stored_head(copy: Copy, name: str) -> None:
 
 
 def test_a_stored_chain_is_learned_from_again(copy: Copy) -> None:
-    """From the last site's surrogate; the run's own model is the head that this site trained on its records too."""
+    """From the last site's surrogate; the run's own model is the head that this site trained on its
+    records too.
+    """
     folder = copy("fedpft-chain")
     _, again = relearn(folder)
     surrogates = [unpack_surrogate(payload) for payload in read_payloads(folder)]
@@ -147,11 +163,15 @@ def continued(copy: Copy, home: Path, name: str) -> Path:
     copy("data")
     before = copy(name)
     config = json.loads((before / "manifest.json").read_text())["config"]
-    settings: dict[str, Any] = {key: value for key, value in config.items() if key not in ("output-dir", "resume")}
+    settings: dict[str, Any] = {
+        key: value for key, value in config.items() if key not in ("output-dir", "resume")
+    }
     return federate(home, InProcessGrid(nodes(home)), **settings, resume=str(before))
 
 
-def test_an_interrupted_run_is_continued_to_its_end(copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_is_continued_to_its_end(
+    copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
     folder = continued(copy, tmp_path, "fedavg-interrupted")
     metrics = metrics_of(folder)
@@ -168,7 +188,9 @@ def test_an_interrupted_chain_is_continued_by_the_last_site(
     folder = continued(copy, tmp_path, "fedpft-chain-interrupted")
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
-    assert [event["site"] for event in events_of(folder) if event["event"] == "replied"][-1:] == ["west"]
+    assert [event["site"] for event in events_of(folder) if event["event"] == "replied"][-1:] == [
+        "west"
+    ]
     assert metrics["card"]["used"] == list(SITES)
 
 
@@ -202,7 +224,10 @@ def test_a_stored_ledger_is_intact_has_spent_the_same_and_is_charged_further(cop
     after = ledger.charge(_next("78"), budget())
     assert EXPECTED["spent"] < after < EXPECTED["spent"] + 0.5
     assert ledger.path.read_bytes().startswith(content), "what was written before stays as it is"
-    assert (len(ledger.entries()), ledger.entries()[-1]["previous"]) == (EXPECTED["entries"] + 1, EXPECTED["last"])
+    assert (len(ledger.entries()), ledger.entries()[-1]["previous"]) == (
+        EXPECTED["entries"] + 1,
+        EXPECTED["last"],
+    )
     with pytest.raises(BudgetError, match="epsilon-total = 40"):
         ledger.charge(_next("79", noise=0.05), budget())
 
@@ -224,21 +249,31 @@ def test_a_request_that_was_answered_before_is_known(copy: Copy) -> None:
     request = read_request(STORED / "exchange" / "request.json", None)
     ledger = ledger_in(copy("site"))
     assert f"bundle-{request.id}" in ledger.answered()
-    assert Gate(Policy(epsilon_total=40.0), ledger).spent() == pytest.approx(EXPECTED["spent"], rel=1e-9)
+    assert Gate(Policy(epsilon_total=40.0), ledger).spent() == pytest.approx(
+        EXPECTED["spent"], rel=1e-9
+    )
     assert "epsilon-total = 40.0" in POLICY
 
 
-def test_a_stored_bundle_is_read_with_the_key_of_the_stored_site_and_learned_from(copy: Copy, tmp_path: Path) -> None:
+def test_a_stored_bundle_is_read_with_the_key_of_the_stored_site_and_learned_from(
+    copy: Copy, tmp_path: Path
+) -> None:
     exchange, site = copy("exchange"), copy("site")
     keys = read_keys(exchange / "keys.toml")
     key = private_key(NodeConfig(state_dir=str(site / "state")), "north")
     assert keys == {"north": public_key(key)}
-    bundle = unpack_bundle((exchange / "north.bundle").read_bytes(), read_request(exchange / "request.json", None), keys)
+    bundle = unpack_bundle(
+        (exchange / "north.bundle").read_bytes(),
+        read_request(exchange / "request.json", None),
+        keys,
+    )
     second = ledger_in(site).entries()[1]
     assert {name: bundle.manifest["ledger"][name] for name in ("sha256", "events", "epsilon")} == {
         name: second[name] for name in ("sha256", "events", "epsilon")
     }
     settings = {"output-dir": str(tmp_path / "runs")}
-    folder = learn_from_files(exchange / "request.json", [exchange / "north.bundle"], exchange / "keys.toml", settings)
+    folder = learn_from_files(
+        exchange / "request.json", [exchange / "north.bundle"], exchange / "keys.toml", settings
+    )
     assert metrics_of(folder)["status"] == "ok"
     assert (folder / "surrogates" / "north.pb").read_bytes() == bundle.payload

@@ -30,12 +30,20 @@ COORDINATOR = new_key()
 Captured = pytest.CaptureFixture[str]
 PLAIN: dict[str, Any] = {"fedpft.covariance": "spherical", **FAST}
 NAMED = f"fedsurrogate-request 2 {'0' * 128}\n"
-PRIVATE: dict[str, Any] = PLAIN | {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
+PRIVATE: dict[str, Any] = PLAIN | {
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "classes": ",".join(map(str, range(10))),
+}
 
 
 def node(folder: Path, index: int, **more: Any) -> NodeConfig:
     state, cache = str(folder / f"state-{index}"), str(folder / "cache")
-    own: dict[str, Any] = {"coordinator_key": public_key(COORDINATOR).hex(), "state_dir": state, "cache_dir": cache}
+    own: dict[str, Any] = {
+        "coordinator_key": public_key(COORDINATOR).hex(),
+        "state_dir": state,
+        "cache_dir": cache,
+    }
     return NodeConfig(partition_id=index, num_partitions=3, data="digits", **own | more)
 
 
@@ -50,15 +58,29 @@ class Post:
         for index, file in enumerate(self.bundles):
             release_to(file, self.request_file, node(folder, index))
         self.keys_file = folder / "keys.toml"
-        self.keys_file.write_text("\n".join(f'{name} = "{key.hex()}"' for name, key in self.keys.items()))
+        self.keys_file.write_text(
+            "\n".join(f'{name} = "{key.hex()}"' for name, key in self.keys.items())
+        )
 
-    def learn(self, *files: Path, runs: tuple[Path, ...] = (), unsigned: tuple[Path, ...] = (), **local: Any) -> Path:
-        chosen = {"output-dir": str(self.folder / "runs")} | {key.replace("_", "-"): value for key, value in local.items()}
+    def learn(
+        self,
+        *files: Path,
+        runs: tuple[Path, ...] = (),
+        unsigned: tuple[Path, ...] = (),
+        **local: Any,
+    ) -> Path:
+        chosen = {"output-dir": str(self.folder / "runs")} | {
+            key.replace("_", "-"): value for key, value in local.items()
+        }
         bundles = files or (() if runs or unsigned else self.bundles)
         return learn_from_files(self.request_file, bundles, self.keys_file, chosen, runs, unsigned)
 
     def refusals(self, folder: Path) -> dict[str, str]:
-        return {event["site"]: event["reason"] for event in events_of(folder) if event["event"] == "rejected"}
+        return {
+            event["site"]: event["reason"]
+            for event in events_of(folder)
+            if event["event"] == "rejected"
+        }
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +93,9 @@ def networked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_federation(tmp_path_factory.mktemp("network"), sites(3), **PLAIN)
 
 
-def test_a_bundle_holds_the_very_bytes_the_network_would_carry(plain: Post, networked: Path) -> None:
+def test_a_bundle_holds_the_very_bytes_the_network_would_carry(
+    plain: Post, networked: Path
+) -> None:
     for index, file in enumerate(plain.bundles):
         carried = unpack_bundle(file.read_bytes(), plain.request, plain.keys).payload
         assert carried == (networked / "surrogates" / f"{index}.pb").read_bytes()
@@ -94,7 +118,9 @@ def test_bundles_and_network_replies_are_taken_alike(plain: Post, networked: Pat
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_bundle_with_any_byte_changed_added_or_lost_is_refused(plain: Post, data: st.DataObject) -> None:
+def test_a_bundle_with_any_byte_changed_added_or_lost_is_refused(
+    plain: Post, data: st.DataObject
+) -> None:
     whole = plain.bundles[0].read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
     change: Callable[[bytes], bytes] = data.draw(
@@ -122,15 +148,22 @@ def test_what_others_signed_what_is_replayed_and_what_is_none_is_refused_and_the
     other = Request.fresh(plain.request.settings, None)
     own = private_key(node(plain.folder, 2), "2")
     (tmp_path / "replayed.bundle").write_bytes(pack_bundle(other, "2", good.payload, {}, own))
-    (tmp_path / "renamed.bundle").write_bytes(pack_bundle(plain.request, "1", good.payload, {}, own))
+    (tmp_path / "renamed.bundle").write_bytes(
+        pack_bundle(plain.request, "1", good.payload, {}, own)
+    )
     # Signed by the site, but the surrogate has another site's name.
     (tmp_path / "borrowed.bundle").write_bytes(
         pack_bundle(plain.request, "1", good.payload, {}, private_key(node(plain.folder, 1), "1"))
     )
-    (tmp_path / "stranger.bundle").write_bytes(pack_bundle(plain.request, "stranger", good.payload, {}, own))
+    (tmp_path / "stranger.bundle").write_bytes(
+        pack_bundle(plain.request, "stranger", good.payload, {}, own)
+    )
     (tmp_path / "none.bundle").write_bytes(b"none")
     folder = plain.learn(*sorted(tmp_path.glob("*.bundle")), plain.bundles[0], quorum=0.1)
-    message = {Path(name).stem if "/" in name else name: why for name, why in plain.refusals(folder).items()}
+    message = {
+        Path(name).stem if "/" in name else name: why
+        for name, why in plain.refusals(folder).items()
+    }
     assert "has not signed" in message["forged"]
     assert f"this is request {plain.request.id!r}" in message["replayed"]
     assert "has not signed" in message["renamed"]
@@ -155,11 +188,17 @@ def test_too_few_files_fail_with_a_complete_run_folder(plain: Post, tmp_path: Pa
 
 def test_a_private_bundle_is_charged_once_and_tells_nothing_exact(tmp_path: Path) -> None:
     post = Post(tmp_path, PRIVATE)
-    gate = open_gate(node(tmp_path, 0), parse_run(PRIVATE).settings.data, f"bundle-{post.request.id}")
+    gate = open_gate(
+        node(tmp_path, 0), parse_run(PRIVATE).settings.data, f"bundle-{post.request.id}"
+    )
     (entry,) = gate.ledger.entries()
     bundle = unpack_bundle(post.bundles[0].read_bytes(), post.request, post.keys)
     reported = bundle.manifest["ledger"]
-    assert (reported["sha256"], reported["epsilon"], reported["mechanism"]) == (entry["sha256"], 1.0, "sums")
+    assert (reported["sha256"], reported["epsilon"], reported["mechanism"]) == (
+        entry["sha256"],
+        1.0,
+        "sums",
+    )
     assert bundle.manifest["sha256"] == entry["sha256"]
     assert "facts" not in reported
     metrics = metrics_of(post.learn())
@@ -185,12 +224,16 @@ def test_what_may_not_leave_leaves_no_file_and_a_full_disk_costs_nothing(
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="nothing was charged"):
         release_to(tmp_path / "file" / "x.bundle", tmp_path / "r.json", node(tmp_path, 1))
-    assert not open_gate(node(tmp_path, 1), parse_run(PRIVATE).settings.data, f"bundle-{request.id}").ledger.entries()
+    assert not open_gate(
+        node(tmp_path, 1), parse_run(PRIVATE).settings.data, f"bundle-{request.id}"
+    ).ledger.entries()
     assert sorted(file.name for file in tmp_path.glob("*bundle*")) == ["first.bundle"]
     assert not list(tmp_path.glob(".second*"))
 
 
-def test_paths_of_the_site_are_in_no_bundle_and_paths_of_the_coordinator_in_no_request(tmp_path: Path) -> None:
+def test_paths_of_the_site_are_in_no_bundle_and_paths_of_the_coordinator_in_no_request(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / SECRET
     folder.mkdir()
     post = Post(folder, PLAIN | {"output-dir": f"/{SECRET}/runs", "weights-path": f"/{SECRET}/w"})
@@ -199,7 +242,8 @@ def test_paths_of_the_site_are_in_no_bundle_and_paths_of_the_coordinator_in_no_r
 
 
 @pytest.mark.parametrize(
-    "settings", [{"method": "dpcvae"}, {"method": "fedavg"}, {"fedpft.topology": "chain"}, {"fedpft.rank": 0}]
+    "settings",
+    [{"method": "dpcvae"}, {"method": "fedavg"}, {"fedpft.topology": "chain"}, {"fedpft.rank": 0}],
 )
 def test_runs_that_no_files_can_carry_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
@@ -210,7 +254,10 @@ def test_runs_that_no_files_can_carry_are_refused(tmp_path: Path, settings: dict
 @pytest.mark.parametrize(
     "content",
     [
-        *(f"{NAMED}{body}" for body in ("", "[]", "{}", "[" * 9999, '{"id": "x", "settings": {}, "centre": null}')),
+        *(
+            f"{NAMED}{body}"
+            for body in ("", "[]", "{}", "[" * 9999, '{"id": "x", "settings": {}, "centre": null}')
+        ),
         *(
             "",
             "{}",
@@ -226,12 +273,21 @@ def test_what_is_no_request_is_refused_in_one_line(tmp_path: Path, content: str)
 
 
 def test_a_bundle_with_a_manifest_that_is_no_table_is_refused(plain: Post) -> None:
-    for manifest in (b"[]", b"3", b"{}", b'{"version": 2, "site": 3}', b'{"version": 2, "site": "../x"}', b"\xff"):
+    for manifest in (
+        b"[]",
+        b"3",
+        b"{}",
+        b'{"version": 2, "site": 3}',
+        b'{"version": 2, "site": "../x"}',
+        b"\xff",
+    ):
         with pytest.raises(SurrogateError):
             unpack_bundle(Bundle(manifest=manifest).SerializeToString(), plain.request, plain.keys)
 
 
-def test_the_commands_go_from_request_to_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_the_commands_go_from_request_to_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     def run(main: Callable[[], None], *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["x", *arguments])
         with pytest.raises(SystemExit, match="0"):
@@ -244,12 +300,25 @@ def test_the_commands_go_from_request_to_head(tmp_path: Path, monkeypatch: pytes
     run(server_app.cli.main.main, "request", "papers", "--out", "r.json", "-c", given)
     keys = ""
     for index in range(2):
-        text = f'site="north{index}" data="digits" partition-id={index} num-partitions=2 state-dir="s{index}" cache-dir="c"'
+        text = (
+            f'site="north{index}" data="digits" partition-id={index} num-partitions=2 '
+            f'state-dir="s{index}" cache-dir="c"'
+        )
         text += f' coordinator-key="{known}"'
         keys += run(client_app.cli.main.main, "key", "--node-config", text)
-        message = run(client_app.cli.main.main, "release", "r.json", "--out", f"{index}.bundle", "--node-config", text)
+        message = run(
+            client_app.cli.main.main,
+            "release",
+            "r.json",
+            "--out",
+            f"{index}.bundle",
+            "--node-config",
+            text,
+        )
         assert "it is in the ledger" in message
     (tmp_path / "keys.toml").write_text(keys)
-    shown = run(server_app.cli.main.main, "learn", "r.json", "0.bundle", "1.bundle", "--keys", "keys.toml").splitlines()
+    shown = run(
+        server_app.cli.main.main, "learn", "r.json", "0.bundle", "1.bundle", "--keys", "keys.toml"
+    ).splitlines()
     assert shown[:2] == ["used      north0", "used      north1"]
     assert (Path(shown[-1]) / "model.safetensors").is_file()

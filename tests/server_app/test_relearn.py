@@ -31,7 +31,11 @@ def run(original: Path, tmp_path: Path) -> Path:
 
 
 def tensors(head: Head | Path) -> dict[str, Tensor]:
-    return {"weight": head.weight, "bias": head.bias} if isinstance(head, Head) else load_file(head / "model.safetensors")
+    return (
+        {"weight": head.weight, "bias": head.bias}
+        if isinstance(head, Head)
+        else load_file(head / "model.safetensors")
+    )
 
 
 def same(first: Head | Path, second: Head | Path) -> bool:
@@ -65,7 +69,9 @@ def test_a_head_without_a_site_is_the_one_of_a_run_without_it(
 ) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
-    assert same(relearn(run, without=["1"])[1], run_federation(tmp_path, grid, deadline=0.2, **SETTINGS))
+    assert same(
+        relearn(run, without=["1"])[1], run_federation(tmp_path, grid, deadline=0.2, **SETTINGS)
+    )
 
 
 STATISTICS = {
@@ -96,7 +102,9 @@ def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
     assert same(relearn(run)[1], without)
 
 
-def test_a_late_site_can_be_learned_from_later(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_site_can_be_learned_from_later(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
     late = run_federation(tmp_path, grid, deadline=0.2, **SETTINGS)
@@ -128,7 +136,10 @@ def test_a_late_site_with_fewer_bits_gives_the_head_of_a_run_in_time(
     assert not same(late, whole)
     assert same(relearn(late)[1], whole)
     full = run_federation(tmp_path / "full", sites(3), report=False, partition="iid")
-    accuracy = [json.loads((each / "metrics.json").read_text())["accuracy"]["model"] for each in (whole, full)]
+    accuracy = [
+        json.loads((each / "metrics.json").read_text())["accuracy"]["model"]
+        for each in (whole, full)
+    ]
     # Of 359 test records, two points are seven.
     assert accuracy[0] >= accuracy[1] - (0.01 if bits == 8 else 0.02), accuracy
 
@@ -137,7 +148,10 @@ def test_a_head_can_be_learned_for_some_classes_only(run: Path) -> None:
     folder, head = relearn(run, classes=["7", "1", "3"])
     assert head.header.classes == ("1", "3", "7"), "in the run's own order"
     assert head.weight.shape == (3, 64)
-    parts = [without_classes(surrogate, ["1", "3", "7"]) for surrogate in map(unpack_surrogate, read_payloads(run))]
+    parts = [
+        without_classes(surrogate, ["1", "3", "7"])
+        for surrogate in map(unpack_surrogate, read_payloads(run))
+    ]
     assert [part.header.classes for part in parts if part] == [("1", "3", "7")] * 3
     assert json.loads((folder / "manifest.json").read_text())["classes"] == ["1", "3", "7"]
 

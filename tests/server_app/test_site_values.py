@@ -1,4 +1,6 @@
-"""Values of hospitals: they add up, and swapped labels, inverted images and an honest but different site are seen."""
+"""Values of hospitals: they add up, and swapped labels, inverted images and an honest but different
+site are seen.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,19 @@ def sketch(image: Any) -> Any:
 
 
 def write_hospitals(root: Path) -> Path:
-    """Images of seven hospitals and a table: label as the hospital writes it, site, and a test split with true labels."""
+    """Images of seven hospitals and a table: label as the hospital writes it, site, and a test
+    split with true labels.
+    """
     digits = load_digits()
     rows = np.flatnonzero(np.isin(digits.target.astype(str), CLASSES))
     lines = ["path,label,site,split"]
     (root / "images").mkdir(parents=True)
     for number, row in enumerate(rows):
-        site, label, image = KINDS[number % len(KINDS)], str(digits.target[row]), digits.images[row] / 16
+        site, label, image = (
+            KINDS[number % len(KINDS)],
+            str(digits.target[row]),
+            digits.images[row] / 16,
+        )
         split = "test" if number % 5 == 0 and site not in ("swapped", "inverted") else "train"
         if site == "swapped":
             label = {"1": "2", "2": "1", "3": "4", "4": "3"}.get(label, label)
@@ -47,9 +55,21 @@ def write_hospitals(root: Path) -> Path:
 
 
 def simulated(home: Path, **more: Any) -> Path:
-    settings = {"data": "imagefolder", "data-dir": str(home / "data"), "partition": "column", "site-column": "site"}
-    settings |= {"backbone": "pixels", "image-size": 8, "classes": ",".join(CLASSES), "output-dir": str(home / "runs")}
-    return simulate_here(len(KINDS), settings | {"device": "cpu"} | more, lambda event: None, report=False)
+    settings = {
+        "data": "imagefolder",
+        "data-dir": str(home / "data"),
+        "partition": "column",
+        "site-column": "site",
+    }
+    settings |= {
+        "backbone": "pixels",
+        "image-size": 8,
+        "classes": ",".join(CLASSES),
+        "output-dir": str(home / "runs"),
+    }
+    return simulate_here(
+        len(KINDS), settings | {"device": "cpu"} | more, lambda event: None, report=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +79,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("settings", [{}, {"epsilon": 8.0, "delta": 1e-5}], ids=["exact", "private"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"epsilon": 8.0, "delta": 1e-5}], ids=["exact", "private"]
+)
 def test_swapped_labels_and_inverted_images_are_worth_least_and_an_honest_other_site_is_not_accused(
     home: Path, settings: dict[str, Any]
 ) -> None:
@@ -106,11 +128,16 @@ def test_beyond_ten_sites_orders_are_drawn_and_the_truth_is_within_four_standard
     drawn = site_values(sites, measure)
     known = {each.site: each for each in site_values(sites, measure, seed=1, orders=4000)}
     for each in drawn:
-        assert abs(each.shapley - known[each.site].shapley) <= 4 * (each.error + known[each.site].error) + 1e-9
+        assert (
+            abs(each.shapley - known[each.site].shapley)
+            <= 4 * (each.error + known[each.site].error) + 1e-9
+        )
         assert each.error > 0 or each.site == "s00"
 
 
 def test_only_a_simulation_has_test_records(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"config": {"method": "fedpft"}, "simulated": False}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"config": {"method": "fedpft"}, "simulated": False})
+    )
     with pytest.raises(RunError, match="no test records"):
         value_of_sites(tmp_path)

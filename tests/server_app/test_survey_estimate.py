@@ -7,7 +7,9 @@ import pytest
 from server_app.survey_estimate import estimate, features_with
 
 
-def test_the_estimate_rises_with_epsilon_and_with_records_up_to_what_is_expected_without_noise() -> None:
+def test_the_estimate_rises_with_epsilon_and_with_records_up_to_what_is_expected_without_noise() -> (
+    None
+):
     source = features_with(3, 16, 0.9)
     few, many = (estimate([[n] * 3] * 2, source)["accuracy"] for n in (15, 3000))
     assert few["1"] < few["4"]

@@ -1,4 +1,5 @@
-"""DP-SGD at a site: Poisson samples, per-record clipping, noise added once to the sum (Abadi et al. 2016).
+"""DP-SGD at a site: Poisson samples, per-record clipping, noise added once to the sum (Abadi et al.
+2016).
 
 With noise that all sites add together, a site only clips and sums.
 """
@@ -64,18 +65,26 @@ def train_privately(
         total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip)
         clipped, drawn = clipped + cut, drawn + len(rows)
         flat = torch.cat([gradient.flatten() for gradient in total])
-        # All parameters are one statistic: one record changes all of them together by at most the clip.
+        # All parameters are one statistic: one record changes all of them together by at most the
+        # clip.
         (noisy,) = release([BoundedSum("gradients", flat, claim.clip, 1.0)], claim.noise_multiplier)
         signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
-        parts = torch.split(noisy.value / settings.batch_size, [gradient.numel() for gradient in total])
+        parts = torch.split(
+            noisy.value / settings.batch_size, [gradient.numel() for gradient in total]
+        )
         with torch.no_grad():
             for parameter, before, part in zip(module.parameters(), start, parts, strict=True):
                 step = part.reshape(parameter.shape).to(parameter)
                 parameter.sub_(rate * (step + mu * (parameter - before)))
-    return {"clip-fraction": clipped / max(1, drawn), "signal-to-noise-gradients": sum(signal) / len(signal)}
+    return {
+        "clip-fraction": clipped / max(1, drawn),
+        "signal-to-noise-gradients": sum(signal) / len(signal),
+    }
 
 
-def clipped_gradients(module: nn.Module, kind: Model, features: Tensor, labels: Tensor, clip: float) -> dict[str, Tensor]:
+def clipped_gradients(
+    module: nn.Module, kind: Model, features: Tensor, labels: Tensor, clip: float
+) -> dict[str, Tensor]:
     """The sum of all records' gradients, each clipped.
 
     Args:
@@ -93,7 +102,9 @@ def clipped_gradients(module: nn.Module, kind: Model, features: Tensor, labels: 
             from opacus import GradSampleModule
 
         names = [name for name, _ in module.named_parameters()]
-        total, _ = _clipped_sum(GradSampleModule(module, loss_reduction="sum"), features, labels, clip)
+        total, _ = _clipped_sum(
+            GradSampleModule(module, loss_reduction="sum"), features, labels, clip
+        )
         return dict(zip(names, total, strict=True))
 
     def losses(some: Tensor, truth: Tensor) -> Tensor:
@@ -104,8 +115,12 @@ def clipped_gradients(module: nn.Module, kind: Model, features: Tensor, labels: 
     return {name.removeprefix("0."): sum_ for name, sum_ in sums.items()}
 
 
-def _clipped_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> tuple[list[Tensor], int]:
-    """The sum (float64), by parameter, of all records' gradients clipped at norm `clip`; and the number of clipped ones."""
+def _clipped_sum(
+    module: nn.Module, features: Tensor, labels: Tensor, clip: float
+) -> tuple[list[Tensor], int]:
+    """The sum (float64), by parameter, of all records' gradients clipped at norm `clip`; and the
+    number of clipped ones.
+    """
     parameters = list(module.parameters())
 
     def gradients(some: Tensor, truth: Tensor) -> list[Tensor]:

@@ -1,4 +1,6 @@
-"""Per-record clipping for networks of linear layers, without storing per-record gradients ("ghost clipping")."""
+"""Per-record clipping for networks of linear layers, without storing per-record gradients ("ghost
+clipping").
+"""
 
 from __future__ import annotations
 
@@ -38,21 +40,28 @@ def clipped_sums(
 
     Source: Goodfellow 2015; Li et al. 2022.
     """
-    parameters = {name: parameter for name, parameter in modules.named_parameters() if parameter.requires_grad}
+    parameters = {
+        name: parameter for name, parameter in modules.named_parameters() if parameter.requires_grad
+    }
     sums = dict(zip(parameters, sums_like(parameters.values(), clip), strict=True))
     layers: list[tuple[str, nn.Linear]] = []
 
     def outer_products(*some: Tensor) -> list[Tensor]:
         each, seen = _watched(modules, lambda: losses(*some))
         layers[:] = [(name, module) for name, module, _, _ in seen]
-        covered = [f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()]
+        covered = [
+            f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()
+        ]
         if sorted(covered) != sorted(parameters):
             raise ValueError(
-                f"parameters outside linear layers, or used twice: {sorted(set(parameters) ^ set(covered))[:3]}"
+                "parameters outside linear layers, or used twice: "
+                f"{sorted(set(parameters) ^ set(covered))[:3]}"
             )
         backward = torch.autograd.grad(each.sum(), [output for *_, output in seen])
         # In double precision: the bound must hold to the last digit.
-        lengths = [torch.linalg.vector_norm(came, dim=1, dtype=torch.float64) for _, _, came, _ in seen]
+        lengths = [
+            torch.linalg.vector_norm(came, dim=1, dtype=torch.float64) for _, _, came, _ in seen
+        ]
         squares = torch.zeros(len(each), dtype=torch.float64, device=each.device)
         for (_, module, *_), length, after in zip(seen, lengths, backward, strict=True):
             went = torch.linalg.vector_norm(after, dim=1, dtype=torch.float64).square()
@@ -60,23 +69,30 @@ def clipped_sums(
         return [squares.sqrt(), *lengths, *(came for _, _, came, _ in seen), *backward]
 
     cut = 0
-    for norms, *parts in per_record(outer_products, inputs, modules, list(parameters.values()), CHUNKS):
+    for norms, *parts in per_record(
+        outer_products, inputs, modules, list(parameters.values()), CHUNKS
+    ):
         factors, count = clip_factors(norms, clip)[:, None], len(layers)
         cut += int((norms > clip).sum())
         for (name, module), length, came, after in zip(
             layers, parts[:count], parts[count : 2 * count], parts[2 * count :], strict=True
         ):
             scaled = (after * factors).nan_to_num_(0.0, 0.0, 0.0)
-            # The input enters as a direction, whose entries are at most one; its length goes into the other factor.
+            # The input enters as a direction, whose entries are at most one; its length goes into
+            # the other factor.
             length = length.clamp_min(1e-100)[:, None]
             direction = (came / length).nan_to_num_(0.0, 0.0, 0.0)
-            sums[f"{name}.weight"].add_products((scaled * length).nan_to_num_(0.0, 0.0, 0.0), direction)
+            sums[f"{name}.weight"].add_products(
+                (scaled * length).nan_to_num_(0.0, 0.0, 0.0), direction
+            )
             if module.bias is not None:
                 sums[f"{name}.bias"].add(scaled)
     return {name: sum_.value for name, sum_ in sums.items()}, cut
 
 
-def _watched(modules: nn.Module, work: Callable[[], Tensor]) -> tuple[Tensor, list[tuple[str, nn.Linear, Tensor, Tensor]]]:
+def _watched(
+    modules: nn.Module, work: Callable[[], Tensor]
+) -> tuple[Tensor, list[tuple[str, nn.Linear, Tensor, Tensor]]]:
     """The result of `work`, and the inputs and outputs of every linear layer during it."""
     seen: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
 

@@ -1,13 +1,16 @@
-"""Chunks of one shape for records in a model: to the last bit, a record's gradient depends on no other record.
+"""Chunks of one shape for records in a model: to the last bit, a record's gradient depends on no
+other record.
 
-The rounding of a matrix product depends on its shape and, with many kernels, on the place of a row: at the edge of a tile,
-or at an odd address. A coordinator may send a model with large weights that cancel. Such a model turns a difference in the
-last digit into another gradient. One record more would then change the gradients of others, and the sensitivity would exceed
-the clip. Therefore every call has the same shape, on fresh memory: zeros fill up the last chunk.
+The rounding of a matrix product depends on its shape and, with many kernels, on the place of a row:
+at the edge of a tile, or at an odd address. A coordinator may send a model with large weights that
+cancel. Such a model turns a difference in the last digit into another gradient. One record more
+would then change the gradients of others, and the sensitivity would exceed the clip. Therefore
+every call has the same shape, on fresh memory: zeros fill up the last chunk.
 
-A test finds out whether the place of a row matters. It runs once for each kind of model on a machine, with random records
-and weights, in several orders. Where a single bit differs, zeros widen every linear layer to a multiple of WIDTH. Where that
-does not help, records go through the model one at a time: every record then has the same calls on the same shapes.
+A test finds out whether the place of a row matters. It runs once for each kind of model on a
+machine, with random records and weights, in several orders. Where a single bit differs, zeros widen
+every linear layer to a multiple of WIDTH. Where that does not help, records go through the model
+one at a time: every record then has the same calls on the same shapes.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from torch.overrides import TorchFunctionMode
 # Number of records in a chunk. A power of two: rows of a chunk then begin at even addresses.
 TOGETHER = 64
 ORDERS = 4
-# Kernels use other code for the last few rows or columns of narrow layers; 16 numbers fill a vector register.
+# Kernels use other code for the last few rows or columns of narrow layers; 16 numbers fill a vector
+# register.
 WIDTH = 16
 # Maps inputs of records, each (n, ...), to results for every record, each (n, ...).
 PerRecord = Callable[..., list[Tensor]]
@@ -35,7 +39,11 @@ class WideLinear(TorchFunctionMode):
     """Computes linear layers with inputs and outputs zero-padded to a multiple of WIDTH."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is not linear:
             return func(*args, **(kwargs or {}))
@@ -71,7 +79,11 @@ _known: dict[Hashable, Way] = {}
 
 
 def per_record(
-    each: PerRecord, inputs: Sequence[Tensor], kind: object, parameters: Sequence[Tensor], chunks: int = 1
+    each: PerRecord,
+    inputs: Sequence[Tensor],
+    kind: object,
+    parameters: Sequence[Tensor],
+    chunks: int = 1,
 ) -> Iterator[list[Tensor]]:
     """Compute results for all records, so that none depends on another record.
 
@@ -90,18 +102,26 @@ def per_record(
     way = way_of(each, inputs, kind, parameters) if count else Way(1)
     for start in range(0, count, group):
         ends = range(start, min(start + group, count), way.rows)
-        parts = [_chunk(each, [tensor[at : at + way.rows] for tensor in inputs], way) for at in ends]
-        yield parts[0] if len(parts) == 1 else [torch.cat(same) for same in zip(*parts, strict=True)]
+        parts = [
+            _chunk(each, [tensor[at : at + way.rows] for tensor in inputs], way) for at in ends
+        ]
+        yield (
+            parts[0] if len(parts) == 1 else [torch.cat(same) for same in zip(*parts, strict=True)]
+        )
 
 
 def _chunk(each: PerRecord, inputs: Sequence[Tensor], way: Way) -> list[Tensor]:
     count = len(inputs[0])
-    filled = [torch.cat([part, part.new_zeros(way.rows - count, *part.shape[1:])]) for part in inputs]
+    filled = [
+        torch.cat([part, part.new_zeros(way.rows - count, *part.shape[1:])]) for part in inputs
+    ]
     with way.open():
         return [result[:count] for result in each(*filled)]
 
 
-def way_of(each: PerRecord, inputs: Sequence[Tensor], kind: object, parameters: Sequence[Tensor]) -> Way:
+def way_of(
+    each: PerRecord, inputs: Sequence[Tensor], kind: object, parameters: Sequence[Tensor]
+) -> Way:
     """The fastest way in which the place of a record does not matter.
 
     Args:
@@ -120,19 +140,26 @@ def way_of(each: PerRecord, inputs: Sequence[Tensor], kind: object, parameters: 
     return _known[key]
 
 
-def _places_are_alike(each: PerRecord, inputs: Sequence[Tensor], parameters: Sequence[Tensor], way: Way) -> bool:
+def _places_are_alike(
+    each: PerRecord, inputs: Sequence[Tensor], parameters: Sequence[Tensor], way: Way
+) -> bool:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(shape: torch.Size, like: Tensor) -> Tensor:
         # Any class works as a label; zeros are one.
-        random = torch.randn(shape, generator=generator) if like.is_floating_point() else torch.zeros(shape)
+        random = (
+            torch.randn(shape, generator=generator)
+            if like.is_floating_point()
+            else torch.zeros(shape)
+        )
         return random.to(like)
 
     kept = [parameter.detach().clone() for parameter in parameters]
     try:
         with torch.no_grad():
             for parameter in parameters:
-                # Keeps outputs near one: in a saturated loss a gradient would not show their last digits.
+                # Keeps outputs near one: in a saturated loss a gradient would not show their last
+                # digits.
                 size = max(1, parameter[0].numel() if parameter.ndim else 1) ** 0.5
                 parameter.copy_(drawn(parameter.shape, parameter) / size)
         probe = [drawn(torch.Size((TOGETHER, *tensor.shape[1:])), tensor) for tensor in inputs]
@@ -142,7 +169,10 @@ def _places_are_alike(each: PerRecord, inputs: Sequence[Tensor], parameters: Seq
             order = torch.randperm(TOGETHER, generator=generator)
             with way.open():
                 moved = each(*(tensor[order.to(tensor.device)] for tensor in probe))
-            if not all(torch.equal(part[order.to(part.device)], other) for part, other in zip(results, moved, strict=True)):
+            if not all(
+                torch.equal(part[order.to(part.device)], other)
+                for part, other in zip(results, moved, strict=True)
+            ):
                 return False
         return True
     finally:

@@ -51,7 +51,12 @@ class PrivateGradient:
         expected: int,
     ) -> None:
         self._body, self._records = body, records
-        self._clip, self._multiplier, self._rate, self._expected = clip, noise_multiplier, sample_rate, expected
+        self._clip, self._multiplier, self._rate, self._expected = (
+            clip,
+            noise_multiplier,
+            sample_rate,
+            expected,
+        )
         self._clipped = self._drawn = 0
         self._signal: list[float] = []
         self.noise = noise_multiplier * clip / expected
@@ -59,10 +64,13 @@ class PrivateGradient:
     def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
         """One private gradient, by name of the parameter."""
         rows = poisson_sample(len(self._records.labels), self._rate).to(self._records.labels.device)
-        total, cut = clipped_sum(self._body, parameters, self._records.take(rows), self._clip, change)
+        total, cut = clipped_sum(
+            self._body, parameters, self._records.take(rows), self._clip, change
+        )
         self._clipped, self._drawn = self._clipped + cut, self._drawn + len(rows)
         flat = torch.cat([part.flatten() for part in total])
-        # All parameters are one statistic: one record changes all of them together by at most the clip.
+        # All parameters are one statistic: one record changes all of them together by at most the
+        # clip.
         (noisy,) = release([BoundedSum("gradients", flat, self._clip, 1.0)], self._multiplier)
         self._signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
         parts = torch.split(noisy.value / self._expected, [part.numel() for part in total])
@@ -107,7 +115,9 @@ def clipped_sum(
         return [*each, norms_of(each)]
 
     total, cut = sums_like(at.values(), clip), 0
-    for *each, norms in per_record(gradients, (records.values, records.labels), body, list(at.values())):
+    for *each, norms in per_record(
+        gradients, (records.values, records.labels), body, list(at.values())
+    ):
         cut += add_clipped(total, each, norms, clip)
     return [part.value for part in total], cut
 
@@ -142,10 +152,13 @@ def clip_factors(norms: Tensor, clip: float) -> Tensor:
         >>> clip_factors(norms, 1.0).round(decimals=3).tolist()
         [1.0, 0.5, 0.0]
     """
-    # The bound must hold in exact arithmetic, and for the computed sum. Relative errors are at most d 2^-53 in a norm over d
-    # entries (1e-8 for 1e8), 2^-53 in factor and product, and 1e-8 in the sum of 1e8 records (ExactSum).
+    # The bound must hold in exact arithmetic, and for the computed sum. Relative errors are at most
+    # d 2^-53 in a norm over d entries (1e-8 for 1e8), 2^-53 in factor and product, and 1e-8 in the
+    # sum of 1e8 records (ExactSum).
     shortest = torch.finfo(torch.float64).tiny
-    return torch.where(norms.isfinite(), (clip * (1 - 1e-6) / norms.clamp_min(shortest)).clamp_max(1.0), 0.0)
+    return torch.where(
+        norms.isfinite(), (clip * (1 - 1e-6) / norms.clamp_min(shortest)).clamp_max(1.0), 0.0
+    )
 
 
 def sums_like(tensors: Iterable[Tensor], clip: float) -> list[ExactSum]:
@@ -165,7 +178,9 @@ def norms_of(each: Sequence[Tensor]) -> Tensor:
     return norms
 
 
-def add_clipped(total: Sequence[ExactSum], each: Sequence[Tensor], norms: Tensor, clip: float) -> int:
+def add_clipped(
+    total: Sequence[ExactSum], each: Sequence[Tensor], norms: Tensor, clip: float
+) -> int:
     """Clip records' gradients and add them to sums.
 
     In double precision: a tiny factor rounded to single precision may lose all its digits and be up

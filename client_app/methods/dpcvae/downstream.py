@@ -1,4 +1,6 @@
-"""Uses of synthetic embeddings at a site: heads mixed with its own, coarser labels, out-of-distribution scores."""
+"""Uses of synthetic embeddings at a site: heads mixed with its own, coarser labels,
+out-of-distribution scores.
+"""
 
 from __future__ import annotations
 
@@ -70,15 +72,24 @@ class Mixture:
 
     def scores(self, test: LabelledEmbeddings) -> dict[str, Score]:
         """The accuracies of each of `SOURCES`."""
-        own, shared = (model.scores(test.features).softmax(1) for model in (self.local, self.shared))
+        own, shared = (
+            model.scores(test.features).softmax(1) for model in (self.local, self.shared)
+        )
         probabilities = (own, shared, self.share * own + (1 - self.share) * shared)
-        return {name: score(each, test.labels) for name, each in zip(SOURCES, probabilities, strict=True)}
+        return {
+            name: score(each, test.labels)
+            for name, each in zip(SOURCES, probabilities, strict=True)
+        }
 
     def measures(self, test: LabelledEmbeddings) -> dict[str, float]:
         """The same as named numbers, and the weight."""
         scores = self.scores(test)
         numbers = {f"accuracy-{name}": each.accuracy for name, each in scores.items()}
-        return numbers | {f"balanced-{name}": each.balanced for name, each in scores.items()} | {"share": self.share}
+        return (
+            numbers
+            | {f"balanced-{name}": each.balanced for name, each in scores.items()}
+            | {"share": self.share}
+        )
 
 
 def head_on(records: LabelledEmbeddings, header: Header, settings: HeadSettings, seed: int) -> Head:
@@ -95,7 +106,13 @@ def head_on(records: LabelledEmbeddings, header: Header, settings: HeadSettings,
     return Head(header, weight, bias, clip=0.0)
 
 
-def mix(own: LabelledEmbeddings, shared: Classifier, settings: HeadSettings, seed: int, validation: float) -> Mixture:
+def mix(
+    own: LabelledEmbeddings,
+    shared: Classifier,
+    settings: HeadSettings,
+    seed: int,
+    validation: float,
+) -> Mixture:
     """Train a head on the site's own records and choose its weight in a mixture with the shared
     head.
 
@@ -117,11 +134,19 @@ def mix(own: LabelledEmbeddings, shared: Classifier, settings: HeadSettings, see
     order = torch.randperm(len(own.labels), generator=torch.Generator().manual_seed(seed))
     held = round(validation * len(order))
     if not 0 < held < len(order):
-        raise DataError(f"{len(order)} training records cannot be split into training and validation ({validation:g})")
-    kept, local = own.take(order[:held]), head_on(own.take(order[held:]), shared.header, settings, seed)
+        raise DataError(
+            f"{len(order)} training records cannot be split into training and validation "
+            f"({validation:g})"
+        )
+    kept, local = (
+        own.take(order[:held]),
+        head_on(own.take(order[held:]), shared.header, settings, seed),
+    )
     mine, theirs = (model.scores(kept.features).softmax(1) for model in (local, shared))
     right = [((s * mine + (1 - s) * theirs).argmax(1) == kept.labels).sum() for s in SHARES]
-    best = max(range(len(SHARES)), key=lambda index: (int(right[index]), -abs(float(SHARES[index]) - 0.5)))
+    best = max(
+        range(len(SHARES)), key=lambda index: (int(right[index]), -abs(float(SHARES[index]) - 0.5))
+    )
     return Mixture(local, shared, float(SHARES[best]))
 
 
@@ -171,10 +196,13 @@ def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tenso
         name, sign, rest = part.partition("=")
         inside = [each.strip() for each in rest.split(",") if each.strip()]
         if not (name and sign and inside) or name in names:
-            raise ConfigError(f"groups {part!r}: a group is name=class,class, and each name appears once")
+            raise ConfigError(
+                f"groups {part!r}: a group is name=class,class, and each name appears once"
+            )
         if wrong := [each for each in inside if each not in classes or each in members]:
             raise ConfigError(
-                f"groups {part!r}: class {wrong[0]!r} is unknown or in two groups; the classes are {', '.join(classes)}"
+                f"groups {part!r}: class {wrong[0]!r} is unknown or in two groups; the classes are "
+                f"{', '.join(classes)}"
             )
         names.append(name)
         members |= dict.fromkeys(inside, name)
@@ -202,7 +230,9 @@ def out_of_distribution(known: LabelledEmbeddings, features: Tensor) -> Tensor:
     kinds = torch.unique(known.labels)
     means = torch.stack([known.features[known.labels == kind].mean(0) for kind in kinds])
     around = known.features - means[torch.searchsorted(kinds, known.labels)]
-    precision = torch.from_numpy(LedoitWolf(assume_centered=True).fit(around.double().numpy()).precision_)
+    precision = torch.from_numpy(
+        LedoitWolf(assume_centered=True).fit(around.double().numpy()).precision_
+    )
     half = torch.linalg.cholesky(precision)
     return torch.cdist(features.double() @ half, means.double() @ half).square().min(1).values
 
@@ -242,10 +272,14 @@ def fidelity(real: Tensor, synthetic: Tensor, seed: int) -> dict[str, float]:
 
     random = torch.Generator().manual_seed(seed)
     one, other = (
-        part[torch.randperm(len(part), generator=random)[:MOST_COMPARED]].double().numpy() for part in (real, synthetic)
+        part[torch.randperm(len(part), generator=random)[:MOST_COMPARED]].double().numpy()
+        for part in (real, synthetic)
     )
     sliced = ot.sliced_wasserstein_distance(one, other, n_projections=PROJECTIONS, seed=seed)
-    # Embeddings have norm one, so costs are at most 4. A blur of 1/40 of the mean cost changes the distance little.
+    # Embeddings have norm one, so costs are at most 4. A blur of 1/40 of the mean cost changes the
+    # distance little.
     blur = float(np.mean(ot.dist(one, other))) / 40
-    divergence = ot.bregman.empirical_sinkhorn_divergence(one, other, blur, numIterMax=200, warn=False)
+    divergence = ot.bregman.empirical_sinkhorn_divergence(
+        one, other, blur, numIterMax=200, warn=False
+    )
     return {"sliced": float(sliced), "sinkhorn": float(np.sqrt(max(0.0, float(divergence))))}

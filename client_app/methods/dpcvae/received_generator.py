@@ -23,7 +23,9 @@ log = logging.getLogger("fedsurrogate.site")
 
 
 def generators(node: NodeConfig) -> Path:
-    """Folder of the generators of runs that the site took part in; files are named by Flower's number of the run."""
+    """Folder of the generators of runs that the site took part in; files are named by Flower's
+    number of the run.
+    """
     return node.state / "generators"
 
 
@@ -42,10 +44,14 @@ def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
         DataError: where it cannot be evaluated.
     """
     if not any(entry.get("flower_run") == flower_run for entry in gate.ledger.entries()):
-        raise SurrogateError(f"a generator of run {flower_run}, in which this site has taken no part")
+        raise SurrogateError(
+            f"a generator of run {flower_run}, in which this site has taken no part"
+        )
     received = task.received_model()
     generator = Generator(received.header, task.run, received.tensors).checked()
-    replace_file(generators(task.node) / f"{flower_run}-{task.site}.safetensors", pack_generator(generator))
+    replace_file(
+        generators(task.node) / f"{flower_run}-{task.site}.safetensors", pack_generator(generator)
+    )
     return _judged(task, generator)
 
 
@@ -55,21 +61,32 @@ def _judged(task: Task, generator: Generator) -> Info:
         return {"correct": 0, "tested": 0}
     own, test = (site_records(task.found, classes, part) for part in ("train", "test"))
     labels = labels_evenly(len(classes), task.run.settings.dpcvae.synthetic)
-    synthetic = LabelledEmbeddings(generator.draw(labels, stream(task.run.settings.seed, "site", task.site)), labels)
+    synthetic = LabelledEmbeddings(
+        generator.draw(labels, stream(task.run.settings.seed, "site", task.site)), labels
+    )
     shared = head_on(synthetic, generator.header, task.run.settings.head, task.run.settings.seed)
     measures = mix(
-        own, shared, task.run.settings.head, task.run.settings.seed, task.run.settings.baseline.validation
+        own,
+        shared,
+        task.run.settings.head,
+        task.run.settings.seed,
+        task.run.settings.baseline.validation,
     ).measures(test)
     like = generator.draw(test.labels, stream(task.run.settings.seed, "fidelity", task.site))
     if len(test.labels) > 1:
         measures |= fidelity(test.features, like, task.run.settings.seed)
     right = round(measures["accuracy-mixed"] * len(test.labels))
-    log.info("the site's own, synthetic and mixed heads: %s", {name: round(value, 4) for name, value in measures.items()})
+    log.info(
+        "the site's own, synthetic and mixed heads: %s",
+        {name: round(value, 4) for name, value in measures.items()},
+    )
     answer: Info = {"correct": right, "tested": len(test.labels)}
     return answer | {f"downstream.{key}": value for key, value in measures.items()}
 
 
-def site_records(site_features: SiteFeatures, classes: tuple[str, ...], part: str) -> LabelledEmbeddings:
+def site_records(
+    site_features: SiteFeatures, classes: tuple[str, ...], part: str
+) -> LabelledEmbeddings:
     """The site's training or test records of the given classes, scaled to norm one.
 
     Args:
@@ -84,4 +101,6 @@ def site_records(site_features: SiteFeatures, classes: tuple[str, ...], part: st
     labels = class_indices(classes, site_features.classes)[chosen.labels]
     if not bool((labels >= 0).any()):
         raise DataError(f"no {part} record of the classes {', '.join(classes)[:200]}")
-    return LabelledEmbeddings(clip(chosen.features.double(), 0.0)[0].float()[labels >= 0], labels[labels >= 0])
+    return LabelledEmbeddings(
+        clip(chosen.features.double(), 0.0)[0].float()[labels >= 0], labels[labels >= 0]
+    )

@@ -1,4 +1,6 @@
-"""A site's part in training a generator. The decoder is exchanged; the encoder, or a GAN's critic, stays at the site."""
+"""A site's part in training a generator. The decoder is exchanged; the encoder, or a GAN's critic,
+stays at the site.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,23 @@ from torch import Tensor, nn
 
 from client_app.features.site_features import site_device
 from client_app.methods.dp.record_gradients import poisson_sample
-from client_app.methods.dpcvae.training_steps import Trainer, exact_gradient, private_gradient, trainer_of
+from client_app.methods.dpcvae.training_steps import (
+    Trainer,
+    exact_gradient,
+    private_gradient,
+    trainer_of,
+)
 from client_app.methods.task import MethodOutput, SiteSums, Task
 from common.errors import StateError, SurrogateError
 from common.methods.generators import first_round_shares
-from common.models.generators import COUNTS, SUMS, fresh_companion, fresh_generator, load_into, scaled
+from common.models.generators import (
+    COUNTS,
+    SUMS,
+    fresh_companion,
+    fresh_generator,
+    load_into,
+    scaled,
+)
 from common.models.networks import parameters_of
 from common.models.parameters import Parameters, Tensors, flat
 from common.privacy.gaussian_mechanism import BoundedSum, clip, release
@@ -45,9 +59,13 @@ class Trained:
 
 
 def train_generator(task: Task) -> MethodOutput:
-    """This site's update of the generator in one round, for DP-CVAE and, as a baseline, DP-CGAN. Raises as `trained`."""
+    """This site's update of the generator in one round, for DP-CVAE and, as a baseline, DP-CGAN.
+    Raises as `trained`.
+    """
     made = trained(task)
-    return MethodOutput(pack_parameters(made.reply), made.reply.claim, made.facts, keep=made.keep, must_keep=True)
+    return MethodOutput(
+        pack_parameters(made.reply), made.reply.claim, made.facts, keep=made.keep, must_keep=True
+    )
 
 
 def generator_sums(task: Task) -> SiteSums:
@@ -69,12 +87,22 @@ def generator_sums(task: Task) -> SiteSums:
             another round; and all errors of `trained`.
     """
     if (number := task.received_model().round) != task.round or task.confirmed != task.round - 1:
-        raise SurrogateError(f"a request for round {task.round} after {task.confirmed} rounds, with the model of {number}")
+        raise SurrogateError(
+            f"a request for round {task.round} after {task.confirmed} rounds, with the model of "
+            f"{number}"
+        )
     made = trained(task)
     tensors = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
     if task.round > 1:
-        weight = max(1.0, float(made.sizes.sum().round())) if task.run.settings.dpcvae.weights == "records" else 1.0
-        tensors = {"records": torch.tensor([weight], dtype=torch.float64), "update": weight * flat(tensors)}
+        weight = (
+            max(1.0, float(made.sizes.sum().round()))
+            if task.run.settings.dpcvae.weights == "records"
+            else 1.0
+        )
+        tensors = {
+            "records": torch.tensor([weight], dtype=torch.float64),
+            "update": weight * flat(tensors),
+        }
     return SiteSums(tensors, made.reply.claim, made.keep)
 
 
@@ -108,41 +136,63 @@ def trained(task: Task) -> Trained:
     embeddings, labels = scaled(features).to(device), labels.to(device)
     shared, companion, private = shared.to(device), companion.to(device), bool(run.settings.epsilon)
     random = stream(run.settings.seed, run.settings.method, task.site, task.round)
-    trainer = trainer_of(shared, companion, run.settings.dpcvae, task.round, counts, private, random)
+    trainer = trainer_of(
+        shared, companion, run.settings.dpcvae, task.round, counts, private, random
+    )
     facts = _train_privately(task, trainer, embeddings, labels, counts) if private else {}
     if not private:
         for rows in _batches(len(labels), run.settings.dpcvae, random):
             trainer.step(exact_gradient(trainer, embeddings[rows], labels[rows]))
-    moved = {name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()}
+    moved = {
+        name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()
+    }
     claim = run.mechanism
-    reply = Parameters(task.header(classes), task.round, moved, 0 if private else len(labels), claim)
+    reply = Parameters(
+        task.header(classes), task.round, moved, 0 if private else len(labels), claim
+    )
     return Trained(reply, counts, facts, _kept(task, companion, counts))
 
 
-def _opening(task: Task, classes: tuple[str, ...], features: Tensor, labels: Tensor, companion: nn.Module) -> Trained:
-    """The first round: the size of every class and, if set, the sum of its unit-norm embeddings; noisy under privacy."""
+def _opening(
+    task: Task, classes: tuple[str, ...], features: Tensor, labels: Tensor, companion: nn.Module
+) -> Trained:
+    """The first round: the size of every class and, if set, the sum of its unit-norm embeddings;
+    noisy under privacy.
+    """
     run, count = task.run, len(classes)
     unit = clip(features.double(), 0.0)[0]
-    sums = dict(zip((COUNTS, SUMS), class_sums(unit, labels, torch.ones(len(labels)), count), strict=True))
+    sums = dict(
+        zip((COUNTS, SUMS), class_sums(unit, labels, torch.ones(len(labels)), count), strict=True)
+    )
     chosen = {COUNTS, SUMS} if run.settings.dpcvae.opening == "sums" else {COUNTS}
     claim = run.mechanism
     facts: dict[str, float] = {}
     if claim is not None:
         noise, shares = claim.event(1).noise_multiplier, first_round_shares(run.settings.dpcvae)
-        noisy = release([BoundedSum(name, sums[name], 1.0, shares[name]) for name in sorted(chosen)], noise)
+        noisy = release(
+            [BoundedSum(name, sums[name], 1.0, shares[name]) for name in sorted(chosen)], noise
+        )
         facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
         sums |= {each.name: each.value for each in noisy}
     shared = {name: sums[name].float() for name in chosen}
     records = 0 if run.settings.epsilon else len(labels)
     sizes = shared[COUNTS]
-    return Trained(Parameters(task.header(classes), 1, shared, records, claim), sizes, facts, _kept(task, companion, sizes))
+    return Trained(
+        Parameters(task.header(classes), 1, shared, records, claim),
+        sizes,
+        facts,
+        _kept(task, companion, sizes),
+    )
 
 
-def _train_privately(task: Task, trainer: Trainer, embeddings: Tensor, labels: Tensor, counts: Tensor) -> dict[str, float]:
+def _train_privately(
+    task: Task, trainer: Trainer, embeddings: Tensor, labels: Tensor, counts: Tensor
+) -> dict[str, float]:
     """Train by DP-SGD (Abadi et al. 2016); return facts that stay at the site.
 
-    Every step takes each record independently with probability `sample_rate`. It divides the noisy sum of clipped gradients
-    by the expected number of records, which is computed from the released class sizes.
+    Every step takes each record independently with probability `sample_rate`. It divides the noisy
+    sum of clipped gradients by the expected number of records, which is computed from the released
+    class sizes.
     """
     run, settings = task.run, task.run.settings.dpcvae
     claim = run.mechanism
@@ -159,7 +209,10 @@ def _train_privately(task: Task, trainer: Trainer, embeddings: Tensor, labels: T
         trainer.step(mean)
         clipped, drawn = clipped + cut, drawn + len(rows)
         signal.append(ratio)
-    return {"clip-fraction": clipped / max(1, drawn), "signal-to-noise-gradients": sum(signal) / len(signal)}
+    return {
+        "clip-fraction": clipped / max(1, drawn),
+        "signal-to-noise-gradients": sum(signal) / len(signal),
+    }
 
 
 def _batches(count: int, settings: DPCVAESettings, generator: torch.Generator) -> Iterator[Tensor]:
@@ -172,18 +225,25 @@ def _file(task: Task, round: int) -> Path:
 
 
 def _kept(task: Task, companion: nn.Module, counts: Tensor) -> dict[Path, bytes]:
-    """File and content that the site needs in the next round; written after this round is charged, and never released."""
+    """File and content that the site needs in the next round; written after this round is charged,
+    and never released.
+    """
     from safetensors.torch import save
 
-    tensors: Tensors = {COMPANION + name: tensor.cpu().contiguous() for name, tensor in parameters_of(companion).items()}
+    tensors: Tensors = {
+        COMPANION + name: tensor.cpu().contiguous()
+        for name, tensor in parameters_of(companion).items()
+    }
     content: bytes = save({**tensors, COUNTS: counts}, {"run": task.run.digest})
     return {_file(task, task.round): content}
 
 
 def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
-    """Load the companion as it was after the last round that counted; return the released class sizes (C,).
+    """Load the companion as it was after the last round that counted; return the released class
+    sizes (C,).
 
-    A site that joins later than the others begins with a new companion and sizes of zero. Raises StateError.
+    A site that joins later than the others begins with a new companion and sizes of zero. Raises
+    StateError.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
@@ -197,13 +257,20 @@ def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
                 raise KeyError("of another run")
         tensors = load_file(file)
         counts: Tensor = tensors.pop(COUNTS)
-        companion.load_state_dict({name.removeprefix(COMPANION): tensor for name, tensor in tensors.items()})
+        companion.load_state_dict(
+            {name.removeprefix(COMPANION): tensor for name, tensor in tensors.items()}
+        )
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise StateError(
-            f"{file} cannot be read ({type(error).__name__}), but round {task.confirmed} of this run counted: without this "
-            "file the site's encoder, and its budget with it, would begin anew; restore the state folder"
+            f"{file} cannot be read ({type(error).__name__}), but round {task.confirmed} of this "
+            "run counted: without this file the site's encoder, and its budget with it, would "
+            "begin anew; restore the state folder"
         ) from None
     for old in task.state.glob("kept-*.safetensors"):
-        if old != file and (number := old.stem.removeprefix("kept-")).isdecimal() and int(number) < task.confirmed:
+        if (
+            old != file
+            and (number := old.stem.removeprefix("kept-")).isdecimal()
+            and int(number) < task.confirmed
+        ):
             old.unlink(missing_ok=True)
     return counts

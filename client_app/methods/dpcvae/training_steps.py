@@ -65,7 +65,13 @@ class CVAETrainer:
     """
 
     def __init__(
-        self, decoder: Decoder, encoder: Encoder, settings: DPCVAESettings, rate: float, beta: float, normals: Normals
+        self,
+        decoder: Decoder,
+        encoder: Encoder,
+        settings: DPCVAESettings,
+        rate: float,
+        beta: float,
+        normals: Normals,
     ) -> None:
         self.modules = nn.ModuleList([decoder, encoder])
         self._decoder, self._encoder, self._beta, self._normals = decoder, encoder, beta, normals
@@ -86,7 +92,10 @@ class CVAETrainer:
         Returns:
             Losses (n,).
         """
-        kinds, noise = one_hot(labels, len(self._decoder.means)).to(embeddings), noise.to(embeddings)
+        kinds, noise = (
+            one_hot(labels, len(self._decoder.means)).to(embeddings),
+            noise.to(embeddings),
+        )
         missed, apart = elbo(self._encoder, self._decoder, embeddings, kinds, noise)
         return (missed + self._beta * apart) / embeddings.shape[1]
 
@@ -123,7 +132,12 @@ class GanTrainer:
         generator: torch.Generator,
     ) -> None:
         self.modules = nn.ModuleList([judge])
-        self._maker, self._discriminator, self._generator, self._size = maker, judge, generator, settings.batch_size
+        self._maker, self._discriminator, self._generator, self._size = (
+            maker,
+            judge,
+            generator,
+            settings.batch_size,
+        )
         self._shares = shares.double().clamp_min(0) + 1e-9
         self._critic = torch.optim.Adam(judge.parameters(), lr=rate, betas=GAN_BETAS)
         self._made = torch.optim.Adam(maker.parameters(), lr=rate, betas=GAN_BETAS)
@@ -162,7 +176,9 @@ class GanTrainer:
 
     def _make(self) -> tuple[Tensor, Tensor]:
         at = self._maker.means
-        labels = torch.multinomial(self._shares, self._size, replacement=True, generator=self._generator)
+        labels = torch.multinomial(
+            self._shares, self._size, replacement=True, generator=self._generator
+        )
         kinds = one_hot(labels, len(at)).to(at)
         noise = torch.randn(self._size, self._maker.latent, generator=self._generator).to(at)
         return self._maker(noise, kinds), kinds
@@ -174,7 +190,12 @@ def _unreal(judge: nn.Module, embeddings: Tensor, kinds: Tensor, real: float) ->
 
 
 def private_gradient(
-    trainer: Trainer, embeddings: Tensor, labels: Tensor, clip: float, noise_multiplier: float, expected: float
+    trainer: Trainer,
+    embeddings: Tensor,
+    labels: Tensor,
+    clip: float,
+    noise_multiplier: float,
+    expected: float,
 ) -> tuple[dict[str, Tensor], int, float]:
     """The noisy mean of clipped gradients.
 
@@ -199,7 +220,10 @@ def private_gradient(
     (noisy,) = release([BoundedSum("gradients", flat, clip, 1.0)], noise_multiplier)
     parts = torch.split(noisy.value / expected, [part.numel() for part in total.values()])
     like = dict(trainer.modules.named_parameters())
-    mean = {name: part.reshape(like[name].shape).to(like[name]) for name, part in zip(total, parts, strict=True)}
+    mean = {
+        name: part.reshape(like[name].shape).to(like[name])
+        for name, part in zip(total, parts, strict=True)
+    }
     return mean, cut, float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5)
 
 
@@ -215,12 +239,17 @@ def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict
         The mean, by name of the parameter.
     """
     names, parameters = zip(*trainer.modules.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(trainer.losses(embeddings, labels, trainer.noise(len(labels))).mean(), parameters)
+    gradients = torch.autograd.grad(
+        trainer.losses(embeddings, labels, trainer.noise(len(labels))).mean(), parameters
+    )
     return dict(zip(names, gradients, strict=True))
 
 
 def _optimiser(modules: nn.Module, settings: DPCVAESettings, rate: float) -> torch.optim.Optimizer:
-    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "sgd": torch.optim.SGD,
+    }
     return makers[settings.optimiser](modules.parameters(), lr=rate)
 
 
@@ -245,7 +274,9 @@ def trainer_of(
         generator: of all other random numbers.
     """
     if isinstance(shared, GanGenerator):
-        return GanTrainer(shared, companion, settings, settings.rate(round, GAN_RATE), shares, generator)
+        return GanTrainer(
+            shared, companion, settings, settings.rate(round, GAN_RATE), shares, generator
+        )
     assert isinstance(companion, Encoder)
     usual = {"adam": 3e-3 if settings.hidden else 0.03, "sgd": 0.1}[settings.optimiser]
     beta = settings.weight_of_divergence(round)

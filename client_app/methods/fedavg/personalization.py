@@ -1,4 +1,6 @@
-"""Personalization of a federated head: FedLambda mixes in a local head, kNN-Per the site's nearest records."""
+"""Personalization of a federated head: FedLambda mixes in a local head, kNN-Per the site's nearest
+records.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,21 @@ def personal_accuracy(task: Task, model: Classifier) -> tuple[int, int]:
     """
     names = model.header.classes
     features, labels = task.training_data(names)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(task.run.settings.seed))
+    order = torch.randperm(
+        len(labels), generator=torch.Generator().manual_seed(task.run.settings.seed)
+    )
     held = max(1, round(task.run.settings.baseline.validation * len(labels)))
     if held == len(labels):
         return model.accuracy(task.found.test.features, task.found.classes, task.found.test.labels)
     validation, rest = order[:held], order[held:]
     own = _Own(task, features[rest], labels[rest], len(names))
-    share = _share(own(features[validation]), model.scores(features[validation]).softmax(1), labels[validation])
-    test, truth = task.found.test.features.float(), class_indices(names, task.found.classes)[task.found.test.labels]
+    share = _share(
+        own(features[validation]), model.scores(features[validation]).softmax(1), labels[validation]
+    )
+    test, truth = (
+        task.found.test.features.float(),
+        class_indices(names, task.found.classes)[task.found.test.labels],
+    )
     if not len(truth):
         return 0, 0
     mixed = share * own(test) + (1 - share) * model.scores(test).softmax(1)
@@ -65,7 +74,12 @@ def personal_accuracy(task: Task, model: Classifier) -> tuple[int, int]:
 def _share(own: Tensor, federated: Tensor, labels: Tensor) -> float:
     mixed = SHARES[:, None, None] * own + (1 - SHARES[:, None, None]) * federated
     right = (mixed.argmax(2) == labels).float().mean(1)
-    likely = mixed.gather(2, labels.expand(len(SHARES), -1)[:, :, None]).clamp_min(1e-6).log().mean((1, 2))
+    likely = (
+        mixed.gather(2, labels.expand(len(SHARES), -1)[:, :, None])
+        .clamp_min(1e-6)
+        .log()
+        .mean((1, 2))
+    )
     return float(SHARES[int((right + 1e-3 * torch.tanh(likely)).argmax())])
 
 
@@ -73,10 +87,20 @@ class _Own:
     """Class probabilities (n, C) from the site's own records."""
 
     def __init__(self, task: Task, features: Tensor, labels: Tensor, classes: int) -> None:
-        self.classes, self.labels, self.neighbours = classes, labels, min(task.run.settings.baseline.neighbours, len(labels))
-        self.memory = torch.nn.functional.normalize(features, dim=1) if task.run.settings.method == "knn-per" else None
+        self.classes, self.labels, self.neighbours = (
+            classes,
+            labels,
+            min(task.run.settings.baseline.neighbours, len(labels)),
+        )
+        self.memory = (
+            torch.nn.functional.normalize(features, dim=1)
+            if task.run.settings.method == "knn-per"
+            else None
+        )
         self.head = (
-            train_on_features(features, labels, classes, task.run.settings.head, task.run.settings.seed)
+            train_on_features(
+                features, labels, classes, task.run.settings.head, task.run.settings.seed
+            )
             if self.memory is None
             else None
         )

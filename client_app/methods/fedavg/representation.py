@@ -1,4 +1,6 @@
-"""FedRep at a site: the shared representation (body) is trained below a head of its own, which never leaves the site."""
+"""FedRep at a site: the shared representation (body) is trained below a head of its own, which
+never leaves the site.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,17 @@ def update_body(task: Task) -> MethodOutput:
     generator = stream(run.settings.seed, task.site, task.round)
     train(module, features, labels, settings, settings.rate(private=False), generator)
     trained = body_of(dict(module.named_parameters()))
-    moved = {name: parameter.detach() - received.tensors[name] for name, parameter in trained.items()}
+    moved = {
+        name: parameter.detach() - received.tensors[name] for name, parameter in trained.items()
+    }
     answer = Parameters(task.header(received.header.classes), received.round, moved, len(labels))
     return MethodOutput(pack_parameters(answer))
 
 
 def own_network(task: Task) -> Classifier:
-    """The received body with a head that this site fits to its own records. Raises SurrogateError, DataError."""
+    """The received body with a head that this site fits to its own records. Raises SurrogateError,
+    DataError.
+    """
     received, kind = checked_classifier(task), task.run.settings.fedavg.kind
     if not isinstance(received, Network) or received.kind != kind:
         raise SurrogateError(f"a model that is no {kind}")
@@ -60,7 +66,9 @@ def own_network(task: Task) -> Classifier:
     return Network(task.header(names), kind, features.shape[1], tensors)
 
 
-def own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def own_head(
+    task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
     """A head trained on the body's outputs for features; an empty body gives the head on these
     themselves.
 
@@ -81,12 +89,18 @@ def own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classe
     module = fresh(settings.kind, features.shape[1], classes, settings.width)
     wanted = {name: p.shape for name, p in body_of(dict(module.named_parameters())).items()}
     if {name: tensor.shape for name, tensor in body.items()} != wanted:
-        raise SurrogateError(f"a body that is not that of a {settings.kind} of width {settings.width}")
+        raise SurrogateError(
+            f"a body that is not that of a {settings.kind} of width {settings.width}"
+        )
     with torch.no_grad():
         embedded = torch.cat([embed(module, body, part) for part in torch.split(features, 1000)])
-    return train_on_features(embedded, labels, classes, task.run.settings.head, task.run.settings.seed)
+    return train_on_features(
+        embedded, labels, classes, task.run.settings.head, task.run.settings.seed
+    )
 
 
-def _with_own_head(task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int) -> dict[str, Tensor]:
+def _with_own_head(
+    task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int
+) -> dict[str, Tensor]:
     weight, bias = own_head(task, body, features, labels, classes)
     return {**body, HEAD + "weight": weight, HEAD + "bias": bias}

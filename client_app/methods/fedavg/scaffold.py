@@ -30,12 +30,17 @@ def read_control(folder: Path, confirmed: int, like: Tensors) -> dict[str, Tenso
         return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
     file = folder / f"control-{confirmed}.safetensors"
     if not file.is_file():
-        raise DataError(f"the control variate of round {confirmed} is not in {str(folder)!r}; it is needed to go on")
+        raise DataError(
+            f"the control variate of round {confirmed} is not in {str(folder)!r}; it is needed to "
+            "go on"
+        )
     control: dict[str, Tensor] = load_file(file)
     return control
 
 
-def next_control(own: Tensors, common: Tensors, moved: Tensors, steps: int, rate: float) -> dict[str, Tensor]:
+def next_control(
+    own: Tensors, common: Tensors, moved: Tensors, steps: int, rate: float
+) -> dict[str, Tensor]:
     """The new control variate c_i - c + (x - y_i) / (steps rate).
 
     Args:

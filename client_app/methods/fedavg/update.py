@@ -1,4 +1,6 @@
-"""A site's part in a round of FedAvg and its variants: it trains the received model and sends the change of parameters."""
+"""A site's part in a round of FedAvg and its variants: it trains the received model and sends the
+change of parameters.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +62,15 @@ def weighted_update(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     if task.run.plan.mechanism_name == JOINT_SUMS:
         return gradient_sums(task)
     received = task.received_model()
-    trained = _privately(task, received)[0] if task.run.settings.epsilon else _trained(task, received)
+    trained = (
+        _privately(task, received)[0] if task.run.settings.epsilon else _trained(task, received)
+    )
     records = task.run.settings.secure_sum_records if task.run.settings.epsilon else trained.records
     moved = flat(trained.tensors)
-    return {"records": torch.tensor([float(records)], dtype=torch.float64), "update": records * moved}, trained.claim
+    return {
+        "records": torch.tensor([float(records)], dtype=torch.float64),
+        "update": records * moved,
+    }, trained.claim
 
 
 def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
@@ -81,9 +88,14 @@ def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
         the claim.
     """
     claim, module, features, labels = _private_start(task, task.received_model())
-    gradients = clipped_gradients(module, task.run.settings.fedavg.kind, features, labels, claim.clip)
+    gradients = clipped_gradients(
+        module, task.run.settings.fedavg.kind, features, labels, claim.clip
+    )
     summed = flat(gradients) / claim.clip
-    return {"records": torch.tensor([float(len(labels))], dtype=torch.float64), "gradients": summed}, claim
+    return {
+        "records": torch.tensor([float(len(labels))], dtype=torch.float64),
+        "gradients": summed,
+    }, claim
 
 
 def _trained(task: Task, received: Parameters) -> Parameters:
@@ -99,8 +111,18 @@ def _trained(task: Task, received: Parameters) -> Parameters:
         correction={name: common[name] - own[name] for name in common} if common else None,
         single_step=run.settings.method == "fedsgd",
     )
-    steps = train(module, features, labels, settings, rate, stream(run.settings.seed, task.site, task.round), variant)
-    moved: Tensors = {name: parameter.detach() - start[name] for name, parameter in module.named_parameters()}
+    steps = train(
+        module,
+        features,
+        labels,
+        settings,
+        rate,
+        stream(run.settings.seed, task.site, task.round),
+        variant,
+    )
+    moved: Tensors = {
+        name: parameter.detach() - start[name] for name, parameter in module.named_parameters()
+    }
     if common:
         new = scaffold.next_control(own, common, moved, steps, rate)
         moved = {**moved, **{CONTROL + name: new[name] - own[name] for name in new}}
@@ -120,8 +142,13 @@ def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, 
     run, settings = task.run, task.run.settings.fedavg
     claim, module, features, labels = _private_start(task, received)
     mu = settings.mu if run.plan.training.proximal else 0.0
-    facts = train_privately(module, features, labels, settings, claim, settings.rate(private=True), mu)
-    moved = {name: parameter.detach() - received.tensors[name] for name, parameter in module.named_parameters()}
+    facts = train_privately(
+        module, features, labels, settings, claim, settings.rate(private=True), mu
+    )
+    moved = {
+        name: parameter.detach() - received.tensors[name]
+        for name, parameter in module.named_parameters()
+    }
     return Parameters(task.header(received.header.classes), received.round, moved, 0, claim), facts
 
 
@@ -134,4 +161,9 @@ def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Modu
     features, labels = task.training_data(received.header.classes)
     if kind == "linear":
         features = clip(features, 0.0)[0].float()
-    return claim, network(kind, features.shape[1], len(received.header.classes), received.tensors), features, labels
+    return (
+        claim,
+        network(kind, features.shape[1], len(received.header.classes), received.tensors),
+        features,
+        labels,
+    )

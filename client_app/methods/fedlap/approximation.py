@@ -1,4 +1,6 @@
-"""A site's part in a round of FedLAP: it receives the model and sends synthetic records that approximate its loss."""
+"""A site's part in a round of FedLAP: it receives the model and sends synthetic records that
+approximate its loss.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from client_app.features.site_features import site_device
 from client_app.methods.dp.record_gradients import PrivateGradient
 from client_app.methods.fedlap.image_synthesis import Matching, RealStatistic, Synthesis, synthesise
 from client_app.methods.fedlap.statistics import GRADIENT, Batches, Statistic
-from client_app.methods.fedlap.trust_region import IMAGE_STEP, MODEL_STEP, Search, ServerWalk, effective_radius
+from client_app.methods.fedlap.trust_region import (
+    IMAGE_STEP,
+    MODEL_STEP,
+    Search,
+    ServerWalk,
+    effective_radius,
+)
 from client_app.methods.local_training import network
 from client_app.methods.task import MethodOutput, Task
 from common.models.augmentation import draws
@@ -65,56 +73,94 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
     settings, private, claim = run.settings.fedlap, bool(run.settings.epsilon), run.mechanism
     features, labels = task.training_data(classes)
     body, real, model = _in_place(task, received, features, labels)
-    present = torch.arange(len(classes)) if private or settings.labels == "all" else torch.unique(labels)
+    present = (
+        torch.arange(len(classes)) if private or settings.labels == "all" else torch.unique(labels)
+    )
     named = tuple(classes[index] for index in present.tolist())
     begin = _begin(task, present, named, real.values.shape[1:])
-    begin = LandscapeRecords.evenly(begin.values.to(real.values), begin.labels.to(real.values.device))
-    changes = draws(settings.augment, stream(run.settings.seed, "fedlap", task.site, task.round, "augment"))
+    begin = LandscapeRecords.evenly(
+        begin.values.to(real.values), begin.labels.to(real.values.device)
+    )
+    changes = draws(
+        settings.augment, stream(run.settings.seed, "fedlap", task.site, task.round, "augment")
+    )
     batches = stream(run.settings.seed, "fedlap", task.site, task.round)
     looks: RealStatistic = Batches(body, real, settings.batch_size, batches, recipe.statistic)
     if claim is not None:
         expected = settings.batch_size or 1
-        looks = PrivateGradient(body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected)
+        looks = PrivateGradient(
+            body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected
+        )
     rate = settings.rate(task.round)
-    matching = Matching(settings, rate, settings.mse(private), recipe.statistic, recipe.starts(task))
+    matching = Matching(
+        settings, rate, settings.mse(private), recipe.statistic, recipe.starts(task)
+    )
     made, synthesis = synthesise(body, model, begin, looks, matching, changes)
     began = time.perf_counter()
     searches = recipe.searches and not private
-    radius = _radius(task, body, model, made, real, synthesis) if searches else settings.trust_radius
+    radius = (
+        _radius(task, body, model, made, real, synthesis) if searches else settings.trust_radius
+    )
     synthesis.seconds["radius-search"] = time.perf_counter() - began
     values = made.values.flatten(1).cpu().clamp(-LARGEST_VALUE, LARGEST_VALUE)
     own = torch.arange(len(named)).repeat_interleave(settings.images_per_class)
     records = 0 if private else len(labels)
     answer = Synthetic(task.header(named), task.round, values, own, radius, records, claim)
     payload = pack_synthetic(answer)
-    kept = {task.state / f"synthetic-{task.round}.safetensors": save({"values": values}, {"classes": "\n".join(named)})}
+    kept = {
+        task.state / f"synthetic-{task.round}.safetensors": save(
+            {"values": values}, {"classes": "\n".join(named)}
+        )
+    }
     facts = {f"seconds-{name}": round(seconds, 3) for name, seconds in synthesis.seconds.items()}
     facts |= {"mismatch-first": synthesis.first, "mismatch-last": synthesis.last}
     if isinstance(looks, PrivateGradient):
         facts |= looks.facts()
-    timings = {} if private else {f"{name}-seconds": float(seconds) for name, seconds in synthesis.seconds.items()}
+    timings = (
+        {}
+        if private
+        else {f"{name}-seconds": float(seconds) for name, seconds in synthesis.seconds.items()}
+    )
     return MethodOutput(payload, claim, facts, {**timings}, kept)
 
 
 def _in_place(
     task: Task, received: Parameters, features: Tensor, labels: Tensor
 ) -> tuple[nn.Module, LandscapeRecords, Tensors]:
-    """The network without its fixed first step, the records after that step, and the model, on the site's device."""
+    """The network without its fixed first step, the records after that step, and the model, on the
+    site's device.
+    """
     device = site_device(task.run.settings.device, task.node)
-    module = network(task.run.settings.fedlap.kind, features.shape[1], len(received.header.classes), received.tensors)
+    module = network(
+        task.run.settings.fedlap.kind,
+        features.shape[1],
+        len(received.header.classes),
+        received.tensors,
+    )
     body, values = split_input(module, features)
     model = {name: tensor.to(device) for name, tensor in received.tensors.items()}
-    return body.to(device), LandscapeRecords.evenly(values.float().to(device), labels.to(device)), model
+    return (
+        body.to(device),
+        LandscapeRecords.evenly(values.float().to(device), labels.to(device)),
+        model,
+    )
 
 
-def _begin(task: Task, present: Tensor, named: tuple[str, ...], shape: torch.Size) -> LandscapeRecords:
-    """First synthetic records: noise, or those this site sent in the last round that the coordinator used, if still here.
+def _begin(
+    task: Task, present: Tensor, named: tuple[str, ...], shape: torch.Size
+) -> LandscapeRecords:
+    """First synthetic records: noise, or those this site sent in the last round that the
+    coordinator used, if still here.
 
-    They are never real records. The file on the disk has been released before, so under privacy it is already charged.
+    They are never real records. The file on the disk has been released before, so under privacy it
+    is already charged.
     """
     settings = task.run.settings.fedlap
     labels = present.repeat_interleave(settings.images_per_class)
-    noise = torch.randn((len(labels), *shape), generator=stream(task.run.settings.seed, "fedlap", task.site, "begin"))
+    noise = torch.randn(
+        (len(labels), *shape),
+        generator=stream(task.run.settings.seed, "fedlap", task.site, "begin"),
+    )
     if settings.kind == "linear":
         # About norm one, as the records.
         noise /= noise[0].numel() ** 0.5
@@ -139,14 +185,30 @@ def _last(file: Path, named: tuple[str, ...]) -> Tensor | None:
 
 
 def _radius(
-    task: Task, body: nn.Module, model: Tensors, made: LandscapeRecords, real: LandscapeRecords, synthesis: Synthesis
+    task: Task,
+    body: nn.Module,
+    model: Tensors,
+    made: LandscapeRecords,
+    real: LandscapeRecords,
+    synthesis: Synthesis,
 ) -> float:
-    settings, batch = task.run.settings.fedlap, task.run.settings.fedlap.batch_size or len(real.labels)
+    settings, batch = (
+        task.run.settings.fedlap,
+        task.run.settings.fedlap.batch_size or len(real.labels),
+    )
     work = synthesis.looks * (
-        settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * min(batch, len(real.labels))
+        settings.image_steps * IMAGE_STEP * len(made.labels)
+        + MODEL_STEP * min(batch, len(real.labels))
     )
     search = Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
     generator = stream(task.run.settings.seed, "fedlap", task.site, task.round, "radius")
     changes = draws(settings.augment, generator)
-    server = ServerWalk(body, model, settings.rate(task.round), settings.server_steps, settings.trust_radius, changes)
+    server = ServerWalk(
+        body,
+        model,
+        settings.rate(task.round),
+        settings.server_steps,
+        settings.trust_radius,
+        changes,
+    )
     return effective_radius(server, made, real, search, generator)

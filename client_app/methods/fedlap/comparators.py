@@ -1,4 +1,6 @@
-"""Methods that FedLAP is compared with, as recipes of its synthesis: DSC, FedDM and PSG. None of them has a radius."""
+"""Methods that FedLAP is compared with, as recipes of its synthesis: DSC, FedDM and PSG. None of
+them has a radius.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Gradient matching: the mismatch between the gradients of synthetic and real records, and its derivative by the former."""
+"""Gradient matching: the mismatch between the gradients of synthetic and real records, and its
+derivative by the former.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,19 @@ from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords, loss
 from common.models.parameters import Tensors
 
-# Length of a move of the model, as a share of one plus its norm. Longer moves bend; shorter ones lose digits of 32 bits.
+# Length of a move of the model, as a share of one plus its norm. Longer moves bend; shorter ones
+# lose digits of 32 bits.
 MOVE = 1e-3
 
 Difference = Callable[[Sequence[Tensor]], Tensor]
 
 
 def matching_slope(
-    body: nn.Module, parameters: Tensors, sets: Sequence[LandscapeRecords], change: Change, difference: Difference
+    body: nn.Module,
+    parameters: Tensors,
+    sets: Sequence[LandscapeRecords],
+    change: Change,
+    difference: Difference,
 ) -> tuple[float, Tensor]:
     """The difference between gradients of synthetic records and a target, and its derivative by
     their values.
@@ -61,7 +68,10 @@ def matching_slope(
     for index, (records, before, units) in enumerate(zip(sets, befores, holds, strict=True)):
         along = directions[index * len(model) : (index + 1) * len(model)]
         far = MOVE * size / _norm(along).clamp_min(1e-30)
-        moved = {name: tensor + far * by for (name, tensor), by in zip(parameters.items(), along, strict=True)}
+        moved = {
+            name: tensor + far * by
+            for (name, tensor), by in zip(parameters.items(), along, strict=True)
+        }
         with _held_units(body, units):
             (after,) = _slopes(body, moved, records, change, [])
         slopes.append((after - before) / far)
@@ -69,17 +79,27 @@ def matching_slope(
 
 
 def _slopes(
-    body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change, asked: Sequence[Tensor]
+    body: nn.Module,
+    parameters: Tensors,
+    records: LandscapeRecords,
+    change: Change,
+    asked: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
     """Derivatives of the loss by the parameters `asked`, and by the values before their change."""
     values = records.values.detach().requires_grad_()
-    total = loss(body, parameters, LandscapeRecords(change(values), records.labels, records.weights))
+    total = loss(
+        body, parameters, LandscapeRecords(change(values), records.labels, records.weights)
+    )
     return torch.autograd.grad(total, [*asked, values])
 
 
 @contextmanager
-def _held_units(body: nn.Module, units: dict[nn.Module, Tensor] | None = None) -> Iterator[dict[nn.Module, Tensor]]:
-    """Record which units of each ReLU pass their inputs on; with `units`, these do, whatever their inputs."""
+def _held_units(
+    body: nn.Module, units: dict[nn.Module, Tensor] | None = None
+) -> Iterator[dict[nn.Module, Tensor]]:
+    """Record which units of each ReLU pass their inputs on; with `units`, these do, whatever their
+    inputs.
+    """
     kept: dict[nn.Module, Tensor] = {} if units is None else units
 
     def hold(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
@@ -88,7 +108,9 @@ def _held_units(body: nn.Module, units: dict[nn.Module, Tensor] | None = None) -
         kept[layer] = (output > 0).to(output)
         return None
 
-    handles = [layer.register_forward_hook(hold) for layer in body.modules() if isinstance(layer, nn.ReLU)]
+    handles = [
+        layer.register_forward_hook(hold) for layer in body.modules() if isinstance(layer, nn.ReLU)
+    ]
     try:
         yield kept
     finally:

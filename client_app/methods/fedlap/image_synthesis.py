@@ -1,4 +1,6 @@
-"""Synthesis of records that match a statistic of a site's real records, in FedLAP the gradient of the loss."""
+"""Synthesis of records that match a statistic of a site's real records, in FedLAP the gradient of
+the loss.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class Synthesis:
     first: float = float("nan")
     last: float = float("nan")
     looks: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: {"real-gradients": 0.0, "image-steps": 0.0})
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"real-gradients": 0.0, "image-steps": 0.0}
+    )
 
 
 def synthesise(
@@ -101,7 +105,9 @@ def synthesise(
     """
     synthesis, settings = Synthesis(), matching.settings
     values = begin.values.clone().requires_grad_()
-    optimiser = torch.optim.SGD([values], lr=settings.image_learning_rate, momentum=settings.image_momentum)
+    optimiser = torch.optim.SGD(
+        [values], lr=settings.image_learning_rate, momentum=settings.image_momentum
+    )
     for _ in range(settings.trajectories):
         start = matching.start(model)
         here = {name: tensor.clone() for name, tensor in start.items()}
@@ -123,7 +129,9 @@ def synthesise(
                     # A step that is not finite would destroy the result of all earlier steps.
                     if values.grad.isfinite().all():
                         optimiser.step()
-                    synthesis.first = synthesis.last if synthesis.first != synthesis.first else synthesis.first
+                    synthesis.first = (
+                        synthesis.last if synthesis.first != synthesis.first else synthesis.first
+                    )
                 synthesis.seconds["image-steps"] += time.perf_counter() - began
             if loop < settings.loops - 1:
                 now = LandscapeRecords(values.detach(), begin.labels, begin.weights)

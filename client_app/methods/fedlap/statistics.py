@@ -1,4 +1,6 @@
-"""Statistics of real records that synthetic records match: gradient of the loss, of each class's loss, or class means."""
+"""Statistics of real records that synthetic records match: gradient of the loss, of each class's
+loss, or class means.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ class Statistic:
     """
 
     real: Callable[[nn.Module, Tensors, LandscapeRecords, Change], dict[str, Tensor]]
-    slope: Callable[[nn.Module, Tensors, LandscapeRecords, Change, Sequence[Tensor], float, float], tuple[float, Tensor]]
+    slope: Callable[
+        [nn.Module, Tensors, LandscapeRecords, Change, Sequence[Tensor], float, float],
+        tuple[float, Tensor],
+    ]
     by_class: bool = False
 
 
@@ -47,7 +52,9 @@ def gradient_slope(
     noise: float,
 ) -> tuple[float, Tensor]:
     """`Statistic.slope` of the gradient of the loss."""
-    return matching_slope(body, parameters, [records], change, lambda mine: mismatch(mine, real, mse_weight, noise))
+    return matching_slope(
+        body, parameters, [records], change, lambda mine: mismatch(mine, real, mse_weight, noise)
+    )
 
 
 def class_gradient_slope(
@@ -68,7 +75,11 @@ def class_gradient_slope(
     """
     sets = [own for _, own in classes_of(records)]
     difference, slope = matching_slope(
-        body, parameters, sets, change, lambda mine: mismatch(mine, real, mse_weight, noise) / len(mine)
+        body,
+        parameters,
+        sets,
+        change,
+        lambda mine: mismatch(mine, real, mse_weight, noise) / len(mine),
     )
     return difference, slope[records.labels.argsort(stable=True).argsort()]
 
@@ -82,13 +93,19 @@ def class_mean_slope(
     mse_weight: float,
     noise: float,
 ) -> tuple[float, Tensor]:
-    """`Statistic.slope` of the means of each class: the mean squared distance over the means, times `SCALE`.
+    """`Statistic.slope` of the means of each class: the mean squared distance over the means, times
+    `SCALE`.
 
     Source: Xiong et al. 2023, equation 4, which sums over the classes.
     """
     values = records.values.detach().requires_grad_()
-    mine = class_means(body, parameters, LandscapeRecords(change(values), records.labels, records.weights))
-    wrong = SCALE * torch.stack([(a - b).square().sum() for a, b in zip(mine, real, strict=True)]).mean()
+    mine = class_means(
+        body, parameters, LandscapeRecords(change(values), records.labels, records.weights)
+    )
+    wrong = (
+        SCALE
+        * torch.stack([(a - b).square().sum() for a, b in zip(mine, real, strict=True)]).mean()
+    )
     return float(wrong.detach()), torch.autograd.grad(wrong, [values])[0]
 
 
@@ -139,7 +156,9 @@ def class_means(body: nn.Module, parameters: Tensors, records: LandscapeRecords)
     return means
 
 
-def real_class_means(body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change) -> dict[str, Tensor]:
+def real_class_means(
+    body: nn.Module, parameters: Tensors, records: LandscapeRecords, change: Change
+) -> dict[str, Tensor]:
     """The means of `class_means`, a thousand records at a time.
 
     Args:
@@ -154,7 +173,10 @@ def real_class_means(body: nn.Module, parameters: Tensors, records: LandscapeRec
     means: dict[str, Tensor] = {}
     with torch.no_grad():
         for label, own in classes_of(records):
-            parts = [_outputs(body, parameters, change(part)) for part in torch.split(own.values, TOGETHER)]
+            parts = [
+                _outputs(body, parameters, change(part))
+                for part in torch.split(own.values, TOGETHER)
+            ]
             for name, outputs in zip(("inputs", "logits"), zip(*parts, strict=True), strict=True):
                 means[f"{label} {name}"] = torch.cat(outputs).mean(0)
     return means
@@ -163,7 +185,9 @@ def real_class_means(body: nn.Module, parameters: Tensors, records: LandscapeRec
 def _outputs(body: nn.Module, parameters: Tensors, values: Tensor) -> tuple[Tensor, Tensor]:
     inputs = embed(body, parameters, values)
     prefix = HEAD if isinstance(body, nn.Sequential) else ""
-    return inputs, torch.nn.functional.linear(inputs, parameters[prefix + "weight"], parameters[prefix + "bias"])
+    return inputs, torch.nn.functional.linear(
+        inputs, parameters[prefix + "weight"], parameters[prefix + "bias"]
+    )
 
 
 GRADIENT = Statistic(gradient, gradient_slope)
@@ -212,4 +236,6 @@ class Batches:
         count = len(records.labels)
         if self._size >= count:
             return records
-        return records.take(torch.randperm(count, generator=self._generator)[: self._size].to(records.labels.device))
+        return records.take(
+            torch.randperm(count, generator=self._generator)[: self._size].to(records.labels.device)
+        )

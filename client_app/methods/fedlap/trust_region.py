@@ -1,4 +1,6 @@
-"""Effective radius: the distance from the model within which synthetic records approximate the real ones."""
+"""Effective radius: the distance from the model within which synthetic records approximate the real
+ones.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords, distance, total_loss, walk
 from common.models.parameters import Tensors
 
-# The search may use this share of the forward passes of the synthesis: a tenth of its time, with a margin.
+# The search may use this share of the forward passes of the synthesis: a tenth of its time, with a
+# margin.
 SHARE = 0.07
-# Real records in an evaluation; number of evaluations without a smaller loss after which the search stops.
+# Real records in an evaluation; number of evaluations without a smaller loss after which the search
+# stops.
 SUBSET, PATIENCE = 128, 4
-# Costs of one step in forward passes of its records. Image step: forward and backward, twice (benchmarks/fedlap_cost.py).
+# Costs of one step in forward passes of its records. Image step: forward and backward, twice
+# (benchmarks/fedlap_cost.py).
 IMAGE_STEP, MODEL_STEP = 7, 3
 
 
@@ -72,7 +77,9 @@ class ServerWalk:
 
     def along(self, records: LandscapeRecords) -> Iterator[Tensors]:
         """The parameters after every step of descent on the loss of `records`."""
-        path = walk(self.body, self.start, records, self.rate, self.steps, self.radius, self.changes)
+        path = walk(
+            self.body, self.start, records, self.rate, self.steps, self.radius, self.changes
+        )
         return (parameters for parameters, _ in path)
 
 

@@ -1,4 +1,6 @@
-"""FedPFT from site to site: a site fits received samples and its own features together and passes on the surrogate."""
+"""FedPFT from site to site: a site fits received samples and its own features together and passes
+on the surrogate.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ from common.wire.records import pack_surrogate, unpack_surrogate
 from common.wire.validation import Expectation, check_surrogate
 
 LARGEST_CHAIN = 1000
-# While records are few, each is drawn up to MOST_DRAWS times, and the site's own records are repeated as often. One draw a
-# record, as published, adds sampling noise at every step of the chain. This gains 4 points of accuracy in a chain of five
-# sites with 100 records each (benchmarks/reproduce/fedpft_figure6.py).
+# While records are few, each is drawn up to MOST_DRAWS times, and the site's own records are
+# repeated as often. One draw a record, as published, adds sampling noise at every step of the
+# chain. This gains 4 points of accuracy in a chain of five sites with 100 records each
+# (benchmarks/reproduce/fedpft_figure6.py).
 MOST_DRAWS, ENOUGH_SAMPLES = 10, 20_000
 
 
@@ -54,7 +57,13 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     received = _received(task)
     names = _names(task, received)
     features, labels = task.training_data(names)
-    draws = max(1, min(MOST_DRAWS, ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received))))
+    draws = max(
+        1,
+        min(
+            MOST_DRAWS,
+            ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received)),
+        ),
+    )
     if task.run.settings.epsilon:
         # Noisy sums are sums of clipped features, so the head is trained on clipped features too.
         features = clip(features, task.run.settings.fedpft.clip)[0].float()
@@ -69,14 +78,20 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     else:
         generator = stream(task.run.settings.seed, "chain", task.site, "")
         made = fedpft.FittedSurrogate(
-            fedpft.release_mixtures(*union, task.header(names), task.run.settings.fedpft, task.limits, generator, draws)
+            fedpft.release_mixtures(
+                *union, task.header(names), task.run.settings.fedpft, task.limits, generator, draws
+            )
         )
         relay = [made.surrogate]
     claim = made.surrogate.claim
-    weight, bias = train_on_features(*union, len(names), task.run.settings.head, task.run.settings.seed)
+    weight, bias = train_on_features(
+        *union, len(names), task.run.settings.head, task.run.settings.seed
+    )
     head = Head(task.header(names), weight, bias, claim.clip if claim else None)
     return MethodOutput(
-        pack_relay([pack_surrogate(each, task.run.settings.fedpft.bits) for each in relay]), claim, made.facts
+        pack_relay([pack_surrogate(each, task.run.settings.fedpft.bits) for each in relay]),
+        claim,
+        made.facts,
     ), head
 
 
@@ -90,8 +105,13 @@ def _received(task: Task) -> list[AnySurrogate]:
         raise SurrogateError(f"a relay of {len(payloads)} surrogates")
     surrogates = [unpack_surrogate(payload) for payload in payloads]
     if (total := sum(sum(each.counts) for each in surrogates)) > run.settings.head.max_samples:
-        raise SurrogateError(f"a relay for {total} records, more than head.max-samples = {run.settings.head.max_samples}")
-    place = Expectation.of(run, run.settings.classes, site_features.fingerprint, site_features.train.features.shape[1])
+        raise SurrogateError(
+            f"a relay for {total} records, more than head.max-samples = "
+            f"{run.settings.head.max_samples}"
+        )
+    place = Expectation.of(
+        run, run.settings.classes, site_features.fingerprint, site_features.train.features.shape[1]
+    )
     for surrogate in surrogates:
         check_surrogate(surrogate, place)
         check_stated(surrogate.claim, run.mechanism)
@@ -106,8 +126,12 @@ def _names(task: Task, received: list[AnySurrogate]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _draw(seed: int, surrogate: AnySurrogate, names: tuple[str, ...], draws: int) -> tuple[Tensor, Tensor]:
-    """Sampled features (n, d) and labels (n,), indices into `names`: `draws` times the count of each class."""
+def _draw(
+    seed: int, surrogate: AnySurrogate, names: tuple[str, ...], draws: int
+) -> tuple[Tensor, Tensor]:
+    """Sampled features (n, d) and labels (n,), indices into `names`: `draws` times the count of
+    each class.
+    """
     if isinstance(surrogate, SumsSurrogate):
         table, classes = as_mixtures(surrogate.sums), surrogate.header.classes
         if table is None:

@@ -1,4 +1,6 @@
-"""FedPFT at a site under differential privacy: noisy class sums, DP-EM, and the paper's theorem 4.1 as a baseline."""
+"""FedPFT at a site under differential privacy: noisy class sums, DP-EM, and the paper's theorem 4.1
+as a baseline.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from client_app.features.on_disk import clipped_features, forget
 from client_app.methods.dp.record_chunks import per_record
 from common.errors import ConfigError
 from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import BoundedSum, Noisy, release, system_normals, unit_weights
+from common.privacy.gaussian_mechanism import (
+    BoundedSum,
+    Noisy,
+    release,
+    system_normals,
+    unit_weights,
+)
 from common.privacy.mechanism import Mechanism
 from common.privacy.shares import EM_STEPS, budget_shares
 from common.surrogates.class_sums import Sums, statistics
@@ -66,11 +74,17 @@ class Clipped:
             centre: a public point, (d,); None for none.
             folder: where clipped features are kept if memory is not to hold all of them.
         """
-        clipped, fraction = clipped_features(features, norm, folder, lambda x: x if centre is None else x - centre.double())
-        return cls(clipped, labels.cpu(), unit_weights(units, len(labels)), fraction, folder is not None)
+        clipped, fraction = clipped_features(
+            features, norm, folder, lambda x: x if centre is None else x - centre.double()
+        )
+        return cls(
+            clipped, labels.cpu(), unit_weights(units, len(labels)), fraction, folder is not None
+        )
 
 
-def noisy_sums(data: Clipped, num_classes: int, family: str, claim: Mechanism) -> tuple[Sums, dict[str, float]]:
+def noisy_sums(
+    data: Clipped, num_classes: int, family: str, claim: Mechanism
+) -> tuple[Sums, dict[str, float]]:
     """The noisy sums that a site releases, for all classes of the run.
 
     Args:
@@ -83,7 +97,9 @@ def noisy_sums(data: Clipped, num_classes: int, family: str, claim: Mechanism) -
         The sums, and facts that stay at the site.
     """
     multiplier, done = claim.noise_multiplier, [forget] if data.mapped else []
-    sums = statistics(data.features, data.labels, data.weights, num_classes, family, multiplier, *done)
+    sums = statistics(
+        data.features, data.labels, data.weights, num_classes, family, multiplier, *done
+    )
     released = release(sums, multiplier)
     return Sums.of(released), _facts(data, released)
 
@@ -114,7 +130,10 @@ def dp_em(
     d = data.features.shape[1]
     multiplier = claim.noise_multiplier * math.sqrt(EM_STEPS)
     shares = budget_shares("spherical", multiplier)
-    means, sizes = data.features.new_zeros(num_classes, 1, d), data.features.new_ones(num_classes, 1)
+    means, sizes = (
+        data.features.new_zeros(num_classes, 1, d),
+        data.features.new_ones(num_classes, 1),
+    )
     variances = data.features.new_ones(num_classes)
     for step in range(EM_STEPS):
         k = means.shape[1]
@@ -138,23 +157,32 @@ def dp_em(
         variances = ((1 - (proportions * energy).sum(1)) / d).clamp_min(SMALLEST_VARIANCE)
         if step == 0:
             spread = variances.sqrt()[:, None, None]
-            means = means + spread * torch.randn(num_classes, components, d, generator=generator, dtype=torch.float64)
+            means = means + spread * torch.randn(
+                num_classes, components, d, generator=generator, dtype=torch.float64
+            )
             sizes = (sizes / components).expand(num_classes, components)
     kept = proportions > 0
     if not kept.any():
-        # "No component exceeds the noise" would be one more release, so the largest component leaves, noisy as it is.
+        # "No component exceeds the noise" would be one more release, so the largest component
+        # leaves, noisy as it is.
         kept = raw_sizes == raw_sizes.max()
         proportions = kept.double()
     labels = kept.nonzero()[:, 0]
     rounded = torch.where(kept, sizes, 0.0).sum(1).round().long()
     # A class whose noisy size does not exceed the noise gets no component and a count of zero.
     mixtures = Mixtures(
-        rounded, labels, proportions[kept].float(), means[kept].float(), Spherical(variances[labels].float())
+        rounded,
+        labels,
+        proportions[kept].float(),
+        means[kept].float(),
+        Spherical(variances[labels].float()),
     )
     return mixtures, _facts(data, [counts, sums])
 
 
-def theorem_4_1(data: Clipped, num_classes: int, family: str, claim: Mechanism) -> tuple[Mixtures, dict[str, float]]:
+def theorem_4_1(
+    data: Clipped, num_classes: int, family: str, claim: Mechanism
+) -> tuple[Mixtures, dict[str, float]]:
     """The paper's mechanism as published: noise of theorem 4.1 on each class's mean and covariance.
 
     There is no noise on n. Every entry of mean and covariance gets noise (4 / (n epsilon)) sqrt(5
@@ -196,7 +224,9 @@ def theorem_4_1(data: Clipped, num_classes: int, family: str, claim: Mechanism) 
         "spherical": Spherical,
     }
     covariance = families[family](torch.stack(tables))
-    return Mixtures(counts, present, ones, torch.stack(means).float(), covariance), {"clip-fraction": data.clip_fraction}
+    return Mixtures(counts, present, ones, torch.stack(means).float(), covariance), {
+        "clip-fraction": data.clip_fraction
+    }
 
 
 def _noisy_covariance(centred: Tensor, family: str, noise: float) -> Tensor:
@@ -205,22 +235,31 @@ def _noisy_covariance(centred: Tensor, family: str, noise: float) -> Tensor:
         draw = system_normals((d, d)) * noise
         values, vectors = torch.linalg.eigh(centred.T @ centred / n + draw.triu() + draw.triu(1).T)
         root = vectors * values.clamp_min(SMALLEST_VARIANCE).sqrt()
-        # R of a QR decomposition of the transposed root is the covariance's Cholesky factor, up to signs.
+        # R of a QR decomposition of the transposed root is the covariance's Cholesky factor, up to
+        # signs.
         factor: Tensor = torch.linalg.qr(root.T).R.T
         return factor * factor.diagonal().sign()
     variances = centred.square().mean(0)
     if family == "spherical":
         variances = variances.mean()
-    return (variances + noise * system_normals(variances.shape)).clamp_min(SMALLEST_VARIANCE).float()
+    return (
+        (variances + noise * system_normals(variances.shape)).clamp_min(SMALLEST_VARIANCE).float()
+    )
 
 
-def _expected(data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-    """E-step: sizes (C K,) and sums (C K, d) of all components; a record counts only in its own class.
+def _expected(
+    data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor
+) -> tuple[Tensor, Tensor]:
+    """E-step: sizes (C K,) and sums (C K, d) of all components; a record counts only in its own
+    class.
 
     Memory grows with the records of one class and with C K d, not with their product.
     """
     classes, k, d = means.shape
-    counts, sums = torch.zeros(classes, k, dtype=torch.float64), torch.zeros(classes, k, d, dtype=torch.float64)
+    counts, sums = (
+        torch.zeros(classes, k, dtype=torch.float64),
+        torch.zeros(classes, k, d, dtype=torch.float64),
+    )
     for label in sorted(set(data.labels.tolist())):
         rows = data.labels == label
         centres, variance = means[label].clone(), variances[label]
@@ -234,13 +273,19 @@ def _expected(data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor) ->
             offsets: Tensor = offsets,
             variance: Tensor = variance,
         ) -> list[Tensor]:
-            # The products are a result too: with small variances, shares of zero and one would hide their last digits from
-            # the test of places.
+            # The products are a result too: with small variances, shares of zero and one would hide
+            # their last digits from the test of places.
             products = torch.nn.functional.linear(features, centres)
-            return [(offsets + products / variance).softmax(1) * weights[:, None], features, products]
+            return [
+                (offsets + products / variance).softmax(1) * weights[:, None],
+                features,
+                products,
+            ]
 
         class_counts, class_sums = ExactSum((k,), 1.0), ExactSum((k, d), 1.0)
-        for mine, features, _ in per_record(shares, (data.features[rows], data.weights[rows]), "shares", [centres], CHUNKS):
+        for mine, features, _ in per_record(
+            shares, (data.features[rows], data.weights[rows]), "shares", [centres], CHUNKS
+        ):
             class_counts.add(mine)
             class_sums.add_products(mine, features)
         counts[label], sums[label] = class_counts.value, class_sums.value
@@ -248,7 +293,9 @@ def _expected(data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor) ->
 
 
 def _facts(data: Clipped, released: Sequence[Noisy]) -> dict[str, float]:
-    """Facts for the site's own use: the share of clipped features, and the signal-to-noise ratio of each statistic."""
+    """Facts for the site's own use: the share of clipped features, and the signal-to-noise ratio of
+    each statistic.
+    """
     return {"clip-fraction": data.clip_fraction} | {
         f"signal-to-noise-{noisy.name}": noisy.signal_to_noise() for noisy in released
     }

@@ -1,4 +1,6 @@
-"""FedPFT at a site: from features to mixtures or noisy sums. It also runs in a notebook; Flower is not needed."""
+"""FedPFT at a site: from features to mixtures or noisy sums. It also runs in a notebook; Flower is
+not needed.
+"""
 
 from __future__ import annotations
 
@@ -101,9 +103,13 @@ def make_surrogate(
     """
     features, labels, units, count = data.features, data.labels, data.units, len(data.classes)
     generator = stream(config.settings.seed, data.site)
-    header = Header(config.settings.method, config.digest, data.site, data.fingerprint, tuple(data.classes))
+    header = Header(
+        config.settings.method, config.digest, data.site, data.fingerprint, tuple(data.classes)
+    )
     if centre is not None and len(centre) != features.shape[1]:
-        raise SurrogateError(f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}")
+        raise SurrogateError(
+            f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}"
+        )
     claim = config.mechanism_for("record" if units is None else "patient", centre_digest(centre))
     if claim is not None and claim.name in ("sums", "dp-em"):
         clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
@@ -114,17 +120,29 @@ def make_surrogate(
         return FittedSurrogate(_present(header, mixtures, claim), facts)
     large = torch.bincount(labels, minlength=count)[labels] >= limits.smallest_class
     if not large.any():
-        raise DataError(f"no class has the {limits.smallest_class} records that smallest-class requires for a release")
+        raise DataError(
+            f"no class has the {limits.smallest_class} records that smallest-class requires for a "
+            "release"
+        )
     if data.folder is not None and claim is None:
         return FittedSurrogate(
-            _streamed(features, torch.where(large, labels, -1), header, config.settings.fedpft, limits, generator)
+            _streamed(
+                features,
+                torch.where(large, labels, -1),
+                header,
+                config.settings.fedpft,
+                limits,
+                generator,
+            )
         )
     features, labels = features[large], labels[large]
     if claim is not None:
         clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
         mixtures, facts = theorem_4_1(clipped, count, config.settings.fedpft.covariance, claim)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
-    return FittedSurrogate(release_mixtures(features, labels, header, config.settings.fedpft, limits, generator))
+    return FittedSurrogate(
+        release_mixtures(features, labels, header, config.settings.fedpft, limits, generator)
+    )
 
 
 def release_mixtures(
@@ -164,7 +182,12 @@ def _settings(own: FedPFTSettings, limits: SiteLimits, draws: int = 1) -> Mixtur
 
 
 def _streamed(
-    features: Tensor, labels: Tensor, header: Header, own: FedPFTSettings, limits: SiteLimits, generator: torch.Generator
+    features: Tensor,
+    labels: Tensor,
+    header: Header,
+    own: FedPFTSettings,
+    limits: SiteLimits,
+    generator: torch.Generator,
 ) -> Surrogate:
     """As `release_mixtures`, of features (n, d) in a file; records with the label -1 are left out."""
     settings, threads = _settings(own, limits), torch.get_num_threads()
@@ -177,7 +200,9 @@ def _streamed(
                 advance(count)
                 forget(features)
 
-            mixtures = fit_streamed(features, labels, len(header.classes), settings, generator, done)
+            mixtures = fit_streamed(
+                features, labels, len(header.classes), settings, generator, done
+            )
     finally:
         torch.set_num_threads(threads)
     return _present(header, mixtures, None)
@@ -190,11 +215,23 @@ def _present(header: Header, mixtures: Mixtures, claim: Mechanism | None) -> Sur
     header = Header(header.method, header.run, header.site, header.fingerprint, names)
     labels = torch.searchsorted(present, mixtures.labels)
     counts = mixtures.counts[present].clamp_min(1)
-    return Surrogate(header, Mixtures(counts, labels, mixtures.weights, mixtures.means, mixtures.covariance), claim)
+    return Surrogate(
+        header,
+        Mixtures(counts, labels, mixtures.weights, mixtures.means, mixtures.covariance),
+        claim,
+    )
 
 
-def _fit(features: Tensor, labels: Tensor, classes: int, settings: MixtureSettings, generator: torch.Generator) -> Mixtures:
-    """Fit on one thread: sums then do not depend on the machine's load, and simulated sites do not compete for cores."""
+def _fit(
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    settings: MixtureSettings,
+    generator: torch.Generator,
+) -> Mixtures:
+    """Fit on one thread: sums then do not depend on the machine's load, and simulated sites do not
+    compete for cores.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -207,7 +244,11 @@ def fedpft_surrogate(task: Task) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
     data, centre = SiteData.of(task), unpack_question(task.payload)
     if data.folder is None:
-        data = replace(data, features=data.features.to(site_device(task.run.settings.device, task.node)))
+        data = replace(
+            data, features=data.features.to(site_device(task.run.settings.device, task.node))
+        )
     made = make_surrogate(data, task.run, task.limits, centre)
     claim = made.surrogate.claim
-    return MethodOutput(pack_surrogate(made.surrogate, task.run.settings.fedpft.bits), claim, made.facts)
+    return MethodOutput(
+        pack_surrogate(made.surrogate, task.run.settings.fedpft.bits), claim, made.facts
+    )

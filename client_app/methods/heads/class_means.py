@@ -1,4 +1,6 @@
-"""FedCOF at a site: records and mean of each class, or of random groups of its records. No training."""
+"""FedCOF at a site: records and mean of each class, or of random groups of its records. No
+training.
+"""
 
 from __future__ import annotations
 

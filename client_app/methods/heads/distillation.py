@@ -1,4 +1,6 @@
-"""Knowledge distillation from site to site: the received head teaches the site's own head on the site's records."""
+"""Knowledge distillation from site to site: the received head teaches the site's own head on the
+site's records.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +45,32 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
     features, labels = task.training_data(classes)
     run = task.run
     if task.payload is None:
-        weight, bias = train_on_features(features, labels, len(classes), run.settings.head, run.settings.seed)
+        weight, bias = train_on_features(
+            features, labels, len(classes), run.settings.head, run.settings.seed
+        )
     else:
         teacher = unpack_parameters(task.payload)
         header = teacher.header
-        if (header.classes, header.run, header.fingerprint) != (classes, run.digest, task.found.fingerprint):
+        if (header.classes, header.run, header.fingerprint) != (
+            classes,
+            run.digest,
+            task.found.fingerprint,
+        ):
             raise SurrogateError("a head of another run, of other classes, or for another backbone")
-        check_update(teacher, {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)}, 1, private=False)
+        check_update(
+            teacher,
+            {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)},
+            1,
+            private=False,
+        )
         lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
-        weight, bias = _train(task, features, torch.cat([labels[:, None].float(), lessons], 1), len(classes))
+        weight, bias = _train(
+            task, features, torch.cat([labels[:, None].float(), lessons], 1), len(classes)
+        )
     head = Head(task.header(classes), weight, bias)
-    made = MethodOutput(pack_parameters(Parameters(head.header, 1, {"weight": weight, "bias": bias}, len(labels))))
+    made = MethodOutput(
+        pack_parameters(Parameters(head.header, 1, {"weight": weight, "bias": bias}, len(labels)))
+    )
     return made, head
 
 
@@ -64,11 +81,16 @@ def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple
     def loss(logits: Tensor, wanted: Tensor) -> Tensor:
         own = torch.nn.functional.cross_entropy(logits, wanted[:, 0].long())
         taught = torch.nn.functional.kl_div(
-            (logits / t).log_softmax(1), (wanted[:, 1:] / t).log_softmax(1), reduction="batchmean", log_target=True
+            (logits / t).log_softmax(1),
+            (wanted[:, 1:] / t).log_softmax(1),
+            reduction="batchmean",
+            log_target=True,
         )
         return (1 - share) * own + share * t**2 * taught
 
-    return train_on_features(features, targets, classes, task.run.settings.head, task.run.settings.seed, loss)
+    return train_on_features(
+        features, targets, classes, task.run.settings.head, task.run.settings.seed, loss
+    )
 
 
 def _classes(task: Task) -> tuple[str, ...]:

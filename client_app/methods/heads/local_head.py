@@ -1,4 +1,6 @@
-"""A site's own head, trained on its own records. One-shot methods send it once; `local` keeps it at the site."""
+"""A site's own head, trained on its own records. One-shot methods send it once; `local` keeps it at
+the site.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from common.wire.model_proto import pack_parameters
 
 
 def own_head(task: Task) -> MethodOutput:
-    """The head that a site releases. FedBE, which labels features at the coordinator, also gets their moments."""
+    """The head that a site releases. FedBE, which labels features at the coordinator, also gets
+    their moments.
+    """
     features, labels = task.training_data(task.classes)
     return _released(task, features, labels)
 
@@ -34,13 +38,19 @@ def student_head(task: Task) -> MethodOutput:
 
 
 def _released(task: Task, features: Tensor, labels: Tensor) -> MethodOutput:
-    """A head trained on these labels, and what else the method sends: moments of the features of all classes together."""
+    """A head trained on these labels, and what else the method sends: moments of the features of
+    all classes together.
+    """
     settings = task.run
-    weight, bias = train_on_features(features, labels, len(task.classes), settings.settings.head, settings.settings.seed)
+    weight, bias = train_on_features(
+        features, labels, len(task.classes), settings.settings.head, settings.settings.seed
+    )
     tensors = {"weight": weight, "bias": bias}
     if any(field.name == "deviation" for field in settings.plan.messages.sends):
         tensors |= {"mean": features.mean(0), "deviation": features.std(0, correction=0)}
-    return MethodOutput(pack_parameters(Parameters(task.header(task.classes), 1, tensors, len(labels))))
+    return MethodOutput(
+        pack_parameters(Parameters(task.header(task.classes), 1, tensors, len(labels)))
+    )
 
 
 def local_head(task: Task) -> Head:
@@ -49,13 +59,17 @@ def local_head(task: Task) -> Head:
     features, labels = task.training_data(classes)
     return Head(
         task.header(classes),
-        *train_on_features(features, labels, len(classes), task.run.settings.head, task.run.settings.seed),
+        *train_on_features(
+            features, labels, len(classes), task.run.settings.head, task.run.settings.seed
+        ),
     )
 
 
 def _votes(task: Task, features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """The label (n,) that most of the site's teachers predict for each record."""
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(task.run.settings.seed))
+    order = torch.randperm(
+        len(labels), generator=torch.Generator().manual_seed(task.run.settings.seed)
+    )
     parts = [part for part in order.tensor_split(task.run.settings.baseline.teachers) if len(part)]
     votes = torch.zeros(len(labels), classes)
     for part in parts:

@@ -1,4 +1,6 @@
-"""Plots of a report: from plain data to one inline SVG string. The same data always gives the same string."""
+"""Plots of a report: from plain data to one inline SVG string. The same data always gives the same
+string.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class PlotPoints:
     label: NDArray[np.int64]
 
 
-def accuracy_against_bytes(outcomes: Sequence[SiteResult], ends: tuple[float, float] | None = None) -> str:
+def accuracy_against_bytes(
+    outcomes: Sequence[SiteResult], ends: tuple[float, float] | None = None
+) -> str:
     """Draw accuracy over uplink bytes (log).
 
     Args:
@@ -107,7 +111,12 @@ def accuracy_against_bytes(outcomes: Sequence[SiteResult], ends: tuple[float, fl
             point = (axes.get_xlim()[1], outcome.accuracy)
             if outcome.bytes:
                 point = (outcome.bytes, outcome.accuracy)
-                axes.plot(*point, marker="o" if outcome.ours else "D", ms=10 if outcome.ours else 6.5, color=colour)
+                axes.plot(
+                    *point,
+                    marker="o" if outcome.ours else "D",
+                    ms=10 if outcome.ours else 6.5,
+                    color=colour,
+                )
                 if outcome.ours and ends:
                     axes.plot([outcome.bytes] * 2, ends, color=colour, lw=2, alpha=0.35)
             else:
@@ -115,17 +124,32 @@ def accuracy_against_bytes(outcomes: Sequence[SiteResult], ends: tuple[float, fl
             start = axes.transData.transform(point)
             elbow = axes.transAxes.transform([(1.02, y), (1.06, y)])
             path = axes.transAxes.inverted().transform([start, *elbow])
-            axes.plot(*path.T, transform=axes.transAxes, clip_on=False, color=colour, lw=0.8, alpha=0.6, zorder=1)
+            axes.plot(
+                *path.T,
+                transform=axes.transAxes,
+                clip_on=False,
+                color=colour,
+                lw=0.8,
+                alpha=0.6,
+                zorder=1,
+            )
             text = {"transform": axes.transAxes, "clip_on": False}
-            axes.text(1.075, y + 0.005, outcome.name, weight="bold", color=colour, va="bottom", **text)
+            axes.text(
+                1.075, y + 0.005, outcome.name, weight="bold", color=colour, va="bottom", **text
+            )
             size = f" · {human_bytes(outcome.bytes)}" if outcome.bytes else ""
-            axes.text(1.075, y - 0.005, percent(outcome.accuracy) + size, color=QUIET, va="top", **text)
+            axes.text(
+                1.075, y - 0.005, percent(outcome.accuracy) + size, color=QUIET, va="top", **text
+            )
 
     return render("outcomes", 3.5, draw)
 
 
 def site_accuracy(
-    names: Sequence[str], accuracy: Sequence[float | None], notes: Sequence[str], line: tuple[str, float] | None
+    names: Sequence[str],
+    accuracy: Sequence[float | None],
+    notes: Sequence[str],
+    line: tuple[str, float] | None,
 ) -> str:
     """Draw one bar per site, top to bottom, from 0 to 100%.
 
@@ -142,7 +166,9 @@ def site_accuracy(
     many = len(names) > NAMED_SITES
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=margin(names) if not many else 0.42, right=0.6, top=0.3, bottom=0.5)
+        axes = make_axes(
+            figure, left=margin(names) if not many else 0.42, right=0.6, top=0.3, bottom=0.5
+        )
         site_rows(axes, names)
         axes.set_xlim(0, 1)
         percent_axis(axes.xaxis)
@@ -151,10 +177,20 @@ def site_accuracy(
         axes.set_axisbelow(True)
         values = np.array([a if a is not None else 0.0 for a in accuracy])
         if many:
-            axes.stairs(values, np.arange(len(values) + 1) - 0.5, orientation="horizontal", fill=True, color=BLUE)
+            axes.stairs(
+                values,
+                np.arange(len(values) + 1) - 0.5,
+                orientation="horizontal",
+                fill=True,
+                color=BLUE,
+            )
             if unmeasured := sum(a is None for a in accuracy):
                 axes.text(
-                    0.01, len(values) - 0.5 - unmeasured / 2, f"{unmeasured:,} not measured", color=ORANGE, va="center"
+                    0.01,
+                    len(values) - 0.5 - unmeasured / 2,
+                    f"{unmeasured:,} not measured",
+                    color=ORANGE,
+                    va="center",
                 )
         else:
             axes.barh(range(len(values)), values, height=0.68, color=BLUE)
@@ -166,7 +202,14 @@ def site_accuracy(
         if line:
             axes.axvline(line[1], color=INK, lw=1.3, ls=(0, (4, 2)))
             side = "right" if line[1] > 0.75 else "left" if line[1] < 0.25 else "center"
-            axes.set_title(f"{line[0]} {percent(line[1])}", x=line[1], ha=side, pad=4, fontsize=9, weight="bold")
+            axes.set_title(
+                f"{line[0]} {percent(line[1])}",
+                x=line[1],
+                ha=side,
+                pad=4,
+                fontsize=9,
+                weight="bold",
+            )
 
     return render("accuracy", rows_height(len(names), 0.8), draw)
 
@@ -195,25 +238,38 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
 
         numbered = not many and len(classes) <= NUMBERED_CLASSES
         left = 0.42 if many else margin(names)
-        axes = make_axes(figure, left=left, right=0.25 if numbered else 0.75, top=0.3, bottom=bottom)
+        axes = make_axes(
+            figure, left=left, right=0.25 if numbered else 0.75, top=0.3, bottom=bottom
+        )
         grid = in_groups(in_groups(counts, 100 if many else len(names)).T, 80).T
-        colours = LinearSegmentedColormap.from_list("counts", [to_rgba(BLUE, 0.03), to_rgba(BLUE, 0.5 if numbered else 1.0)])
-        # More opaque is more, on a light page and on a dark one; never so much that the number in a cell is hard to read.
-        # Counts are skewed; with a square-root scale small classes stay visible next to large ones.
+        colours = LinearSegmentedColormap.from_list(
+            "counts", [to_rgba(BLUE, 0.03), to_rgba(BLUE, 0.5 if numbered else 1.0)]
+        )
+        # More opaque is more, on a light page and on a dark one; never so much that the number in a
+        # cell is hard to read. Counts are skewed; with a square-root scale small classes stay
+        # visible next to large ones.
         most = float(np.nanmax(grid, initial=0)) or 1.0
         norm = PowerNorm(0.5, 0, most)
         grouped = grid.shape != counts.shape
         if named and not many:
             edges = [np.arange(size + 1) - 0.5 for size in (len(classes), len(names))]
-            image = axes.pcolormesh(*edges, grid, cmap=colours, norm=norm, edgecolors="white", linewidth=1)
+            image = axes.pcolormesh(
+                *edges, grid, cmap=colours, norm=norm, edgecolors="white", linewidth=1
+            )
         else:
             extent = (-0.5, len(classes) - 0.5, len(names) - 0.5, -0.5)
-            image = axes.imshow(grid, cmap=colours, norm=norm, aspect="auto", interpolation="none", extent=extent)
+            image = axes.imshow(
+                grid, cmap=colours, norm=norm, aspect="auto", interpolation="none", extent=extent
+            )
         site_rows(axes, names, len(grid))
         axes.set_xlim(-0.5, len(classes) - 0.5)
         axes.spines[:].set_visible(False)
         if named:
-            axes.set_xticks(range(len(classes)), [shorten(c, 16) for c in classes], rotation=90 if upright else 0)
+            axes.set_xticks(
+                range(len(classes)),
+                [shorten(c, 16) for c in classes],
+                rotation=90 if upright else 0,
+            )
         axes.set_xlabel(axis_name(len(classes), grid.shape[1], "classes") if not named else "class")
         if numbered:
             size = min(9, 27 * pitch(len(names)), 75 / len(classes))
@@ -247,7 +303,9 @@ def features(real: PlotPoints, synthetic: PlotPoints, classes: Sequence[str]) ->
     everything = np.concatenate([real.label, synthetic.label])
     shown = np.argsort(-np.bincount(everything, minlength=1), kind="stable")[: len(CLASS_COLOURS)]
     colour = {int(index): CLASS_COLOURS[place] for place, index in enumerate(sorted(shown))}
-    spread = [np.concatenate([getattr(real, axis), getattr(synthetic, axis)]) for axis in ("x", "y")]
+    spread = [
+        np.concatenate([getattr(real, axis), getattr(synthetic, axis)]) for axis in ("x", "y")
+    ]
     lows, spans = [float(v.min()) for v in spread], [max(float(np.ptp(v)), 1e-9) for v in spread]
 
     def picture(name: str, points: PlotPoints, marker: str) -> str:
@@ -263,17 +321,37 @@ def features(real: PlotPoints, synthetic: PlotPoints, classes: Sequence[str]) ->
             other = ~np.isin(label, list(colour))
             axes.plot(x[other], y[other], marker, ms=3, color=LINE, mew=0)
             for index, ink in colour.items():
-                axes.plot(x[label == index], y[label == index], marker, ms=4, color=ink, alpha=0.65, mew=0)
+                axes.plot(
+                    x[label == index], y[label == index], marker, ms=4, color=ink, alpha=0.65, mew=0
+                )
             present = [index for index in colour if (points.label == index).any()]
             size = figure.get_size_inches() * axes.get_position().size
-            middles = [np.median(np.stack([points.x, points.y])[:, points.label == i], axis=1) for i in present]
+            middles = [
+                np.median(np.stack([points.x, points.y])[:, points.label == i], axis=1)
+                for i in present
+            ]
             texts = [shorten(classes[i] if i < len(classes) else str(i), 18) for i in present]
             wanted = [tuple(axes.transLimits.transform(middle) * size) for middle in middles]
-            placed = apart(wanted, [(0.075 * len(text) + 0.14, 0.24) for text in texts], tuple(size))
+            placed = apart(
+                wanted, [(0.075 * len(text) + 0.14, 0.24) for text in texts], tuple(size)
+            )
             for index, text, place in zip(present, texts, placed, strict=True):
-                frame = {"boxstyle": "round,pad=0.25", "facecolor": "white", "alpha": 0.9, "edgecolor": colour[index]}
+                frame = {
+                    "boxstyle": "round,pad=0.25",
+                    "facecolor": "white",
+                    "alpha": 0.9,
+                    "edgecolor": colour[index],
+                }
                 at = np.array(place) / size
-                axes.text(*at, text, ha="center", va="center", fontsize=9, transform=axes.transAxes, bbox=frame)
+                axes.text(
+                    *at,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    transform=axes.transAxes,
+                    bbox=frame,
+                )
 
         return render(name, 4.2, draw)
 
@@ -299,8 +377,12 @@ def time_spent(seconds: Mapping[str, float]) -> str:
         axes.axis("off")
         start = 0.0
         for row, (name, value) in enumerate(parts):
-            colour = LINE if name == REST else (BLUE, ORANGE, GREEN, PURPLE, *CLASS_COLOURS)[row % 14]
-            axes.barh(0.2, value / total, 0.36, left=start, color=colour, edgecolor="white", linewidth=1)
+            colour = (
+                LINE if name == REST else (BLUE, ORANGE, GREEN, PURPLE, *CLASS_COLOURS)[row % 14]
+            )
+            axes.barh(
+                0.2, value / total, 0.36, left=start, color=colour, edgecolor="white", linewidth=1
+            )
             start += value / total
             y = 0.68 + 0.27 * row
             axes.plot(0.015, y, "s", ms=8, color=colour)

@@ -1,4 +1,6 @@
-"""Plots of noisy counts: measures of a model by class, and records by class, with intervals that include the noise."""
+"""Plots of noisy counts: measures of a model by class, and records by class, with intervals that
+include the noise.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,20 @@ def draw_measures(classes: Mapping[str, Mapping[str, WithInterval]]) -> str:
         for place, (measure, colour) in enumerate(MEASURES.items()):
             rows = [(y, row[measure]) for y, row in enumerate(classes.values()) if measure in row]
             heights = [y + 0.24 * (place - 1) for y, _ in rows]
-            _marks(axes, [each for _, each in rows], heights, colour, MARKS[measure], NAMES[measure])
+            _marks(
+                axes, [each for _, each in rows], heights, colour, MARKS[measure], NAMES[measure]
+            )
         _rows(axes, list(classes))
         axes.set_xlim(-0.02, 1.02)
         percent_axis(axes.xaxis)
-        axes.legend(frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
+        axes.legend(
+            frameon=False,
+            fontsize=8.5,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=3,
+            borderaxespad=0.2,
+        )
 
     return render("evaluation", 1.2 + 0.42 * max(3, len(classes)), draw)
 
@@ -60,7 +71,13 @@ def draw_records(classes: Mapping[str, WithInterval]) -> str:
     def draw(figure: Any) -> None:
         axes = make_axes(figure, left=1.2, right=0.25, top=0.15, bottom=0.5)
         numbers = list(classes.values())
-        axes.barh(range(len(numbers)), [max(0.0, each.value) for each in numbers], color=BLUE, height=0.55, zorder=2)
+        axes.barh(
+            range(len(numbers)),
+            [max(0.0, each.value) for each in numbers],
+            color=BLUE,
+            height=0.55,
+            zorder=2,
+        )
         _marks(axes, numbers, [float(y) for y in range(len(numbers))], INK, "", "")
         _rows(axes, list(classes))
         axes.set_xlim(0, 1.05 * max(1.0, *(each.high for each in numbers)))
@@ -69,11 +86,28 @@ def draw_records(classes: Mapping[str, WithInterval]) -> str:
     return render("survey", 0.9 + 0.34 * max(3, len(classes)), draw)
 
 
-def _marks(axes: Any, numbers: Sequence[WithInterval], heights: Sequence[float], colour: str, mark: str, name: str) -> None:
+def _marks(
+    axes: Any,
+    numbers: Sequence[WithInterval],
+    heights: Sequence[float],
+    colour: str,
+    mark: str,
+    name: str,
+) -> None:
     values = [each.value for each in numbers]
     # A number may lie outside its interval where its own range ends, such as a count below zero.
-    errors = [[max(0.0, each.value - each.low) for each in numbers], [max(0.0, each.high - each.value) for each in numbers]]
-    style = {"ecolor": colour, "elinewidth": 1.4, "capsize": 2.5, "zorder": 3, "markersize": 5, "color": colour}
+    errors = [
+        [max(0.0, each.value - each.low) for each in numbers],
+        [max(0.0, each.high - each.value) for each in numbers],
+    ]
+    style = {
+        "ecolor": colour,
+        "elinewidth": 1.4,
+        "capsize": 2.5,
+        "zorder": 3,
+        "markersize": 5,
+        "color": colour,
+    }
     axes.errorbar(values, heights, xerr=errors, fmt=mark or "none", label=name or None, **style)
 
 

@@ -1,4 +1,6 @@
-"""Plot of a generator's value at each site: accuracy of heads from own records, synthetic records, and both."""
+"""Plot of a generator's value at each site: accuracy of heads from own records, synthetic records,
+and both.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,17 @@ MOST_SITES = 40
 
 
 def downstream(run: RunFolder) -> str | None:
-    """Draw every site's three accuracies and the weight of its own head; None if no site has reported them."""
-    reported = {name: as_numbers(row) for name, row in as_table(run.metrics.get("downstream")).items()}
-    reported = {name: row for name, row in reported.items() if all(f"accuracy-{source}" in row for source in SOURCES)}
+    """Draw every site's three accuracies and the weight of its own head; None if no site has
+    reported them.
+    """
+    reported = {
+        name: as_numbers(row) for name, row in as_table(run.metrics.get("downstream")).items()
+    }
+    reported = {
+        name: row
+        for name, row in reported.items()
+        if all(f"accuracy-{source}" in row for source in SOURCES)
+    }
     sites = sorted(reported, key=natural_order)[:MOST_SITES]
     if not sites:
         return None
@@ -28,9 +38,18 @@ def downstream(run: RunFolder) -> str | None:
         for index, (source, label) in enumerate(SOURCES.items()):
             values = [reported[site][f"accuracy-{source}"] for site in sites]
             axes.scatter(
-                values, range(len(sites)), color=COLOURS[index], marker=MARKS[index], s=34, label=label, zorder=3, alpha=0.9
+                values,
+                range(len(sites)),
+                color=COLOURS[index],
+                marker=MARKS[index],
+                s=34,
+                label=label,
+                zorder=3,
+                alpha=0.9,
             )
-        low, high = accuracy_range([reported[site][f"accuracy-{source}"] for site in sites for source in SOURCES])
+        low, high = accuracy_range(
+            [reported[site][f"accuracy-{source}"] for site in sites for source in SOURCES]
+        )
         axes.set_xlim(low, high)
         axes.set_ylim(len(sites) - 0.5, -0.5)
         axes.set_yticks(range(len(sites)), [shorten(site, 12) for site in sites])
@@ -41,7 +60,22 @@ def downstream(run: RunFolder) -> str | None:
         for row, site in enumerate(sites):
             if (share := reported[site].get("share")) is not None:
                 at = axes.get_yaxis_transform()
-                axes.text(1.03, row, f"λ = {share:.1f}", transform=at, va="center", color=QUIET, fontsize=8.5)
-        axes.legend(frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
+                axes.text(
+                    1.03,
+                    row,
+                    f"λ = {share:.1f}",
+                    transform=at,
+                    va="center",
+                    color=QUIET,
+                    fontsize=8.5,
+                )
+        axes.legend(
+            frameon=False,
+            fontsize=8.5,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=3,
+            borderaxespad=0.2,
+        )
 
     return render("downstream", 1.2 + 0.26 * max(3, len(sites)), draw)

@@ -12,11 +12,19 @@ from numpy.typing import NDArray
 
 from common.number_format import shorten
 from common.pages.svg import BLUE, FAINT, INK, PURPLE, QUIET, make_axes, render
-from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table, natural_order
+from server_app.runs.json_values import (
+    Json,
+    as_list,
+    as_number,
+    as_numbers,
+    as_table,
+    natural_order,
+)
 from server_app.runs.reader import RunFolder
 
 SHEETS = ("first", "middle", "last")
-# Most classes on a sheet, and most images of a class. The legend counts the sites if there are more than NAMED.
+# Most classes on a sheet, and most images of a class. The legend counts the sites if there are more
+# than NAMED.
 ROWS, COLUMNS, NAMED = 20, 10, 12
 # Black and white lie this many standard deviations from grey.
 CONTRAST = 2.5
@@ -43,7 +51,9 @@ def sheets(folder: Path) -> list[tuple[int, str]]:
 
 
 def _read(file: Path) -> tuple[int, list[str], NDArray[np.float32]]:
-    """Round, row names, and images (rows, columns, side, side, 3) in [0, 1] from one file that `strategies` stored."""
+    """Round, row names, and images (rows, columns, side, side, 3) in [0, 1] from one file that
+    `strategies` stored.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -55,8 +65,14 @@ def _read(file: Path) -> tuple[int, list[str], NDArray[np.float32]]:
     if metadata.get("model") != "convnet":
         raise ValueError("the synthetic records are not images")
     rows: dict[str, NDArray[np.float32]] = {}
-    spread = float(np.concatenate([tables[site].ravel() for site in json.loads(metadata["sites"])]).astype(np.float32).std())
-    for site, classes in sorted(json.loads(metadata["sites"]).items(), key=lambda item: natural_order(item[0])):
+    spread = float(
+        np.concatenate([tables[site].ravel() for site in json.loads(metadata["sites"])])
+        .astype(np.float32)
+        .std()
+    )
+    for site, classes in sorted(
+        json.loads(metadata["sites"]).items(), key=lambda item: natural_order(item[0])
+    ):
         for index, label in enumerate(classes):
             flat = tables[site][tables[f"{site} labels"] == index][:COLUMNS].astype(np.float32)
             rows.setdefault(str(label), _pixels(flat / max(spread, 1e-6)))
@@ -68,7 +84,9 @@ def _pixels(flat: NDArray[np.float32]) -> NDArray[np.float32]:
     channels = 1 if round((flat.shape[1]) ** 0.5) ** 2 == flat.shape[1] else 3
     side = round((flat.shape[1] / channels) ** 0.5)
     images = flat.reshape(-1, channels, side, side) / (2 * CONTRAST) + 0.5
-    shown: NDArray[np.float32] = np.clip(images.transpose(0, 2, 3, 1).repeat(3 // channels, axis=3), 0, 1)
+    shown: NDArray[np.float32] = np.clip(
+        images.transpose(0, 2, 3, 1).repeat(3 // channels, axis=3), 0, 1
+    )
     return shown
 
 
@@ -87,7 +105,9 @@ def _sheet(name: str, names: Sequence[str], images: NDArray[np.float32]) -> str:
         axes.set(xlabel="images of the class", ylabel="class")
         axes.imshow(np.rint(page * 255).astype(np.uint8), interpolation="none", aspect="equal")
         axes.set_xticks([])
-        axes.set_yticks([row * step + side / 2 for row in range(rows)], [shorten(n, 10) for n in names])
+        axes.set_yticks(
+            [row * step + side / 2 for row in range(rows)], [shorten(n, 10) for n in names]
+        )
         for spine in axes.spines.values():
             spine.set_visible(False)
 
@@ -95,7 +115,9 @@ def _sheet(name: str, names: Sequence[str], images: NDArray[np.float32]) -> str:
 
 
 def radii(run: RunFolder) -> str | None:
-    """Draw by round each site's radius, the radius used, and the model's movement; None without such rounds."""
+    """Draw by round each site's radius, the radius used, and the model's movement; None without
+    such rounds.
+    """
     rounds = [as_table(entry) for entry in as_list(run.metrics.get("rounds"))]
     rounds = [entry for entry in rounds if as_numbers(entry.get("radii"))]
     if not rounds:
@@ -107,12 +129,29 @@ def radii(run: RunFolder) -> str | None:
     def draw(figure: Any) -> None:
         axes = make_axes(figure, left=0.6, right=0.1, top=0.15, bottom=0.5)
         for site in sites:
-            points = [(n, each[site]) for n, each in zip(numbers, reported, strict=True) if site in each]
+            points = [
+                (n, each[site]) for n, each in zip(numbers, reported, strict=True) if site in each
+            ]
             axes.plot(*zip(*points, strict=True), color=QUIET, lw=0.8, marker=".", ms=4, alpha=0.6)
         for key, colour, label in (("radius", INK, "heeded"), ("moved", BLUE, "moved")):
             line = [as_number(entry.get(key)) for entry in rounds]
-            axes.plot(numbers, [np.nan if v is None else v for v in line], color=colour, lw=2, marker="o", ms=4, label=label)
-        axes.plot([], [], color=QUIET, lw=0.8, marker=".", label="a site" if len(sites) <= NAMED else f"{len(sites)} sites")
+            axes.plot(
+                numbers,
+                [np.nan if v is None else v for v in line],
+                color=colour,
+                lw=2,
+                marker="o",
+                ms=4,
+                label=label,
+            )
+        axes.plot(
+            [],
+            [],
+            color=QUIET,
+            lw=0.8,
+            marker=".",
+            label="a site" if len(sites) <= NAMED else f"{len(sites)} sites",
+        )
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(lambda value, _: "")
@@ -128,7 +167,11 @@ def radii(run: RunFolder) -> str | None:
 def epsilons(run: RunFolder) -> str | None:
     """Draw epsilon spent by round; None without privacy."""
     rounds: list[Json] = [as_table(entry) for entry in as_list(run.metrics.get("rounds"))]
-    points = [(n, e) for r in rounds if (n := as_number(r.get("round"))) and (e := as_number(r.get("epsilon"))) is not None]
+    points = [
+        (n, e)
+        for r in rounds
+        if (n := as_number(r.get("round"))) and (e := as_number(r.get("epsilon"))) is not None
+    ]
     if len(points) < 2:
         return None
 

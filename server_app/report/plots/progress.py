@@ -88,7 +88,10 @@ def curves(runs: Mapping[str, Sequence[AccuracyStep]]) -> tuple[str, str]:
                 bytes_axis(axes, sizes)
             for index, (label, steps_) in enumerate(runs.items()):
                 drawn = [step for step in steps_ if name == "round" or step.bytes]
-                xs = [float(step.name) if name == "round" else float(step.bytes or 0.0) for step in drawn]
+                xs = [
+                    float(step.name) if name == "round" else float(step.bytes or 0.0)
+                    for step in drawn
+                ]
                 ys = [step.accuracy for step in drawn]
                 once, colour = len(steps_) == 1, COLOURS[index % len(COLOURS)]
                 axes.plot(
@@ -103,7 +106,9 @@ def curves(runs: Mapping[str, Sequence[AccuracyStep]]) -> tuple[str, str]:
                 )
                 if once and drawn:
                     axes.axhline(ys[0], color=colour, lw=0.8, ls=(0, (4, 3)), alpha=0.7)
-            axes.set_ylim(*accuracy_range([step.accuracy for steps_ in runs.values() for step in steps_]))
+            axes.set_ylim(
+                *accuracy_range([step.accuracy for steps_ in runs.values() for step in steps_])
+            )
             percent_axis(axes.yaxis)
             axes.grid(axis="y", color=FAINT)
             if name == "round":
@@ -116,7 +121,9 @@ def curves(runs: Mapping[str, Sequence[AccuracyStep]]) -> tuple[str, str]:
 
         return draw
 
-    return render("curves-rounds", 2.8, draw_over("round")), render("curves-bytes", 2.8, draw_over("bytes"))
+    return render("curves-rounds", 2.8, draw_over("round")), render(
+        "curves-bytes", 2.8, draw_over("bytes")
+    )
 
 
 def progress(what: str, series: Sequence[AccuracyStep], reference: float | None) -> str:
@@ -135,7 +142,14 @@ def progress(what: str, series: Sequence[AccuracyStep], reference: float | None)
     def draw(figure: Any) -> None:
         axes = make_axes(figure, left=0.72, right=0.5, top=0.25, bottom=0.7)
         values = [step.accuracy for step in series]
-        axes.plot(range(len(series)), values, color=BLUE, lw=2, marker="o", ms=6 if len(series) <= 40 else 0)
+        axes.plot(
+            range(len(series)),
+            values,
+            color=BLUE,
+            lw=2,
+            marker="o",
+            ms=6 if len(series) <= 40 else 0,
+        )
         low, high = accuracy_range(values + ([] if reference is None else [reference]))
         axes.set_ylim(low, high)
         axes.set_xlim(-0.4, len(series) - 0.6)
@@ -146,15 +160,24 @@ def progress(what: str, series: Sequence[AccuracyStep], reference: float | None)
         labels = []
         for i in shown:
             size = series[i].bytes
-            labels.append(shorten(series[i].name, 12) + ("" if size is None else f"\n{human_bytes(size)}"))
+            labels.append(
+                shorten(series[i].name, 12) + ("" if size is None else f"\n{human_bytes(size)}")
+            )
         axes.set_xticks(shown, labels)
         axes.set_xlabel(f"{what}, and bytes sent up until then")
         axes.set_ylabel("accuracy")
         axes.annotate(
-            percent(values[-1]), (len(series) - 1, values[-1]), (0, 8), textcoords="offset points", ha="center", color=BLUE
+            percent(values[-1]),
+            (len(series) - 1, values[-1]),
+            (0, 8),
+            textcoords="offset points",
+            ha="center",
+            color=BLUE,
         )
         if reference is not None:
             axes.axhline(reference, color=QUIET, lw=1, ls=(0, (4, 3)))
-            axes.text(-0.35, reference, "pooled real features", va="bottom", color=QUIET, fontsize=8.5)
+            axes.text(
+                -0.35, reference, "pooled real features", va="bottom", color=QUIET, fontsize=8.5
+            )
 
     return render("progress", 3.2, draw)

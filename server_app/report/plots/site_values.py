@@ -35,13 +35,24 @@ def values_view(folder: Path) -> ValuesView | None:
         content = read_json(folder, FILE)
     except RunError:
         return None
-    rows = [(str(as_table(each).get("site")), as_numbers(each)) for each in as_list(content.get("sites"))]
+    rows = [
+        (str(as_table(each).get("site")), as_numbers(each))
+        for each in as_list(content.get("sites"))
+    ]
     # Of many sites in a deployment, only leave-one-out is measured.
-    rows = [(name, {"shapley": row.get("leave_one_out", 0.0)} | row) for name, row in rows if "leave_one_out" in row]
+    rows = [
+        (name, {"shapley": row.get("leave_one_out", 0.0)} | row)
+        for name, row in rows
+        if "leave_one_out" in row
+    ]
     rows = sorted(rows, key=lambda row: -row[1]["shapley"])[:MOST_SITES]
     if not rows or as_number(content.get("all")) is None:
         return None
-    worse = [name for name, row in rows if _worse(row["shapley"], row["leave_one_out"], row.get("error", 0.0))]
+    worse = [
+        name
+        for name, row in rows
+        if _worse(row["shapley"], row["leave_one_out"], row.get("error", 0.0))
+    ]
     names = [f"site {name}" if name.isdecimal() else name for name in worse]
     words = [f"The model is worse with {name} than without." for name in names]
     return ValuesView(_drawn(rows, set(worse)), words)
@@ -61,7 +72,9 @@ def _drawn(rows: list[tuple[str, dict[str, float]]], marked: set[str]) -> str:
         errors = [2 * row.get("error", 0.0) for _, row in rows]
         axes.barh(places, shares, color=colours, height=0.55, zorder=2, label="Shapley value")
         if any(errors):
-            axes.errorbar(shares, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=1, zorder=3)
+            axes.errorbar(
+                shares, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=1, zorder=3
+            )
         left_out = [row["leave_one_out"] for _, row in rows]
         axes.scatter(left_out, places, marker="D", s=26, color=INK, zorder=4, label="leave-one-out")
         axes.axvline(0, color=INK, linewidth=1)
@@ -74,6 +87,13 @@ def _drawn(rows: list[tuple[str, dict[str, float]]], marked: set[str]) -> str:
         axes.set_axisbelow(True)
         percent_axis(axes.xaxis)
         axes.set_xlabel("gain in accuracy")
-        axes.legend(frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+        axes.legend(
+            frameon=False,
+            fontsize=8.5,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=2,
+            borderaxespad=0.2,
+        )
 
     return render("site-values", 1.2 + 0.26 * max(3, math.ceil(len(rows))), draw)

@@ -1,4 +1,6 @@
-"""The plot of a sweep: accuracy against the setting that varies, mean and standard deviation over the seeds."""
+"""The plot of a sweep: accuracy against the setting that varies, mean and standard deviation over
+the seeds.
+"""
 
 from __future__ import annotations
 
@@ -60,17 +62,37 @@ def _axis(shown: Sequence[Summary]) -> str:
 def _lines(axes: Any, axis: str, shown: Sequence[Summary]) -> None:
     lines: dict[str, list[Summary]] = {}
     for each in shown:
-        lines.setdefault(named({key: value for key, value in each.varied.items() if key != axis}), []).append(each)
+        lines.setdefault(
+            named({key: value for key, value in each.varied.items() if key != axis}), []
+        ).append(each)
     for number, (name, points) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         for each in points:
             if _has_no_privacy(axis, each):
-                axes.axhline(each.accuracy, color=colour, ls="--", lw=1, label=f"{name}, no privacy".removeprefix(", "))
+                axes.axhline(
+                    each.accuracy,
+                    color=colour,
+                    ls="--",
+                    lw=1,
+                    label=f"{name}, no privacy".removeprefix(", "),
+                )
         points = [each for each in points if not _has_no_privacy(axis, each)]
         points.sort(key=lambda each: _number(each.varied[axis]))
         off = [each.deviation or 0 for each in points]
-        places, means = [_number(each.varied[axis]) for each in points], [each.accuracy for each in points]
-        axes.errorbar(places, means, off if any(off) else None, color=colour, marker="o", ms=5, capsize=3, label=name)
+        places, means = (
+            [_number(each.varied[axis]) for each in points],
+            [each.accuracy for each in points],
+        )
+        axes.errorbar(
+            places,
+            means,
+            off if any(off) else None,
+            color=colour,
+            marker="o",
+            ms=5,
+            capsize=3,
+            label=name,
+        )
     values = [_number(each.varied[axis]) for each in shown if not _has_no_privacy(axis, each)]
     if min(values) > 0 and max(values) / min(values) >= WIDE:
         axes.set_xscale("log")
@@ -88,7 +110,9 @@ def _lines(axes: Any, axis: str, shown: Sequence[Summary]) -> None:
 def _bars(axes: Any, shown: Sequence[Summary]) -> None:
     places = range(len(shown))
     accuracies, off = [each.accuracy for each in shown], [each.deviation or 0 for each in shown]
-    axes.barh(places, accuracies, xerr=off if any(off) else None, color=COLOURS[0], height=0.6, capsize=3)
+    axes.barh(
+        places, accuracies, xerr=off if any(off) else None, color=COLOURS[0], height=0.6, capsize=3
+    )
     axes.set_ylim(-0.5, max(4, len(shown)) - 0.5)
     axes.set_yticks(places, [named(each.varied) or "all runs" for each in shown])
     axes.invert_yaxis()
@@ -100,13 +124,17 @@ def _bars(axes: Any, shown: Sequence[Summary]) -> None:
 
 
 def _has_no_privacy(axis: str, summary: Summary) -> bool:
-    """Whether a point has no place on an axis of epsilon: 0 stands for no privacy, which is an infinite epsilon."""
+    """Whether a point has no place on an axis of epsilon: 0 stands for no privacy, which is an
+    infinite epsilon.
+    """
     return axis == "epsilon" and summary.varied[axis] == 0
 
 
 def _limits(shown: Sequence[Summary]) -> tuple[float, float]:
     spread = [(each.accuracy or 0.0, each.deviation or 0.0) for each in shown]
-    return accuracy_range([bound for mean, off in spread for bound in (mean - off, min(1.0, mean + off))])
+    return accuracy_range(
+        [bound for mean, off in spread for bound in (mean - off, min(1.0, mean + off))]
+    )
 
 
 def _number(value: Scalar) -> float:

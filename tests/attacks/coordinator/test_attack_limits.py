@@ -13,7 +13,11 @@ from common.wire.records import INFO, to_record
 from tests.client_app.model_use.hospitals import hospital, rows_of_classes
 from tests.grid import FAST, FIRST_NODE, InProcessGrid, events_of, run_federation
 
-RUN: dict[str, Any] = FAST | {"backbone": "pixels", "image-size": 8, "fedpft.covariance": "spherical"}
+RUN: dict[str, Any] = FAST | {
+    "backbone": "pixels",
+    "image-size": 8,
+    "fedpft.covariance": "spherical",
+}
 CHAIN = {"fedpft.topology": "chain"}
 POLICY = "without-dp = true\nsmallest-class = 1\n"
 
@@ -41,8 +45,12 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-@pytest.mark.parametrize("limit", ["largest-attack-auc = 0.99\n", "smallest-nearest-ratio = 0.01\n"])
-def test_a_head_kept_from_a_chain_does_not_leave_where_attacks_are_limited(site: Site, limit: str) -> None:
+@pytest.mark.parametrize(
+    "limit", ["largest-attack-auc = 0.99\n", "smallest-nearest-ratio = 0.01\n"]
+)
+def test_a_head_kept_from_a_chain_does_not_leave_where_attacks_are_limited(
+    site: Site, limit: str
+) -> None:
     assert site.ask("train", CHAIN) == "ok"
     assert site.ask("query.head", CHAIN) == "ok"
     assert site.ask("query.head", CHAIN, limit) == "policy"
@@ -58,8 +66,12 @@ def test_a_limit_on_distances_holds_for_methods_without_mixtures(site: Site) -> 
 
 
 @pytest.mark.parametrize("other", [{"test-fraction": 0.3}, {"seed": 1}, {"classes": "1,2"}])
-def test_other_records_of_the_same_files_do_not_leave_where_attacks_are_limited(site: Site, other: dict[str, Any]) -> None:
-    """Two releases that pass would show, by their difference, the records that only one of them has."""
+def test_other_records_of_the_same_files_do_not_leave_where_attacks_are_limited(
+    site: Site, other: dict[str, Any]
+) -> None:
+    """Two releases that pass would show, by their difference, the records that only one of them
+    has.
+    """
     limit, run = "smallest-nearest-ratio = 0.01\n", {"method": "fedcgs"}
     assert site.ask("train", run | other) == "ok"
     assert site.ask("train", run, limit) == "ok"
@@ -68,7 +80,9 @@ def test_other_records_of_the_same_files_do_not_leave_where_attacks_are_limited(
 
 
 @pytest.mark.parametrize(("limit", "reported"), [("", 1), ("smallest-nearest-ratio = 0.01\n", 0)])
-def test_no_exact_result_of_an_evaluation_leaves_where_attacks_are_limited(site: Site, limit: str, reported: int) -> None:
+def test_no_exact_result_of_an_evaluation_leaves_where_attacks_are_limited(
+    site: Site, limit: str, reported: int
+) -> None:
     (site.home / "policy.toml").write_text(POLICY + limit)
     folder = run_federation(site.home, InProcessGrid([site.node]), **RUN)
     assert sum(event["event"] == "evaluated" for event in events_of(folder)) == reported

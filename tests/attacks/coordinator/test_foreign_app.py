@@ -1,4 +1,5 @@
-"""A coordinator sends its own code with a run; hospitals that follow the documentation never start any of it.
+"""A coordinator sends its own code with a run; hospitals that follow the documentation never start
+any of it.
 
 The commands are read from its pages: a command that starts foreign code makes these tests fail.
 """
@@ -22,9 +23,22 @@ from client_app.diagnostics.node_checks import check_isolation
 from server_app.deployment.submit import APP_FOLDER, stop_process
 from tests import documents
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE
-from tests.e2e.processes import BIN, PATIENCE, environment, free_ports, heed_signals, newest, submit, until
+from tests.e2e.processes import (
+    BIN,
+    PATIENCE,
+    environment,
+    free_ports,
+    heed_signals,
+    newest,
+    submit,
+    until,
+)
 
-SUPERLINK, HOSPITAL, RUN = "coordinator superlink", ("site join", "flower-supernode"), ("coordinator run", "flwr ")
+SUPERLINK, HOSPITAL, RUN = (
+    "coordinator superlink",
+    ("site join", "flower-supernode"),
+    ("coordinator run", "flwr "),
+)
 PATIENTS = "Keller,Anna,C50.9"
 PORTS = ("9091", "9092", "9093", "9094", "9095", "9096")
 PROJECT = """
@@ -48,7 +62,8 @@ clientapp = "visitor.client:app"
 [tool.flwr.app.config]
 nodes = 0
 """
-# Leaves a trace when it is imported, and another when it has read a file of the hospital for its reply.
+# Leaves a trace when it is imported, and another when it has read a file of the hospital for its
+# reply.
 THIEF = """
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -84,7 +99,11 @@ def main(grid, context):
 
 def deployment_commands(page: Path) -> list[str]:
     """The commands of the page's one block that starts a coordinator, as typed."""
-    found = [block for block in documents.commands(page) if any(line.startswith(SUPERLINK) for line in block)]
+    found = [
+        block
+        for block in documents.commands(page)
+        if any(line.startswith(SUPERLINK) for line in block)
+    ]
     assert len(found) == 1, f"{page} has {len(found)} blocks that start a coordinator"
     return found[0]
 
@@ -105,7 +124,9 @@ class Deployment:
         return [process for line, process in self.services.items() if line.startswith(HOSPITAL)]
 
     def type(self, line: str) -> None:
-        """Type a command: in its own terminal if it keeps running; a hospital's command in the folder of its three files."""
+        """Type a command: in its own terminal if it keeps running; a hospital's command in the
+        folder of its three files.
+        """
         for old, new in self.replace.items():
             line = line.replace(old, new)
         kit = self.home / "papers" / "sites" / "north"
@@ -128,32 +149,55 @@ class Deployment:
         else:
             done = self.shell(line, 200, cwd)
             # The doctor may find the SuperNode of another test.
-            assert done.returncode == 0 or "site doctor" in line, f"{line}: {done.stdout}{done.stderr}"
+            assert done.returncode == 0 or "site doctor" in line, (
+                f"{line}: {done.stdout}{done.stderr}"
+            )
 
     @property
     def environment(self) -> dict[str, str]:
         """A user's environment with its own home folder."""
-        return environment(self.home / ".flwr") | {"HOME": str(self.home), "PYTHONPATH": str(APP_FOLDER)}
+        return environment(self.home / ".flwr") | {
+            "HOME": str(self.home),
+            "PYTHONPATH": str(APP_FOLDER),
+        }
 
     def attack(self, theft: "Theft", *flags: str) -> None:
         """Submit an app as a coordinator can, in addition to the commands of a page."""
         submit(self.home / ".flwr", "attack", theft.app, self.home, *flags)
 
-    def shell(self, line: str, seconds: float, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def shell(
+        self, line: str, seconds: float, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command as a user would."""
         shell = ["bash", "-c", line]
         return subprocess.run(
-            shell, cwd=cwd or self.home, env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
+            shell,
+            cwd=cwd or self.home,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
 
     def charge_and_release(self) -> None:
         """Press Ctrl-C at the hospitals: they end, and so do all processes that they started."""
-        below = [child for each in self.hospitals for child in psutil.Process(each.pid).children(recursive=True)]
+        below = [
+            child
+            for each in self.hospitals
+            for child in psutil.Process(each.pid).children(recursive=True)
+        ]
         assert len(below) >= 2 * len(self.hospitals)
         for each in self.hospitals:
             each.send_signal(signal.SIGINT)
-        assert [each.wait(PATIENCE) for each in self.hospitals] == [0] * len(self.hospitals), self.logs()
-        assert not [process for process in below if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        assert [each.wait(PATIENCE) for each in self.hospitals] == [0] * len(self.hospitals), (
+            self.logs()
+        )
+        assert not [
+            process
+            for process in below
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        ]
 
     def logs(self) -> str:
         """The output of all processes."""
@@ -183,7 +227,9 @@ def deployment(home: Path, page: Path, replace: dict[str, str]) -> Iterator[Depl
 
 @dataclass(frozen=True)
 class Theft:
-    """An app whose ClientApp reads a file of the hospital. trace: the folder that it makes where it is started."""
+    """An app whose ClientApp reads a file of the hospital. trace: the folder that it makes where it
+    is started.
+    """
 
     app: Path
     trace: Path
@@ -204,13 +250,17 @@ class Theft:
 
     @classmethod
     def disguise(cls, folder: Path, home: Path) -> "Theft":
-        """Our app with another ClientApp. `flwr run` itself imports the package, but not this module."""
+        """Our app with another ClientApp. `flwr run` itself imports the package, but not this
+        module.
+        """
         theft = cls(folder / "app", folder / "trace", folder / "answers")
         theft.app.mkdir(parents=True)
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(APP_FOLDER / file, theft.app)
         for room in ("common", "client_app", "server_app", "strategies"):
-            shutil.copytree(APP_FOLDER / room, theft.app / room, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                APP_FOLDER / room, theft.app / room, ignore=shutil.ignore_patterns("__pycache__")
+            )
         (theft.app / "client_app" / "app.py").write_text(theft.site_half(home))
         return theft
 
@@ -228,7 +278,11 @@ class Theft:
 
 def finished(runs: Path) -> bool:
     """Whether there is a run whose end is recorded."""
-    return runs.is_dir() and any(runs.glob("*/metrics.json")) and newest(runs)[1]["status"] != "running"
+    return (
+        runs.is_dir()
+        and any(runs.glob("*/metrics.json"))
+        and newest(runs)[1]["status"] != "running"
+    )
 
 
 def _listens(port: str) -> bool:
@@ -242,7 +296,9 @@ def _listens(port: str) -> bool:
 def test_the_documentation_shows_both_ways_to_deploy_and_no_third() -> None:
     localhost, secured = map(deployment_commands, (ONE_MACHINE, BETWEEN_MACHINES))
     for page in set(documents.PAGES) - {ONE_MACHINE, BETWEEN_MACHINES}:
-        assert not any(line.startswith(SUPERLINK) for block in documents.commands(page) for line in block), page
+        assert not any(
+            line.startswith(SUPERLINK) for block in documents.commands(page) for line in block
+        ), page
     for block in (localhost, secured):
         assert any(line.startswith(HOSPITAL) for line in block)
     assert any(line.startswith(RUN) for line in localhost)
@@ -260,7 +316,9 @@ def test_on_localhost_no_foreign_code_is_started_and_the_run_finishes(tmp_path: 
         assert (got["asked"], len(got["replies"])) == (sites + 1, sites + 1), running.logs()
         assert not theft.trace.exists(), f"foreign code was started: {list(theft.trace.iterdir())}"
         assert not any("loot" in reply or PATIENTS in reply for reply in got["replies"])
-        assert sum("'info'" in reply for reply in got["replies"]) == 1, "the code of the hospital has answered"
+        assert sum("'info'" in reply for reply in got["replies"]) == 1, (
+            "the code of the hospital has answered"
+        )
         for line in running.run_commands:
             done = running.shell(line, 400)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -270,17 +328,35 @@ def test_on_localhost_no_foreign_code_is_started_and_the_run_finishes(tmp_path: 
 
 
 def assert_a_bare_supernode_starts_it(running: Deployment, theft: Theft) -> None:
-    """The same app does read the file if a SuperNode runs without isolation, so the tests above can fail."""
-    command = [str(BIN / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{running.replace['9092']}"]
-    command += ["--clientappio-api-address", f"127.0.0.1:{running.replace['9094']}", "--node-config", 'data="digits"']
+    """The same app does read the file if a SuperNode runs without isolation, so the tests above can
+    fail.
+    """
+    command = [
+        str(BIN / "flower-supernode"),
+        "--insecure",
+        "--superlink",
+        f"127.0.0.1:{running.replace['9092']}",
+    ]
+    command += [
+        "--clientappio-api-address",
+        f"127.0.0.1:{running.replace['9094']}",
+        "--node-config",
+        'data="digits"',
+    ]
     with (running.home / "bare.txt").open("w") as log:
-        node = subprocess.Popen(command, env=running.environment, stdout=log, stderr=subprocess.STDOUT)
+        node = subprocess.Popen(
+            command, env=running.environment, stdout=log, stderr=subprocess.STDOUT
+        )
     try:
         running.attack(theft, "--run-config", "nodes=1")
         assert [PATIENTS in reply for reply in theft.result()["replies"]] == [True, True]
         assert {path.name for path in theft.trace.iterdir()} == {"imported", "called"}
         seen = check_isolation()
-        assert (seen.state, str(node.pid) in seen.found, "site join" in seen.remedy) == ("FAIL", True, True)
+        assert (seen.state, str(node.pid) in seen.found, "site join" in seen.remedy) == (
+            "FAIL",
+            True,
+            True,
+        )
     finally:
         stop_process(node.pid)
 
@@ -291,18 +367,24 @@ def make_images(folder: Path) -> Path:
     for name in ("no", "yes"):
         (folder / name).mkdir(parents=True)
         for number in range(100):  # Enough that the noise of epsilon 1 does not hide the class.
-            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / name / f"{number}.png")
+            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(
+                folder / name / f"{number}.png"
+            )
     return folder
 
 
-def test_over_tls_no_foreign_code_is_started_and_the_sites_own_code_finishes_the_run(tmp_path: Path) -> None:
+def test_over_tls_no_foreign_code_is_started_and_the_sites_own_code_finishes_the_run(
+    tmp_path: Path,
+) -> None:
     home = tmp_path / "home"
     here = {"fl.example.org": "localhost", "0.0.0.0": "127.0.0.1"}
     here["/data/xrays"] = str(make_images(home / "xrays"))
     with deployment(home, BETWEEN_MACHINES, here) as running:
         assert len(running.hospitals) == 1
         theft = Theft.disguise(tmp_path / "theft", home)
-        settings = 'epsilon=1.0 delta=1e-5 classes="no,yes" image-size=8 fedpft.covariance="spherical"'
+        settings = (
+            'epsilon=1.0 delta=1e-5 classes="no,yes" image-size=8 fedpft.covariance="spherical"'
+        )
         settings += f' sites=1 deadline=600.0 output-dir="{home}/runs"'
         running.attack(theft, "--run-config", settings)
         until(lambda: finished(home / "runs"))

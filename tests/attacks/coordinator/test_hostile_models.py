@@ -33,7 +33,10 @@ def test_discriminants_that_are_not_finite_are_refused(table, bad):
 
 @pytest.mark.parametrize(
     "model",
-    [Head(HEADER, torch.ones(2, 3), torch.ones(2)), Quadratic(HEADER, torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2))],
+    [
+        Head(HEADER, torch.ones(2, 3), torch.ones(2)),
+        Quadratic(HEADER, torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2)),
+    ],
 )
 def test_a_model_for_another_dimension_is_refused_with_a_reason(model: Classifier):
     own = LabelledFeatures(torch.ones(4, 5), torch.zeros(4, dtype=torch.int64))

@@ -1,4 +1,6 @@
-"""In an exact sum, the classes of the received model select the records that a site adds, as the run's classes do."""
+"""In an exact sum, the classes of the received model select the records that a site adds, as the
+run's classes do.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import pytest
 from common.run import parse_run
 from common.wire import sum_proto
 from strategies.base.training import Training
-from tests.attacks.coordinator.test_secure_sums import CLASSES, NAMES, PLAIN, Hospitals, open_hospitals
+from tests.attacks.coordinator.test_secure_sums import (
+    CLASSES,
+    NAMES,
+    PLAIN,
+    Hospitals,
+    open_hospitals,
+)
 
 DPCVAE = {"method": "dpcvae", "dpcvae.rounds": 2}
 
@@ -21,7 +29,9 @@ def hospitals(tmp_path: Path) -> Hospitals:
 
 
 def first_round(hospitals: Hospitals, classes: tuple[str, ...]) -> str:
-    """The status of one site's release in a sum of updates of a model of these classes, the same for all sites."""
+    """The status of one site's release in a sum of updates of a model of these classes, the same
+    for all sites.
+    """
     training = Training.begin(parse_run(hospitals.settings), classes, "f" * 16, 6)
     model = training.payload()
     listed = sum_proto.pack_members(hospitals.keys().values(), sum_proto.map_digest(model))
@@ -35,12 +45,18 @@ def first_round(hospitals: Hospitals, classes: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("settings", [{"method": "fedavg"}, {"method": "fedsgd"}, DPCVAE])
-@pytest.mark.parametrize("classes", [("malign",), ("malign", "benign"), ("malign", "no such class")])
+@pytest.mark.parametrize(
+    "classes", [("malign",), ("malign", "benign"), ("malign", "no such class")]
+)
 def test_a_model_of_other_classes_does_not_select_records(
     hospitals: Hospitals, settings: dict[str, Any], classes: tuple[str, ...]
 ) -> None:
-    """A run with other classes is refused after an exact sum, because the difference shows records: so is such a model."""
-    hospitals.settings = {key: value for key, value in PLAIN.items() if not key.startswith("fedpft.")} | settings
+    """A run with other classes is refused after an exact sum, because the difference shows records:
+    so is such a model.
+    """
+    hospitals.settings = {
+        key: value for key, value in PLAIN.items() if not key.startswith("fedpft.")
+    } | settings
     assert first_round(hospitals, tuple(CLASSES.split(","))) == "ok", hospitals.log("north")
     assert first_round(hospitals, classes) == "surrogate"
     assert hospitals.released("north") == 1

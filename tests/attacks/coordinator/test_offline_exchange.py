@@ -1,4 +1,5 @@
-"""Attacks on the offline exchange, by an attacker with access to a request, a bundle or the folder of replies.
+"""Attacks on the offline exchange, by an attacker with access to a request, a bundle or the folder
+of replies.
 
 All attacks use the commands that users type.
 """
@@ -34,7 +35,11 @@ from common.wire.records import pack_surrogate, unpack_surrogate
 from tests.grid import FAST, events_of, metrics_of, run_federation, sites
 
 SETTINGS: dict[str, Any] = {"fedpft.covariance": "spherical", "head.max-samples": 2000, **FAST}
-PRIVATE: dict[str, Any] = SETTINGS | {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
+PRIVATE: dict[str, Any] = SETTINGS | {
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "classes": ",".join(map(str, range(10))),
+}
 Captured = pytest.CaptureFixture[str]
 
 IMAGES: dict[str, Any] = {
@@ -44,7 +49,9 @@ IMAGES: dict[str, Any] = {
 
 
 class World:
-    """A folder in which a coordinator and hospitals type their commands; `wrong` is the last command's stderr."""
+    """A folder in which a coordinator and hospitals type their commands; `wrong` is the last
+    command's stderr.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
         self.folder, self._patch, self._capsys, self.wrong = folder, monkeypatch, capsys, ""
@@ -66,18 +73,32 @@ class World:
         return self._run(client_app.cli.main.main, arguments, code)
 
     def node(self, index: int, pinned: str | None = None) -> str:
-        own = f'site="h{index}" data="digits" partition-id={index} num-partitions=3 state-dir="s{index}" cache-dir="cache"'
+        own = (
+            f'site="h{index}" data="digits" partition-id={index} num-partitions=3 '
+            f'state-dir="s{index}" cache-dir="cache"'
+        )
         pinned = self.pinned if pinned is None else pinned
         return f'{own} coordinator-key="{pinned}"' if pinned else own
 
-    def request(self, name: str = "r.json", settings: dict[str, Any] = SETTINGS, *more: object) -> Path:
+    def request(
+        self, name: str = "r.json", settings: dict[str, Any] = SETTINGS, *more: object
+    ) -> Path:
         given = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         self.coordinator("request", "papers", "--out", name, "-c", given, *more)
         return self.folder / name
 
-    def release(self, index: int, request: str = "r.json", out: str = "", code: int = 0, pinned: str | None = None) -> Path:
+    def release(
+        self,
+        index: int,
+        request: str = "r.json",
+        out: str = "",
+        code: int = 0,
+        pinned: str | None = None,
+    ) -> Path:
         out = out or f"h{index}.bundle"
-        self.site("release", request, "--out", out, "--node-config", self.node(index, pinned), code=code)
+        self.site(
+            "release", request, "--out", out, "--node-config", self.node(index, pinned), code=code
+        )
         return self.folder / out
 
     def keys(self, *indices: int) -> None:
@@ -92,7 +113,10 @@ class World:
 
     def untouched(self, index: int) -> bool:
         """Whether a site has done no work: no ledger, no features."""
-        return not list((self.folder / f"s{index}").rglob("*.jsonl")) and not (self.folder / "cache").exists()
+        return (
+            not list((self.folder / f"s{index}").rglob("*.jsonl"))
+            and not (self.folder / "cache").exists()
+        )
 
 
 @pytest.fixture
@@ -103,12 +127,20 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> 
 
 
 def refusals(run: Path) -> dict[str, str]:
-    return {Path(event["site"]).name: event["reason"] for event in events_of(run) if event["event"] == "rejected"}
+    return {
+        Path(event["site"]).name: event["reason"]
+        for event in events_of(run)
+        if event["event"] == "rejected"
+    }
 
 
 def used(run: Path) -> dict[str, int]:
     """Sites whose surrogates were used, with the number of records of each."""
-    return {event["site"]: sum(event["counts"].values()) for event in events_of(run) if event["event"] == "replied"}
+    return {
+        event["site"]: sum(event["counts"].values())
+        for event in events_of(run)
+        if event["event"] == "replied"
+    }
 
 
 def forged(file: Path, site: str, like: bytes, settings: dict[str, Any] = SETTINGS) -> Path:
@@ -124,7 +156,9 @@ def forged(file: Path, site: str, like: bytes, settings: dict[str, Any] = SETTIN
 # Point 7: only files signed by a listed key count, unless a person vouches for them.
 
 
-def test_an_unsigned_surrogate_in_a_hospitals_name_does_not_count(world: World, tmp_path: Path) -> None:
+def test_an_unsigned_surrogate_in_a_hospitals_name_does_not_count(
+    world: World, tmp_path: Path
+) -> None:
     world.request()
     world.release(0)
     world.keys(0, 1)
@@ -137,12 +171,16 @@ def test_an_unsigned_surrogate_in_a_hospitals_name_does_not_count(world: World, 
     assert "without a site's signature" in refusals(run)["h1.pb"]
     assert "no bundle" in refusals(run)["h1.bundle"]
     # The surrogate itself is sound: it counts as soon as a person vouches for it.
-    assert used(world.learn("h0.bundle", "--unsigned", "h1.pb", "--keys", "keys.toml"))["h1"] == 90_000
+    assert (
+        used(world.learn("h0.bundle", "--unsigned", "h1.pb", "--keys", "keys.toml"))["h1"] == 90_000
+    )
     # Without keys, only files that a person vouches for count.
     assert set(used(world.learn("h0.bundle", "--unsigned", "h1.pb"))) == {"h1"}
 
 
-def test_a_run_folder_counts_only_where_it_is_named_as_trusted(world: World, tmp_path: Path) -> None:
+def test_a_run_folder_counts_only_where_it_is_named_as_trusted(
+    world: World, tmp_path: Path
+) -> None:
     world.request()
     world.release(0)
     world.keys(0)
@@ -150,7 +188,9 @@ def test_a_run_folder_counts_only_where_it_is_named_as_trusted(world: World, tmp
     run = world.learn("h0.bundle", network, "--keys", "keys.toml")
     assert set(used(run)) == {"h0"}
     assert "--trust-run-folder" in refusals(run)[network.name]
-    assert set(used(world.learn("h0.bundle", "--trust-run-folder", network, "--keys", "keys.toml"))) == {"h0", "0", "1"}
+    assert set(
+        used(world.learn("h0.bundle", "--trust-run-folder", network, "--keys", "keys.toml"))
+    ) == {"h0", "0", "1"}
     # A file added to the folder, whose site name differs from its file name.
     (first, _) = sorted((network / "surrogates").glob("*.pb"))
     forged(network / "surrogates" / "z.pb", "h2", first.read_bytes())
@@ -200,9 +240,13 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "centre": lambda text: text.replace('"centre": null', '"centre": "AAAA"'),
     "id": lambda text: re.sub(r'"id": "\w{16}"', '"id": "00000000000000ff"', text),
     "expires": lambda text: re.sub(r'"expires": "[\d-]+"', '"expires": ""', text),
-    "signature": lambda text: re.sub(r" 2 \w", lambda found: f" 2 {'1' if found[0][-1] == '0' else '0'}", text),
+    "signature": lambda text: re.sub(
+        r" 2 \w", lambda found: f" 2 {'1' if found[0][-1] == '0' else '0'}", text
+    ),
     "a byte more": lambda text: text + "\n",
-    "a name twice": lambda text: text.replace('"epsilon": 1.0', '"epsilon": 50.0,\n    "epsilon": 1.0'),
+    "a name twice": lambda text: text.replace(
+        '"epsilon": 1.0', '"epsilon": 50.0,\n    "epsilon": 1.0'
+    ),
 }
 
 
@@ -221,7 +265,13 @@ def test_a_request_without_a_signature_is_refused_before_any_work(world: World) 
     key = (world.folder / "papers" / "coordinator.key").read_bytes()
     # The coordinator's key, but for another purpose.
     other = FIRST_LINE.encode() + sign(body, key, b"bundle").hex().encode() + b"\n" + body
-    for content in (other, body, b'{"version": 1, "id": "x", "settings": {}, "centre": null}', b"", whole.signed(new_key())):
+    for content in (
+        other,
+        body,
+        b'{"version": 1, "id": "x", "settings": {}, "centre": null}',
+        b"",
+        whole.signed(new_key()),
+    ):
         request.write_bytes(content)
         assert not world.release(0, code=1).exists()
         assert re.search("no request of|another coordinator", world.wrong)
@@ -238,7 +288,10 @@ def test_a_site_that_pins_no_key_answers_no_request(world: World, tmp_path: Path
     assert world.release(0, pinned="papers/coordinator.pub").exists()
 
 
-@pytest.mark.parametrize("wrong", ["../../etc/x", "x" * 16, "AB54A98CEB1F0AD2", "ab54", "ab54a98ceb1f0ad2\n", "", 7, None])
+@pytest.mark.parametrize(
+    "wrong",
+    ["../../etc/x", "x" * 16, "AB54A98CEB1F0AD2", "ab54", "ab54a98ceb1f0ad2\n", "", 7, None],
+)
 def test_an_id_of_another_form_is_refused_though_it_is_signed(world: World, wrong: Any) -> None:
     request, key = world.request(), (world.folder / "papers" / "coordinator.key").read_bytes()
     honest = read_request(request, None)
@@ -274,8 +327,13 @@ def test_a_request_stays_answered_when_a_person_reopens_the_ledger(world: World,
     for name in "ab":
         (world.folder / "images" / name).mkdir()
         for number in range(3):
-            Image.new("L", (8, 8), 40 * number + ord(name[0]) % 9).save(world.folder / f"images/{name}/{number}.png")
-    own = 'site="h" data="imagefolder" data-dir="images" state-dir="state" cache-dir="cache" witness-dir="witness"'
+            Image.new("L", (8, 8), 40 * number + ord(name[0]) % 9).save(
+                world.folder / f"images/{name}/{number}.png"
+            )
+    own = (
+        'site="h" data="imagefolder" data-dir="images" state-dir="state" cache-dir="cache" '
+        'witness-dir="witness"'
+    )
     own += f' coordinator-key="{world.pinned}"'
     world.request(settings=IMAGES)
     world.site("ledger", "--open", "--node-config", own)
@@ -309,7 +367,9 @@ def test_an_expired_request_is_refused_before_any_work(world: World) -> None:
 
 
 def test_a_bundle_for_other_settings_under_the_same_id_does_not_count(world: World) -> None:
-    """An attacker who changes the coordinator's copy of a request cannot make a site's reply count for another request."""
+    """An attacker who changes the coordinator's copy of a request cannot make a site's reply count
+    for another request.
+    """
     request = world.request()
     world.release(0)
     world.keys(0)
@@ -323,7 +383,9 @@ def test_what_is_read_of_a_request_is_bounded(world: World) -> None:
     for name in ("large", "zero"):
         file = world.folder / name
         if name == "large":
-            file.write_bytes(b"fedsurrogate-request 2 " + b"0" * 128 + b"\n" + bytes(LARGEST_REQUEST))
+            file.write_bytes(
+                b"fedsurrogate-request 2 " + b"0" * 128 + b"\n" + bytes(LARGEST_REQUEST)
+            )
         else:
             file.symlink_to("/dev/zero")
         assert not world.release(0, name, code=1).exists()

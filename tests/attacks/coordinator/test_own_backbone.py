@@ -1,4 +1,6 @@
-"""Code of a site is named by the site alone, and an own backbone can neither disclose image sizes nor mix records."""
+"""Code of a site is named by the site alone, and an own backbone can neither disclose image sizes
+nor mix records.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,15 @@ from common.errors import BackboneError, ConfigError, RunError
 from common.run import parse_run
 from common.wire.records import INFO, to_record
 from tests.commands import coordinator
-from tests.grid import FIRST_NODE, InProcessGrid, default_run_config, events_of, metrics_of, outcome, run_federation
+from tests.grid import (
+    FIRST_NODE,
+    InProcessGrid,
+    default_run_config,
+    events_of,
+    metrics_of,
+    outcome,
+    run_federation,
+)
 
 PACKAGE = "vision_of_a_hospital"
 CODE = """
@@ -101,8 +111,12 @@ def hospital(folder: Path, site: str, **settings: Any) -> dict[str, Any]:
     return {"site": site, "data": "imagefolder", "data-dir": str(folder / site), **settings}
 
 
-@pytest.mark.parametrize("backbone", ["python:os:system", "PYTHON:os:system", " python :os:system", "python:"])
-def test_a_run_cannot_name_code(backbone: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "backbone", ["python:os:system", "PYTHON:os:system", " python :os:system", "python:"]
+)
+def test_a_run_cannot_name_code(
+    backbone: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="cannot name code of a site"):
         parse_run({"backbone": backbone})
     assert coordinator(monkeypatch, "simulate", "-c", f'backbone="{backbone}"') == 1
@@ -110,8 +124,12 @@ def test_a_run_cannot_name_code(backbone: str, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query.hello"])
-def test_a_site_refuses_a_request_that_names_code_and_does_not_run_it(kind: str, package: Path, tmp_path: Path) -> None:
-    node = hospital(tmp_path, "a", **{"state-dir": str(tmp_path / "state"), "backbone": named("mean")})
+def test_a_site_refuses_a_request_that_names_code_and_does_not_run_it(
+    kind: str, package: Path, tmp_path: Path
+) -> None:
+    node = hospital(
+        tmp_path, "a", **{"state-dir": str(tmp_path / "state"), "backbone": named("mean")}
+    )
     grid = InProcessGrid([node])
     # What a coordinator sends that does not check its own settings.
     grid.run_config = default_run_config() | {"backbone": named("mean")}
@@ -144,7 +162,10 @@ def test_a_site_cannot_be_made_to_use_its_code_by_another_name(package: Path) ->
     assert site_backbone(parse_run({"backbone": "own"}), node).dim == 5
 
 
-@pytest.mark.parametrize("wrong", ["os:system", "python:os", "python:os:system()", "torchvision:resnet18", "python:os:a b"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["os:system", "python:os", "python:os:system()", "torchvision:resnet18", "python:os:a b"],
+)
 def test_the_key_of_a_site_names_a_function(wrong: str) -> None:
     with pytest.raises(ConfigError, match=r"backbone.*must name a function"):
         parse_node_config({"backbone": wrong})
@@ -174,29 +195,44 @@ def test_a_transform_and_an_image_size_contradict_each_other(package: Path) -> N
 
 
 def test_everything_that_decides_features_is_in_the_fingerprint(package: Path) -> None:
-    first, hidden = (own_backbone(named(name), device="cpu").fingerprint for name in ("mean", "hidden"))
+    first, hidden = (
+        own_backbone(named(name), device="cpu").fingerprint for name in ("mean", "hidden")
+    )
     assert own_backbone(named("mean"), device="cpu").fingerprint == first, "the same at every call"
     loaded = sys.modules[f"{PACKAGE}.models"]
     loaded.SHIFT = 2.0  # type: ignore[attr-defined]
-    assert own_backbone(named("hidden"), device="cpu").fingerprint != hidden, "a tensor that is no buffer"
+    assert own_backbone(named("hidden"), device="cpu").fingerprint != hidden, (
+        "a tensor that is no buffer"
+    )
     (package / "helper.py").write_text("GAIN = 2\n")
-    assert own_backbone(named("mean"), device="cpu").fingerprint != first, "another file of the package"
+    assert own_backbone(named("mean"), device="cpu").fingerprint != first, (
+        "another file of the package"
+    )
 
 
-def test_sites_with_the_same_own_backbone_learn_together_and_another_one_is_left_out(package: Path, tmp_path: Path) -> None:
+def test_sites_with_the_same_own_backbone_learn_together_and_another_one_is_left_out(
+    package: Path, tmp_path: Path
+) -> None:
     nodes = [hospital(tmp_path, f"site-{name}", backbone=named("mean")) for name in "ab"]
     nodes.append(hospital(tmp_path, "site-other", backbone=named("hidden")))
-    folder = run_federation(tmp_path, nodes, backbone="own", **{"head.min-steps": 200, "fedpft.covariance": "spherical"})
+    folder = run_federation(
+        tmp_path, nodes, backbone="own", **{"head.min-steps": 200, "fedpft.covariance": "spherical"}
+    )
     assert "fingerprint" in outcome(folder, "site-other", "rejected")
     right = metrics_of(folder)["accuracy"]["per_site"]
     assert right["site-a"] == right["site-b"] == 1.0
 
 
-def test_the_reason_of_a_failing_own_backbone_stays_at_the_site(package: Path, tmp_path: Path) -> None:
+def test_the_reason_of_a_failing_own_backbone_stays_at_the_site(
+    package: Path, tmp_path: Path
+) -> None:
     nodes = [hospital(tmp_path, f"site-{name}", backbone=named("mean")) for name in "ab"]
     nodes.append(hospital(tmp_path, "site-c", backbone=named("fails")))
     folder = run_federation(tmp_path, nodes, backbone="own", **{"head.min-steps": 20})
-    assert outcome(folder, "site-c", "rejected") == "the site cannot load the backbone, or its weights do not fit"
+    assert (
+        outcome(folder, "site-c", "rejected")
+        == "the site cannot load the backbone, or its weights do not fit"
+    )
     assert not any(word in str(events_of(folder)) for word in ("secret", PACKAGE))
     with pytest.raises(RunError):
         run_federation(tmp_path, nodes[2:], backbone="own")

@@ -1,4 +1,6 @@
-"""Other users of a machine, and its network, reach no API between a SuperNode or SuperLink and its app."""
+"""Other users of a machine, and its network, reach no API between a SuperNode or SuperLink and its
+app.
+"""
 
 import os
 import stat
@@ -14,18 +16,26 @@ from server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.e2e.processes import environment, free_ports, site_command, until
 
 pytestmark = pytest.mark.slow
-CONNECT = "import os, socket, sys; os.setuid(65534); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+CONNECT = (
+    "import os, socket, sys; os.setuid(65534); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+)
 
 
 def start(home: Path, program: str, *arguments: str) -> subprocess.Popen[bytes]:
     log = (home / "log").open("ab")
     settings = environment(home) | {"PYTHONPATH": str(APP_FOLDER)}
-    return subprocess.Popen([sys.executable, "-m", program, *arguments], stdout=log, stderr=log, env=settings, cwd=home)
+    return subprocess.Popen(
+        [sys.executable, "-m", program, *arguments], stdout=log, stderr=log, env=settings, cwd=home
+    )
 
 
 def ports(process: subprocess.Popen[bytes]) -> set[int]:
     """Ports on which the process listens."""
-    return {each.laddr.port for each in psutil.Process(process.pid).net_connections() if each.status == psutil.CONN_LISTEN}
+    return {
+        each.laddr.port
+        for each in psutil.Process(process.pid).net_connections()
+        if each.status == psutil.CONN_LISTEN
+    }
 
 
 @pytest.mark.parametrize("side", ["site", "coordinator"])
@@ -33,12 +43,30 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
     fleet, control = free_ports(2)
     if side == "site":
         socket, opened = tmp_path / "app", set[int]()
-        link = ["--superlink", f"127.0.0.1:{fleet}", "--insecure", "--node-config", 'site="a" data="digits"']
+        link = [
+            "--superlink",
+            f"127.0.0.1:{fleet}",
+            "--insecure",
+            "--node-config",
+            'site="a" data="digits"',
+        ]
         command = ["client_app.cli.main", "node", "--runtime", f"unix:{socket}", *link]
     else:
         socket, opened = tmp_path / "app:9091", {fleet, control}
-        addresses = ["--fleet-api-address", f"127.0.0.1:{fleet}", "--control-api-address", f"127.0.0.1:{control}"]
-        command = ["server_app.cli.main", "superlink", "--insecure", "--isolation", "process", *addresses]
+        addresses = [
+            "--fleet-api-address",
+            f"127.0.0.1:{fleet}",
+            "--control-api-address",
+            f"127.0.0.1:{control}",
+        ]
+        command = [
+            "server_app.cli.main",
+            "superlink",
+            "--insecure",
+            "--isolation",
+            "process",
+            *addresses,
+        ]
         command += ["--serverappio-api-address", f"unix:{socket}"]
     process = start(tmp_path, *command)
     try:
@@ -48,7 +76,10 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
         if os.getuid() == 0:
             tmp_path.chmod(0o755)
             foreign = subprocess.run(
-                [sys.executable, "-c", CONNECT, str(socket)], capture_output=True, text=True, check=False
+                [sys.executable, "-c", CONNECT, str(socket)],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             assert "PermissionError" in foreign.stderr
         # A killed process leaves the file; the next one takes its place.
@@ -58,12 +89,16 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
         assert socket.exists()
         time.sleep(0.1)
         process = start(tmp_path, *command)
-        until(lambda: socket.exists() and (socket.stat().st_ino, socket.stat().st_mtime_ns) != before)
+        until(
+            lambda: socket.exists() and (socket.stat().st_ino, socket.stat().st_mtime_ns) != before
+        )
     finally:
         stop_process(process.pid)
 
 
 def test_a_node_with_its_api_on_a_port_is_refused(tmp_path: Path) -> None:
-    done = site_command("node", "--runtime", "0.0.0.0:9094", "--superlink", "127.0.0.1:1", "--insecure")
+    done = site_command(
+        "node", "--runtime", "0.0.0.0:9094", "--superlink", "127.0.0.1:1", "--insecure"
+    )
     assert done.returncode == 1
     assert "every user of this machine may open a port" in done.stderr

@@ -1,4 +1,6 @@
-"""Attacks of the coordinator on a secure sum: the messages are its own, the sites are the real ones."""
+"""Attacks of the coordinator on a secure sum: the messages are its own, the sites are the real
+ones.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ from common.wire.records import from_record, to_record
 from server_app.offline import make_request
 from strategies.base.training import Training
 from tests.common.secure_sum.parties import Party
-from tests.grid import FIRST_NODE, InProcessGrid, NodeConfig, default_run_config, open_new, run_federation
+from tests.grid import (
+    FIRST_NODE,
+    InProcessGrid,
+    NodeConfig,
+    default_run_config,
+    open_new,
+    run_federation,
+)
 
 NAMES = ("north", "south", "west", "east", "centre")
 CLASSES = "benign,malign"
@@ -86,10 +95,14 @@ class Hospitals:
             found[site] = sum_proto.unpack_member(bytes.fromhex(info["key"]))
         return found
 
-    def shares(self, members: Mapping[str, Member], sites: Iterable[str] = NAMES) -> dict[str, Dealt]:
+    def shares(
+        self, members: Mapping[str, Member], sites: Iterable[str] = NAMES
+    ) -> dict[str, Dealt]:
         found = {}
         for site in sites:
-            payload, _ = self.ask(site, "query.sum_shares", sum_proto.pack_members(members.values()))
+            payload, _ = self.ask(
+                site, "query.sum_shares", sum_proto.pack_members(members.values())
+            )
             assert payload is not None, self.log(site)
             found[site] = sum_proto.unpack_dealt(payload)
         return found
@@ -120,7 +133,10 @@ class Hospitals:
 
     def released(self, site: str) -> int:
         """Entries in a site's ledger after its header."""
-        return sum(len(file.read_text().splitlines()) - 1 for file in self.folder.glob(f"{site}/state/ledgers/*.jsonl"))
+        return sum(
+            len(file.read_text().splitlines()) - 1
+            for file in self.folder.glob(f"{site}/state/ledgers/*.jsonl")
+        )
 
 
 @pytest.fixture
@@ -135,22 +151,41 @@ def open_hospitals(home: Path, names: Iterable[str]) -> Hospitals:
         folder = home / name
         folder.mkdir()
         labels = torch.arange(60 + 4 * number) % 2
-        features = torch.randn(len(labels), 6, generator=torch.Generator().manual_seed(number)) + 3 * torch.eye(2, 6)[labels]
+        features = (
+            torch.randn(len(labels), 6, generator=torch.Generator().manual_seed(number))
+            + 3 * torch.eye(2, 6)[labels]
+        )
         for part in ("train", "test"):
             save_file(
-                {"x": features, "y": labels}, folder / f"f-{part}.safetensors", {"classes": CLASSES, "fingerprint": "f" * 16}
+                {"x": features, "y": labels},
+                folder / f"f-{part}.safetensors",
+                {"classes": CLASSES, "fingerprint": "f" * 16},
             )
         (folder / "policy.toml").write_text(POLICY)
-        own: NodeConfig = {"site": name, "data": "safetensors", "data-dir": str(folder), "dataset": "f"}
+        own: NodeConfig = {
+            "site": name,
+            "data": "safetensors",
+            "data-dir": str(folder),
+            "dataset": "f",
+        }
         own |= {
             key: str(folder / value)
-            for key, value in {"policy": "policy.toml", "state-dir": "state", "cache-dir": "c"}.items()
+            for key, value in {
+                "policy": "policy.toml",
+                "state-dir": "state",
+                "cache-dir": "c",
+            }.items()
         }
         open_new(own)
         nodes[name] = own | {"peers": str(folder / "peers.toml")}
-    lasting = {name: public_key(private_key(parse_node_config(node), name)).hex() for name, node in nodes.items()}
+    lasting = {
+        name: public_key(private_key(parse_node_config(node), name)).hex()
+        for name, node in nodes.items()
+    }
     for name in nodes:
-        (home / name / "peers.toml").write_text("".join(f'{site} = "{key}"\n' for site, key in lasting.items()))
+        (home / name / "peers.toml").write_text(
+            "".join(f'{site} = "{key}"\n' for site, key in lasting.items())
+        )
     return Hospitals(home, nodes)
 
 
@@ -166,9 +201,13 @@ def test_an_honest_coordinator_gets_every_step(hospitals: Hospitals) -> None:
 
 
 def test_different_key_lists_are_refused(hospitals: Hospitals) -> None:
-    """With keys of its own for one site, the coordinator could open shares that are meant for that site."""
+    """With keys of its own for one site, the coordinator could open shares that are meant for that
+    site.
+    """
     members = hospitals.keys()
-    stranger = Party("east", context=context_of(parse_run(hospitals.settings), hospitals.name)).member
+    stranger = Party(
+        "east", context=context_of(parse_run(hospitals.settings), hospitals.name)
+    ).member
     false = sum_proto.pack_members((members | {"east": stranger}).values())
     assert hospitals.status("north", "query.sum_shares", false) == "seal"
     fewer = sum_proto.pack_members(members[name] for name in NAMES[:4])
@@ -176,7 +215,10 @@ def test_different_key_lists_are_refused(hospitals: Hospitals) -> None:
     dealt = hospitals.shares(members, NAMES[1:])
     payload, _ = hospitals.ask("south", "train", sum_proto.pack_delivery(dealt.values(), "south"))
     assert payload is not None, "the sites with one list go on"
-    mixed = [replace(each, content={**each.content, "west": each.content["south"]}) for each in dealt.values()]
+    mixed = [
+        replace(each, content={**each.content, "west": each.content["south"]})
+        for each in dealt.values()
+    ]
     assert hospitals.status("west", "train", sum_proto.pack_delivery(mixed, "west")) == "seal"
     assert hospitals.released("west") == 0
 
@@ -185,25 +227,41 @@ def test_invented_sites_are_refused_where_keys_are_pinned(hospitals: Hospitals) 
     own = hospitals.keys(["north"])
     context = context_of(parse_run(hospitals.settings), hospitals.name)
     invented = {name: Party(name, context=context).member for name in NAMES[1:]}
-    assert hospitals.status("north", "query.sum_shares", sum_proto.pack_members((own | invented).values())) == "seal"
+    assert (
+        hospitals.status(
+            "north", "query.sum_shares", sum_proto.pack_members((own | invented).values())
+        )
+        == "seal"
+    )
     assert "not the one in peers" in hospitals.log("north")
 
 
 def test_a_sum_of_one_or_two_sites_is_refused(hospitals: Hospitals) -> None:
     for count in (1, 2):
         members = hospitals.keys(NAMES[:count])
-        assert hospitals.status("north", "query.sum_shares", sum_proto.pack_members(members.values())) == "policy"
+        assert (
+            hospitals.status("north", "query.sum_shares", sum_proto.pack_members(members.values()))
+            == "policy"
+        )
 
 
-def test_a_run_of_two_sites_ends_and_names_their_refusal(hospitals: Hospitals, tmp_path: Path) -> None:
+def test_a_run_of_two_sites_ends_and_names_their_refusal(
+    hospitals: Hospitals, tmp_path: Path
+) -> None:
     two = [hospitals.nodes[name] for name in NAMES[:2]]
-    with pytest.raises(RunError, match=r"nothing was revealed; north: lost after its keys: .*policy does not allow"):
+    with pytest.raises(
+        RunError, match=r"nothing was revealed; north: lost after its keys: .*policy does not allow"
+    ):
         run_federation(tmp_path / "run", two, **PLAIN)
 
 
 @pytest.mark.parametrize("settings", [PLAIN, PRIVATE])
-def test_a_request_by_file_is_refused_by_both_sides(hospitals: Hospitals, settings: dict[str, Any]) -> None:
-    """A site that answered by file would send its vector unmasked: there is no step in which sites share keys."""
+def test_a_request_by_file_is_refused_by_both_sides(
+    hospitals: Hospitals, settings: dict[str, Any]
+) -> None:
+    """A site that answered by file would send its vector unmasked: there is no step in which sites
+    share keys.
+    """
     file, key = hospitals.folder / "request.json", new_key()
     with pytest.raises(ConfigError, match="a secure sum needs five"):
         make_request(settings, file, key)
@@ -229,19 +287,28 @@ def test_claimed_losses_do_not_unmask_one_site(hospitals: Hospitals) -> None:
 
 
 def test_both_shares_of_one_site_are_never_revealed(hospitals: Hospitals) -> None:
-    """Half of the sites are to believe that west is lost, the others that it is not; each signs one list, once."""
+    """Half of the sites are to believe that west is lost, the others that it is not; each signs one
+    list, once.
+    """
     hospitals.up_to_masked()
     without = tuple(name for name in NAMES if name != "west")
     first = hospitals.signatures(NAMES, ["west", "east", "centre"])
     second = hospitals.signatures(without, ["north", "south"])
     assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(NAMES)) == "state"
     for site in ("north", "south"):
-        assert hospitals.status(site, "query.sum_open", sum_proto.pack_list(without, second)) == "seal"
-        assert hospitals.status(site, "query.sum_open", sum_proto.pack_list(without, second | first)) == "seal"
+        assert (
+            hospitals.status(site, "query.sum_open", sum_proto.pack_list(without, second)) == "seal"
+        )
+        assert (
+            hospitals.status(site, "query.sum_open", sum_proto.pack_list(without, second | first))
+            == "seal"
+        )
     payload, _ = hospitals.ask("east", "query.sum_open", sum_proto.pack_list(NAMES, first))
     assert payload is not None
     assert "west" not in sum_proto.unpack_revealed(payload)["masking"]
-    assert hospitals.status("east", "query.sum_open", sum_proto.pack_list(without, second)) == "state"
+    assert (
+        hospitals.status("east", "query.sum_open", sum_proto.pack_list(without, second)) == "state"
+    )
 
 
 @pytest.mark.parametrize("lost", ["", "west"])
@@ -249,7 +316,9 @@ def test_noise_for_lost_sites_stays_when_one_is_lost(hospitals: Hospitals, lost:
     """A coordinator that had the seeds would take out noise that then protects."""
     hospitals.settings = dict(PRIVATE)
     for name in NAMES:
-        (hospitals.folder / name / "policy.toml").write_text(POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n")
+        (hospitals.folder / name / "policy.toml").write_text(
+            POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n"
+        )
     hospitals.up_to_masked()
     listed = tuple(name for name in NAMES if name != lost)
     signatures = hospitals.signatures(listed, listed)
@@ -263,13 +332,20 @@ def test_noise_for_lost_sites_stays_when_one_is_lost(hospitals: Hospitals, lost:
 
 def test_a_replayed_step_is_refused(hospitals: Hospitals) -> None:
     members = hospitals.keys()
-    assert hospitals.status("north", "query.hello") == "state", "keys are not made twice for one sum"
+    assert hospitals.status("north", "query.hello") == "state", (
+        "keys are not made twice for one sum"
+    )
     dealt = hospitals.shares(members)
-    assert hospitals.status("north", "query.sum_shares", sum_proto.pack_members(members.values())) == "state"
+    assert (
+        hospitals.status("north", "query.sum_shares", sum_proto.pack_members(members.values()))
+        == "state"
+    )
     hospitals.masked(dealt)
     fewer = [dealt[name] for name in NAMES[:4]]
     for again in (dealt.values(), fewer):
-        assert hospitals.status("north", "train", sum_proto.pack_delivery(again, "north")) == "state"
+        assert (
+            hospitals.status("north", "train", sum_proto.pack_delivery(again, "north")) == "state"
+        )
     signatures = hospitals.signatures(NAMES)
     opened = sum_proto.pack_list(NAMES, signatures)
     assert hospitals.ask("north", "query.sum_open", opened)[0] is not None
@@ -282,12 +358,17 @@ def test_a_step_of_another_sum_or_of_other_settings_is_refused(hospitals: Hospit
     assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(NAMES[:3])) == "state"
     for name in ("", "../../etc", secrets.token_hex(16)):
         hospitals.name = name
-        assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(NAMES)) in ("state", "surrogate")
+        assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(NAMES)) in (
+            "state",
+            "surrogate",
+        )
 
 
-def test_settings_whose_short_digests_are_equal_do_not_share_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run's digest has 64 bits, so 2^32 tries find two settings with the same one. With a tiny learning rate for all sites
-    but one, the sum of updates is that site's.
+def test_settings_whose_short_digests_are_equal_do_not_share_a_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run's digest has 64 bits, so 2^32 tries find two settings with the same one. With a tiny
+    learning rate for all sites but one, the sum of updates is that site's.
     """
     settings = PLAIN | {"method": "fedavg", "fedavg.learning-rate": 0.1}
     runs = [parse_run(settings | {"fedavg.learning-rate": rate}) for rate in (0.1, 1e-9)]
@@ -303,7 +384,10 @@ def test_the_difference_of_two_sums_does_not_show_one_site(hospitals: Hospitals)
     hospitals.signatures(NAMES)
     hospitals.settings |= {"dropouts": 0.0}
     dealt = hospitals.shares(hospitals.keys(NAMES[:4]), NAMES[:4])
-    assert hospitals.status("north", "train", sum_proto.pack_delivery(dealt.values(), "north")) == "policy"
+    assert (
+        hospitals.status("north", "train", sum_proto.pack_delivery(dealt.values(), "north"))
+        == "policy"
+    )
     assert "with other sites" in hospitals.log("north")
 
 
@@ -313,11 +397,18 @@ def test_under_privacy_the_difference_of_two_sums_is_paid_for(hospitals: Hospita
         (hospitals.folder / name / "policy.toml").write_text(POLICY + "epsilon-total = 1.2\n")
     hospitals.up_to_masked()
     dealt = hospitals.shares(hospitals.keys(NAMES[:4]), NAMES[:4])
-    assert hospitals.status("north", "train", sum_proto.pack_delivery(dealt.values(), "north")) == "budget"
+    assert (
+        hospitals.status("north", "train", sum_proto.pack_delivery(dealt.values(), "north"))
+        == "budget"
+    )
 
 
-@pytest.mark.parametrize("settings", [{"secure-sum": False}, {"secure-sum": False, "method": "fedavg"}])
-def test_a_site_that_requires_secure_sums_answers_nothing_else(hospitals: Hospitals, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"secure-sum": False}, {"secure-sum": False, "method": "fedavg"}]
+)
+def test_a_site_that_requires_secure_sums_answers_nothing_else(
+    hospitals: Hospitals, settings: dict[str, Any]
+) -> None:
     for key in settings:
         hospitals.settings[key] = settings[key]
     for kind in ("train", "evaluate", "query.hello", "query.head"):
@@ -346,7 +437,9 @@ def test_the_evaluation_of_the_model_shows_no_number_of_one_site(hospitals: Hosp
 
 
 def test_the_default_policy_does_not_trust_other_sites(hospitals: Hospitals) -> None:
-    """Central privacy through secure sums is weaker alone than noise at the site, so a hospital chooses it."""
+    """Central privacy through secure sums is weaker alone than noise at the site, so a hospital
+    chooses it.
+    """
     hospitals.settings = dict(PRIVATE)
     del hospitals.nodes["north"]["policy"]
     hospitals.name = secrets.token_hex(16)
@@ -374,10 +467,14 @@ def test_the_ledger_names_the_trust_assumption(hospitals: Hospitals) -> None:
     assert entry["facts"]["keys-pinned"] == 1
 
 
-def test_the_ledger_tells_whether_the_coordinator_could_make_up_the_other_sites(hospitals: Hospitals) -> None:
+def test_the_ledger_tells_whether_the_coordinator_could_make_up_the_other_sites(
+    hospitals: Hospitals,
+) -> None:
     """A site without peers accepts any keys; it is then protected by its own noise alone."""
     hospitals.settings = dict(PRIVATE)
-    (hospitals.folder / "north" / "policy.toml").write_text(POLICY.replace("require-secure-sum = true", ""))
+    (hospitals.folder / "north" / "policy.toml").write_text(
+        POLICY.replace("require-secure-sum = true", "")
+    )
     del hospitals.nodes["north"]["peers"]
     own = hospitals.keys(["north"])
     context = context_of(parse_run(hospitals.settings), hospitals.name)
@@ -392,12 +489,18 @@ def test_the_ledger_tells_whether_the_coordinator_could_make_up_the_other_sites(
 
 
 @pytest.mark.parametrize("settings", [PLAIN, PRIVATE])
-@pytest.mark.parametrize(("colluding", "allowed"), [(0.0, False), (0.25, False), (0.3334, True), (0.5, True)])
+@pytest.mark.parametrize(
+    ("colluding", "allowed"), [(0.0, False), (0.25, False), (0.3334, True), (0.5, True)]
+)
 def test_a_site_refuses_a_sum_that_fewer_colluding_sites_break(
     hospitals: Hospitals, settings: dict[str, Any], colluding: float, allowed: bool
 ) -> None:
-    """The coordinator chooses `colluding`: with zero, one site that tells its noise weakens the others' privacy."""
-    (hospitals.folder / "north" / "policy.toml").write_text(POLICY.replace("smallest-colluding = 0.0", ""))
+    """The coordinator chooses `colluding`: with zero, one site that tells its noise weakens the
+    others' privacy.
+    """
+    (hospitals.folder / "north" / "policy.toml").write_text(
+        POLICY.replace("smallest-colluding = 0.0", "")
+    )
     hospitals.settings = settings | {"colluding": colluding}
     hospitals.name = secrets.token_hex(16)
     assert hospitals.status("north", "query.hello") == ("ok" if allowed else "policy")
@@ -412,7 +515,9 @@ def test_no_state_on_disk_is_readable_by_others(hospitals: Hospitals) -> None:
 
 
 def test_another_model_for_one_site_does_not_show_its_update(hospitals: Hospitals) -> None:
-    """Rounds of FedAvg: a model on which all others have no gradient would leave one site's update alone in the sum."""
+    """Rounds of FedAvg: a model on which all others have no gradient would leave one site's update
+    alone in the sum.
+    """
     hospitals.settings = PLAIN | {"method": "fedavg"}
     members = hospitals.keys()
     honest, other = b"one packed model", b"another"
@@ -431,11 +536,20 @@ def test_another_model_for_one_site_does_not_show_its_update(hospitals: Hospital
 
 
 def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: Hospitals) -> None:
-    """DP-FedAvg: the guarantee is that of the site's own noise, and the difference of two sums still shows no update."""
-    hospitals.settings = PRIVATE | {"method": "dp-fedavg", "fedavg.rounds": 3, "fedavg.sample-rate": 0.5, "dropouts": 0.0}
+    """DP-FedAvg: the guarantee is that of the site's own noise, and the difference of two sums
+    still shows no update.
+    """
+    hospitals.settings = PRIVATE | {
+        "method": "dp-fedavg",
+        "fedavg.rounds": 3,
+        "fedavg.sample-rate": 0.5,
+        "dropouts": 0.0,
+    }
     hospitals.settings["fedavg.noise"] = "site"
     for name in NAMES:
-        (hospitals.folder / name / "policy.toml").write_text("require-secure-sum = true\nsmallest-colluding = 0.0\n")
+        (hospitals.folder / name / "policy.toml").write_text(
+            "require-secure-sum = true\nsmallest-colluding = 0.0\n"
+        )
     run = parse_run(hospitals.settings)
     model = Training.begin(run, tuple(CLASSES.split(",")), "f" * 16, 6).payload()
     for sites, allowed in ((NAMES, True), (NAMES[:4], False)):
@@ -444,7 +558,12 @@ def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: H
         dealt = [hospitals.ask(site, "query.sum_shares", listed)[0] for site in sites]
         delivered = [sum_proto.unpack_dealt(each) for each in dealt if each is not None]
         expected = "ok" if allowed else "policy"
-        assert hospitals.status("north", "train", sum_proto.pack_delivery(delivered, "north", model), round=1) == expected
+        assert (
+            hospitals.status(
+                "north", "train", sum_proto.pack_delivery(delivered, "north", model), round=1
+            )
+            == expected
+        )
     (file,) = hospitals.folder.glob("north/state/ledgers/*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     assert run.mechanism is not None
@@ -461,7 +580,9 @@ JOINT_ROUNDS = PRIVATE | {"method": "dp-fedavg", "fedavg.rounds": 3, "dropouts":
 
 def next_round(hospitals: Hospitals, sites: Iterable[str] = NAMES, site: str = "north") -> str:
     """The status of one site's release in a new sum of gradients; each of these sums is a round."""
-    model = Training.begin(parse_run(hospitals.settings), tuple(CLASSES.split(",")), "f" * 16, 6).payload()
+    model = Training.begin(
+        parse_run(hospitals.settings), tuple(CLASSES.split(",")), "f" * 16, 6
+    ).payload()
     members = hospitals.keys(sites)
     listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
     delivered = []
@@ -473,8 +594,12 @@ def next_round(hospitals: Hospitals, sites: Iterable[str] = NAMES, site: str = "
     return hospitals.status(site, "train", sum_proto.pack_delivery(delivered, site, model), round=1)
 
 
-def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rests_on(hospitals: Hospitals) -> None:
-    """Any sites may be in a sum: each costs its share of the epsilon, and a fourth of three rounds does not pass."""
+def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rests_on(
+    hospitals: Hospitals,
+) -> None:
+    """Any sites may be in a sum: each costs its share of the epsilon, and a fourth of three rounds
+    does not pass.
+    """
     hospitals.settings = dict(JOINT_ROUNDS)
     for sites in (NAMES, NAMES[:4], NAMES):
         assert next_round(hospitals, sites) == "ok"
@@ -498,21 +623,30 @@ def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rest
     assert next_round(hospitals) == "budget"
 
 
-def test_the_local_floor_of_all_rounds_together_is_held_before_the_first(hospitals: Hospitals) -> None:
+def test_the_local_floor_of_all_rounds_together_is_held_before_the_first(
+    hospitals: Hospitals,
+) -> None:
     hospitals.settings = dict(JOINT_ROUNDS)
     run = parse_run(hospitals.settings)
     together = local_epsilon(run, rules_of(run.settings, len(NAMES)))
     assert run.mechanism is not None
     # A single round would pass this floor.
-    assert gaussian_epsilon(run.mechanism.events[0].noise_multiplier / math.sqrt(len(NAMES)), 1e-5) < 0.7 * together
+    assert (
+        gaussian_epsilon(run.mechanism.events[0].noise_multiplier / math.sqrt(len(NAMES)), 1e-5)
+        < 0.7 * together
+    )
     for limit, expected in ((together * 0.99, "north: policy"), (together * 1.01, "ok")):
-        (hospitals.folder / "north" / "policy.toml").write_text(POLICY + f"local-epsilon = {limit}\n")
+        (hospitals.folder / "north" / "policy.toml").write_text(
+            POLICY + f"local-epsilon = {limit}\n"
+        )
         assert next_round(hospitals) == expected
     assert "local-epsilon" in hospitals.log("north")
 
 
 def test_more_rounds_than_planned_do_not_pass_the_local_floor(hospitals: Hospitals) -> None:
-    """The policy allows a larger epsilon than the run's, so the budget alone would allow twelve of its rounds."""
+    """The policy allows a larger epsilon than the run's, so the budget alone would allow twelve of
+    its rounds.
+    """
     hospitals.settings = dict(JOINT_ROUNDS)
     for name in NAMES:
         limits = "epsilon-per-run = 2.0\nlocal-epsilon = 3.0\n"
@@ -522,8 +656,12 @@ def test_more_rounds_than_planned_do_not_pass_the_local_floor(hospitals: Hospita
     assert hospitals.released("north") == 3
 
 
-def test_a_site_that_lost_its_state_reveals_nothing_and_the_others_go_on(hospitals: Hospitals) -> None:
-    """Each step here runs without the memory of the step before; only the file of the sum is needed, and never made anew."""
+def test_a_site_that_lost_its_state_reveals_nothing_and_the_others_go_on(
+    hospitals: Hospitals,
+) -> None:
+    """Each step here runs without the memory of the step before; only the file of the sum is
+    needed, and never made anew.
+    """
     hospitals.up_to_masked()
     for file in hospitals.folder.glob("north/state/sums/*.pb"):
         file.unlink()
@@ -533,13 +671,18 @@ def test_a_site_that_lost_its_state_reveals_nothing_and_the_others_go_on(hospita
     signatures = hospitals.signatures(NAMES, NAMES[1:])
     payload, _ = hospitals.ask("south", "query.sum_open", sum_proto.pack_list(NAMES, signatures))
     assert payload is not None
-    assert hospitals.status("north", "query.sum_open", sum_proto.pack_list(NAMES, signatures)) == "state"
+    assert (
+        hospitals.status("north", "query.sum_open", sum_proto.pack_list(NAMES, signatures))
+        == "state"
+    )
 
 
 def test_different_projections_do_not_single_out_one_site(hospitals: Hospitals) -> None:
     """With zeros for all others, the sum of the projected features would be that of one site alone."""
     dealt = hospitals.shares(hospitals.keys())
-    zeros = sum_proto.pack_delivery(dealt.values(), "south", sum_proto.pack_map(PublicMap(torch.zeros(6, 6))))
+    zeros = sum_proto.pack_delivery(
+        dealt.values(), "south", sum_proto.pack_map(PublicMap(torch.zeros(6, 6)))
+    )
     assert hospitals.status("south", "train", zeros) == "seal"
     assert hospitals.released("south") == 0
     assert "projection" in hospitals.log("south")
@@ -550,6 +693,8 @@ def test_different_projections_do_not_single_out_one_site(hospitals: Hospitals) 
     listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(public))
     payload, _ = hospitals.ask("north", "query.sum_shares", listed)
     assert payload is not None
-    mixed = sum_proto.pack_delivery([*dealt.values(), sum_proto.unpack_dealt(payload)], "north", public)
+    mixed = sum_proto.pack_delivery(
+        [*dealt.values(), sum_proto.unpack_dealt(payload)], "north", public
+    )
     assert hospitals.status("north", "train", mixed) == "seal"
     assert hospitals.released("north") == 0

@@ -1,4 +1,6 @@
-"""A coordinator selects which records each site adds to a secure sum, or rounds down how many sites may collude."""
+"""A coordinator selects which records each site adds to a secure sum, or rounds down how many sites
+may collude.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,19 @@ RUN: dict[str, Any] = {"fedpft.covariance": "gram", "classes": "a,b", "secure-su
 
 
 @pytest.mark.parametrize(
-    "other", [{"test-fraction": 0.21}, {"partition": "iid"}, {"alpha": 0.2}, {"classes-per-site": 1}, {"site-column": "x"}]
+    "other",
+    [
+        {"test-fraction": 0.21},
+        {"partition": "iid"},
+        {"alpha": 0.2},
+        {"classes-per-site": 1},
+        {"site-column": "x"},
+    ],
 )
 def test_sites_with_other_records_share_no_secrets(other: dict[str, Any]) -> None:
-    """With 97 % of the others' records for tests, their small classes were left out, and the sum was one site's own."""
+    """With 97 % of the others' records for tests, their small classes were left out, and the sum
+    was one site's own.
+    """
     assert context_of(parse_run(RUN | other), "s") != context_of(parse_run(RUN), "s")
 
 
@@ -31,7 +42,11 @@ def test_a_sum_over_few_records_of_every_site_is_refused() -> None:
 
 @pytest.mark.parametrize("members", [3, 6, 9, 12])
 def test_a_share_of_colluding_sites_is_not_rounded_below_the_policys(members: int) -> None:
-    """0.333 passes for a third, but is one site less of six: two that collude then opened two lists."""
+    """0.333 passes for a third, but is one site less of six: two that collude then opened two
+    lists.
+    """
     _check_colluding(Policy(), rules_of(parse_run(RUN).settings, members))
     with pytest.raises(PolicyError, match="it must be against"):
-        _check_colluding(Policy(), rules_of(parse_run(RUN | {"colluding": 0.333}).settings, members))
+        _check_colluding(
+            Policy(), rules_of(parse_run(RUN | {"colluding": 0.333}).settings, members)
+        )

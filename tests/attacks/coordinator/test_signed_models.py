@@ -1,4 +1,6 @@
-"""A coordinator, or someone between, sends a site a model that it must not keep; the reply shows nothing of it."""
+"""A coordinator, or someone between, sends a site a model that it must not keep; the reply shows
+nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,23 @@ def send(ran: tuple[NodeConfig, dict[str, Any], SignedModel]) -> Send:
     node, settings, kept = ran
 
     def sent(
-        model: SignedModel, payload: bytes | None = None, pinned: str = "", run: str = "", **changes: str
+        model: SignedModel,
+        payload: bytes | None = None,
+        pinned: str = "",
+        run: str = "",
+        **changes: str,
     ) -> RecordDict:
         payload = pack_classifier(model.classifier) if payload is None else payload
         info: Info = {**signed_values(model), **changes, "bytes": len(payload)}
         site = node.model_copy(update={"coordinator_key": pinned})
-        return answer("evaluation", to_record(payload, info), settings, run or kept.manifest.flower_run, site, node.site)
+        return answer(
+            "evaluation",
+            to_record(payload, info),
+            settings,
+            run or kept.manifest.flower_run,
+            site,
+            node.site,
+        )
 
     return sent
 
@@ -61,14 +74,24 @@ def another(kept: SignedModel, flower_run: str = "", key: bytes = KEY) -> Signed
     settings = default_run_config() | FAST | PRIVATE
     head = kept.classifier
     assert isinstance(head, Head)
-    header = Header("fedpft", kept.manifest.run, "coordinator", kept.manifest.fingerprint, tuple(kept.manifest.classes))
+    header = Header(
+        "fedpft",
+        kept.manifest.run,
+        "coordinator",
+        kept.manifest.fingerprint,
+        tuple(kept.manifest.classes),
+    )
     changed = Head(header, head.weight + 1, head.bias, head.clip)
     config = parse_run(settings)
     return make_signed_model(changed, config, None, flower_run or kept.manifest.flower_run, 2, key)
 
 
 def files(node: NodeConfig) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in models_folder(node).iterdir() if path.suffix != ".lock"}
+    return {
+        path.name: path.read_bytes()
+        for path in models_folder(node).iterdir()
+        if path.suffix != ".lock"
+    }
 
 
 def test_a_model_whose_manifest_was_changed_is_refused(ran: Any, send: Send) -> None:
@@ -106,13 +129,21 @@ def test_a_name_that_leaves_the_folder_is_refused_even_when_signed(ran: Any, sen
 def test_values_that_are_no_model_are_refused_with_a_code(ran: Any, send: Send) -> None:
     node, _, kept = ran
     before, model = files(node), another(kept)
-    for changes in ({"signature": "zz"}, {"signer": "00"}, {"manifest": "[]"}, {"gaussians": "!"}, {"signature": "ab"}):
+    for changes in (
+        {"signature": "zz"},
+        {"signer": "00"},
+        {"manifest": "[]"},
+        {"gaussians": "!"},
+        {"signature": "ab"},
+    ):
         with pytest.raises(FedSurrogateError):
             send(model, **changes)
     assert files(node) == before
 
 
-def test_a_pinned_site_keeps_no_model_of_another_key_and_its_reply_is_the_same(ran: Any, send: Send) -> None:
+def test_a_pinned_site_keeps_no_model_of_another_key_and_its_reply_is_the_same(
+    ran: Any, send: Send
+) -> None:
     node, _, kept = ran
     before = files(node)
     refused = from_record(send(another(kept), pinned=public_key(new_key()).hex()), 0)
@@ -120,7 +151,9 @@ def test_a_pinned_site_keeps_no_model_of_another_key_and_its_reply_is_the_same(r
     taken = from_record(send(another(kept)), 0)
     assert len(read_index(node).models) == 2
     assert refused == taken
-    assert read_index(node).in_use == kept.manifest.name, "what arrives is not used before a person decides it"
+    assert read_index(node).in_use == kept.manifest.name, (
+        "what arrives is not used before a person decides it"
+    )
 
 
 def test_a_site_that_took_no_part_keeps_nothing(ran: Any, send: Send) -> None:

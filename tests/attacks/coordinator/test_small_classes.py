@@ -1,4 +1,6 @@
-"""Two exact sums over the same sites, of which only one leaves out small classes, show the small classes of one site."""
+"""Two exact sums over the same sites, of which only one leaves out small classes, show the small
+classes of one site.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,22 @@ from common.run import parse_run
 from common.surrogates.surrogates import Header
 from common.wire import sum_proto
 from common.wire.model_proto import pack_classifier
-from tests.attacks.coordinator.test_secure_sums import CLASSES, NAMES, PLAIN, POLICY, Hospitals, open_hospitals
+from tests.attacks.coordinator.test_secure_sums import (
+    CLASSES,
+    NAMES,
+    PLAIN,
+    POLICY,
+    Hospitals,
+    open_hospitals,
+)
 
-SURVEY = {"counting.kind": "survey", "secure-sum": True, "classes": CLASSES, "dropouts": 0.2, "colluding": 0.0}
+SURVEY = {
+    "counting.kind": "survey",
+    "secure-sum": True,
+    "classes": CLASSES,
+    "dropouts": 0.2,
+    "colluding": 0.0,
+}
 
 
 @pytest.fixture
@@ -31,7 +46,9 @@ def hospitals(tmp_path: Path) -> Hospitals:
 def policy(hospitals: Hospitals, smallest_class: int, smallest_cell: int) -> None:
     limits = f"smallest-class = {smallest_class}\nsmallest-cell = {smallest_cell}\n"
     for name in NAMES:
-        (hospitals.folder / name / "policy.toml").write_text(POLICY.replace("smallest-class = 1\n", limits))
+        (hospitals.folder / name / "policy.toml").write_text(
+            POLICY.replace("smallest-class = 1\n", limits)
+        )
 
 
 def released(hospitals: Hospitals, settings: dict[str, Any]) -> str:
@@ -41,10 +58,14 @@ def released(hospitals: Hospitals, settings: dict[str, Any]) -> str:
 
 
 def test_training_and_a_survey_leave_out_the_same_classes(hospitals: Hospitals) -> None:
-    """north has 30 records of each class: only in the first sum. So the difference of both is its own class sizes."""
+    """north has 30 records of each class: only in the first sum. So the difference of both is its
+    own class sizes.
+    """
     policy(hospitals, 1, 33)
     assert released(hospitals, PLAIN) == "ok"
-    assert released(hospitals, SURVEY) == "policy", "the difference of both sums is the counts of north"
+    assert released(hospitals, SURVEY) == "policy", (
+        "the difference of both sums is the counts of north"
+    )
     assert "smallest-cell" in hospitals.log("north")
 
 
@@ -64,10 +85,16 @@ def test_the_same_limits_allow_a_survey_after_training(hospitals: Hospitals) -> 
 
 
 def held_out(kind: str, weight: torch.Tensor) -> torch.Tensor:
-    """The counts (records, right decisions) that a site with 12 and 3 held-out records of two classes adds."""
+    """The counts (records, right decisions) that a site with 12 and 3 held-out records of two
+    classes adds.
+    """
     header = Header("fedavg", "r", "coordinator", "f", ("benign", "malign"))
     model = pack_classifier(Head(header, weight, torch.zeros(2)))
-    settings = {"counting.kind": kind, "counting.digest": hashlib.sha256(model).hexdigest(), "secure-sum": True}
+    settings = {
+        "counting.kind": kind,
+        "counting.digest": hashlib.sha256(model).hexdigest(),
+        "secure-sum": True,
+    }
     settings |= {"classes": CLASSES} | ({"counting.models": 1} if kind == "values" else {})
     labels = torch.tensor([0] * 12 + [1] * 3)
     features = torch.eye(2)[labels]
@@ -75,16 +102,22 @@ def held_out(kind: str, weight: torch.Tensor) -> torch.Tensor:
     records = LabelledFeatures(features, labels)
     found = SiteFeatures(records, records, ("benign", "malign"), "f", 0.0, simulated=False)
     limits = SiteLimits(smallest_cell=12)
-    tables, _ = summed_counts(Task(parse_run(settings), NodeConfig(), "north", found, limits, model))
+    tables, _ = summed_counts(
+        Task(parse_run(settings), NodeConfig(), "north", found, limits, model)
+    )
     return tables["right"] if kind == "values" else tables["decisions"]
 
 
 def test_an_evaluation_and_values_leave_out_the_same_classes() -> None:
-    """Their difference was the records, and the right decisions, of classes that only one site has too few of."""
+    """Their difference was the records, and the right decisions, of classes that only one site has
+    too few of.
+    """
     assert held_out("values", torch.eye(2)).tolist() == [12, 12]
     assert held_out("evaluation", torch.eye(2)).tolist() == [[12, 0], [0, 0]]
 
 
 def test_the_model_does_not_decide_which_sites_leave_out_a_class() -> None:
-    """It made one record's scores infinite, so that a site with just enough left out all 12: the sum showed its number."""
+    """It made one record's scores infinite, so that a site with just enough left out all 12: the
+    sum showed its number.
+    """
     assert held_out("evaluation", 100 * torch.eye(2)).tolist() == [[11, 0], [0, 0]]

@@ -1,4 +1,6 @@
-"""Attacks of the coordinator on sums without joint noise: many sums, chosen so that together they show one site."""
+"""Attacks of the coordinator on sums without joint noise: many sums, chosen so that together they
+show one site.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,19 @@ from common.secure_sum.unmasking import check_revealed, unmask
 from common.secure_sum.words import Words, unpack_words
 from common.wire import sum_proto
 from strategies.base.training import Training
-from tests.attacks.coordinator.test_secure_sums import CLASSES, PLAIN, POLICY, PRIVATE, Hospitals, open_hospitals
+from tests.attacks.coordinator.test_secure_sums import (
+    CLASSES,
+    PLAIN,
+    POLICY,
+    PRIVATE,
+    Hospitals,
+    open_hospitals,
+)
 from tests.grid import Fault, InProcessGrid, metrics_of, run_federation
 
 SITES = tuple("1234567")
-# The sites in each sum; the weights of the sums, and their divisor, which give one site's vector; and that site.
+# The sites in each sum; the weights of the sums, and their divisor, which give one site's vector;
+# and that site.
 SOLVED = {
     "three of four": (("123", "124", "134", "234"), (-2, 1, 1, 1), 3, "4"),
     "two groups and all": (("123", "456", "1234567"), (-1, -1, 1), 1, "7"),
@@ -42,9 +52,13 @@ def seven(tmp_path: Path) -> Hospitals:
 
 
 def total(
-    hospitals: Hospitals, sites: Collection[str], lost: Collection[str] = (), signing: Iterable[str] | None = None
+    hospitals: Hospitals,
+    sites: Collection[str],
+    lost: Collection[str] = (),
+    signing: Iterable[str] | None = None,
 ) -> Words | None:
-    """The sum over `sites` without those that are lost after their shares; None when it cannot be completed.
+    """The sum over `sites` without those that are lost after their shares; None when it cannot be
+    completed.
 
     signing: the sites that are asked to sign and to open the sum; all that are in it by default.
     """
@@ -79,15 +93,22 @@ def test_several_exact_sums_cannot_be_solved_for_one_site(
     found = [total(seven, tuple(sites)) for sites in sets]
     allowed = [each.astype(np.int32).astype(np.int64) for each in found if each is not None]
     if len(allowed) == len(sets):
-        # Counts have the same step in every sum; that of the other numbers depends on the number of sites.
-        solved = sum(weight * each for weight, each in zip(weights, allowed, strict=True))[:2] // divisor
-        pytest.fail(f"the sums show the class counts of site {victim}: {solved} is {vectors[victim][:2]}")
+        # Counts have the same step in every sum; that of the other numbers depends on the number of
+        # sites.
+        solved = (
+            sum(weight * each for weight, each in zip(weights, allowed, strict=True))[:2] // divisor
+        )
+        pytest.fail(
+            f"the sums show the class counts of site {victim}: {solved} is {vectors[victim][:2]}"
+        )
     assert found[0] is not None, "the first sum is allowed"
     assert "with other sites" in seven.log(victim if victim in sets[0] else "1")
 
 
 def test_a_site_that_is_not_asked_to_sign_is_in_no_sum_with_others(seven: Hospitals) -> None:
-    """Four of five sites complete a sum without the signature of the fifth, so it must refuse before its vector leaves."""
+    """Four of five sites complete a sum without the signature of the fifth, so it must refuse
+    before its vector leaves.
+    """
     assert total(seven, "123") is not None
     seven.settings |= {"colluding": 0.0, "dropouts": 0.2}
     masked_by = seven.masked(seven.shares(seven.keys("34567"), "34567"), "4567")
@@ -96,7 +117,9 @@ def test_a_site_that_is_not_asked_to_sign_is_in_no_sum_with_others(seven: Hospit
     assert seven.status("3", "train", sum_proto.pack_delivery(dealt.values(), "3")) == "policy"
 
 
-def test_a_site_that_was_never_asked_to_sign_sums_with_the_same_sites_only(seven: Hospitals) -> None:
+def test_a_site_that_was_never_asked_to_sign_sums_with_the_same_sites_only(
+    seven: Hospitals,
+) -> None:
     """It cannot know whether the others have completed the first sum."""
     assert total(seven, "12345", signing="1234") is not None
     dealt = seven.shares(seven.keys("567"), "567")
@@ -127,7 +150,9 @@ def test_a_site_lost_in_a_second_sum_is_not_shown_by_the_difference(seven: Hospi
 
 
 def test_false_lists_of_one_sum_do_not_make_a_site_free(seven: Hospitals) -> None:
-    """A list that only one site has signed proves nothing: that site stays with all whose shares it received."""
+    """A list that only one site has signed proves nothing: that site stays with all whose shares it
+    received.
+    """
     dealt = seven.shares(seven.keys("12345"), "12345")
     seven.masked(dealt, "12345")
     assert seven.status("5", "query.sum_list", sum_proto.pack_list("2345")) == "ok"
@@ -143,10 +168,15 @@ def test_a_list_signed_before_a_second_sum_opens_nothing_after_it(seven: Hospita
     assert total(seven, "12345") is not None
     seven.name = name
     for site in "1234":
-        assert seven.status(site, "query.sum_open", sum_proto.pack_list("1234", signatures)) == "policy"
+        assert (
+            seven.status(site, "query.sum_open", sum_proto.pack_list("1234", signatures))
+            == "policy"
+        )
 
 
-@pytest.mark.parametrize("other", [{"method": "afl"}, {"features.power": 0.7}, {"classes": "malign,benign"}])
+@pytest.mark.parametrize(
+    "other", [{"method": "afl"}, {"features.power": 0.7}, {"classes": "malign,benign"}]
+)
 def test_the_rule_holds_whatever_is_summed(seven: Hospitals, other: dict[str, Any]) -> None:
     """Class counts are in the sums of every method."""
     assert total(seven, "1234") is not None
@@ -172,14 +202,20 @@ def test_a_change_since_a_sum_of_an_earlier_version_is_noticed(seven: Hospitals)
     assert total(seven, "1234") is not None
     (file,) = seven.folder.glob("4/state/sums/*.json")
     record = json.loads(file.read_text())
-    for digest, expected in (("", "ok"), (record["records"]["training"], "ok"), ("0" * 64, "policy")):
+    for digest, expected in (
+        ("", "ok"),
+        (record["records"]["training"], "ok"),
+        ("0" * 64, "policy"),
+    ):
         file.write_text(json.dumps(record | {"records": digest}))
         dealt = seven.shares(seven.keys("1234"), "1234")
         assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == expected
 
 
 def test_another_split_does_not_show_a_record(seven: Hospitals) -> None:
-    """A slightly larger share of test records moves one record of each class, at the largest of these sites only."""
+    """A slightly larger share of test records moves one record of each class, at the largest of
+    these sites only.
+    """
     for site in "1234":
         folder = seven.folder / site
         (folder / "f-train.safetensors").rename(folder / "f.safetensors")
@@ -220,15 +256,21 @@ def test_a_release_that_attacks_refuse_fixes_no_set_of_sites(seven: Hospitals) -
 
 
 @pytest.mark.parametrize("failing", ["charge", "file"])
-def test_a_release_that_fails_fixes_no_set_of_sites(seven: Hospitals, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    """A full disk, or another run that has spent the budget meanwhile: nothing has left, so other sums show nothing."""
+def test_a_release_that_fails_fixes_no_set_of_sites(
+    seven: Hospitals, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """A full disk, or another run that has spent the budget meanwhile: nothing has left, so other
+    sums show nothing.
+    """
 
     def fail(*given: Any) -> None:
         raise LedgerError("no room") if failing == "charge" else OSError("no room")
 
     dealt = seven.shares(seven.keys("1234"), "1234")
     with monkeypatch.context() as broken:
-        broken.setattr(*((Ledger, "charge") if failing == "charge" else (release, "put_in_place")), fail)
+        broken.setattr(
+            *((Ledger, "charge") if failing == "charge" else (release, "put_in_place")), fail
+        )
         assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "ledger"
     assert not list(seven.folder.glob("4/state/sums/*.json"))
     assert not list(seven.folder.glob("4/state/sums/.*")), "no staged file stays"
@@ -239,14 +281,26 @@ def test_a_release_that_is_too_large_fixes_no_set_of_sites(seven: Hospitals) -> 
     """Releases of DP-SGD are charged before their size decides anything."""
     for site in "1234":
         small = "largest-payload-mib = 1e-5\n" if site == "4" else ""
-        (seven.folder / site / "policy.toml").write_text(f"require-secure-sum = true\nsmallest-colluding = 0.0\n{small}")
-    seven.settings |= {"method": "dp-fedavg", "fedavg.rounds": 2, "fedavg.noise": "site", "epsilon": 1.0, "delta": 1e-5}
-    model = Training.begin(parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).payload()
+        (seven.folder / site / "policy.toml").write_text(
+            f"require-secure-sum = true\nsmallest-colluding = 0.0\n{small}"
+        )
+    seven.settings |= {
+        "method": "dp-fedavg",
+        "fedavg.rounds": 2,
+        "fedavg.noise": "site",
+        "epsilon": 1.0,
+        "delta": 1e-5,
+    }
+    model = Training.begin(
+        parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6
+    ).payload()
     members = seven.keys("1234")
     listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
     replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in "1234"]
     dealt = [sum_proto.unpack_dealt(each) for each in replies if each is not None]
-    assert seven.status("4", "train", sum_proto.pack_delivery(dealt, "4", model), round=1) == "policy"
+    assert (
+        seven.status("4", "train", sum_proto.pack_delivery(dealt, "4", model), round=1) == "policy"
+    )
     assert "largest-payload-mib" in seven.log("4")
     assert seven.released("4") == 1
     assert not list(seven.folder.glob("4/state/sums/*.json"))
@@ -254,14 +308,19 @@ def test_a_release_that_is_too_large_fixes_no_set_of_sites(seven: Hospitals) -> 
 
 def test_rounds_of_training_are_over_the_same_sites(seven: Hospitals) -> None:
     seven.settings |= {"method": "fedavg", "fedavg.rounds": 2}
-    model = Training.begin(parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6).payload()
+    model = Training.begin(
+        parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6
+    ).payload()
     for sites, expected in (("12345", "ok"), ("1234", "policy"), ("123456", "policy")):
         members = seven.keys(sites)
         listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
         replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in sites]
         dealt = [sum_proto.unpack_dealt(each) for each in replies if each is not None]
         for site in "12":
-            assert seven.status(site, "train", sum_proto.pack_delivery(dealt, site, model), round=1) == expected
+            assert (
+                seven.status(site, "train", sum_proto.pack_delivery(dealt, site, model), round=1)
+                == expected
+            )
 
 
 def test_rounds_of_the_same_hospitals_are_completed(seven: Hospitals, tmp_path: Path) -> None:
@@ -270,7 +329,9 @@ def test_rounds_of_the_same_hospitals_are_completed(seven: Hospitals, tmp_path: 
     assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [7, 7, 7]
 
 
-def test_a_site_that_comes_back_is_left_out_of_later_rounds(seven: Hospitals, tmp_path: Path) -> None:
+def test_a_site_that_comes_back_is_left_out_of_later_rounds(
+    seven: Hospitals, tmp_path: Path
+) -> None:
     """The others would refuse a sum with it, and the run would end."""
     calls: list[int] = []
 
@@ -278,8 +339,12 @@ def test_a_site_that_comes_back_is_left_out_of_later_rounds(seven: Hospitals, tm
         calls.append(len(payload))
         return b"\x0a\x03abc" if len(calls) == 1 else payload
 
-    grid = InProcessGrid(list(seven.nodes.values()), {6: Fault(kind="query.sum_shares", payload=first_broken)})
-    folder = run_federation(tmp_path / "run", grid, **seven.settings | {"method": "fedavg", "fedavg.rounds": 3})
+    grid = InProcessGrid(
+        list(seven.nodes.values()), {6: Fault(kind="query.sum_shares", payload=first_broken)}
+    )
+    folder = run_federation(
+        tmp_path / "run", grid, **seven.settings | {"method": "fedavg", "fedavg.rounds": 3}
+    )
     assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [6, 6, 6]
 
 
@@ -308,7 +373,9 @@ def test_a_damaged_record_refuses_until_a_person_decides(seven: Hospitals) -> No
 def test_sums_with_joint_noise_may_be_over_any_sites(seven: Hospitals) -> None:
     """Each is charged to the ledger, and the difference of two has the noise of both."""
     for name in SITES:
-        (seven.folder / name / "policy.toml").write_text(POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n")
+        (seven.folder / name / "policy.toml").write_text(
+            POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n"
+        )
     seven.settings = PRIVATE | {"dropouts": 0.25}
     for sites in ("123", "1234", "1256"):
         assert total(seven, sites) is not None

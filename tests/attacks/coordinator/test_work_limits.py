@@ -1,4 +1,6 @@
-"""A coordinator cannot make a site compute for hours, fill its disk or use gigabytes; it refuses before it works."""
+"""A coordinator cannot make a site compute for hours, fill its disk or use gigabytes; it refuses
+before it works.
+"""
 
 import itertools
 import json
@@ -22,11 +24,24 @@ from client_app.governance.work_limits import REQUESTS_FILE, check_size, check_w
 from client_app.methods.fedpft.private_surrogate import Clipped, dp_em
 from client_app.node_config import NodeConfig
 from client_app.requests import answer
-from common.errors import BudgetError, ConfigError, DataError, FedSurrogateError, PolicyError, SurrogateError
+from common.errors import (
+    BudgetError,
+    ConfigError,
+    DataError,
+    FedSurrogateError,
+    PolicyError,
+    SurrogateError,
+)
 from common.run import parse_run
 from common.wire.records import to_record
 
-PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b", "backbone": "pixels", "image-size": 8}
+PRIVATE: dict[str, Any] = {
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "classes": "a,b",
+    "backbone": "pixels",
+    "image-size": 8,
+}
 
 
 @pytest.fixture
@@ -36,7 +51,9 @@ def hospital(tmp_path: Path) -> NodeConfig:
     for name in "abc":
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(4):
-            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(tmp_path / f"images/{name}/{number}.png")
+            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(
+                tmp_path / f"images/{name}/{number}.png"
+            )
     node = NodeConfig(
         site="s",
         data="imagefolder",
@@ -72,8 +89,12 @@ def entries(node: NodeConfig) -> set[str]:
     return {folder.name for folder in (node.cache / "features").iterdir() if folder.is_dir()}
 
 
-def test_invented_class_names_neither_compute_nor_store_features_again(hospital: NodeConfig) -> None:
-    for run, classes in enumerate(("a,b", "a,c", "c,b,a", *(f"a,invented-{number}" for number in range(5)))):
+def test_invented_class_names_neither_compute_nor_store_features_again(
+    hospital: NodeConfig,
+) -> None:
+    for run, classes in enumerate(
+        ("a,b", "a,c", "c,b,a", *(f"a,invented-{number}" for number in range(5)))
+    ):
         release(hospital, str(run), classes=classes)
     assert len(entries(hospital)) == 1
 
@@ -81,8 +102,12 @@ def test_invented_class_names_neither_compute_nor_store_features_again(hospital:
 def test_features_of_some_classes_are_those_of_the_same_records(hospital: NodeConfig) -> None:
     from client_app.features.site_features import load_site
 
-    every = load_site(parse_run(PRIVATE | {"classes": "a,b,c"}), hospital, policy_of(hospital).cache_mib)
-    some = load_site(parse_run(PRIVATE | {"classes": "c,a"}), hospital, policy_of(hospital).cache_mib)
+    every = load_site(
+        parse_run(PRIVATE | {"classes": "a,b,c"}), hospital, policy_of(hospital).cache_mib
+    )
+    some = load_site(
+        parse_run(PRIVATE | {"classes": "c,a"}), hospital, policy_of(hospital).cache_mib
+    )
     for position, name in enumerate(("c", "a")):
         wanted = every.train.features[every.train.labels == "abc".index(name)]
         found = some.train.features[some.train.labels == position]
@@ -106,21 +131,41 @@ def test_a_million_class_names_are_refused_before_they_are_split(hospital: NodeC
         ({"method": "dp-fedavg", "fedavg.rounds": 100_000}, "most-rounds = 1000"),
         ({"method": "dp-fedavg", "fedavg.local-epochs": 10_000}, "most-steps = 20000"),
         ({"method": "dp-fedavg", "fedavg.sample-rate": 1e-6}, "most-steps = 20000"),
-        ({"method": "dp-fedavg", "fedavg.sample-rate": 1.0, "fedavg.local-epochs": 1001}, "most-passes = 1000"),
+        (
+            {"method": "dp-fedavg", "fedavg.sample-rate": 1.0, "fedavg.local-epochs": 1001},
+            "most-passes = 1000",
+        ),
         ({"method": "dpcvae", "dpcvae.local-epochs": 10_000}, "most-passes = 1000"),
         ({"method": "dpcvae", "dpcvae.hidden": 8192}, "largest-width = 2048"),
         ({"method": "dpcvae", "dpcvae.latent": 4096}, "largest-width = 2048"),
-        ({"method": "dpcvae", "dpcvae.synthetic": 100_000, "classes": ",".join(map(str, range(11)))}, "most-synthetic"),
+        (
+            {
+                "method": "dpcvae",
+                "dpcvae.synthetic": 100_000,
+                "classes": ",".join(map(str, range(11))),
+            },
+            "most-synthetic",
+        ),
         ({"method": "dpcvae", "head.min-steps": 10**9}, "most-steps = 20000"),
         ({"method": "fedlap", "fedlap.image-steps": 100_000}, "most-steps = 20000"),
-        ({"method": "fedlap", "fedlap.trajectories": 1000, "fedlap.loops": 1000}, "most-steps = 20000"),
         (
-            {"method": "fedlap", "fedlap.images-per-class": 10_000, "classes": ",".join(map(str, range(101)))},
+            {"method": "fedlap", "fedlap.trajectories": 1000, "fedlap.loops": 1000},
+            "most-steps = 20000",
+        ),
+        (
+            {
+                "method": "fedlap",
+                "fedlap.images-per-class": 10_000,
+                "classes": ",".join(map(str, range(101))),
+            },
             "most-synthetic",
         ),
         ({"fedpft.components": 1000}, "most-components = 100"),
         ({"fedpft.rank": 4096}, "largest-rank = 512"),
-        ({"method": "local", "epsilon": 0.0, "delta": 0.0, "head.epochs": 10_000}, "most-passes = 1000"),
+        (
+            {"method": "local", "epsilon": 0.0, "delta": 0.0, "head.epochs": 10_000},
+            "most-passes = 1000",
+        ),
     ],
 )
 @pytest.mark.parametrize("there", [True, False], ids=["data", "no data"])
@@ -135,7 +180,9 @@ def test_work_without_end_is_refused_before_the_data_are_looked_at(
         assert key in str(error.value)
     assert not (node.cache / "features").exists()
     # The line that opened it.
-    assert all(len(file.read_text().splitlines()) == 1 for file in (node.state / "ledgers").glob("*.jsonl"))
+    assert all(
+        len(file.read_text().splitlines()) == 1 for file in (node.state / "ledgers").glob("*.jsonl")
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +194,11 @@ def test_work_without_end_is_refused_before_the_data_are_looked_at(
         {"method": "dpcvae"},
         {"method": "dpcvae", "dpcvae.sample-rate": 1 / 7, "dpcvae.local-epochs": 250},
         {"method": "fedpft", "fedpft.components": 10, "fedpft.covariance": "spherical"},
-        {"backbone": "torchvision:resnet50", "image-size": 224, "classes": ",".join(map(str, range(100)))},
+        {
+            "backbone": "torchvision:resnet50",
+            "image-size": 224,
+            "classes": ",".join(map(str, range(100))),
+        },
     ],
 )
 def test_ordinary_runs_are_within_the_default_limits(settings: dict[str, Any]) -> None:
@@ -158,7 +209,9 @@ def test_ordinary_runs_are_within_the_default_limits(settings: dict[str, Any]) -
 
 
 def test_statistics_of_every_pair_of_features_are_bounded_by_what_they_take(tmp_path: Path) -> None:
-    run = parse_run(PRIVATE | {"fedpft.covariance": "full", "classes": ",".join(map(str, range(1000)))})
+    run = parse_run(
+        PRIVATE | {"fedpft.covariance": "full", "classes": ",".join(map(str, range(1000)))}
+    )
     with pytest.raises(PolicyError, match="most-numbers"):
         check_size(run.plan.work(1000, 2048), DEFAULT, 2048, 1000)
     with pytest.raises(PolicyError, match="largest-dimension = 8192"):
@@ -179,7 +232,9 @@ def test_requests_are_counted_on_the_disk_for_a_run_and_for_an_hour(hospital: No
         hello(node, "4")
 
 
-def test_a_run_ends_so_long_after_its_first_request_however_long_its_work_took(hospital: NodeConfig) -> None:
+def test_a_run_ends_so_long_after_its_first_request_however_long_its_work_took(
+    hospital: NodeConfig,
+) -> None:
     node = with_policy(hospital, "most-seconds = 3600")
     hello(node)
     file = node.state / REQUESTS_FILE
@@ -200,7 +255,9 @@ def test_backbones_and_image_sizes_of_a_day_are_counted(hospital: NodeConfig) ->
     assert len(entries(node)) == 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"runs": 1}', '{"runs": {}, "requests": {}, "extractions": {}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"runs": 1}', '{"runs": {}, "requests": {}, "extractions": {}}']
+)
 def test_damaged_counts_begin_anew(hospital: NodeConfig, content: str) -> None:
     hospital.state.mkdir(parents=True, exist_ok=True)
     (hospital.state / REQUESTS_FILE).write_text(content)
@@ -240,7 +297,8 @@ def test_a_release_that_the_budget_cannot_pay_for_costs_no_work(
     node = with_policy(hospital, "epsilon-total = 1.0\nepsilon-per-run = 1.0\nmechanisms = ['*']")
     worked: list[str] = []
     monkeypatch.setattr(
-        "client_app.governance.release.with_records", lambda run, *_: worked.append(run.settings.method) or _unused()
+        "client_app.governance.release.with_records",
+        lambda run, *_: worked.append(run.settings.method) or _unused(),
     )
     run = PRIVATE | {"method": method}
     question = to_record(None, {"run": parse_run(run).digest, "round": 1, "lineage": "a"})
@@ -250,7 +308,8 @@ def test_a_release_that_the_budget_cannot_pay_for_costs_no_work(
     monkeypatch.undo()
     release(node, "2", epsilon=1.0)
     monkeypatch.setattr(
-        "client_app.governance.release.with_records", lambda run, *_: worked.append(run.settings.method) or _unused()
+        "client_app.governance.release.with_records",
+        lambda run, *_: worked.append(run.settings.method) or _unused(),
     )
     with pytest.raises(BudgetError, match="epsilon-total = 1"):
         answer("surrogate", question, run, "3", node, "s")
@@ -261,7 +320,10 @@ def _unused() -> None:
     raise DataError("not in this test")
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "dp-fedavg"}, {"fedpft.components": 2}, {"fedpft.topology": "chain"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"method": "dp-fedavg"}, {"fedpft.components": 2}, {"fedpft.topology": "chain"}],
+)
 def test_what_is_planned_is_what_is_charged(
     tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,22 +332,48 @@ def test_what_is_planned_is_what_is_charged(
 
     plans: list[Release] = []
     checked = Gate.check_planned
-    monkeypatch.setattr(Gate, "check_planned", lambda self, plan: plans.append(plan) or checked(self, plan))
-    small = {"head.min-steps": 2, "head.epochs": 1, "fedpft.covariance": "spherical", **visits.ROUNDS}
+    monkeypatch.setattr(
+        Gate, "check_planned", lambda self, plan: plans.append(plan) or checked(self, plan)
+    )
+    small = {
+        "head.min-steps": 2,
+        "head.epochs": 1,
+        "fedpft.covariance": "spherical",
+        **visits.ROUNDS,
+    }
     hospital = visits.Hospital(tmp_path, "folder", (Record("a"), Record("b", "2")))
     hospital.visit(small | settings)
     visits.close_logs()
     charged = hospital.entries()
     assert charged
-    same = ("run", "flower_run", "method", "round", "mechanism", "unit", "epsilon", "delta", "sigmas", "sample_rate")
+    same = (
+        "run",
+        "flower_run",
+        "method",
+        "round",
+        "mechanism",
+        "unit",
+        "epsilon",
+        "delta",
+        "sigmas",
+        "sample_rate",
+    )
     for entry in charged:
-        (plan,) = [each for each in plans if (each.flower_run, each.run) == (entry["flower_run"], entry["run"])]
+        (plan,) = [
+            each
+            for each in plans
+            if (each.flower_run, each.run) == (entry["flower_run"], entry["run"])
+        ]
         planned = json.loads(json.dumps(asdict(plan)))
-        assert [planned[key] for key in (*same, "events")] == [entry[key] for key in (*same, "events")]
+        assert [planned[key] for key in (*same, "events")] == [
+            entry[key] for key in (*same, "events")
+        ]
 
 
 @pytest.mark.parametrize("work", ["name", "introduction", "head"])
-def test_a_large_message_is_refused_before_anything_else_is_done(hospital: NodeConfig, work: str) -> None:
+def test_a_large_message_is_refused_before_anything_else_is_done(
+    hospital: NodeConfig, work: str
+) -> None:
     content = to_record(bytes(10_000), {"bytes": 10_000})
     with pytest.raises(SurrogateError, match="10000 bytes; at most 0"):
         answer(work, content, PRIVATE, "1", hospital, "s")
@@ -296,7 +384,9 @@ def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig)
     node = with_policy(hospital, "requests-per-run = 2")
     for message in ("receipt", "receipt", "requests-per-run = 2"):
         with pytest.raises(FedSurrogateError, match=message):
-            answer("introduction", to_record(None, {"receipts": "unreadable"}), PRIVATE, "1", node, "s")
+            answer(
+                "introduction", to_record(None, {"receipts": "unreadable"}), PRIVATE, "1", node, "s"
+            )
 
 
 def test_dp_em_holds_no_table_of_records_and_components_of_all_classes() -> None:
@@ -318,7 +408,9 @@ class Largest(TorchDispatchMode):
 
     numbers = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         found = function(*args, **(kwargs or {}))
         if isinstance(found, torch.Tensor):
             self.numbers = max(self.numbers, found.numel())
@@ -327,14 +419,21 @@ class Largest(TorchDispatchMode):
 
 def test_components_of_all_classes_are_bounded_by_what_dp_em_takes() -> None:
     classes = ",".join(map(str, range(1000)))
-    run = parse_run(PRIVATE | {"fedpft.components": 100, "fedpft.covariance": "spherical", "classes": classes})
+    run = parse_run(
+        PRIVATE | {"fedpft.components": 100, "fedpft.covariance": "spherical", "classes": classes}
+    )
     with pytest.raises(PolicyError, match="most-numbers"):
         check_size(run.plan.work(1000, 4096), DEFAULT, 4096, 1000)
 
 
 def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
     node = NodeConfig(num_partitions=3, state_dir=str(tmp_path))
-    many: dict[str, Any] = {"method": "local", "head.epochs": 10_000, "head.min-steps": 10**9, "image-size": 4096}
+    many: dict[str, Any] = {
+        "method": "local",
+        "head.epochs": 10_000,
+        "head.min-steps": 10**9,
+        "image-size": 4096,
+    }
     check_work(parse_run(many), PUBLIC_DATA)
     answer("introduction", to_record(None, {}), {"data": "digits"}, "1", node, "0")
     assert not (tmp_path / REQUESTS_FILE).exists()

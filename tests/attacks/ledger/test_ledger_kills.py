@@ -1,4 +1,6 @@
-"""SIGKILL at every write: ledger and witness always record every release, and they always agree afterwards."""
+"""SIGKILL at every write: ledger and witness always record every release, and they always agree
+afterwards.
+"""
 
 import itertools
 import multiprocessing
@@ -27,7 +29,8 @@ def witnessed(home: Path) -> Ledger:
 
 
 def killed(home: Path, stop: int, act: Callable[[Ledger], object], left: Path) -> bool:
-    """Do work in another process, which is killed before its call number `stop`; return True if it ended first.
+    """Do work in another process, which is killed before its call number `stop`; return True if it
+    ended first.
 
     A byte is written to `left` once it has returned.
     """
@@ -60,7 +63,9 @@ def _dying(call: Callable[..., Any], calls: Iterator[int], stop: int) -> Callabl
     return wrapped
 
 
-def test_killed_at_any_write_of_a_charge_the_next_one_goes_on_and_nothing_is_forgotten(tmp_path: Path) -> None:
+def test_killed_at_any_write_of_a_charge_the_next_one_goes_on_and_nothing_is_forgotten(
+    tmp_path: Path,
+) -> None:
     for stop in itertools.count():
         home, left = tmp_path / str(stop), tmp_path / f"left-{stop}"
         witnessed(home).open()
@@ -96,7 +101,9 @@ def test_killed_at_any_write_a_witness_that_is_put_back_is_noticed(tmp_path: Pat
 
 @pytest.mark.parametrize("damage", ["none", "witness", "ledger", "both"])
 @pytest.mark.parametrize("keep", [False, True])
-def test_killed_at_any_write_of_a_decision_there_is_no_fresh_budget(tmp_path: Path, damage: str, keep: bool) -> None:
+def test_killed_at_any_write_of_a_decision_there_is_no_fresh_budget(
+    tmp_path: Path, damage: str, keep: bool
+) -> None:
     if keep and damage in ("ledger", "both"):
         pytest.skip("there is nothing to keep")
     for stop in itertools.count():
@@ -109,7 +116,9 @@ def test_killed_at_any_write_of_a_decision_there_is_no_fresh_budget(tmp_path: Pa
             file.unlink()
         if damage in ("witness", "both"):
             ledger.witness.file.unlink()
-        lived = killed(home, stop, lambda each: each.reopen("lost", 0.0 if keep else 3.5, 1e-5, keep), left)
+        lived = killed(
+            home, stop, lambda each: each.reopen("lost", 0.0 if keep else 3.5, 1e-5, keep), left
+        )
         with pytest.raises((LedgerError, BudgetError)):
             ledger.charge(LARGE, TOTAL)
         ledger.reopen("lost, again", 3.5, 1e-5)

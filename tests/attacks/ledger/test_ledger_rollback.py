@@ -1,4 +1,5 @@
-"""A lost, restored or unopened ledger gives no new budget: attacks through a site's real request handling.
+"""A lost, restored or unopened ledger gives no new budget: attacks through a site's real request
+handling.
 
 The policy allows one run of epsilon 1. An attack succeeds if the site replies to a second run.
 """
@@ -24,9 +25,23 @@ from common.security.sealing import new_key, public_key
 from server_app.offline import learn_from_files, make_request
 from strategies.base.receipts import FOLDER, Receipts
 from tests.e2e.hospitals import CLASSES, write_features
-from tests.grid import FAST, Fault, InProcessGrid, NodeConfig, events_of, metrics_of, run_federation, run_folders
+from tests.grid import (
+    FAST,
+    Fault,
+    InProcessGrid,
+    NodeConfig,
+    events_of,
+    metrics_of,
+    run_federation,
+    run_folders,
+)
 
-PRIVATE: dict[str, Any] = FAST | {"fedpft.covariance": "spherical", "classes": CLASSES, "epsilon": 1.0, "delta": 1e-5}
+PRIVATE: dict[str, Any] = FAST | {
+    "fedpft.covariance": "spherical",
+    "classes": CLASSES,
+    "epsilon": 1.0,
+    "delta": 1e-5,
+}
 ROUNDS: dict[str, Any] = {
     "fedavg.local-epochs": 1,
     "fedavg.sample-rate": 1.0,
@@ -52,8 +67,17 @@ class Hospital:
         write_features(place / "data", seed)
         (place / "policy.toml").write_text("epsilon-per-run = 1.2\nepsilon-total = 1.2\n")
         self.state, self.witness = place / "state", place / "witness"
-        self.node: NodeConfig = {"site": name, "data": "safetensors", "data-dir": str(place / "data"), "dataset": "f"}
-        self.node |= {"state-dir": str(self.state), "cache-dir": str(place / "cache"), "policy": str(place / "policy.toml")}
+        self.node: NodeConfig = {
+            "site": name,
+            "data": "safetensors",
+            "data-dir": str(place / "data"),
+            "dataset": "f",
+        }
+        self.node |= {
+            "state-dir": str(self.state),
+            "cache-dir": str(place / "cache"),
+            "policy": str(place / "policy.toml"),
+        }
 
     @property
     def ledger(self) -> Ledger:
@@ -67,7 +91,9 @@ class Hospital:
         return self.home / "runs" / FOLDER / f"{self.name}.json"
 
     def run(self, opened: bool = True, before: tuple[NodeConfig, ...] = (), **settings: Any) -> str:
-        """The reason why a run refused the site; "" if it was used. before: sites at the nodes before its own."""
+        """The reason why a run refused the site; "" if it was used. before: sites at the nodes
+        before its own.
+        """
         chosen = PRIVATE | {"quorum": 0.1} | settings
         with suppress(RunError):
             run_federation(self.home, [*before, self.node], opened=opened, **chosen)
@@ -175,7 +201,9 @@ def test_a_deleted_witness_stops_releases_until_a_person_decides(hospital: Hospi
     assert hospital.run() == BUDGET, "what the ledger records still counts"
 
 
-def test_keeping_an_older_copy_is_refused_where_the_coordinator_has_seen_more(hospital: Hospital) -> None:
+def test_keeping_an_older_copy_is_refused_where_the_coordinator_has_seen_more(
+    hospital: Hospital,
+) -> None:
     hospital.run(epsilon=1e-3)
     restore = hospital.copy(hospital.state)
     assert hospital.run() == ANSWERED
@@ -184,7 +212,9 @@ def test_keeping_an_older_copy_is_refused_where_the_coordinator_has_seen_more(ho
     assert hospital.run() == LEDGER
 
 
-def test_an_older_ledger_than_a_decision_is_refused_where_the_coordinator_has_seen_what_followed(hospital: Hospital) -> None:
+def test_an_older_ledger_than_a_decision_is_refused_where_the_coordinator_has_seen_what_followed(
+    hospital: Hospital,
+) -> None:
     hospital.run(epsilon=1e-3)
     hospital.ledger.reopen("first", 0.0, 1e-5)
     restore = hospital.copy(hospital.state, hospital.witness)
@@ -205,7 +235,9 @@ def test_data_that_no_person_has_opened_release_nothing(hospital: Hospital) -> N
 
 
 @pytest.mark.parametrize("place", ["inside state-dir", "a file in the way"])
-def test_a_witness_folder_of_no_use_stops_releases_before_anything_is_charged(hospital: Hospital, place: str) -> None:
+def test_a_witness_folder_of_no_use_stops_releases_before_anything_is_charged(
+    hospital: Hospital, place: str
+) -> None:
     hospital.run(epsilon=1e-3)
     before = hospital.ledger.path.read_bytes()
     hospital.node["witness-dir"] = str(hospital.state / "witness")
@@ -218,22 +250,30 @@ def test_a_witness_folder_of_no_use_stops_releases_before_anything_is_charged(ho
 
 FORGERIES: dict[str, Callable[[str], str]] = {
     "another tag": lambda receipt: receipt[:-1] + ("0" if receipt[-1] != "0" else "1"),
-    "a longer ledger": lambda receipt: ":".join([*receipt.split(":")[:2], "9", receipt.split(":")[3]]),
+    "a longer ledger": lambda receipt: ":".join(
+        [*receipt.split(":")[:2], "9", receipt.split(":")[3]]
+    ),
     "no length": lambda receipt: ":".join([*receipt.split(":")[:2], "0", receipt.split(":")[3]]),
-    "another opening": lambda receipt: ":".join([receipt.split(":")[0], "1", *receipt.split(":")[2:]]),
+    "another opening": lambda receipt: ":".join(
+        [receipt.split(":")[0], "1", *receipt.split(":")[2:]]
+    ),
     "another ledger": lambda receipt: "f" * 32 + receipt[32:],
 }
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_forged_receipt_makes_the_site_refuse_and_nothing_else(hospital: Hospital, forgery: str) -> None:
+def test_a_forged_receipt_makes_the_site_refuse_and_nothing_else(
+    hospital: Hospital, forgery: str
+) -> None:
     hospital.run(epsilon=1e-3)
     (receipt,) = json.loads(hospital.receipts.read_text())["receipts"]
     forged = json.loads(hospital.receipts.read_text()) | {"receipts": [FORGERIES[forgery](receipt)]}
     genuine = hospital.receipts.read_bytes()
     hospital.receipts.write_text(json.dumps(forged))
     before = {
-        file: file.read_bytes() for file in hospital.home.glob("north/*/**/*") if file.suffix in (".jsonl", ".witness")
+        file: file.read_bytes()
+        for file in hospital.home.glob("north/*/**/*")
+        if file.suffix in (".jsonl", ".witness")
     }
     assert len(before) == 2
     assert hospital.run() == LEDGER
@@ -254,7 +294,10 @@ def test_a_receipt_tells_how_many_entries_there_are_and_no_hash_of_them(hospital
     (reply,) = grid.replies(0)
     assert reply.content.config_records["info"]["receipt"] == receipt
     assert not [
-        each for kind in ("evaluate", "query.hello") for each in grid.replies(0, kind) if "receipt" in str(each.content)
+        each
+        for kind in ("evaluate", "query.hello")
+        for each in grid.replies(0, kind)
+        if "receipt" in str(each.content)
     ]
 
 
@@ -290,7 +333,11 @@ def test_a_hostile_site_can_neither_fill_the_coordinators_disk_nor_speak_for_ano
     # The site sees the forged receipt, and refuses as for any other.
     assert kept_of_west == forged[:1]
     assert south.receipts.read_bytes() == kept
-    assert {file.name for file in hospital.receipts.parent.iterdir()} == {"north.json", "south.json", "west.json"}
+    assert {file.name for file in hospital.receipts.parent.iterdir()} == {
+        "north.json",
+        "south.json",
+        "west.json",
+    }
     receipts = Receipts(str(tmp_path / "many"), "", Silent())
     for text in forged:
         receipts.take("west", 5, text)
@@ -298,7 +345,9 @@ def test_a_hostile_site_can_neither_fill_the_coordinators_disk_nor_speak_for_ano
     assert (tmp_path / "many" / FOLDER / "west.json").stat().st_size < 4096
 
 
-def test_bundles_that_people_carry_bring_receipts_and_requests_show_them(hospital: Hospital) -> None:
+def test_bundles_that_people_carry_bring_receipts_and_requests_show_them(
+    hospital: Hospital,
+) -> None:
     home, node = hospital.home, parse_node_config(hospital.node)
     hospital.ledger.open()
     restore = hospital.copy(hospital.state, hospital.witness)
@@ -310,7 +359,10 @@ def test_bundles_that_people_carry_bring_receipts_and_requests_show_them(hospita
     release_to(home / "first.bundle", home / "first.json", node)
     (home / "keys.toml").write_text(f'north = "{public_key(private_key(node, "north")).hex()}"')
     folder = learn_from_files(
-        home / "first.json", [home / "first.bundle"], home / "keys.toml", {"output-dir": str(home / "runs")}
+        home / "first.json",
+        [home / "first.bundle"],
+        home / "keys.toml",
+        {"output-dir": str(home / "runs")},
     )
     assert metrics_of(folder)["sites"]["used"] == 1
     restore()
@@ -324,7 +376,9 @@ def test_bundles_that_people_carry_bring_receipts_and_requests_show_them(hospita
 
 def test_public_data_need_no_opening_and_give_no_receipt(tmp_path: Path) -> None:
     digits: NodeConfig = {"site": "demo", "data": "digits", "state-dir": str(tmp_path / "state")}
-    folder = run_federation(tmp_path, [digits], opened=False, **FAST | {"fedpft.covariance": "spherical"})
+    folder = run_federation(
+        tmp_path, [digits], opened=False, **FAST | {"fedpft.covariance": "spherical"}
+    )
     assert metrics_of(folder)["sites"]["used"] == 1
     assert not (tmp_path / "runs" / FOLDER).exists()
     assert not list(tmp_path.rglob("*.witness"))

@@ -1,9 +1,10 @@
-"""True privacy loss, by quadrature, if an adversary chooses the second mechanism after seeing the first result.
+"""True privacy loss, by quadrature, if an adversary chooses the second mechanism after seeing the
+first result.
 
-One step is the Gaussian mechanism on a Poisson sample (rate 1: on all), seen with the record as P = (1 - q) N(0, z^2) +
-q N(1, z^2) and without it as Q = N(0, z^2). The hockey-stick divergence of one step has a closed form, because the
-privacy loss log(1 - q + q exp((2 x - 1) / (2 z^2))) grows with x. So a strategy of two steps needs one integral, over
-the first result.
+One step is the Gaussian mechanism on a Poisson sample (rate 1: on all), seen with the record as P =
+(1 - q) N(0, z^2) + q N(1, z^2) and without it as Q = N(0, z^2). The hockey-stick divergence of one
+step has a closed form, because the privacy loss log(1 - q + q exp((2 x - 1) / (2 z^2))) grows with
+x. So a strategy of two steps needs one integral, over the first result.
 """
 
 import math
@@ -32,21 +33,30 @@ def loss(event: GaussianEvent, x: Array) -> Array:
 
 
 def hockey_stick(event: GaussianEvent, epsilon: Array, adding: bool) -> Array:
-    """sup over S of P(S) - e^epsilon Q(S); with `adding` of Q(S) - e^epsilon P(S). Any real epsilon."""
+    """sup over S of P(S) - e^epsilon Q(S); with `adding` of Q(S) - e^epsilon P(S). Any real
+    epsilon.
+    """
     noise, rate = one(event)
     level = -epsilon if adding else epsilon
     # The set is {loss > epsilon}, or {loss < -epsilon}: all results on one side of x.
     above = np.expm1(level) + rate
     x = noise**2 * np.log(np.maximum(above, 1e-300) / rate) + 0.5
     if adding:
-        without, with_ = ndtr(x / noise), (1 - rate) * ndtr(x / noise) + rate * ndtr((x - 1) / noise)
+        without, with_ = (
+            ndtr(x / noise),
+            (1 - rate) * ndtr(x / noise) + rate * ndtr((x - 1) / noise),
+        )
         return np.where(above <= 0, 0.0, without - np.exp(epsilon) * with_)
     found = rate * ndtr((1 - x) / noise) - above * ndtr(-x / noise)
     return np.where(above <= 0, -np.expm1(level), found)
 
 
-def adaptive_delta(first: GaussianEvent, seconds: Sequence[GaussianEvent], epsilon: float, adding: bool = False) -> float:
-    """True delta at epsilon if `first` is released, and then the worst of `seconds` given its result."""
+def adaptive_delta(
+    first: GaussianEvent, seconds: Sequence[GaussianEvent], epsilon: float, adding: bool = False
+) -> float:
+    """True delta at epsilon if `first` is released, and then the worst of `seconds` given its
+    result.
+    """
     noise, rate = one(first)
     x = np.linspace(-12 * noise, 1 + 12 * noise, 20_001)
     without = np.exp(-((x / noise) ** 2) / 2)
@@ -61,13 +71,17 @@ def adaptive_epsilon(first: GaussianEvent, seconds: Sequence[GaussianEvent], del
     """True epsilon at delta of the same attack, for the worse of adding and removing a record."""
 
     def too_much(epsilon: float) -> bool:
-        return max(adaptive_delta(first, seconds, epsilon, adding) for adding in (False, True)) > delta
+        return (
+            max(adaptive_delta(first, seconds, epsilon, adding) for adding in (False, True)) > delta
+        )
 
     return bisect(too_much, 0.0, 50.0)
 
 
 def least_noise(holds: Callable[[float], bool]) -> float:
-    """The smallest noise multiplier for which the monotone `holds` is true, to a few digits; never one where it fails."""
+    """The smallest noise multiplier for which the monotone `holds` is true, to a few digits; never
+    one where it fails.
+    """
     return bisect(lambda noise: not holds(noise), 0.05, 1e4)
 
 

@@ -76,7 +76,9 @@ def pairs(draw: st.DrawFn, kind: str) -> tuple[Data, Data]:
     )
     base = tuple(draw(st.lists(record, max_size=3)))
     place = draw(st.integers(0, len(base)))
-    added = tuple(replace(each, patient="9") for each in draw(st.lists(record, min_size=1, max_size=2)))
+    added = tuple(
+        replace(each, patient="9") for each in draw(st.lists(record, min_size=1, max_size=2))
+    )
     rest = base[place + draw(st.integers(0, 1)) :]
     pair = base, base[:place] + added + rest
     return pair if draw(st.booleans()) else pair[::-1]
@@ -91,7 +93,9 @@ def write(kind: str, folder: Path, records: Data) -> dict[str, Any]:
         settings["data"] = "imagefolder"
     if kind == "features":
         settings["data"] = "safetensors"
-    return settings | ({} if kind in ("folder", "dicom", "dicom table") else {"patient-column": "who"})
+    return settings | (
+        {} if kind in ("folder", "dicom", "dicom table") else {"patient-column": "who"}
+    )
 
 
 def png(record: Record) -> bytes:
@@ -117,7 +121,9 @@ def _table(folder: Path, records: Data) -> None:
         path = {"no path": "", "outside": f"../{number}.png"}.get(record.fault, f"{number}.png")
         label, who = ("" if record.fault == f"no {what}" else value for what, value in _of(record))
         line = f"{path},{label},{who},{'neither' if record.fault == 'split' else 'train'}"
-        line = {"quote": f'"{line}', "not utf-8": f"\udcff{line}", "long": line + "x" * 2**20}.get(record.fault, line)
+        line = {"quote": f'"{line}', "not utf-8": f"\udcff{line}", "long": line + "x" * 2**20}.get(
+            record.fault, line
+        )
         lines.append(line + ",too,many" * (record.fault == "uneven"))
     (folder / "table.csv").write_text("\n".join(lines) + "\n", errors="surrogateescape")
 
@@ -132,17 +138,27 @@ def _features(folder: Path, records: Data) -> None:
         x[row, record.size :] = record.grey / 255
         if record.fault in ("nan", "infinite"):
             x[row, 0] = float("nan" if record.fault == "nan" else "inf")
-    y = torch.tensor([9 if r.fault == "label" else LABELS.index(r.label) for r in records], dtype=torch.int64)
+    y = torch.tensor(
+        [9 if r.fault == "label" else LABELS.index(r.label) for r in records], dtype=torch.int64
+    )
     who = torch.tensor([int(r.patient) for r in records], dtype=torch.int64)
     content = {"x": x, "y": y, "who": who}
-    save_file(content, folder / "f.safetensors", {"classes": ",".join(LABELS), "fingerprint": FINGERPRINT})
+    save_file(
+        content, folder / "f.safetensors", {"classes": ",".join(LABELS), "fingerprint": FINGERPRINT}
+    )
 
 
 def _parquet(folder: Path, records: Data) -> None:
     columns = {
-        "image": pa.array([None if r.fault == "no image" else png(r) for r in records], pa.binary()),
-        "label": pa.array([None if r.fault == "no label" else r.label for r in records], pa.string()),
-        "who": pa.array([None if r.fault == "no patient" else r.patient for r in records], pa.string()),
+        "image": pa.array(
+            [None if r.fault == "no image" else png(r) for r in records], pa.binary()
+        ),
+        "label": pa.array(
+            [None if r.fault == "no label" else r.label for r in records], pa.string()
+        ),
+        "who": pa.array(
+            [None if r.fault == "no patient" else r.patient for r in records], pa.string()
+        ),
     }
     pq.write_table(pa.table(columns), folder / "all.parquet")
 
@@ -163,7 +179,11 @@ def _dicom_table(folder: Path, records: Data) -> None:
 
 
 def _write_dicom(file: Path, record: Record) -> None:
-    shape = (3, record.size, record.size) if record.fault == "several frames" else (record.size, record.size)
+    shape = (
+        (3, record.size, record.size)
+        if record.fault == "several frames"
+        else (record.size, record.size)
+    )
     dataset = dicom_files.image(np.full(shape, record.grey, np.uint8), PatientID=record.patient)
     if record.fault == "no patient":
         dataset.PatientID = ""

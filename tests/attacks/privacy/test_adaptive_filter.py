@@ -1,7 +1,8 @@
 """Total budgets hold against a coordinator who chooses the next release after seeing the last one.
 
-The attack: after a first run the coordinator requests either one strong Gaussian release or a sampled one: the one that
-is worse for the attacked record, given the first result. Each release alone composes to epsilon 4.0; the choice does not.
+The attack: after a first run the coordinator requests either one strong Gaussian release or a
+sampled one: the one that is worse for the attacked record, given the first result. Each release
+alone composes to epsilon 4.0; the choice does not.
 """
 
 import contextlib
@@ -33,8 +34,15 @@ def gaussian(noise: float) -> Run:
 
 def sampled(noise: float, rate: float, **more: Any) -> Run:
     """A run with one release on a Poisson sample of the records."""
-    flat: dict[str, Any] = {"method": "fedlap", "epsilon": 4.0, "delta": DELTA, "classes": "0,1"} | more
-    return parse_run(flat | {"fedlap.rounds": 1, "fedlap.noise-multiplier": noise, "fedlap.sample-rate": rate})
+    flat: dict[str, Any] = {
+        "method": "fedlap",
+        "epsilon": 4.0,
+        "delta": DELTA,
+        "classes": "0,1",
+    } | more
+    return parse_run(
+        flat | {"fedlap.rounds": 1, "fedlap.noise-multiplier": noise, "fedlap.sample-rate": rate}
+    )
 
 
 def event(run: Run, round: int = 2) -> GaussianEvent:
@@ -49,22 +57,37 @@ def gate(folder: Path) -> Gate:
     return Gate(Policy(epsilon_total=4.0, epsilon_per_run=4.0), Ledger(folder, "data"))
 
 
-def let_out(site: Gate, run: Run, flower_run: str, round: int = 1, event_: GaussianEvent | None = None) -> float:
+def let_out(
+    site: Gate, run: Run, flower_run: str, round: int = 1, event_: GaussianEvent | None = None
+) -> float:
     release = entry(run, flower_run, MethodOutput(b"release", run.mechanism), round)
     return site.let_out(replace(release, events=(event_ or event(run),)))
 
 
 COUNTEREXAMPLES = {
-    "a Gaussian run, then a Gaussian or a sampled one": (gaussian(2.0), gaussian(1.2852), sampled(0.4682, 0.01), 4.16),
-    "a sampled run, then a Gaussian or a sampled one": (sampled(1.2, 0.3), gaussian(1.2148), sampled(0.3322, 0.001), 4.27),
+    "a Gaussian run, then a Gaussian or a sampled one": (
+        gaussian(2.0),
+        gaussian(1.2852),
+        sampled(0.4682, 0.01),
+        4.16,
+    ),
+    "a sampled run, then a Gaussian or a sampled one": (
+        sampled(1.2, 0.3),
+        gaussian(1.2148),
+        sampled(0.3322, 0.001),
+        4.27,
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTEREXAMPLES)
-def test_a_second_run_chosen_by_what_the_first_one_showed_stays_within_the_total(name: str, tmp_path: Path) -> None:
+def test_a_second_run_chosen_by_what_the_first_one_showed_stays_within_the_total(
+    name: str, tmp_path: Path
+) -> None:
     first, *choices, true_epsilon = COUNTEREXAMPLES[name]
-    # Each history chosen in advance composes to 4.0; the adversary who chooses adaptively gains more.
+    # Each history chosen in advance composes to 4.0; the adversary who chooses adaptively gains
+    # more.
     assert all(epsilon_spent([event(first), event(second)], DELTA) <= 4.0 for second in choices)
     seconds = [event(second) for second in choices]
     assert adaptive_epsilon(event(first), seconds, DELTA) > true_epsilon
@@ -81,7 +104,9 @@ def test_a_second_run_chosen_by_what_the_first_one_showed_stays_within_the_total
 
 
 @pytest.mark.slow
-def test_within_a_run_the_noise_cannot_be_chosen_by_what_an_earlier_round_showed(tmp_path: Path) -> None:
+def test_within_a_run_the_noise_cannot_be_chosen_by_what_an_earlier_round_showed(
+    tmp_path: Path,
+) -> None:
     """The same attack on epsilon-per-run: another digest with the number of an active run."""
     first, second = sampled(1.2, 0.3), sampled(0.3322, 0.001)
     site = gate(tmp_path)
@@ -94,10 +119,21 @@ def test_within_a_run_the_noise_cannot_be_chosen_by_what_an_earlier_round_showed
         let_out(site, sampled(1.2, 0.3, seed=1), "1", 3)
 
 
-def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_first(tmp_path: Path) -> None:
-    """The first round has a different cost. A coordinator that could repeat it could choose the noise adaptively."""
+def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_first(
+    tmp_path: Path,
+) -> None:
+    """The first round has a different cost. A coordinator that could repeat it could choose the
+    noise adaptively.
+    """
     run = parse_run(
-        {"method": "dpcvae", "epsilon": 1.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
+        {
+            "method": "dpcvae",
+            "epsilon": 1.0,
+            "delta": DELTA,
+            "classes": "0,1",
+            "dpcvae.sample-rate": 0.1,
+        }
+        | NOISE
     )
     again = gate(tmp_path / "again")
     let_out(again, run, "1", 1, event(run, 1))
@@ -125,9 +161,18 @@ def test_a_whole_run_of_the_total_still_fits_and_is_exact(tmp_path: Path) -> Non
 
 
 def test_a_generative_run_that_samples_does_not_borrow_the_gaussian_rule(tmp_path: Path) -> None:
-    """After its Gaussian first round the adversary could choose between a Gaussian run and the run's own steps."""
+    """After its Gaussian first round the adversary could choose between a Gaussian run and the
+    run's own steps.
+    """
     run = parse_run(
-        {"method": "dpcvae", "epsilon": 2.0, "delta": DELTA, "classes": "0,1", "dpcvae.sample-rate": 0.1} | NOISE
+        {
+            "method": "dpcvae",
+            "epsilon": 2.0,
+            "delta": DELTA,
+            "classes": "0,1",
+            "dpcvae.sample-rate": 0.1,
+        }
+        | NOISE
     )
     opening = event(run, 1)
     rest = (gaussian_precision(4.0) - opening.noise_multiplier**-2) ** -0.5 * 1.0001

@@ -1,6 +1,7 @@
 """Attacks with copies: one image as several records under privacy, or in training and in test.
 
-Under privacy, removing copies must itself be private: one record more changes at most one record of what is left.
+Under privacy, removing copies must itself be private: one record more changes at most one record of
+what is left.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def _logs() -> Any:
 
 @pytest.mark.parametrize("unit", ["patient", "record"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_image_that_is_there_three_times_is_one_record_under_privacy(tmp_path: Path, kind: str, unit: str) -> None:
+def test_an_image_that_is_there_three_times_is_one_record_under_privacy(
+    tmp_path: Path, kind: str, unit: str
+) -> None:
     node = parse_node_config(Hospital(tmp_path / "h", kind, COPIES, unit=unit).node)
     found = load_site(RUN, node, policy_of(node).cache_mib)
     assert sorted(found.train.labels.tolist()) == [0, 0, 1]
@@ -53,7 +56,9 @@ def test_an_image_that_is_there_three_times_is_one_record_under_privacy(tmp_path
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_with_two_labels_is_no_record_under_privacy(tmp_path: Path, kind: str) -> None:
-    """Either label would do, but then a new copy could change the label of an old record: two changes for one."""
+    """Either label would do, but then a new copy could change the label of an old record: two
+    changes for one.
+    """
     records = (Record("a"), Record("b"), Record("b", grey=3))
     node = parse_node_config(Hospital(tmp_path / "h", kind, records, unit="record").node)
     found = load_site(RUN, node, policy_of(node).cache_mib)
@@ -63,14 +68,20 @@ def test_an_image_with_two_labels_is_no_record_under_privacy(tmp_path: Path, kin
 def left(rows: list[tuple[int, str, str, bool]], patients: bool) -> Counter[tuple[int, str, str]]:
     """What is left for training of records (content, label, patient, is_train)."""
     content, labels, who, train = zip(*rows, strict=True) if rows else ((), (), (), ())
-    group, is_train = torch.tensor(content, dtype=torch.int64), torch.tensor(train, dtype=torch.bool)
-    records = Records(labels, "key", is_train, patients=who, features=group[:, None].float(), same=lambda: group)
+    group, is_train = (
+        torch.tensor(content, dtype=torch.int64),
+        torch.tensor(train, dtype=torch.bool),
+    )
+    records = Records(
+        labels, "key", is_train, patients=who, features=group[:, None].float(), same=lambda: group
+    )
     found = once(records, patients)
     assert found.features is not None
     assert found.patients is not None
     assert found.is_train is not None
     kept = zip(found.features.flatten().int().tolist(), found.labels, found.patients, strict=True)
-    # Without the patient where records are protected: which of the equal records is left has no effect on a release.
+    # Without the patient where records are protected: which of the equal records is left has no
+    # effect on a release.
     every = [(number, label, one if patients else "") for number, label, one in kept]
     return Counter(itertools.compress(every, found.is_train.tolist()))
 
@@ -92,10 +103,15 @@ def test_one_more_record_changes_at_most_one_record_of_what_is_left() -> None:
 def test_one_more_patient_changes_no_record_of_another_patient() -> None:
     draw = random.Random(1)
     for _ in range(1000):
-        rows = [(draw.randrange(3), draw.choice("ab"), draw.choice("PQ"), draw.random() < 0.7) for _ in range(5)]
+        rows = [
+            (draw.randrange(3), draw.choice("ab"), draw.choice("PQ"), draw.random() < 0.7)
+            for _ in range(5)
+        ]
         more = [*rows, *((draw.randrange(3), draw.choice("ab"), "new", True) for _ in range(2))]
         draw.shuffle(more)
-        without = Counter({key: count for key, count in left(more, patients=True).items() if key[2] != "new"})
+        without = Counter(
+            {key: count for key, count in left(more, patients=True).items() if key[2] != "new"}
+        )
         assert left(rows, patients=True) == without
 
 
@@ -110,11 +126,15 @@ PAIRS: dict[str, tuple[str, Data, Data]] = {
 
 @pytest.mark.parametrize("unit", ["patient", "record"])
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_coordinator_cannot_see_whether_there_is_a_copy(tmp_path: Path, name: str, unit: str) -> None:
+def test_a_coordinator_cannot_see_whether_there_is_a_copy(
+    tmp_path: Path, name: str, unit: str
+) -> None:
     kind, *data = PAIRS[name]
     visits: list[Visit] = []
     for number, each in enumerate(data):
-        visits.append(Hospital(tmp_path / str(number), kind, each, unit=unit).visit(METHODS["sums spherical"]))
+        visits.append(
+            Hospital(tmp_path / str(number), kind, each, unit=unit).visit(METHODS["sums spherical"])
+        )
         close_logs()
     assert visits[0].differences(visits[1]) == []
 
@@ -133,7 +153,15 @@ def copy(folder: Path, name: str, to: str) -> None:
 
 
 def in_folders(folder: Path) -> DataSource:
-    pictures(folder, [f"{part}/{label}/{i}.png" for part in ("train", "test") for label in "ab" for i in range(3)])
+    pictures(
+        folder,
+        [
+            f"{part}/{label}/{i}.png"
+            for part in ("train", "test")
+            for label in "ab"
+            for i in range(3)
+        ],
+    )
     copy(folder, "train/a/0.png", "test/a/another name.png")
     return DataSource("imagefolder", str(folder))
 
@@ -142,7 +170,11 @@ def in_rows(folder: Path) -> DataSource:
     folder.mkdir()
     x = torch.randn(12, 4)
     for part, rows in (("train", [*range(6)]), ("test", [*range(6, 12), 0])):
-        save_file({"x": x[rows], "y": torch.tensor(rows) % 2}, folder / f"f-{part}.safetensors", {"classes": "a,b"})
+        save_file(
+            {"x": x[rows], "y": torch.tensor(rows) % 2},
+            folder / f"f-{part}.safetensors",
+            {"classes": "a,b"},
+        )
     return DataSource("safetensors", str(folder), ("f",))
 
 
@@ -194,7 +226,11 @@ def test_records_of_equal_content_in_training_stay_without_privacy(tmp_path: Pat
     folder.mkdir()
     for part in ("train", "test"):
         x = torch.tensor([[0.0], [0.0], [1.0]]) if part == "train" else torch.tensor([[2.0], [3.0]])
-        save_file({"x": x, "y": torch.arange(len(x)) % 2}, folder / f"f-{part}.safetensors", {"classes": "a,b"})
+        save_file(
+            {"x": x, "y": torch.arange(len(x)) % 2},
+            folder / f"f-{part}.safetensors",
+            {"classes": "a,b"},
+        )
     assert len(load(DataSource("safetensors", str(folder), ("f",)), seed=0)) == 5
 
 

@@ -1,4 +1,6 @@
-"""Counts of an evaluation or a survey: sensitivity, requests past the gate, models made to leak, and lying hospitals."""
+"""Counts of an evaluation or a survey: sensitivity, requests past the gate, models made to leak,
+and lying hospitals.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def config(classes: int) -> Run:
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(
     st.integers(2, 5),
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.floats(-30, 30)), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 2), st.floats(-30, 30)), min_size=1, max_size=12
+    ),
     st.booleans(),
 )
 def test_one_more_patient_changes_every_table_by_at_most_its_bound(
@@ -55,12 +59,16 @@ def test_one_more_patient_changes_every_table_by_at_most_its_bound(
     run = config(classes)
     units = tuple(str(patient) for _, patient, _ in records) if patients else None
     generator = torch.Generator().manual_seed(1)
-    scores = torch.stack([value * torch.randn(classes, generator=generator).double() for *_, value in records])
+    scores = torch.stack(
+        [value * torch.randn(classes, generator=generator).double() for *_, value in records]
+    )
     labels = torch.tensor([label % classes for label, *_ in records])
     weights = unit_weights(units, len(records))
     whole = count_decisions(scores, labels, weights, classes, run.settings.counting.bins)
     gone = torch.tensor([units[k] == units[0] if units else k == 0 for k in range(len(records))])
-    rest = count_decisions(scores[~gone], labels[~gone], weights[~gone], classes, run.settings.counting.bins)
+    rest = count_decisions(
+        scores[~gone], labels[~gone], weights[~gone], classes, run.settings.counting.bins
+    )
     for table in tables_of(run.settings.counting, classes):
         assert float((whole[table.name] - rest[table.name]).norm()) <= table.bound
 
@@ -78,7 +86,11 @@ def test_the_score_of_a_record_does_not_depend_on_the_others() -> None:
 def ask(node: NodeConfig, kind: str, **more: Any) -> str:
     """The status of a site's reply to one message of a run that counts."""
     grid = InProcessGrid([node], run_id=4711)
-    run = default_run_config() | {"device": "cpu", "image-size": 8, "classes": ",".join(CLASSES)} | more
+    run = (
+        default_run_config()
+        | {"device": "cpu", "image-size": 8, "classes": ",".join(CLASSES)}
+        | more
+    )
     grid.run_config = run
     content = to_record(None, {"run": parse_run(run).digest})
     (reply,) = grid.pull_messages(grid.push_messages([Message(content, FIRST_NODE, kind)]))
@@ -86,8 +98,12 @@ def ask(node: NodeConfig, kind: str, **more: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", ["query.hello", "query.head", "query.compare", "evaluate"])
-def test_allowing_exact_counts_opens_no_other_request(hospitals: tuple[Path, list[NodeConfig], Path], kind: str) -> None:
-    """Exact counts need runs without epsilon; other requests of such a run would see records without any charge."""
+def test_allowing_exact_counts_opens_no_other_request(
+    hospitals: tuple[Path, list[NodeConfig], Path], kind: str
+) -> None:
+    """Exact counts need runs without epsilon; other requests of such a run would see records
+    without any charge.
+    """
     home, nodes, _ = hospitals
     allow(home, 0, 'exact-counts = ["survey", "evaluation"]\n')
     exact = {"counting.kind": "survey"}
@@ -141,33 +157,58 @@ def test_a_model_with_huge_weights_is_refused_in_a_private_evaluation(
     honest = read_model(run / "model.safetensors")
     assert isinstance(honest, Head)
     file = tmp_path / "huge.safetensors"
-    # As an ensemble: the coordinator's own program would scale a head down, which a hostile one does not.
-    save_model(Ensemble((Head(honest.header, honest.weight * 1e6, honest.bias, honest.clip),)), file)
+    # As an ensemble: the coordinator's own program would scale a head down, which a hostile one
+    # does not.
+    save_model(
+        Ensemble((Head(honest.header, honest.weight * 1e6, honest.bias, honest.clip),)), file
+    )
     before = len(entries(nodes[2]))
     with pytest.raises(RunError, match="quorum"):
-        evaluated(home, nodes, run, **{"counting.model": str(file), "counting.digest": payload_of(read_model(file))[1]})
+        evaluated(
+            home,
+            nodes,
+            run,
+            **{"counting.model": str(file), "counting.digest": payload_of(read_model(file))[1]},
+        )
     assert len(entries(nodes[2])) == before
 
 
-def difference(home: Path, node: NodeConfig, run: Path, image: Path, epsilon: float) -> tuple[int, float]:
-    """An attack of a coordinator that has the image of a person: the difference of two counts, and the noise in each.
+def difference(
+    home: Path, node: NodeConfig, run: Path, image: Path, epsilon: float
+) -> tuple[int, float]:
+    """An attack of a coordinator that has the image of a person: the difference of two counts, and
+    the noise in each.
 
-    It asks for the values of hospitals, and chooses two heads. The first decides always for "1". The second decides for "7"
-    where features have a cosine above 0.9985 to those of the image. So the counts differ by that record alone.
+    It asks for the values of hospitals, and chooses two heads. The first decides always for "1".
+    The second decides for "7" where features have a cosine above 0.9985 to those of the image. So
+    the counts differ by that record alone.
     """
     honest, backbone = read_model(run / "model.safetensors"), load_backbone("pixels", "", 8, "cpu")
     with Image.open(image) as opened:
         features = backbone.forward(backbone.preprocess(opened.convert("RGB"))[None])[0].float()
     direction = features / features.norm()
-    constant = Head(honest.header, torch.zeros(3, len(direction)), torch.tensor([0.0, -1e3, -1e3]), clip=0.0)
+    constant = Head(
+        honest.header, torch.zeros(3, len(direction)), torch.tensor([0.0, -1e3, -1e3]), clip=0.0
+    )
     near = torch.stack([0 * direction, 0 * direction, 1000 * direction])
     chosen = Head(honest.header, near, torch.tensor([0.0, -1e3, -998.5]), clip=0.0)
     file = home / "heads.pb"
     payload, digest = payload_of(Ensemble((constant, chosen)))
     file.write_bytes(payload)
-    counting: dict[str, Any] = {"counting.kind": "values", "counting.models": 2, "counting.digest": digest}
-    counting |= {"counting.model": str(file), "classes": ",".join(CLASSES), "image-size": 8, "features.power": 1.0}
-    folder = counted(home, [node], counting | {"epsilon": epsilon, "delta": 1e-5 if epsilon else 0.0})
+    counting: dict[str, Any] = {
+        "counting.kind": "values",
+        "counting.models": 2,
+        "counting.digest": digest,
+    }
+    counting |= {
+        "counting.model": str(file),
+        "classes": ",".join(CLASSES),
+        "image-size": 8,
+        "features.power": 1.0,
+    }
+    folder = counted(
+        home, [node], counting | {"epsilon": epsilon, "delta": 1e-5 if epsilon else 0.0}
+    )
     result = json.loads((folder / "values.json").read_text())
     return result["right"][2] - result["right"][1], result["noise"]
 
@@ -175,7 +216,9 @@ def difference(home: Path, node: NodeConfig, run: Path, image: Path, epsilon: fl
 def test_exact_counts_show_one_record_to_a_coordinator_that_chooses_the_models(
     hospitals: tuple[Path, list[NodeConfig], Path], tmp_path: Path
 ) -> None:
-    """What `exact-counts` gives away, as the documentation says. No floor for counts prevents it; noise does."""
+    """What `exact-counts` gives away, as the documentation says. No floor for counts prevents it;
+    noise does.
+    """
     home, nodes, run = hospitals
     allow(home, 0, 'exact-counts = ["values", "evaluation"]\n')
     image = sorted((Path(str(nodes[0]["held-out-dir"])) / "7").iterdir())[3]
@@ -187,11 +230,16 @@ def test_exact_counts_show_one_record_to_a_coordinator_that_chooses_the_models(
         assert difference(home, node, run, image, 0.0) == (present, 0.0)
         # The noise in the difference has at least five times the deviation of what it must hide.
         assert difference(home, node, run, image, 1.0)[1] > 5
-    # In an evaluation too, one model is enough: the class has ten records or more, one cell of its decisions has one.
+    # In an evaluation too, one model is enough: the class has ten records or more, one cell of its
+    # decisions has one.
     heads = read_model(home / "heads.pb")
     assert isinstance(heads, Ensemble)
     (head := home / "head.pb").write_bytes(payload_of(heads.heads[1])[0])
-    model = {"counting.model": str(head), "counting.digest": payload_of(read_model(head))[1], "features.power": 1.0}
+    model = {
+        "counting.model": str(head),
+        "counting.digest": payload_of(read_model(head))[1],
+        "features.power": 1.0,
+    }
     _, result = evaluated(home, [nodes[0]], run, epsilon=0.0, **model)
     assert result["decisions"][2][2] == 1
     assert sum(result["decisions"][2]) >= 10
@@ -200,7 +248,13 @@ def test_exact_counts_show_one_record_to_a_coordinator_that_chooses_the_models(
 def lying(change: Any) -> Any:
     def lie(payload: bytes) -> bytes:
         counts = unpack_counts(payload)
-        return pack_counts(Counts(counts.header, change({k: v.clone() for k, v in counts.tables.items()}), counts.claim))
+        return pack_counts(
+            Counts(
+                counts.header,
+                change({k: v.clone() for k, v in counts.tables.items()}),
+                counts.claim,
+            )
+        )
 
     return lie
 
@@ -219,7 +273,9 @@ def test_counts_that_no_records_give_are_refused_and_the_others_used(
     hospitals: tuple[Path, list[NodeConfig], Path], name: str
 ) -> None:
     home, nodes, run = hospitals
-    folder, result = evaluated(home, nodes, run, epsilon=1.0, faults={1: Fault(payload=lying(LIES[name]))})
+    folder, result = evaluated(
+        home, nodes, run, epsilon=1.0, faults={1: Fault(payload=lying(LIES[name]))}
+    )
     assert result["sites"] == 2
     assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["clinic-1"]
 

@@ -1,7 +1,9 @@
-"""No record changes a computed sum by more than the clip, for all allowed clips. Differences are exact fractions.
+"""No record changes a computed sum by more than the clip, for all allowed clips. Differences are
+exact fractions.
 
-The tests use the sum as the machine computes it, with and without the record. Rounding could make a clipping factor
-too large, or change other records' contributions. Then the noise would be too small.
+The tests use the sum as the machine computes it, with and without the record. Rounding could make a
+clipping factor too large, or change other records' contributions. Then the noise would be too
+small.
 """
 
 from __future__ import annotations
@@ -38,8 +40,12 @@ CLIP_KEYS = ("fedavg.clip", "fedlap.clip", "dpcvae.clip", "fedpft.clip")
 SumOf = Callable[[Tensor], Tensor]
 
 powers = st.floats(-45, 38)
-clips = st.one_of(st.sampled_from([1e-6, 1e6, 0.1, 1.0]), st.floats(1e-6, 1e-3), st.floats(1e-3, 1e6))
-searched = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+clips = st.one_of(
+    st.sampled_from([1e-6, 1e6, 0.1, 1.0]), st.floats(1e-6, 1e-3), st.floats(1e-3, 1e6)
+)
+searched = settings(
+    max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 
 
 def too_far(one: Tensor, other: Tensor, bound: float) -> bool:
@@ -55,7 +61,9 @@ def flat(parts: Iterable[Tensor]) -> Tensor:
     return torch.cat([part.double().flatten() for part in parts])
 
 
-def values(shape: tuple[int, ...], power: float, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def values(
+    shape: tuple[int, ...], power: float, seed: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Numbers up to 10^power in a wide range; infinite beyond the range of the type."""
     generator = torch.Generator().manual_seed(seed)
     spread = 10.0 ** (power - 3 * torch.rand(shape, generator=generator, dtype=torch.float64))
@@ -66,7 +74,9 @@ def resized(module: nn.Module, power: float) -> nn.Module:
     """A model with parameters of any size: the coordinator chooses the model."""
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.where(parameter == 0, torch.ones_like(parameter), parameter) * 10.0**power)
+            parameter.copy_(
+                torch.where(parameter == 0, torch.ones_like(parameter), parameter) * 10.0**power
+            )
     return module
 
 
@@ -74,29 +84,46 @@ def opacus_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float)
     from opacus import GradSampleModule
 
     sampled = GradSampleModule(module, loss_reduction="sum")
-    return lambda rows: flat(private_training._clipped_sum(sampled, features[rows], labels[rows], clip)[0])
+    return lambda rows: flat(
+        private_training._clipped_sum(sampled, features[rows], labels[rows], clip)[0]
+    )
 
 
 def fedlap_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> SumOf:
-    body, inner = split_input(module, features) if isinstance(module, nn.Sequential) else (module, features)
+    body, inner = (
+        split_input(module, features) if isinstance(module, nn.Sequential) else (module, features)
+    )
     tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
     change = next(draws((), torch.Generator()))
-    return lambda rows: flat(clipped_sum(body, tensors, LandscapeRecords.evenly(inner[rows], labels[rows]), clip, change)[0])
+    return lambda rows: flat(
+        clipped_sum(
+            body, tensors, LandscapeRecords.evenly(inner[rows], labels[rows]), clip, change
+        )[0]
+    )
 
 
-def generator_sum(method: str, power: float, embeddings: Tensor, labels: Tensor, clip: float, hidden: int) -> SumOf:
+def generator_sum(
+    method: str, power: float, embeddings: Tensor, labels: Tensor, clip: float, hidden: int
+) -> SumOf:
     run = parse_run({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 3})
-    shared, companion = (resized(make(run, 3, embeddings.shape[1]), power) for make in (fresh_generator, fresh_companion))
+    shared, companion = (
+        resized(make(run, 3, embeddings.shape[1]), power)
+        for make in (fresh_generator, fresh_companion)
+    )
 
     def trainer() -> Trainer:
         if method == "dpcgan":
-            return GanTrainer(shared, companion, run.settings.dpcvae, 1.0, torch.ones(3), torch.Generator())  # type: ignore[arg-type]
+            return GanTrainer(
+                shared, companion, run.settings.dpcvae, 1.0, torch.ones(3), torch.Generator()
+            )  # type: ignore[arg-type]
         return CVAETrainer(shared, companion, run.settings.dpcvae, 1.0, 1.0, torch.randn)  # type: ignore[arg-type]
 
     steps = trainer()
     # Every record has the same noise, with and without other records.
     inputs = embeddings, labels, steps.noise(len(labels))
-    return lambda rows: flat(clipped_sums(steps.modules, steps.losses, [part[rows] for part in inputs], clip)[0].values())
+    return lambda rows: flat(
+        clipped_sums(steps.modules, steps.losses, [part[rows] for part in inputs], clip)[0].values()
+    )
 
 
 def check_every_record(of: SumOf, count: int, clip: float) -> None:
@@ -112,7 +139,13 @@ def check_every_record(of: SumOf, count: int, clip: float) -> None:
 @pytest.mark.parametrize("way", [opacus_sum, fedlap_sum])
 @pytest.mark.parametrize(("kind", "inputs"), [("linear", 7), ("mlp", 7), ("convnet", 16)])
 @searched
-@given(clip=clips, size=powers, model=st.floats(-20, 20), count=st.integers(1, 5), seed=st.integers(0, 999))
+@given(
+    clip=clips,
+    size=powers,
+    model=st.floats(-20, 20),
+    count=st.integers(1, 5),
+    seed=st.integers(0, 999),
+)
 @example(clip=1e-6, size=38, model=0, count=3, seed=0)
 @example(clip=1e6, size=-45, model=0, count=3, seed=0)
 def test_of_a_network(
@@ -126,25 +159,44 @@ def test_of_a_network(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @searched
 @given(
-    clip=clips, size=st.floats(-300, 300), shape=st.tuples(st.integers(1, 5), st.integers(1, 40)), seed=st.integers(0, 999)
+    clip=clips,
+    size=st.floats(-300, 300),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 40)),
+    seed=st.integers(0, 999),
 )
-def test_of_other_number_types(dtype: torch.dtype, clip: float, size: float, shape: tuple[int, int], seed: int) -> None:
+def test_of_other_number_types(
+    dtype: torch.dtype, clip: float, size: float, shape: tuple[int, int], seed: int
+) -> None:
     module = fresh("linear", shape[1], 3, 0).to(dtype)
     labels = torch.arange(shape[0]) % 3
-    check_every_record(fedlap_sum(module, values(shape, size, seed, dtype), labels, clip), shape[0], clip)
+    check_every_record(
+        fedlap_sum(module, values(shape, size, seed, dtype), labels, clip), shape[0], clip
+    )
 
 
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 @searched
-@given(clip=clips, size=powers, model=st.floats(-6, 6), hidden=st.sampled_from([0, 5]), seed=st.integers(0, 999))
+@given(
+    clip=clips,
+    size=powers,
+    model=st.floats(-6, 6),
+    hidden=st.sampled_from([0, 5]),
+    seed=st.integers(0, 999),
+)
 @example(clip=1e-6, size=38, model=0, hidden=5, seed=1)
-def test_of_a_generator(method: str, clip: float, size: float, model: float, hidden: int, seed: int) -> None:
+def test_of_a_generator(
+    method: str, clip: float, size: float, model: float, hidden: int, seed: int
+) -> None:
     labels = torch.arange(4) % 3
-    check_every_record(generator_sum(method, model, values((4, 6), size, seed), labels, clip, hidden), 4, clip)
+    check_every_record(
+        generator_sum(method, model, values((4, 6), size, seed), labels, clip, hidden), 4, clip
+    )
 
 
 def cancelling(module: nn.Module) -> nn.Module:
-    """A hostile model: large weights that nearly cancel in pairs, so that results depend on the last digit of a sum."""
+    """A hostile model: large weights that nearly cancel in pairs, so that results depend on the
+    last digit of a sum.
+    """
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -174,7 +226,10 @@ def check_alone_and_among_others(of: SumOf, count: int) -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole, alone = of(torch.arange(count)), torch.stack([of(torch.tensor([row])) for row in range(count)])
+        whole, alone = (
+            of(torch.arange(count)),
+            torch.stack([of(torch.tensor([row])) for row in range(count)]),
+        )
         assert torch.equal(whole, alone.sum(0))
         for seed in range(3):
             order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
@@ -185,7 +240,9 @@ def check_alone_and_among_others(of: SumOf, count: int) -> None:
 
 @pytest.mark.parametrize("way", [opacus_sum, fedlap_sum])
 @pytest.mark.parametrize(("kind", "inputs", "width"), NETWORKS)
-def test_no_record_changes_what_another_contributes_to_a_network(way: Any, kind: Any, inputs: int, width: int) -> None:
+def test_no_record_changes_what_another_contributes_to_a_network(
+    way: Any, kind: Any, inputs: int, width: int
+) -> None:
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(75, inputs, generator=generator)
     features = (features + torch.roll(features, inputs // 2, 1)) / 2
@@ -195,9 +252,13 @@ def test_no_record_changes_what_another_contributes_to_a_network(way: Any, kind:
 
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 @pytest.mark.parametrize(("dimension", "hidden"), [(6, 0), (64, 0), (6, 5), (64, 16)])
-def test_no_record_changes_what_another_contributes_to_a_generator(method: str, dimension: int, hidden: int) -> None:
+def test_no_record_changes_what_another_contributes_to_a_generator(
+    method: str, dimension: int, hidden: int
+) -> None:
     embeddings = torch.randn(75, dimension, generator=torch.Generator().manual_seed(1))
-    check_alone_and_among_others(generator_sum(method, 0.0, embeddings, torch.arange(75) % 3, 0.1, hidden), 75)
+    check_alone_and_among_others(
+        generator_sum(method, 0.0, embeddings, torch.arange(75) % 3, 0.1, hidden), 75
+    )
 
 
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])
@@ -212,10 +273,19 @@ def test_no_record_changes_what_another_contributes_to_a_generator(method: str, 
 )
 @example(norm=0.0, size=0, shape=(49, 1), dtype=torch.float32, patient=True, seed=0)
 def test_of_class_sums_and_second_moments(
-    family: str, norm: float, size: float, shape: tuple[int, int], dtype: torch.dtype, patient: bool, seed: int
+    family: str,
+    norm: float,
+    size: float,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    patient: bool,
+    seed: int,
 ) -> None:
     own = shape[0] if patient else 1
-    features, others = values(shape, size, seed, dtype)[:own], values((5, shape[1]), size / 2, seed + 1, dtype)
+    features, others = (
+        values(shape, size, seed, dtype)[:own],
+        values((5, shape[1]), size / 2, seed + 1, dtype),
+    )
     labels = torch.randint(0, 2, (5 + own,), generator=torch.Generator().manual_seed(seed))
     if seed % 2:
         # The worst case for a patient: all records are equal.
@@ -239,7 +309,10 @@ def test_among_a_million_others(monkeypatch: pytest.MonkeyPatch, way: str, clip:
     # A few large batches instead of many small ones: the total that is rounded is the same.
     monkeypatch.setattr(record_chunks, "TOGETHER", 2**14)
     # All records are equal, so their gradients have the same direction.
-    features, labels = torch.full((MILLION + 2, 1), 30.0), torch.zeros(MILLION + 2, dtype=torch.int64)
+    features, labels = (
+        torch.full((MILLION + 2, 1), 30.0),
+        torch.zeros(MILLION + 2, dtype=torch.int64),
+    )
     layer = nn.Linear(1, 2)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[0.0], [1e6]]))
@@ -256,7 +329,9 @@ def test_among_a_million_others(monkeypatch: pytest.MonkeyPatch, way: str, clip:
             return nn.functional.cross_entropy(layer(x), y, reduction="none")
 
         def of(rows: Tensor) -> Tensor:
-            return flat(clipped_sums(modules, losses, (features[rows], labels[rows]), clip)[0].values())
+            return flat(
+                clipped_sums(modules, losses, (features[rows], labels[rows]), clip)[0].values()
+            )
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,8 +1,10 @@
-"""In a private run, uncharged replies do not depend on records: neighbouring data sets give equal replies.
+"""In a private run, uncharged replies do not depend on records: neighbouring data sets give equal
+replies.
 
-Differential testing: two data sets differ in one record or patient; each is at its own hospital with a fresh ledger.
-Both get every request that a coordinator can send. Uncharged replies must be equal byte for byte, including refusals and
-codes. Charged replies must be equal in all parts except the noisy numbers.
+Differential testing: two data sets differ in one record or patient; each is at its own hospital
+with a fresh ledger. Both get every request that a coordinator can send. Uncharged replies must be
+equal byte for byte, including refusals and codes. Charged replies must be equal in all parts except
+the noisy numbers.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from tests.attacks.privacy.visits import EXCEPTION, METHODS, Hospital, Visit, cl
 from tests.grid import Scalar
 
 Leak = Callable[[pytest.MonkeyPatch], None]
-# Pairs of each kind, 204 in total; fewer of the kinds that are slow to write or read. `make faults` examines all of them,
-# each test of a change a third, in the same order.
+# Pairs of each kind, 204 in total; fewer of the kinds that are slow to write or read. `make faults`
+# examines all of them, each test of a change a third, in the same order.
 COUNTS = {"folder": 50, "table": 50, "features": 50, "parquet": 24, "dicom": 15, "dicom table": 15}
 # Data sets with extreme neighbours, which must be covered.
 PLAIN, NONE = (Record(),), ()
@@ -54,7 +56,9 @@ def visit(tmp_path: Path) -> Callable[..., Visit]:
     """All requests to a fresh hospital, whose folder is deleted afterwards."""
     numbers = itertools.count()
 
-    def call(kind: str, records: Data, run: dict[str, Scalar], *, exception: bool = False, **node: Scalar) -> Visit:
+    def call(
+        kind: str, records: Data, run: dict[str, Scalar], *, exception: bool = False, **node: Scalar
+    ) -> Visit:
         home = tmp_path / str(next(numbers))
         try:
             return Hospital(home, kind, records, **node).visit(run, exception)
@@ -65,7 +69,9 @@ def visit(tmp_path: Path) -> Callable[..., Visit]:
     return call
 
 
-@pytest.mark.parametrize("part", [3, pytest.param(1, marks=pytest.mark.faults)], ids=["a third", "all"])
+@pytest.mark.parametrize(
+    "part", [3, pytest.param(1, marks=pytest.mark.faults)], ids=["a third", "all"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_answer_alike(kind: str, part: int, visit: Callable[..., Visit]) -> None:
     @settings(
@@ -87,21 +93,29 @@ def test_neighbours_answer_alike(kind: str, part: int, visit: Callable[..., Visi
 def test_every_method_answers_a_site_without_records_as_it_answers_one_with_some(
     method: str, visit: Callable[..., Visit]
 ) -> None:
-    one, other = (visit("folder", data, METHODS[method]) for data in (NONE, (Record(), Record("b"))))
+    one, other = (
+        visit("folder", data, METHODS[method]) for data in (NONE, (Record(), Record("b")))
+    )
     assert one.differences(other) == []
     assert "train 1" in one.charged, "noise has left, and was charged"
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_is_known_to_depend_on_records_is_not_repeated(name: str, visit: Callable[..., Visit]) -> None:
+def test_what_is_known_to_depend_on_records_is_not_repeated(
+    name: str, visit: Callable[..., Visit]
+) -> None:
     kind, *pair = KNOWN[name]
     one, other = (visit(kind, data, METHODS["sums spherical"]) for data in pair)
     assert one.differences(other) == []
     assert "train 1" in one.charged
 
 
-def test_a_coordinator_cannot_ask_for_free_whether_a_site_has_a_class(visit: Callable[..., Visit]) -> None:
-    """The coordinator chooses the classes, and requests the site's identity and a model's accuracy there."""
+def test_a_coordinator_cannot_ask_for_free_whether_a_site_has_a_class(
+    visit: Callable[..., Visit],
+) -> None:
+    """The coordinator chooses the classes, and requests the site's identity and a model's accuracy
+    there.
+    """
     only = {"classes": "x"}
     one, other = (visit("folder", data, only) for data in (PLAIN, (*PLAIN, Record("x", grey=5))))
     assert one.differences(other) == []
@@ -168,9 +182,15 @@ def _longer(patch: pytest.MonkeyPatch) -> None:
 
 
 LEAKS: dict[str, Leak] = {
-    "a count": _in_the_introduction(lambda asked, reported: reported | {"records": _records(asked)}),
-    "a dimension": _in_the_introduction(lambda asked, reported: reported | {"dimension": 16 + (_records(asked) > 1)}),
-    "an extra key": _in_the_introduction(lambda asked, reported: reported | ({"rare": True} if _records(asked) > 1 else {})),
+    "a count": _in_the_introduction(
+        lambda asked, reported: reported | {"records": _records(asked)}
+    ),
+    "a dimension": _in_the_introduction(
+        lambda asked, reported: reported | {"dimension": 16 + (_records(asked) > 1)}
+    ),
+    "an extra key": _in_the_introduction(
+        lambda asked, reported: reported | ({"rare": True} if _records(asked) > 1 else {})
+    ),
     "a code": _a_code,
     "a key of a release": _a_key_of_a_release,
     "a longer release": _longer,
@@ -178,13 +198,17 @@ LEAKS: dict[str, Leak] = {
         answers, "without_records", lambda run, node: load_site(run, node, 1024.0)
     ),
     "a failure that shows": lambda patch: patch.setattr(
-        release, "with_records", lambda run, node, work: (work(found := load_site(run, node, 1024.0), node), found, "")
+        release,
+        "with_records",
+        lambda run, node, work: (work(found := load_site(run, node, 1024.0), node), found, ""),
     ),
 }
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_planted_leak_is_found(name: str, visit: Callable[..., Visit], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_leak_is_found(
+    name: str, visit: Callable[..., Visit], monkeypatch: pytest.MonkeyPatch
+) -> None:
     LEAKS[name](monkeypatch)
     pair: tuple[Data, Data] = (PLAIN, (*PLAIN, Record("b", "2", grey=30)))
     if name in ("records looked at to say hello", "a failure that shows"):

@@ -41,18 +41,30 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["sums spherical", "dpcvae"])
-def test_a_hospital_reads_no_record_for_a_private_evaluation(method: str, tmp_path: Path, work: list[str]) -> None:
+def test_a_hospital_reads_no_record_for_a_private_evaluation(
+    method: str, tmp_path: Path, work: list[str]
+) -> None:
     try:
         Hospital(tmp_path, "folder", (Record(), Record("b"))).visit(METHODS[method])
     finally:
         close_logs()
     assert set(work) == {"evaluation"}
-    assert (method == "dpcvae") == any((tmp_path / "state").glob("generators/*")), "a generator is kept"
+    assert (method == "dpcvae") == any((tmp_path / "state").glob("generators/*")), (
+        "a generator is kept"
+    )
 
 
-def test_a_site_reads_no_record_for_the_evaluation_of_a_secure_sum(tmp_path: Path, work: list[str]) -> None:
+def test_a_site_reads_no_record_for_the_evaluation_of_a_secure_sum(
+    tmp_path: Path, work: list[str]
+) -> None:
     nodes: list[NodeConfig] = [
-        {"site": name, "data": "digits", "partition-id": index, "num-partitions": 3, "state-dir": str(tmp_path / name)}
+        {
+            "site": name,
+            "data": "digits",
+            "partition-id": index,
+            "num-partitions": 3,
+            "state-dir": str(tmp_path / name),
+        }
         for index, name in enumerate(("north", "south", "west"))
     ]
     settings: dict[str, Any] = {"secure-sum": True, "fedpft.covariance": "gram", "classes": CLASSES}

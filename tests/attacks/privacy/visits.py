@@ -1,4 +1,6 @@
-"""All requests that a coordinator can send to a hospital in a private run, through the site's real entry point."""
+"""All requests that a coordinator can send to a hospital in a private run, through the site's real
+entry point.
+"""
 
 from __future__ import annotations
 
@@ -28,41 +30,77 @@ from tests.grid import FIRST_NODE, InProcessGrid, Scalar, default_run_config, op
 
 POLICY = "epsilon-per-run = 5.0\nepsilon-total = 50.0\ndelta = 0.001\nmechanisms = ['*']\n"
 DEFAULTS = default_run_config()
-PRIVATE: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5, "image-size": 4, "device": "cpu", "classes": "a,b"}
-ROUNDS: dict[str, Scalar] = {"fedavg.rounds": 1, "fedavg.sample-rate": 1.0, "fedavg.local-epochs": 1}
-GENERATED: dict[str, Scalar] = {"dpcvae.rounds": 2, "dpcvae.local-epochs": 1, "dpcvae.latent": 2, "dpcvae.synthetic": 4}
+PRIVATE: dict[str, Scalar] = {
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "image-size": 4,
+    "device": "cpu",
+    "classes": "a,b",
+}
+ROUNDS: dict[str, Scalar] = {
+    "fedavg.rounds": 1,
+    "fedavg.sample-rate": 1.0,
+    "fedavg.local-epochs": 1,
+}
+GENERATED: dict[str, Scalar] = {
+    "dpcvae.rounds": 2,
+    "dpcvae.local-epochs": 1,
+    "dpcvae.latent": 2,
+    "dpcvae.synthetic": 4,
+}
 # Every method that takes epsilon, with little work.
 METHODS: dict[str, dict[str, Scalar]] = {
-    **{f"sums {name}": {"fedpft.covariance": name} for name in ("spherical", "diag", "full", "lowrank")},
+    **{
+        f"sums {name}": {"fedpft.covariance": name}
+        for name in ("spherical", "diag", "full", "lowrank")
+    },
     "dp-em": {"fedpft.components": 2},
     "chain": {"fedpft.topology": "chain", "head.min-steps": 2, "head.epochs": 1},
-    "sealed chain": {"fedpft.topology": "chain", "fedpft.seal": True, "head.min-steps": 2, "head.epochs": 1},
+    "sealed chain": {
+        "fedpft.topology": "chain",
+        "fedpft.seal": True,
+        "head.min-steps": 2,
+        "head.epochs": 1,
+    },
     "dp-fedavg": {"method": "dp-fedavg", **ROUNDS},
     "dp-fedprox": {"method": "dp-fedprox", "fedavg.model": "mlp", "fedavg.width": 2, **ROUNDS},
-    "fedlap": {"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 1, "fedlap.image-steps": 2},
+    "fedlap": {
+        "method": "fedlap",
+        "fedlap.model": "linear",
+        "fedlap.rounds": 1,
+        "fedlap.image-steps": 2,
+    },
     "dpcvae": {"method": "dpcvae", **GENERATED},
     "dpcgan": {"method": "dpcgan", **GENERATED},
     "survey": {"counting.kind": "survey"},
     "values": {"counting.kind": "values", "counting.models": 1, "counting.digest": "0" * 64},
     "evaluation": {"counting.kind": "evaluation", "counting.bins": 4, "counting.digest": "0" * 64},
 }
-# By design it does not protect class sizes or the set of classes, so only its uncharged replies are compared.
+# By design it does not protect class sizes or the set of classes, so only its uncharged replies are
+# compared.
 EXCEPTION: dict[str, Scalar] = {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}
 
 
 @dataclass
 class Visit:
-    """All replies of a hospital, by request. uncharged: whole replies, byte for byte. charged: the parts of a reply, of its
-    ledger entry and of its files that must not depend on records.
+    """All replies of a hospital, by request. uncharged: whole replies, byte for byte. charged: the
+    parts of a reply, of its ledger entry and of its files that must not depend on records.
     """
 
     uncharged: dict[str, dict[str, bytes]] = field(default_factory=dict)
     charged: dict[str, object] = field(default_factory=dict)
 
     def differences(self, other: Visit) -> list[str]:
-        """Differences between two visits that an observer could see although privacy must hide them."""
+        """Differences between two visits that an observer could see although privacy must hide
+        them.
+        """
         pairs = ((self.uncharged, other.uncharged), (self.charged, other.charged))
-        return [name for one, two in pairs for name in sorted(one.keys() | two.keys()) if one.get(name) != two.get(name)]
+        return [
+            name
+            for one, two in pairs
+            for name in sorted(one.keys() | two.keys())
+            if one.get(name) != two.get(name)
+        ]
 
 
 class Hospital:
@@ -88,7 +126,9 @@ class Hospital:
 
     def entries(self) -> list[dict[str, Any]]:
         """The releases in its ledger."""
-        ledger = Ledger(self.home / "state" / "ledgers", dataset_id(str(self.node["data"]), str(self.data)))
+        ledger = Ledger(
+            self.home / "state" / "ledgers", dataset_id(str(self.node["data"]), str(self.data))
+        )
         return [entry for entry in ledger.entries() if entry["kind"] == "release"]
 
     def visit(self, settings: dict[str, Scalar], exception: bool = False) -> Visit:
@@ -127,17 +167,30 @@ class Hospital:
             self._train(visit, run, config, training, number)
         if training is not None:
             asked = training.payload()
-            visit.uncharged["evaluate after"] = _bytes(self.ask("evaluate", run, to_record(asked, {"bytes": len(asked)})))
+            visit.uncharged["evaluate after"] = _bytes(
+                self.ask("evaluate", run, to_record(asked, {"bytes": len(asked)}))
+            )
         spent = {"epsilon": 5.0} | {key: value for key, value in run.items() if key != "epsilon"}
-        question = _question(parse_run(spent), _training(parse_run(spent), *self.place), 1, self.judged)
+        question = _question(
+            parse_run(spent), _training(parse_run(spent), *self.place), 1, self.judged
+        )
         _take_in(visit, "train beyond the budget", self.ask("train", spent, question), config)
         visit.charged["ledger"] = [_facts(entry) for entry in self.entries()]
         kept = [self.home / "state" / name for name in ("runs", "generators")]
-        visit.charged["files"] = sorted(str(p.relative_to(self.home)) for at in kept for p in at.rglob("*") if p.is_file())
+        visit.charged["files"] = sorted(
+            str(p.relative_to(self.home)) for at in kept for p in at.rglob("*") if p.is_file()
+        )
         return visit
 
-    def _train(self, visit: Visit, run: dict[str, Scalar], config: Run, training: Training | None, at: int) -> None:
-        _take_in(visit, f"train {at}", self.ask("train", run, _question(config, training, at, self.judged)), config)
+    def _train(
+        self, visit: Visit, run: dict[str, Scalar], config: Run, training: Training | None, at: int
+    ) -> None:
+        _take_in(
+            visit,
+            f"train {at}",
+            self.ask("train", run, _question(config, training, at, self.judged)),
+            config,
+        )
         if training is not None:
             training.finish_round(["clinic"])
 
@@ -174,10 +227,20 @@ def _training(config: Run, fingerprint: str, dimension: int) -> Training | None:
     return training
 
 
-def _question(config: Run, training: Training | None, number: int, judged: bytes | None) -> RecordDict:
+def _question(
+    config: Run, training: Training | None, number: int, judged: bytes | None
+) -> RecordDict:
     question = judged if training is None else training.payload()
-    reported: Info = {"run": config.digest, "round": number, "lineage": "abc", "hop": 1, "confirmed": number - 1}
-    reported |= {"keys": "{}", "readers": ""} | ({} if question is None else {"bytes": len(question)})
+    reported: Info = {
+        "run": config.digest,
+        "round": number,
+        "lineage": "abc",
+        "hop": 1,
+        "confirmed": number - 1,
+    }
+    reported |= {"keys": "{}", "readers": ""} | (
+        {} if question is None else {"bytes": len(question)}
+    )
     return to_record(question, reported)
 
 
@@ -185,7 +248,9 @@ def _head(config: Run, fingerprint: str, dimension: int) -> bytes:
     """A model of this run that a coordinator might send to its sites."""
     classes = config.settings.classes
     header = Header(config.settings.method, config.digest, "coordinator", fingerprint, classes)
-    return pack_classifier(Head(header, torch.zeros(len(classes), dimension), torch.zeros(len(classes)), 0.0))
+    return pack_classifier(
+        Head(header, torch.zeros(len(classes), dimension), torch.zeros(len(classes)), 0.0)
+    )
 
 
 def _take_in(visit: Visit, name: str, reply: RecordDict, config: Run) -> None:
@@ -196,7 +261,8 @@ def _take_in(visit: Visit, name: str, reply: RecordDict, config: Run) -> None:
     if _shaped_by_noise(config.plan.mechanism_name, config.settings.method):
         info["bytes"] = 0
     if "receipt" in info:
-        # Name, time and tag of a receipt are random or vary with time; its number of entries is not.
+        # Name, time and tag of a receipt are random or vary with time; its number of entries is
+        # not.
         info["receipt"] = str(parse_receipt(info["receipt"]).length)
     visit.charged[name] = (info, sorted(reply))
 
@@ -207,12 +273,16 @@ def _bytes(record: RecordDict) -> dict[str, bytes]:
 
 
 def _facts(entry: dict[str, Any]) -> dict[str, Any]:
-    """A ledger entry's facts on a release, except its time, sizes shaped by noise, and facts that stay at the site."""
+    """A ledger entry's facts on a release, except its time, sizes shaped by noise, and facts that
+    stay at the site.
+    """
     shaped = {"time", "hash", "previous", "sha256", "facts"}
     shaped |= {"bytes"} if _shaped_by_noise(entry["mechanism"], entry["method"]) else set()
     return {key: value for key, value in entry.items() if key not in shaped}
 
 
 def _shaped_by_noise(mechanism: str, method: str) -> bool:
-    """Whether the budget covers a release's size: components that stand out from the noise, or non-zero entries."""
+    """Whether the budget covers a release's size: components that stand out from the noise, or
+    non-zero entries.
+    """
     return mechanism == "dp-em" or method == "dpcgan"

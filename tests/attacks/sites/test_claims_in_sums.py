@@ -1,6 +1,8 @@
-"""A site of a secure sum changes its claim in digits that the coordinator does not check: the others must not pay for it.
+"""A site of a secure sum changes its claim in digits that the coordinator does not check: the
+others must not pay for it.
 
-The numbers that a seed gives depend on every digit of the noise, so a seed must be used with the claim of its own site.
+The numbers that a seed gives depend on every digit of the noise, so a seed must be used with the
+claim of its own site.
 """
 
 from __future__ import annotations
@@ -22,9 +24,15 @@ from tests.grid import Fault, InProcessGrid, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
 PRIVATE: dict[str, Any] = {
-    **{"fedpft.covariance": "gram", "classes": CLASSES, "head.max-samples": 20_000, "secure-sum": True},
+    **{
+        "fedpft.covariance": "gram",
+        "classes": CLASSES,
+        "head.max-samples": 20_000,
+        "secure-sum": True,
+    },
     **{"colluding": 0.0, "dropouts": 0.2, "epsilon": 8.0, "delta": 1e-5},
-    # With this number, the changed claim moves the root of the variance of the class sums past a whole number.
+    # With this number, the changed claim moves the root of the variance of the class sums past a
+    # whole number.
     "secure-sum-records": 20181,
 }
 DIGIT = 1 + 9e-7
@@ -39,7 +47,9 @@ def other_digits(payload: bytes) -> bytes:
 
 
 def noise_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[int, Fault]) -> float:
-    """The variance that is left of the noise for lost sites in the class sums, as a multiple of one site's."""
+    """The variance that is left of the noise for lost sites in the class sums, as a multiple of one
+    site's.
+    """
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
     totals: list[Total] = []
     added: list[np.ndarray] = []
@@ -58,18 +68,26 @@ def noise_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[int
     monkeypatch.setattr(masked, "mask", seen)
     monkeypatch.setattr(masked, "noise_of_site", spare_only)
     monkeypatch.setattr(
-        strategy, "fedpft_head_from_sum", lambda total, config: (totals.append(total), learn(total, config))[1]
+        strategy,
+        "fedpft_head_from_sum",
+        lambda total, config: (totals.append(total), learn(total, config))[1],
     )
     run_federation(tmp_path, InProcessGrid(sites(5), faults), report=False, **PRIVATE)
     (total,) = totals
     config = parse_run(PRIVATE)
     numbers, shapes = numbers_of(config, 5), shapes_of(config.plan, len(CLASSES.split(",")), 64)
     assert total.claim is not None
-    (variance,) = [spare_variances(total.claim, numbers, shapes, rules_of(config.settings, 5))["sums"]]
-    left = total.tensors["sums"].flatten().numpy() / numbers["sums"].step - sum(exact)[10 : 10 + 640]
+    (variance,) = [
+        spare_variances(total.claim, numbers, shapes, rules_of(config.settings, 5))["sums"]
+    ]
+    left = (
+        total.tensors["sums"].flatten().numpy() / numbers["sums"].step - sum(exact)[10 : 10 + 640]
+    )
     return float((left**2).mean()) / variance
 
 
-def test_a_changed_claim_leaves_only_the_noise_of_its_own_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_claim_leaves_only_the_noise_of_its_own_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = noise_left(tmp_path, monkeypatch, {0: Fault(payload=other_digits)})
     assert 1.5 < left < 2.5, "its own noise, and what was taken out for it"

@@ -1,6 +1,8 @@
-"""A hostile site makes the other sites of a secure sum refuse: with shares that they cannot open, or with bad keys.
+"""A hostile site makes the other sites of a secure sum refuse: with shares that they cannot open,
+or with bad keys.
 
-The run must go on without it and name it. Nobody can check a dispute of two sites, so a message names both.
+The run must go on without it and name it. Nobody can check a dispute of two sites, so a message
+names both.
 """
 
 from __future__ import annotations
@@ -52,17 +54,26 @@ def spoiled(readers: Collection[str]) -> Callable[[bytes], bytes]:
 
     def spoil(payload: bytes) -> bytes:
         dealt = sum_proto.unpack_dealt(payload)
-        content = {name: os.urandom(len(both)) if name in readers else both for name, both in dealt.content.items()}
+        content = {
+            name: os.urandom(len(both)) if name in readers else both
+            for name, both in dealt.content.items()
+        }
         return sum_proto.pack_dealt(replace(dealt, content=content))
 
     return spoil
 
 
 def complaint(places: list[int]) -> Callable[[RecordDict], None]:
-    """Replace a masked vector by the refusal of a site that cannot use the shares at these places of the key list."""
+    """Replace a masked vector by the refusal of a site that cannot use the shares at these places
+    of the key list.
+    """
 
     def refuse(record: RecordDict) -> None:
-        info = {"status": "seal", "site": str(record.config_records[INFO]["site"]), DISPUTED: places}
+        info = {
+            "status": "seal",
+            "site": str(record.config_records[INFO]["site"]),
+            DISPUTED: places,
+        }
         record.pop(PAYLOAD, None)
         record[INFO] = ConfigRecord(info)
 
@@ -75,24 +86,36 @@ def summed(folder: Path) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def rejected(folder: Path) -> dict[str, str]:
-    return {event["site"]: event["reason"] for event in events_of(folder) if event["event"] == "rejected"}
+    return {
+        event["site"]: event["reason"]
+        for event in events_of(folder)
+        if event["event"] == "rejected"
+    }
 
 
-def test_shares_that_nobody_can_open_cost_their_sender_only(tmp_path: Path, vectors: dict[str, np.ndarray]) -> None:
+def test_shares_that_nobody_can_open_cost_their_sender_only(
+    tmp_path: Path, vectors: dict[str, np.ndarray]
+) -> None:
     faults = {4: Fault(kind=SHARES, payload=spoiled(tuple("0123")))}
     folder = run_federation(tmp_path, InProcessGrid(sites(5), faults), **PLAIN)
     names, numbers = summed(folder)
     assert names == ("0", "1", "2", "3")
     assert (numbers == words(sum(vectors[name] for name in names))).all()
     reason = rejected(folder)["4"]
-    assert "lost after its shares: its shares cannot be used, by the report of '0', '1', '2', '3'" in reason
+    assert (
+        "lost after its shares: its shares cannot be used, by the report of '0', '1', '2', '3'"
+        in reason
+    )
     assert "either side may be at fault" in reason
     assert rejected(folder).keys() == {"4"}
 
 
 @pytest.mark.parametrize(("count", "offline"), [(7, ""), (9, "7")])
-def test_shares_that_some_cannot_open_cost_their_sender_only(tmp_path: Path, count: int, offline: str) -> None:
-    """Those who can open them have masked with the sender; enough of them have its shares to take these masks out again.
+def test_shares_that_some_cannot_open_cost_their_sender_only(
+    tmp_path: Path, count: int, offline: str
+) -> None:
+    """Those who can open them have masked with the sender; enough of them have its shares to take
+    these masks out again.
 
     offline: a site that is lost after its shares, with which all have masked.
     """
@@ -109,7 +132,12 @@ def test_shares_that_some_cannot_open_cost_their_sender_only(tmp_path: Path, cou
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masked, "mask", seen)
-        folder = run_federation(tmp_path, InProcessGrid(sites(count), faults), deadline=2.0, **PLAIN | {"dropouts": 0.25})
+        folder = run_federation(
+            tmp_path,
+            InProcessGrid(sites(count), faults),
+            deadline=2.0,
+            **PLAIN | {"dropouts": 0.25},
+        )
     names, numbers = summed(folder)
     assert names == tuple(str(site) for site in range(count) if str(site) not in (liar, offline))
     assert (numbers == words(sum(exact[name] for name in names))).all()
@@ -120,9 +148,15 @@ def test_shares_that_some_cannot_open_cost_their_sender_only(tmp_path: Path, cou
 def test_without_any_room_for_losses_the_sum_begins_again_without_the_sender(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """With the default of `dropouts`, fewer than ten sites have no such room. Nobody else has sent a vector yet."""
+    """With the default of `dropouts`, fewer than ten sites have no such room. Nobody else has sent
+    a vector yet.
+    """
     hospitals = open_hospitals(tmp_path, NAMES)
-    faults = {NAMES.index("east"): Fault(kind=SHARES, payload=spoiled([name for name in NAMES if name != "east"]))}
+    faults = {
+        NAMES.index("east"): Fault(
+            kind=SHARES, payload=spoiled([name for name in NAMES if name != "east"])
+        )
+    }
     grid = InProcessGrid(list(hospitals.nodes.values()), faults)
     folder = run_federation(tmp_path / "run", grid, **settings | {"dropouts": 0.0})
     assert summed(folder)[0] == ("centre", "north", "south", "west")
@@ -131,29 +165,46 @@ def test_without_any_room_for_losses_the_sum_begins_again_without_the_sender(
 
 
 def test_shares_that_too_few_can_open_end_the_run_and_their_sender_is_named(tmp_path: Path) -> None:
-    """Two of the four others have masked with the sender, and three are needed to take these masks out."""
+    """Two of the four others have masked with the sender, and three are needed to take these masks
+    out.
+    """
     faults = {4: Fault(kind=SHARES, payload=spoiled(("0", "1")))}
     grid = InProcessGrid(sites(5), faults)
-    with pytest.raises(RunError, match="3 of 5 sites have sent their masked vectors, 4 are needed") as failure:
+    with pytest.raises(
+        RunError, match="3 of 5 sites have sent their masked vectors, 4 are needed"
+    ) as failure:
         run_federation(tmp_path, grid, **PLAIN)
-    assert "0: lost after its shares: it says that it cannot use the shares of '4'" in str(failure.value)
+    assert "0: lost after its shares: it says that it cannot use the shares of '4'" in str(
+        failure.value
+    )
     assert "run again without the site that is at fault" in str(failure.value)
     assert "site forget-sums" in str(failure.value)
-    assert len(grid.asked("train")) == 5, "nobody is asked, and charged, for a sum that cannot be completed"
+    assert len(grid.asked("train")) == 5, (
+        "nobody is asked, and charged, for a sum that cannot be completed"
+    )
 
 
-def test_a_dispute_of_two_sites_names_both_and_the_rest_goes_on(tmp_path: Path, vectors: dict[str, np.ndarray]) -> None:
+def test_a_dispute_of_two_sites_names_both_and_the_rest_goes_on(
+    tmp_path: Path, vectors: dict[str, np.ndarray]
+) -> None:
     faults = {4: Fault(kind=SHARES, payload=spoiled(("0",)))}
     folder = run_federation(tmp_path, InProcessGrid(sites(5), faults), **PLAIN)
     names, numbers = summed(folder)
     assert names == ("1", "2", "3", "4")
     assert (numbers == words(sum(vectors[name] for name in names))).all()
-    assert "it says that it cannot use the shares of '4'; either side may be at fault" in rejected(folder)["0"]
+    assert (
+        "it says that it cannot use the shares of '4'; either side may be at fault"
+        in rejected(folder)["0"]
+    )
 
 
 @pytest.mark.parametrize("places", [[0], [0, 1, 2, 3]])
-def test_a_false_complaint_costs_the_liar_only(tmp_path: Path, vectors: dict[str, np.ndarray], places: list[int]) -> None:
-    folder = run_federation(tmp_path, InProcessGrid(sites(5), {4: Fault(reply=complaint(places))}), **PLAIN)
+def test_a_false_complaint_costs_the_liar_only(
+    tmp_path: Path, vectors: dict[str, np.ndarray], places: list[int]
+) -> None:
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(5), {4: Fault(reply=complaint(places))}), **PLAIN
+    )
     names, numbers = summed(folder)
     assert names == ("0", "1", "2", "3")
     assert (numbers == words(sum(vectors[name] for name in names))).all()
@@ -162,7 +213,9 @@ def test_a_false_complaint_costs_the_liar_only(tmp_path: Path, vectors: dict[str
 
 @pytest.mark.parametrize("places", [[4], [99, -1], [True] * 9, [0.5]])
 def test_a_complaint_about_itself_or_nobody_is_a_refusal(tmp_path: Path, places: list[Any]) -> None:
-    folder = run_federation(tmp_path, InProcessGrid(sites(5), {4: Fault(reply=complaint(places))}), **PLAIN)
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(5), {4: Fault(reply=complaint(places))}), **PLAIN
+    )
     assert summed(folder)[0] == ("0", "1", "2", "3")
     assert rejected(folder).keys() == {"4"}
 
@@ -170,22 +223,32 @@ def test_a_complaint_about_itself_or_nobody_is_a_refusal(tmp_path: Path, places:
 def test_shares_of_another_length_are_noticed_before_they_are_delivered(tmp_path: Path) -> None:
     def short(payload: bytes) -> bytes:
         dealt = sum_proto.unpack_dealt(payload)
-        return sum_proto.pack_dealt(replace(dealt, content={name: both[1:] for name, both in dealt.content.items()}))
+        return sum_proto.pack_dealt(
+            replace(dealt, content={name: both[1:] for name, both in dealt.content.items()})
+        )
 
-    folder = run_federation(tmp_path, InProcessGrid(sites(5), {4: Fault(kind=SHARES, payload=short)}), **PLAIN)
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(5), {4: Fault(kind=SHARES, payload=short)}), **PLAIN
+    )
     assert summed(folder)[0] == ("0", "1", "2", "3")
     assert "wrong length" in rejected(folder)["4"]
 
 
-def test_a_site_that_shuts_out_a_reader_in_each_round_is_left_out_after_the_second(tmp_path: Path) -> None:
+def test_a_site_that_shuts_out_a_reader_in_each_round_is_left_out_after_the_second(
+    tmp_path: Path,
+) -> None:
     rounds: list[int] = []
 
     def one_by_one(payload: bytes) -> bytes:
         rounds.append(len(rounds))
         return spoiled((str(rounds[-1]),))(payload)
 
-    folder = run_federation(tmp_path, InProcessGrid(sites(6), {5: Fault(kind=SHARES, payload=one_by_one)}), **JOINT)
-    assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [5, 4, 5], "the first reader comes back"
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(6), {5: Fault(kind=SHARES, payload=one_by_one)}), **JOINT
+    )
+    assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [5, 4, 5], (
+        "the first reader comes back"
+    )
     reasons = rejected(folder)
     assert "cannot use the shares of '5'" in reasons["0"]
     assert "by the report of '0', '1'" in reasons["5"]
@@ -194,28 +257,42 @@ def test_a_site_that_shuts_out_a_reader_in_each_round_is_left_out_after_the_seco
 
 
 def test_shares_that_do_not_fit_together_end_the_run_and_name_their_sender(tmp_path: Path) -> None:
-    """Each reader can open its shares, so this shows only at the end. Digests of the shares prove who dealt them."""
+    """Each reader can open its shares, so this shows only at the end. Digests of the shares prove
+    who dealt them.
+    """
 
     def unfit(payload: bytes) -> bytes:
         dealt = sum_proto.unpack_dealt(payload)
-        return sum_proto.pack_dealt(replace(dealt, checks={"blind": bytes(32), "masking": bytes(32)}))
+        return sum_proto.pack_dealt(
+            replace(dealt, checks={"blind": bytes(32), "masking": bytes(32)})
+        )
 
-    with pytest.raises(RunError, match="site '4' has dealt shares that do not fit together; run again without") as failure:
-        run_federation(tmp_path, InProcessGrid(sites(5), {4: Fault(kind=SHARES, payload=unfit)}), **PLAIN)
+    with pytest.raises(
+        RunError, match="site '4' has dealt shares that do not fit together; run again without"
+    ) as failure:
+        run_federation(
+            tmp_path, InProcessGrid(sites(5), {4: Fault(kind=SHARES, payload=unfit)}), **PLAIN
+        )
     assert "site forget-sums" in str(failure.value)
 
 
 @pytest.mark.parametrize("key", ["masking", "sharing"])
 def test_a_key_that_gives_no_secret_costs_its_owner_only(tmp_path: Path, key: str) -> None:
-    """A point of small order: every site that used it would refuse. The site signs it like any other key."""
+    """A point of small order: every site that used it would refuse. The site signs it like any
+    other key.
+    """
     hospitals = open_hospitals(tmp_path, NAMES)
     private = private_key(parse_node_config(hospitals.nodes["east"]), "east")
 
     def weak(record: RecordDict) -> None:
         info = dict(record.config_records[INFO])
-        member = replace(sum_proto.unpack_member(bytes.fromhex(str(info["key"]))), **{key: bytes(32)})
+        member = replace(
+            sum_proto.unpack_member(bytes.fromhex(str(info["key"]))), **{key: bytes(32)}
+        )
         name = next(
-            str(m.content.config_records[INFO]["sum"]) for m in grid.sent if m.metadata.message_type == "query.hello"
+            str(m.content.config_records[INFO]["sum"])
+            for m in grid.sent
+            if m.metadata.message_type == "query.hello"
         )
         context = context_of(parse_run(grid.run_config), name)
         info["key"] = sum_proto.pack_member(
@@ -223,27 +300,40 @@ def test_a_key_that_gives_no_secret_costs_its_owner_only(tmp_path: Path, key: st
         ).hex()
         record[INFO] = ConfigRecord(info)
 
-    grid = InProcessGrid(list(hospitals.nodes.values()), {NAMES.index("east"): Fault(kind="query.hello", reply=weak)})
+    grid = InProcessGrid(
+        list(hospitals.nodes.values()), {NAMES.index("east"): Fault(kind="query.hello", reply=weak)}
+    )
     folder = run_federation(tmp_path / "run", grid, **EXACT)
     assert summed(folder)[0] == ("centre", "north", "south", "west")
-    assert "a key of site 'east' for this secure sum is not a valid X25519 key" in rejected(folder)["east"]
+    assert (
+        "a key of site 'east' for this secure sum is not a valid X25519 key"
+        in rejected(folder)["east"]
+    )
 
 
 def without_peer(hospitals: Hospitals, unknown: str, at: Collection[str]) -> None:
     """Remove a site's key from the files of peers of other sites."""
     for name in at:
         file = Path(str(hospitals.nodes[name]["peers"]))
-        file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith(unknown)))
+        file.write_text(
+            "".join(
+                line for line in file.read_text().splitlines(True) if not line.startswith(unknown)
+            )
+        )
 
 
 @pytest.mark.parametrize("settings", [EXACT, NOISY], ids=["exact", "noisy"])
-def test_a_site_that_is_in_no_list_of_peers_costs_only_itself(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_a_site_that_is_in_no_list_of_peers_costs_only_itself(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     hospitals = open_hospitals(tmp_path, NAMES)
     without_peer(hospitals, "east", ("north", "south", "west", "centre"))
     folder = run_federation(tmp_path / "run", list(hospitals.nodes.values()), **settings)
     assert summed(folder)[0] == ("centre", "north", "south", "west")
     reason = rejected(folder)["east"]
-    assert "by their own report it is not in the peers of 'centre', 'north', 'south', 'west'" in reason
+    assert (
+        "by their own report it is not in the peers of 'centre', 'north', 'south', 'west'" in reason
+    )
     assert "`site key` prints the line" in reason
     assert rejected(folder).keys() == {"east"}
     releases = {name: hospitals.released(name) for name in NAMES}
@@ -259,10 +349,16 @@ def test_a_site_that_does_not_know_another_is_lost_and_says_whom(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "faults", [{}, {6: Fault(kind=SHARES, payload=spoiled("a"))}], ids=["", "and a dispute about shares"]
+    "faults",
+    [{}, {6: Fault(kind=SHARES, payload=spoiled("a"))}],
+    ids=["", "and a dispute about shares"],
 )
-def test_a_site_that_some_do_not_know_stays_in_all_rounds(tmp_path: Path, faults: dict[int, Fault]) -> None:
-    """Those who do not know it are lost. It must not be left out later for their sake: the others sum with it only."""
+def test_a_site_that_some_do_not_know_stays_in_all_rounds(
+    tmp_path: Path, faults: dict[int, Fault]
+) -> None:
+    """Those who do not know it are lost. It must not be left out later for their sake: the others
+    sum with it only.
+    """
     hospitals = open_hospitals(tmp_path, "abcdefg")
     without_peer(hospitals, "d", ("b", "c"))
     grid = InProcessGrid(list(hospitals.nodes.values()), faults)
@@ -272,17 +368,23 @@ def test_a_site_that_some_do_not_know_stays_in_all_rounds(tmp_path: Path, faults
     assert rejected(folder).keys() == ({"a", "b", "c"} if faults else {"b", "c"})
 
 
-def test_without_any_room_for_losses_the_run_begins_again_without_the_site_that_complains(tmp_path: Path) -> None:
+def test_without_any_room_for_losses_the_run_begins_again_without_the_site_that_complains(
+    tmp_path: Path,
+) -> None:
     hospitals = open_hospitals(tmp_path, NAMES)
     without_peer(hospitals, "east", ["north"])
-    folder = run_federation(tmp_path / "run", list(hospitals.nodes.values()), **EXACT | {"dropouts": 0.0})
+    folder = run_federation(
+        tmp_path / "run", list(hospitals.nodes.values()), **EXACT | {"dropouts": 0.0}
+    )
     assert summed(folder)[0] == ("centre", "east", "south", "west")
 
 
 def test_where_too_few_sites_are_left_the_error_names_the_unknown_one(tmp_path: Path) -> None:
     hospitals = open_hospitals(tmp_path, NAMES[:3])
     without_peer(hospitals, "west", ("north", "south"))
-    with pytest.raises(RunError, match="west: lost after its keys: by their own report it is not in the peers of"):
+    with pytest.raises(
+        RunError, match="west: lost after its keys: by their own report it is not in the peers of"
+    ):
         run_federation(tmp_path / "run", list(hospitals.nodes.values()), **EXACT)
 
 
@@ -292,7 +394,9 @@ def test_a_refusal_names_nobody_in_words(tmp_path: Path) -> None:
     without_peer(hospitals, "east", ["north"])
     _, info = hospitals.ask("north", SHARES, sum_proto.pack_members(hospitals.keys().values()))
     assert info == {"status": "seal", "site": "north", DISPUTED: [sorted(NAMES).index("east")]}
-    assert "the key of site 'east' in the key list is not the one in peers" in hospitals.log("north")
+    assert "the key of site 'east' in the key list is not the one in peers" in hospitals.log(
+        "north"
+    )
 
 
 def disputes(*pairs: str) -> set[Dispute]:
@@ -317,6 +421,8 @@ def test_the_site_in_most_disputes_is_left_out(pairs: tuple[str, ...], out: str)
 
 
 def test_more_reports_than_may_be_false_prove_false_shares() -> None:
-    assert "more sites than may collude (1) report it, so its shares were false" in why("d", disputes("ad", "bd"), 1)
+    assert "more sites than may collude (1) report it, so its shares were false" in why(
+        "d", disputes("ad", "bd"), 1
+    )
     for found, colluding in ((disputes("ad", "bd"), 2), (disputes("ad"), 0)):
         assert "either side may be at fault" in why("d", found, colluding)

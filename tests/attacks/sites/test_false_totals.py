@@ -1,4 +1,6 @@
-"""A hostile site adds false numbers to a secure sum, whose parts nobody can see: totals that no records have are refused."""
+"""A hostile site adds false numbers to a secure sum, whose parts nobody can see: totals that no
+records have are refused.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def largest(settings: dict[str, Any], name: str) -> int:
 
 
 def test_gradients_longer_than_the_number_of_records_are_refused(tmp_path: Path) -> None:
-    """Each is shortened to the clip, so their sum is not longer than their number, apart from the noise."""
+    """Each is shortened to the clip, so their sum is not longer than their number, apart from the
+    noise.
+    """
 
     def end_of_the_range(values: np.ndarray) -> None:
         values[1:] = largest(JOINT, "gradients")
@@ -76,7 +80,9 @@ def test_class_sums_longer_than_their_counts_are_refused_with_joint_noise(tmp_pa
         run_with_a_liar(tmp_path, end_of_the_range, GRAM | BUDGET)
 
 
-@pytest.mark.parametrize("settings", [GRAM, GRAM | BUDGET, SECURE | {"method": "afl"}], ids=["exact", "noisy", "afl"])
+@pytest.mark.parametrize(
+    "settings", [GRAM, GRAM | BUDGET, SECURE | {"method": "afl"}], ids=["exact", "noisy", "afl"]
+)
 def test_negative_counts_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     """They were taken for classes that no site has."""
     step = 1 if "epsilon" not in settings else largest(settings, "counts") / 20_000
@@ -89,7 +95,9 @@ def test_negative_counts_are_refused(tmp_path: Path, settings: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("method", ["afl", "fedcgs", "gh-ofl"])
-def test_class_sums_longer_than_the_second_moment_allows_are_refused_in_every_method(tmp_path: Path, method: str) -> None:
+def test_class_sums_longer_than_the_second_moment_allows_are_refused_in_every_method(
+    tmp_path: Path, method: str
+) -> None:
     settings = SECURE | {"method": method}
 
     def longer(values: np.ndarray) -> None:
@@ -100,7 +108,9 @@ def test_class_sums_longer_than_the_second_moment_allows_are_refused_in_every_me
 
 
 def test_fewer_records_than_sites_are_refused(tmp_path: Path) -> None:
-    """The sum of the updates is divided by them. Without privacy, a site without records does not take part."""
+    """The sum of the updates is divided by them. Without privacy, a site without records does not
+    take part.
+    """
 
     def fewer(values: np.ndarray) -> None:
         values[0] -= 1438 - 2
@@ -110,7 +120,9 @@ def test_fewer_records_than_sites_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> None:
-    """The step is divided by the mean of all rounds' numbers, so a liar made it almost as many times as long as rounds."""
+    """The step is divided by the mean of all rounds' numbers, so a liar made it almost as many
+    times as long as rounds.
+    """
     config = parse_run(JOINT | {"classes": "a,b", "fedavg.rounds": 10})
     training = Training.begin(config, ("a", "b"), "f", 4)
     sigmas, claim = {"records": 1.0, "gradients": 0.01}, config.mechanism
@@ -121,26 +133,40 @@ def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> N
         tensors = {"records": torch.tensor([records]).double(), "gradients": gradients}
         absorb_total(Total(training.header(), tensors, sigmas, claim), training, ["1", "2"])
     step = float((training.model["weight"] - before).norm())
-    assert step == pytest.approx(config.settings.fedavg.joint_rate(2) * config.settings.fedavg.clip, rel=0.01)
+    assert step == pytest.approx(
+        config.settings.fedavg.joint_rate(2) * config.settings.fedavg.clip, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("claimed", [1.0, 1e6])
 def test_with_noise_at_every_site_a_false_weight_changes_nothing(claimed: float) -> None:
-    """All sites weigh the same, so the sum of their weights is public; a liar made the step 60,000 times as long."""
+    """All sites weigh the same, so the sum of their weights is public; a liar made the step 60,000
+    times as long.
+    """
     config = parse_run(JOINT | {"classes": "a,b", "fedavg.noise": "site"})
-    update = torch.randn(10, generator=torch.Generator().manual_seed(0)).double() * config.settings.secure_sum_records
+    update = (
+        torch.randn(10, generator=torch.Generator().manual_seed(0)).double()
+        * config.settings.secure_sum_records
+    )
     found = []
     for records in (3.0 * config.settings.secure_sum_records, claimed):
         training = Training.begin(config, ("a", "b"), "f", 4)
         tensors = {"records": torch.tensor([records]).double(), "update": update}
-        absorb_total(Total(training.header(), tensors, {}, config.mechanism), training, ["1", "2", "3"])
+        absorb_total(
+            Total(training.header(), tensors, {}, config.mechanism), training, ["1", "2", "3"]
+        )
         found.append(training.model["weight"])
     assert found[0].abs().max() > 0.1
     assert torch.equal(*found)
 
 
 def test_a_false_weight_of_a_generator_is_refused_or_changes_nothing() -> None:
-    settings = SECURE | {"method": "dpcvae", "classes": "a,b", "dpcvae.hidden": 8, "dpcvae.latent": 2}
+    settings = SECURE | {
+        "method": "dpcvae",
+        "classes": "a,b",
+        "dpcvae.hidden": 8,
+        "dpcvae.latent": 2,
+    }
     for weights in ("records", "equal"):
         config = parse_run(settings | {"dpcvae.weights": weights})
         training = Training.begin(config, ("a", "b"), "f", 4)
@@ -156,8 +182,12 @@ def test_a_false_weight_of_a_generator_is_refused_or_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedpft", "afl"])
-def test_rounding_of_small_features_is_not_taken_for_false_numbers(tmp_path: Path, method: str) -> None:
-    """With one record of a class, a class sum is as long as the second moment allows, and whole numbers are rounded."""
+def test_rounding_of_small_features_is_not_taken_for_false_numbers(
+    tmp_path: Path, method: str
+) -> None:
+    """With one record of a class, a class sum is as long as the second moment allows, and whole
+    numbers are rounded.
+    """
     policy, nodes = tmp_path / "policy.toml", list[NodeConfig]()
     policy.write_text("without-dp = true\nsmallest-class = 1\nsmallest-colluding = 0.0\n")
     for site in "abc":
@@ -165,11 +195,25 @@ def test_rounding_of_small_features_is_not_taken_for_false_numbers(tmp_path: Pat
         folder.mkdir()
         features = torch.randn(2, 200, generator=torch.Generator().manual_seed(ord(site))) * 1e-3
         for part in ("train", "test"):
-            tables, facts = {"x": features.abs(), "y": torch.arange(2)}, {"classes": "no,yes", "fingerprint": "f" * 16}
+            tables, facts = (
+                {"x": features.abs(), "y": torch.arange(2)},
+                {"classes": "no,yes", "fingerprint": "f" * 16},
+            )
             save_file(tables, folder / f"f-{part}.safetensors", facts)
-        own: NodeConfig = {"site": site, "data": "safetensors", "data-dir": str(folder), "dataset": "f"}
+        own: NodeConfig = {
+            "site": site,
+            "data": "safetensors",
+            "data-dir": str(folder),
+            "dataset": "f",
+        }
         nodes.append(own | {"policy": str(policy), "state-dir": str(folder / "state")})
-    settings = {"secure-sum": True, "colluding": 0.0, "dropouts": 0.0, "classes": "no,yes", "method": method}
+    settings = {
+        "secure-sum": True,
+        "colluding": 0.0,
+        "dropouts": 0.0,
+        "classes": "no,yes",
+        "method": method,
+    }
     settings |= {"fedpft.covariance": "gram"} if method == "fedpft" else {}
     with pytest.raises(RunError, match="set a smaller secure-sum-range") as failure:
         run_federation(tmp_path, nodes, **settings)
@@ -183,7 +227,10 @@ def test_honest_noise_is_never_refused(records: int) -> None:
     config = parse_run(JOINT)
     claim = config.mechanism
     assert claim is not None
-    training, generator = Training.begin(config, tuple(CLASSES.split(",")), "f", 64), torch.Generator().manual_seed(1)
+    training, generator = (
+        Training.begin(config, tuple(CLASSES.split(",")), "f", 64),
+        torch.Generator().manual_seed(1),
+    )
     sigmas = {name: sigma for name, (sigma, _) in claim.noise.items()}
 
     def noise(name: str, *shape: int) -> torch.Tensor:
@@ -204,4 +251,11 @@ def test_honest_noise_is_never_refused(records: int) -> None:
         squares[0] += records
         counts = noise("counts", 10)
         counts[0] += records
-        check_moments(Total(training.header(), {"counts": counts, "sums": sums, "squares": squares}, sigmas, claim))
+        check_moments(
+            Total(
+                training.header(),
+                {"counts": counts, "sums": sums, "squares": squares},
+                sigmas,
+                claim,
+            )
+        )

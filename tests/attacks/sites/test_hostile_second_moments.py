@@ -1,4 +1,6 @@
-"""Least squares in closed form: second moments that are false, too large, or beyond what 16 bits can hold."""
+"""Least squares in closed form: second moments that are false, too large, or beyond what 16 bits
+can hold.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,22 @@ def payload(features: Tensor, labels: Tensor, site: str) -> bytes:
     return released_sums(Task(parse_run(RUN), NodeConfig(), site, found)).payload
 
 
-def honest(offset: float = 0.0, run: dict[str, object] | None = None) -> tuple[Analytic, list[Parameters]]:
+def honest(
+    offset: float = 0.0, run: dict[str, object] | None = None
+) -> tuple[Analytic, list[Parameters]]:
     coordinator, (features, labels) = Analytic(run or RUN), records(offset)
-    parts = [payload(features[site::SITES], labels[site::SITES], f"s{site}") for site in range(SITES)]
+    parts = [
+        payload(features[site::SITES], labels[site::SITES], f"s{site}") for site in range(SITES)
+    ]
     return coordinator, [coordinator.unpack(part) for part in parts]
 
 
 def forged(like: Parameters, counts: Tensor, sums: Tensor, squares: Tensor) -> bytes:
     tensors = {"counts": counts, "sums": sums, "squares": fold(squares)}
     header = replace(like.header, site="hostile")
-    return pack_parameters(replace(like, header=header, tensors=tensors, records=max(1, round(float(counts.sum())))))
+    return pack_parameters(
+        replace(like, header=header, tensors=tensors, records=max(1, round(float(counts.sum()))))
+    )
 
 
 def accuracy(model: object, offset: float = 0.0, kept: int = 3) -> float:
@@ -76,7 +84,9 @@ def widespread() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("lie", [far_apart, widespread])
 @pytest.mark.parametrize("records_of_a_class", [1, 200])
-def test_one_site_of_ten_with_huge_moments_costs_at_most_three_points(lie: object, records_of_a_class: int) -> None:
+def test_one_site_of_ten_with_huge_moments_costs_at_most_three_points(
+    lie: object, records_of_a_class: int
+) -> None:
     coordinator, sent = honest()
     best = accuracy(coordinator.learn(sent, CLASSES).model)
     assert callable(lie)
@@ -87,10 +97,14 @@ def test_one_site_of_ten_with_huge_moments_costs_at_most_three_points(lie: objec
 def test_a_sum_of_a_class_without_records_is_refused() -> None:
     coordinator, sent = honest()
     with pytest.raises(SurrogateError, match="without records"):
-        coordinator.unpack(forged(sent[0], torch.tensor([5.0, 5, 0]), torch.ones(3, D), torch.eye(D)))
+        coordinator.unpack(
+            forged(sent[0], torch.tensor([5.0, 5, 0]), torch.ones(3, D), torch.eye(D))
+        )
 
 
-def test_a_dimension_that_would_fill_the_memory_is_refused_before_any_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dimension_that_would_fill_the_memory_is_refused_before_any_matrix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     coordinator, sent = honest()
     monkeypatch.setattr(closed_form, "MOST_DIMENSIONS", D - 1)
     monkeypatch.setattr(closed_form, "unfold", lambda *_: pytest.fail("a matrix was made"))
@@ -108,10 +122,18 @@ def test_a_matrix_without_an_inverse_is_an_error_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("offset", [0.0, 30.0])
-def test_a_model_for_fewer_classes_is_as_good_as_one_learned_from_these_alone(offset: float) -> None:
+def test_a_model_for_fewer_classes_is_as_good_as_one_learned_from_these_alone(
+    offset: float,
+) -> None:
     coordinator, sent = honest(offset)
-    fewer = [each for each in (coordinator.restricted(one, ("a", "b")) for one in sent) if each is not None]
-    assert [each.records for each in fewer] == [sum(each.tensors["counts"].round().int().tolist()) for each in fewer]
+    fewer = [
+        each
+        for each in (coordinator.restricted(one, ("a", "b")) for one in sent)
+        if each is not None
+    ]
+    assert [each.records for each in fewer] == [
+        sum(each.tensors["counts"].round().int().tolist()) for each in fewer
+    ]
     features, labels = records(offset)
     alone = payload(features[labels < 2], labels[labels < 2], "s")
     known = coordinator.restricted(coordinator.unpack(alone), ("a", "b"))

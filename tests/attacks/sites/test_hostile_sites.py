@@ -1,4 +1,6 @@
-"""Hospitals with false data are capped or left out, and named; the model is nearly that of the honest hospitals."""
+"""Hospitals with false data are capped or left out, and named; the model is nearly that of the
+honest hospitals.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ import pytest
 from safetensors.torch import load_file
 
 from server_app.relearn import relearn
-from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites, surrogates_of
+from tests.grid import (
+    Fault,
+    InProcessGrid,
+    events_of,
+    metrics_of,
+    run_federation,
+    sites,
+    surrogates_of,
+)
 from tests.hostile_sites import claiming, renamed
 
 QUICK: dict[str, Any] = {"head.min-steps": 200, "head.epochs": 1, "fedpft.covariance": "diag"}
@@ -26,7 +36,9 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def federate(folder: Path, count: int, hostile: dict[int, Change], **settings: Any) -> Path:
-    grid = InProcessGrid(sites(count), {node: Fault(payload=change) for node, change in hostile.items()})
+    grid = InProcessGrid(
+        sites(count), {node: Fault(payload=change) for node, change in hostile.items()}
+    )
     return run_federation(folder, grid, **QUICK | settings)
 
 
@@ -67,8 +79,12 @@ def test_ten_times_its_records_do_not_turn_one_class_into_another(tmp_path: Path
     assert "class '8'" in event["reason"]
 
 
-@pytest.mark.parametrize("lie", [partial(renamed, NEXT, 1), partial(renamed, SWAP, 10)], ids=["shift", "swap x10"])
-def test_with_two_hostile_of_ten_the_model_is_that_of_the_honest_eight(tmp_path: Path, lie: Change) -> None:
+@pytest.mark.parametrize(
+    "lie", [partial(renamed, NEXT, 1), partial(renamed, SWAP, 10)], ids=["shift", "swap x10"]
+)
+def test_with_two_hostile_of_ten_the_model_is_that_of_the_honest_eight(
+    tmp_path: Path, lie: Change
+) -> None:
     folder = federate(tmp_path / "among", 10, {0: lie, 5: lie}, partition="iid")
     alone = without(tmp_path / "alone", 10, {0, 5}, partition="iid")
     assert abs(accuracy(folder) - accuracy(alone)) < 0.03
@@ -100,13 +116,20 @@ def test_under_privacy_ten_times_the_records_are_capped_or_refused(tmp_path: Pat
     private = {"epsilon": 8.0, "delta": 1e-5, "fedpft.covariance": "spherical", "partition": "iid"}
     folder = federate(tmp_path, 5, {1: partial(claiming, 1000)}, **private)
     metrics = metrics_of(folder)
-    # The noise of its sums, which is ten times as large as well, may be more than the run's noise allows.
-    assert metrics["sites"]["rejected"] or "1" in metrics["card"]["capped"] or "1" in metrics["card"]["suspects"]
+    # The noise of its sums, which is ten times as large as well, may be more than the run's noise
+    # allows.
+    assert (
+        metrics["sites"]["rejected"]
+        or "1" in metrics["card"]["capped"]
+        or "1" in metrics["card"]["suspects"]
+    )
     assert accuracy(folder) > 0.7
 
 
 @pytest.mark.parametrize("method", ["fedavg", "average"])
-def test_updates_and_heads_of_a_site_that_claims_too_much_are_capped(tmp_path: Path, method: str) -> None:
+def test_updates_and_heads_of_a_site_that_claims_too_much_are_capped(
+    tmp_path: Path, method: str
+) -> None:
     def lie(payload: bytes) -> bytes:
         from common import surrogate_pb2 as pb
 

@@ -1,4 +1,6 @@
-"""Closed-form heads: one site must not stop the others, exhaust the coordinator, or spoil the numbers of all."""
+"""Closed-form heads: one site must not stop the others, exhaust the coordinator, or spoil the
+numbers of all.
+"""
 
 import resource
 from dataclasses import replace
@@ -28,7 +30,11 @@ def site(name: str, classes, covariance: AnyCovariance, count=20, scale=1.0) -> 
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     means = torch.randn(len(classes), d, generator=generator) * scale
     table = Mixtures(
-        torch.full((len(classes),), count), torch.arange(len(classes)), torch.ones(len(classes)), means, covariance
+        torch.full((len(classes),), count),
+        torch.arange(len(classes)),
+        torch.ones(len(classes)),
+        means,
+        covariance,
     )
     return Surrogate(Header("fedpft", "run", name, "backbone", tuple(classes)), table)
 
@@ -73,7 +79,9 @@ def test_a_small_message_with_many_classes_costs_no_table_of_all_pairs_of_classe
 def test_the_huge_mean_of_a_class_that_one_site_invents_leaves_the_covariance_of_the_others():
     honest = [site(str(i), "ab", thin(5)) for i in range(3)]
     hostile = site("3", ["z"], thin(5), scale=9e14)
-    exact = pooled(honest, ("a", "b", "z")).covariance * 120 + 20 * torch.eye(5, dtype=torch.float64)
+    exact = pooled(honest, ("a", "b", "z")).covariance * 120 + 20 * torch.eye(
+        5, dtype=torch.float64
+    )
     torch.testing.assert_close(pooled([*honest, hostile], ("a", "b", "z")).covariance, exact / 140)
 
 
@@ -105,9 +113,17 @@ def test_a_site_whose_records_are_all_alike_is_not_refused(records, family):
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         x = (torch.randn(1, 64, generator=generator).relu() + 1000).expand(records, 64).clone()
-        table = fit(x, torch.zeros(records, dtype=torch.int64), 1, MixtureSettings(family), torch.Generator())
+        table = fit(
+            x,
+            torch.zeros(records, dtype=torch.int64),
+            1,
+            MixtureSettings(family),
+            torch.Generator(),
+        )
         sent = Surrogate(Header("fedpft", "run", "a", "backbone", ("x",)), table)
-        check_surrogate(unpack_surrogate(pack_surrogate(sent)), Expectation("fedpft", "run", family, 1, 16))
+        check_surrogate(
+            unpack_surrogate(pack_surrogate(sent)), Expectation("fedpft", "run", family, 1, 16)
+        )
 
 
 def whole(name: str) -> Surrogate:
@@ -118,7 +134,9 @@ def whole(name: str) -> Surrogate:
 
 
 @pytest.mark.parametrize("what", ["changed", "vanished"])
-def test_a_stored_covariance_that_changed_or_vanished_after_its_check_is_refused_with_the_sites_name(what, tmp_path):
+def test_a_stored_covariance_that_changed_or_vanished_after_its_check_is_refused_with_the_sites_name(
+    what, tmp_path
+):
     strategy, file = FedPFT({"fedpft.covariance": "gram"}), tmp_path / "a.pb"
     file.write_bytes(pack_surrogate(whole("a")))
     kept = strategy.kept(strategy.unpack(file.read_bytes()), file.read_bytes)
@@ -133,10 +151,18 @@ def test_a_stored_covariance_that_changed_or_vanished_after_its_check_is_refused
 
 @pytest.mark.parametrize("solver", ["lda", "sampled"])
 def test_figures_can_be_drawn_from_stored_covariances(solver):
-    settings = {"fedpft.covariance": "gram", "head.solver": solver, "head.min-steps": 1, "head.epochs": 1}
+    settings = {
+        "fedpft.covariance": "gram",
+        "head.solver": solver,
+        "head.min-steps": 1,
+        "head.epochs": 1,
+    }
     strategy = FedPFT(settings)
     payloads = [pack_surrogate(whole(name)) for name in "ab"]
-    kept = [strategy.kept(strategy.unpack(payload), lambda payload=payload: payload) for payload in payloads]
+    kept = [
+        strategy.kept(strategy.unpack(payload), lambda payload=payload: payload)
+        for payload in payloads
+    ]
     source = strategy.learn(kept, ()).source
     assert source is not None
     features, labels = source.sample(0, 20)

@@ -1,4 +1,6 @@
-"""Noisy class sums of a hostile hospital: used tables are screened, and longer tables than clip and noise allow fail."""
+"""Noisy class sums of a hostile hospital: used tables are screened, and longer tables than clip and
+noise allow fail.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,15 @@ def settings(family: str, epsilon: float, **more: Any) -> Run:
 
 def honest(run: Run) -> tuple[list[AnySurrogate], tuple[torch.Tensor, torch.Tensor]]:
     parts, test = digits_of(SITES, seed=0)
-    return [surrogate_of(part, CLASSES, "f" * 16, str(site), run) for site, part in enumerate(parts)], test
+    return [
+        surrogate_of(part, CLASSES, "f" * 16, str(site), run) for site, part in enumerate(parts)
+    ], test
 
 
 def accuracy(sent: list[AnySurrogate], test: tuple[torch.Tensor, torch.Tensor], run: Run) -> float:
-    return learn(sent, run, "cpu", CLASSES).head.accuracy(test[0], CLASSES, test[1])[0] / len(test[1])
+    return learn(sent, run, "cpu", CLASSES).head.accuracy(test[0], CLASSES, test[1])[0] / len(
+        test[1]
+    )
 
 
 def accepted(surrogate: AnySurrogate, run: Run) -> bool:
@@ -66,14 +72,18 @@ def long_means(sigmas: float, length: float) -> Lie:
         counts = torch.full_like(sent.sums.counts, sigmas * sent.sums.sigmas["counts"])
         direction = torch.randn(sent.sums.sums.shape, generator=torch.Generator().manual_seed(3))
         direction /= direction.norm(dim=1, keepdim=True)
-        return replace(sent, sums=replace(sent.sums, counts=counts, sums=length * counts[:, None] * direction))
+        return replace(
+            sent, sums=replace(sent.sums, counts=counts, sums=length * counts[:, None] * direction)
+        )
 
     return lie
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 @pytest.mark.parametrize("sigmas", [2.1, 2.9, 3.5])
-def test_sums_longer_than_clip_and_noise_make_them_are_refused(epsilon: float, sigmas: float) -> None:
+def test_sums_longer_than_clip_and_noise_make_them_are_refused(
+    epsilon: float, sigmas: float
+) -> None:
     run = settings("spherical", epsilon)
     good, _ = honest(run)
     assert all(accepted(each, run) for each in good)
@@ -85,18 +95,26 @@ def test_what_is_used_is_judged_and_nothing_else() -> None:
     good, _ = honest(run)
     judged = class_points(good, CLASSES).counts > 0
     used = torch.stack(
-        [each.sums.counts > PRESENT * each.sums.sigmas["counts"] for each in good if isinstance(each, SumsSurrogate)]
+        [
+            each.sums.counts > PRESENT * each.sums.sigmas["counts"]
+            for each in good
+            if isinstance(each, SumsSurrogate)
+        ]
     )
     assert judged.equal(used)
 
 
 def longest_allowed(sent: SumsSurrogate) -> SumsSurrogate:
-    """An attacker who knows the bound: counts just above the threshold, the longest accepted means, in one direction."""
+    """An attacker who knows the bound: counts just above the threshold, the longest accepted means,
+    in one direction.
+    """
     low, high = 1.0, 200.0
     run = settings("spherical", 4.0)
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if accepted(long_means(2.1, middle)(sent), run) else (low, middle)
+        low, high = (
+            (middle, high) if accepted(long_means(2.1, middle)(sent), run) else (low, middle)
+        )
     return long_means(2.1, low)(sent)
 
 
@@ -114,7 +132,11 @@ def test_second_moments_beyond_clip_and_noise_are_refused(family: str) -> None:
     good, _ = honest(run)
     assert all(accepted(each, run) for each in good)
     assert not accepted(
-        lied(good[0], lambda sent: replace(sent, sums=replace(sent.sums, squares=50 * sent.sums.squares))), run
+        lied(
+            good[0],
+            lambda sent: replace(sent, sums=replace(sent.sums, squares=50 * sent.sums.squares)),
+        ),
+        run,
     )
 
 
@@ -140,7 +162,12 @@ def claiming_next(times: float) -> Lie:
 
     def lie(sent: SumsSurrogate) -> SumsSurrogate:
         sums = sent.sums
-        return replace(sent, sums=replace(sums, counts=times * sums.counts.roll(1), sums=times * sums.sums.roll(1, 0)))
+        return replace(
+            sent,
+            sums=replace(
+                sums, counts=times * sums.counts.roll(1), sums=times * sums.sums.roll(1, 0)
+            ),
+        )
 
     return lie
 

@@ -1,4 +1,6 @@
-"""An honest site whose images are of another style than all others', with few classes and records, is not accused."""
+"""An honest site whose images are of another style than all others', with few classes and records,
+is not accused.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,14 @@ def style(own: Tensor, common: Tensor) -> Tensor:
     return ALIKE**0.5 * common + (1 - ALIKE) ** 0.5 * own
 
 
-def site(means: Tensor, classes: list[int], count: int, name: str, generator: torch.Generator) -> AnySurrogate:
+def site(
+    means: Tensor, classes: list[int], count: int, name: str, generator: torch.Generator
+) -> AnySurrogate:
     labels = torch.tensor(classes).repeat_interleave(count)
     features = means[labels] + torch.randn(len(labels), D, generator=generator)
-    return surrogate_of((features, labels), CLASSES, "f" * 16, name, parse_run({"fedpft.covariance": "diag"}))
+    return surrogate_of(
+        (features, labels), CLASSES, "f" * 16, name, parse_run({"fedpft.covariance": "diag"})
+    )
 
 
 @pytest.mark.parametrize("count", [8, 15, 30, 60])
@@ -33,9 +39,15 @@ def test_a_site_of_another_style_is_not_accused(classes: list[int], count: int) 
     accused = 0
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
-        common, photo, sketch = (0.5 * torch.randn(len(CLASSES), D, generator=generator) for _ in range(3))
-        sites = [site(style(photo, common), list(range(7)), 60, f"photos {i}", generator) for i in range(8)]
-        # Of another style there is little data. So chance hides most of its correlation with the others.
+        common, photo, sketch = (
+            0.5 * torch.randn(len(CLASSES), D, generator=generator) for _ in range(3)
+        )
+        sites = [
+            site(style(photo, common), list(range(7)), 60, f"photos {i}", generator)
+            for i in range(8)
+        ]
+        # Of another style there is little data. So chance hides most of its correlation with the
+        # others.
         sites.append(site(style(sketch, common), classes, count, "sketches", generator))
         accused += len(screen(class_points(sites, CLASSES)))
     assert accused <= 1

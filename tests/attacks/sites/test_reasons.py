@@ -1,4 +1,6 @@
-"""A site's reason is shown in a simulation, where nothing is secret; a site with its own data never sends it."""
+"""A site's reason is shown in a simulation, where nothing is secret; a site with its own data never
+sends it.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,17 @@ def broken_images(folder: Path) -> Path:
     return folder
 
 
-def test_a_simulation_shows_the_reason_of_its_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_shows_the_reason_of_its_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     data = broken_images(tmp_path / "data")
-    settings = {"data": "imagefolder", "data-dir": str(data), "output-dir": str(tmp_path / "runs"), "image-size": 8}
+    settings = {
+        "data": "imagefolder",
+        "data-dir": str(data),
+        "output-dir": str(tmp_path / "runs"),
+        "image-size": 8,
+    }
     with pytest.raises(RunError, match="quorum missed"):
         local_engine.simulate_here(2, settings, lambda event: None)
     (folder,) = run_folders(tmp_path / "runs")
@@ -49,7 +58,9 @@ def test_a_simulation_shows_the_reason_of_its_sites(tmp_path: Path, monkeypatch:
     assert all(reason.startswith(f"{PUBLIC_SENTENCES['data']}: none of the ") for reason in reasons)
 
 
-def test_a_hospitals_reason_stays_there_also_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hospitals_reason_stays_there_also_in_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = broken_images(tmp_path / SECRET)
     nodes = [{"site": "north", "data": "imagefolder", "data-dir": str(data)}]
     grid = InProcessGrid(nodes)
@@ -65,7 +76,9 @@ def test_a_hospitals_reason_stays_there_also_in_a_simulation(tmp_path: Path, mon
 def test_a_site_cannot_write_a_reason_into_a_deployment(tmp_path: Path) -> None:
     def claim(record: RecordDict) -> None:
         del record["payload"]
-        record["info"] = ConfigRecord({"status": "data", "site": "0", "reason": "call this number: 555"})
+        record["info"] = ConfigRecord(
+            {"status": "data", "site": "0", "reason": "call this number: 555"}
+        )
 
     folder = run_federation(tmp_path, InProcessGrid(sites(3), {0: Fault(reply=claim)}), **FAST)
     (event,) = (event for event in events_of(folder) if event["event"] == "rejected")
@@ -81,7 +94,10 @@ def test_a_worker_killed_for_memory_is_reported_with_the_remedy(error: str) -> N
 
 
 def test_the_end_of_rays_server_is_not_taken_for_the_end_of_a_site() -> None:
-    reason = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died. Worker exit detail: Owner's node has crashed.'>"
+    reason = (
+        "<class 'ray.exceptions.ActorDiedError'>:<'The actor died. Worker exit detail: "
+        "Owner's node has crashed.'>"
+    )
     shown = worker_failure("the site's app failed", reason)
     assert shown.startswith("the server of Ray")
     assert "--engine local" in shown
@@ -98,12 +114,16 @@ class KilledWorkerError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("simulated", "words"), [(True, "lack of memory"), (False, "the site's app failed (Flower error code 2)")]
+    ("simulated", "words"),
+    [(True, "lack of memory"), (False, "the site's app failed (Flower error code 2)")],
 )
-def test_a_killed_worker_is_explained_in_a_simulation_only(tmp_path: Path, simulated: bool, words: str) -> None:
+def test_a_killed_worker_is_explained_in_a_simulation_only(
+    tmp_path: Path, simulated: bool, words: str
+) -> None:
     KilledWorkerError.__qualname__ = "OutOfMemoryError"
     grid = InProcessGrid(
-        sites(3, state_dir=str(tmp_path), cache_dir=str(tmp_path)), {0: Fault(crash=KilledWorkerError("ended"))}
+        sites(3, state_dir=str(tmp_path), cache_dir=str(tmp_path)),
+        {0: Fault(crash=KilledWorkerError("ended"))},
     )
     grid.run_config = default_run_config() | FAST | {"output-dir": str(tmp_path / "runs")}
     federate(parse_run(grid.run_config), grid, grid.run.run_id, simulated=simulated)
@@ -113,11 +133,18 @@ def test_a_killed_worker_is_explained_in_a_simulation_only(tmp_path: Path, simul
     assert ("ended" in event["reason"]) is False
 
 
-def test_a_missed_quorum_names_the_reason_of_the_missing_site_and_not_of_those_that_are_there(tmp_path: Path) -> None:
+def test_a_missed_quorum_names_the_reason_of_the_missing_site_and_not_of_those_that_are_there(
+    tmp_path: Path,
+) -> None:
     """At the introduction in a run in rounds, no site has sent anything yet."""
     faults = {0: Fault(crash=RuntimeError("ended"))}
-    with pytest.raises(RunError, match="3 of 4 sites can be used, quorum = 1 needs 4; 1 of them: the site's app failed"):
-        run_federation(tmp_path, InProcessGrid(sites(4), faults), **FAST | {"method": "fedlap", "quorum": 1.0})
+    with pytest.raises(
+        RunError,
+        match="3 of 4 sites can be used, quorum = 1 needs 4; 1 of them: the site's app failed",
+    ):
+        run_federation(
+            tmp_path, InProcessGrid(sites(4), faults), **FAST | {"method": "fedlap", "quorum": 1.0}
+        )
 
 
 def test_images_that_break_are_named_at_the_site_and_never_in_a_run_folder(
@@ -128,9 +155,13 @@ def test_images_that_break_are_named_at_the_site_and_never_in_a_run_folder(
     for name in "ab":
         (data / name).mkdir(parents=True)
         for i in range(20):
-            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(data / name / f"{i}.png")
+            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(
+                data / name / f"{i}.png"
+            )
     (data / "a" / f"{SECRET}.png").write_bytes(b"no image")
-    nodes = [{"site": name, "data": "imagefolder", "data-dir": str(data)} for name in ("north", "south")]
+    nodes = [
+        {"site": name, "data": "imagefolder", "data-dir": str(data)} for name in ("north", "south")
+    ]
     folder = run_federation(tmp_path, nodes, image_size=8, **FAST)
     assert f"{SECRET}.png is broken and skipped" in caplog.text
     assert not files_with(SECRET, folder)

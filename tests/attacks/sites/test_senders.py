@@ -1,4 +1,6 @@
-"""A registered site that sends messages to the SuperLink as another node, over gRPC and with signed requests."""
+"""A registered site that sends messages to the SuperLink as another node, over gRPC and with signed
+requests.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.node_pb2 import Node
-from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import NodeAuthServerInterceptor
+from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
+    NodeAuthServerInterceptor,
+)
 from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
@@ -35,7 +39,9 @@ from tests.e2e.processes import free_ports
 
 @dataclass
 class Site:
-    """A registered node: its key, its id, and a Fleet API client that signs every request with that key."""
+    """A registered node: its key, its id, and a Fleet API client that signs every request with that
+    key.
+    """
 
     key: bytes
     node: int
@@ -51,9 +57,15 @@ class Link:
     honest: Site
     hostile: Site
 
-    def message(self, content: str, source: int, target: int = 0, reply_to: Message | None = None) -> Message:
+    def message(
+        self, content: str, source: int, target: int = 0, reply_to: Message | None = None
+    ) -> Message:
         record = RecordDict({"info": ConfigRecord({"text": content})})
-        message = Message(record, target, "train") if reply_to is None else Message(record, reply_to=reply_to)
+        message = (
+            Message(record, target, "train")
+            if reply_to is None
+            else Message(record, reply_to=reply_to)
+        )
         message.metadata.__dict__.update(_run_id=self.run, _src_node_id=source)
         message.metadata.__dict__["_message_id"] = message.object_id
         return message
@@ -72,14 +84,20 @@ class Link:
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     # Restore Flower's method afterwards.
-    monkeypatch.setattr(NodeAuthServerInterceptor, "_wrap_method_handler", NodeAuthServerInterceptor._wrap_method_handler)
+    monkeypatch.setattr(
+        NodeAuthServerInterceptor,
+        "_wrap_method_handler",
+        NodeAuthServerInterceptor._wrap_method_handler,
+    )
     guard_fleet(refusal)
     objects = ObjectStoreFactory()
     links = LinkStateFactory(str(tmp_path / "state.db"), NoOpFederationManager(), objects)
     state: Any = links.state()
     superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    server = superlink._run_fleet_api_grpc_rere(address, links, objects, True, None, [NodeAuthServerInterceptor(links)])
+    server = superlink._run_fleet_api_grpc_rere(
+        address, links, objects, True, None, [NodeAuthServerInterceptor(links)]
+    )
 
     def site() -> Site:
         secret = ec.generate_private_key(ec.SECP384R1())
@@ -89,7 +107,9 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
         channel = grpc.intercept_channel(grpc.insecure_channel(address), signer, version)
         return Site(public, state.create_node(NOOP_FLWR_AID, "", public, 30.0), FleetStub(channel))
 
-    run = state.create_run("a/b", "1", "", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+    run = state.create_run(
+        "a/b", "1", "", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+    )
     task = state.get_run_info(run_ids=[run])[0].primary_task_id
     assert state.claim_task(task)
     assert state.activate_task(task)
@@ -98,7 +118,11 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
 
 
 def activate(site: Site, key: bytes) -> int:
-    return int(site.fleet.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0)).node_id)
+    return int(
+        site.fleet.ActivateNode(
+            ActivateNodeRequest(public_key=key, heartbeat_interval=30.0)
+        ).node_id
+    )
 
 
 def refused() -> Any:
@@ -111,7 +135,9 @@ def test_a_site_cannot_be_activated_or_looked_up_with_the_key_of_another(link: L
     assert activate(link.honest, link.honest.key) == link.honest.node
 
 
-def test_a_reply_in_the_place_of_another_node_is_refused_and_the_honest_one_arrives(link: Link) -> None:
+def test_a_reply_in_the_place_of_another_node_is_refused_and_the_honest_one_arrives(
+    link: Link,
+) -> None:
     for site in (link.honest, link.hostile):
         activate(site, site.key)
     question = link.message("question", SUPERLINK_NODE_ID, link.honest.node)
@@ -132,8 +158,16 @@ def test_no_site_asks_another_as_if_it_were_the_coordinator(link: Link) -> None:
     assert not link.state.get_message_ins(link.honest.node, None)
 
 
-def test_a_superlink_that_authenticates_hands_its_app_the_table_and_another_does_not(tmp_path: Path) -> None:
-    tls = ["--ssl-ca-certfile", "p/ca.crt", f"--ssl-certfile={tmp_path}/server.crt", "--ssl-keyfile", "p/server.key"]
+def test_a_superlink_that_authenticates_hands_its_app_the_table_and_another_does_not(
+    tmp_path: Path,
+) -> None:
+    tls = [
+        "--ssl-ca-certfile",
+        "p/ca.crt",
+        f"--ssl-certfile={tmp_path}/server.crt",
+        "--ssl-keyfile",
+        "p/server.key",
+    ]
     assert table_of_registered([*tls, "--enable-supernode-auth"]) == tmp_path / "registered.json"
     assert table_of_registered([*tls, "--database", "state.db"]) is None
     assert table_of_registered(["--insecure"]) is None

@@ -1,4 +1,6 @@
-"""Two hostile sites of ten that hold unequal shares of every class cost the model at most three points."""
+"""Two hostile sites of ten that hold unequal shares of every class cost the model at most three
+points.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests.hostile_sites import ATTACKS, Data, surrogate_of, uneven_digits
 
 ALPHA, SEED, SITES = 0.5, 0, 10
 CLASSES = tuple(map(str, range(10)))
-RUN = parse_run({"head.min-steps": 150, "head.epochs": 1, "fedpft.covariance": "diag", "seed": SEED})
+RUN = parse_run(
+    {"head.min-steps": 150, "head.epochs": 1, "fedpft.covariance": "diag", "seed": SEED}
+)
 
 
 @cache
@@ -23,7 +27,9 @@ def partition() -> tuple[list[Data], Data]:
 
 @cache
 def sent(site: int, attack: str = "") -> AnySurrogate:
-    return surrogate_of(partition()[0][site], CLASSES, "f" * 16, str(site), RUN, ATTACKS.get(attack))
+    return surrogate_of(
+        partition()[0][site], CLASSES, "f" * 16, str(site), RUN, ATTACKS.get(attack)
+    )
 
 
 def learned(surrogates: list[AnySurrogate]) -> tuple[float, list[str]]:

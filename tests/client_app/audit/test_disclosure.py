@@ -17,15 +17,23 @@ from tests.client_app.audit.test_release_audit import OPEN, hospital
 RUN: dict[str, Any] = {"backbone": "none", "data": "safetensors", "fedpft.covariance": "spherical"}
 
 
-def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_address(tmp_path: Path) -> None:
+def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_address(
+    tmp_path: Path,
+) -> None:
     node, run = hospital(tmp_path, [30, 30]), parse_run(RUN)
     open_ledger(node)
     content, facts, page = disclose(run, node)
     gate = open_gate(node, run.settings.data, "1")
-    prepared = prepare(SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}), gate)
+    prepared = prepare(
+        SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}), gate
+    )
     gate.let_out(prepared.release)
     entry = gate.ledger.entries()[-1]
-    assert content["outputs"]["sha256 of the payload"] == entry["sha256"] == hashlib.sha256(prepared.payload).hexdigest()
+    assert (
+        content["outputs"]["sha256 of the payload"]
+        == entry["sha256"]
+        == hashlib.sha256(prepared.payload).hexdigest()
+    )
     assert content["outputs"]["bytes"] == entry["bytes"] == len(prepared.payload)
     assert (node.state / f"{entry['disclosure']}.json").read_bytes() == facts.read_bytes()
     assert facts.stem == f"{run.digest}-{hashlib.sha256(facts.read_bytes()).hexdigest()[:16]}"
@@ -52,7 +60,10 @@ def test_a_private_sheet_has_the_claim_and_what_it_does_not_cover_but_no_hash(
         "site": node.site, "data": node.data, "data-dir": node.data_dir, "dataset": "own", "policy": node.policy,
         "state-dir": node.state_dir, "cache-dir": node.cache_dir,
     }.items())  # fmt: skip
-    run = 'backbone="none" data="safetensors" fedpft.covariance="spherical" epsilon=1.0 delta=1e-5 classes="0,1"'
+    run = (
+        'backbone="none" data="safetensors" fedpft.covariance="spherical" epsilon=1.0 '
+        'delta=1e-5 classes="0,1"'
+    )
     assert commands.site(monkeypatch, "disclose", "--node-config", text, "-c", run, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     outputs = found["outputs"]
@@ -64,4 +75,6 @@ def test_a_private_sheet_has_the_claim_and_what_it_does_not_cover_but_no_hash(
     assert attack["low"] <= attack["auc"] <= attack["high"]
     assert outputs["ledger after"]["epsilon spent"] > outputs["ledger before"]["epsilon spent"]
     assert {"projects", "people", "data", "settings", "outputs"} <= found.keys()
-    assert str(tmp_path) not in json.dumps({key: value for key, value in found.items() if key not in ("file", "page")})
+    assert str(tmp_path) not in json.dumps(
+        {key: value for key, value in found.items() if key not in ("file", "page")}
+    )

@@ -39,7 +39,9 @@ def test_the_likelihood_of_a_linear_decoder_is_that_of_its_samples() -> None:
         assert spread is not None
         z = middle + (log_width / 2).exp() * torch.randn(100_000, 5, 2, generator=generator)
         mean = torch.stack([made(z[:, at], kinds[at].expand(len(z), 2)) for at in range(5)], 1)
-        each = torch.distributions.Normal(mean, (spread / 2).exp()).log_prob(scaled(features)).sum(2)
+        each = (
+            torch.distributions.Normal(mean, (spread / 2).exp()).log_prob(scaled(features)).sum(2)
+        )
         oracle = each.double().logsumexp(0) - math.log(len(z))
     assert likelihood(made, features, labels) == pytest.approx(oracle.float(), abs=0.15)
 
@@ -55,15 +57,24 @@ def test_the_likelihood_of_a_deep_decoder_is_higher_for_what_it_makes() -> None:
 def test_a_synthetic_embedding_is_nearest_to_itself() -> None:
     made = decoder()
     labels = torch.tensor([0, 1])
-    drawn = [made.draw(one_hot(torch.full((500,), k), 2).float(), torch.Generator().manual_seed(0)) for k in (0, 1)]
-    found = closest_synthetic(made, torch.stack([drawn[0][3], torch.randn(6)]).detach(), labels, drawn=500)
+    drawn = [
+        made.draw(one_hot(torch.full((500,), k), 2).float(), torch.Generator().manual_seed(0))
+        for k in (0, 1)
+    ]
+    found = closest_synthetic(
+        made, torch.stack([drawn[0][3], torch.randn(6)]).detach(), labels, drawn=500
+    )
     assert found[0] > found[1]
 
 
 def test_rmia_separates_members_of_models_with_a_known_shift() -> None:
-    """Log-odds of members are one higher, with noise 0.5: no attack reaches more than the optimal test, Phi(sqrt(2))."""
+    """Log-odds of members are one higher, with noise 0.5: no attack reaches more than the optimal
+    test, Phi(sqrt(2)).
+    """
     drawn = np.random.default_rng(1)
-    members = np.concatenate([half := drawn.random((16, 400)) < 0.5, ~half])[np.arange(32) // 2 + 16 * (np.arange(32) % 2)]
+    members = np.concatenate([half := drawn.random((16, 400)) < 0.5, ~half])[
+        np.arange(32) // 2 + 16 * (np.arange(32) % 2)
+    ]
     hardness = drawn.normal(size=400)
     trials = Trials(hardness + members + 0.5 * drawn.normal(size=members.shape), members)
     found = float(roc_auc_score(members.ravel(), rmia_of(trials).ravel()))
@@ -73,21 +84,39 @@ def test_rmia_separates_members_of_models_with_a_known_shift() -> None:
 
 
 def test_rmia_counts_the_records_that_are_beaten() -> None:
-    found = rmia(np.array([0.9, 0.2]), np.array([0.3, 0.2]), np.array([0.5, 0.5, 0.5]), np.array([0.3, 0.25, 0.2]))
-    # Ratios 3 and 1 against twice the ratios 1.67, 2 and 2.5 of the others: none is beaten; with gamma = 1 all, and none.
+    found = rmia(
+        np.array([0.9, 0.2]),
+        np.array([0.3, 0.2]),
+        np.array([0.5, 0.5, 0.5]),
+        np.array([0.3, 0.25, 0.2]),
+    )
+    # Ratios 3 and 1 against twice the ratios 1.67, 2 and 2.5 of the others: none is beaten; with
+    # gamma = 1 all, and none.
     assert found == pytest.approx([0.0, 0.0], abs=1e-5)
-    again = rmia(np.array([0.9, 0.2]), np.array([0.3, 0.2]), np.array([0.5, 0.5]), np.array([0.5, 0.25]), gamma=1.5)
+    again = rmia(
+        np.array([0.9, 0.2]),
+        np.array([0.3, 0.2]),
+        np.array([0.5, 0.5]),
+        np.array([0.5, 0.25]),
+        gamma=1.5,
+    )
     assert again == pytest.approx([1.0, 0.0], abs=1e-5)
 
 
 def test_heads_are_attacked_by_rmia_too(tmp_path: Path) -> None:
-    found = attacked(hospital(tmp_path, [20, 20], d=64), method="average", **{"head.min-steps": 50, "head.epochs": 5})
+    found = attacked(
+        hospital(tmp_path, [20, 20], d=64),
+        method="average",
+        **{"head.min-steps": 50, "head.epochs": 5},
+    )
     assert found.others.keys() == {RMIA}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
-def test_a_generator_without_privacy_gives_the_only_record_of_a_class_away(tmp_path: Path, method: str) -> None:
+def test_a_generator_without_privacy_gives_the_only_record_of_a_class_away(
+    tmp_path: Path, method: str
+) -> None:
     settings: dict[str, Any] = {"method": method, "dpcvae.rounds": 3, "dpcvae.local-epochs": 1}
     found = attacked(hospital(tmp_path, [30, 30, 1]), **settings)
     assert found.per_class["2"] == (1, 1.0)
@@ -96,7 +125,12 @@ def test_a_generator_without_privacy_gives_the_only_record_of_a_class_away(tmp_p
 
 @pytest.mark.slow
 def test_a_private_generator_hides_it(tmp_path: Path) -> None:
-    settings = {"method": "dpcvae", "dpcvae.rounds": 3, "dpcvae.local-epochs": 1, "classes": "0,1,2"}
+    settings = {
+        "method": "dpcvae",
+        "dpcvae.rounds": 3,
+        "dpcvae.local-epochs": 1,
+        "classes": "0,1,2",
+    }
     found = attacked(hospital(tmp_path, [30, 30, 1]), epsilon=1.0, delta=1e-5, **settings)
     assert found.proven <= 1.0
     assert found.attack.low <= found.allowed

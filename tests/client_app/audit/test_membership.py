@@ -26,7 +26,8 @@ def halves(count: int, drawn: np.random.Generator) -> Any:
 def test_lira_on_a_noisy_sum_has_the_power_of_the_optimal_test(noise: float) -> None:
     drawn = np.random.default_rng(1)
     members = halves(64, drawn)
-    # Records are orthogonal and of length one, so a record's product with the noisy sum has mean 1 or 0 and this noise.
+    # Records are orthogonal and of length one, so a record's product with the noisy sum has mean 1
+    # or 0 and this noise.
     scores = members + noise * drawn.normal(size=members.shape)
     found = success(lira(Trials(scores, members)), members)
     best = float(norm.cdf(1 / (noise * math.sqrt(2))))
@@ -47,8 +48,9 @@ def test_scores_without_information_are_a_guess() -> None:
 
 @pytest.mark.parametrize("count", [8, 16, 64])
 def test_noise_that_a_release_shares_tells_nothing_of_its_members(count: int) -> None:
-    """Scores without information, plus one number for each release. A release's complement among the shadow models gave an
-    AUC of 0.2 to 0.4, or above 0.6: where it is unusual, it shows whose scores shift with which label.
+    """Scores without information, plus one number for each release. A release's complement among
+    the shadow models gave an AUC of 0.2 to 0.4, or above 0.6: where it is unusual, it shows whose
+    scores shift with which label.
     """
     drawn = np.random.default_rng(count)
     members = halves(count, drawn)
@@ -80,7 +82,9 @@ def test_a_class_that_is_missing_gives_its_only_record_away() -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (4.0, 0.01)])
-def test_the_largest_auc_under_a_claim_is_that_of_randomised_response(epsilon: float, delta: float) -> None:
+def test_the_largest_auc_under_a_claim_is_that_of_randomised_response(
+    epsilon: float, delta: float
+) -> None:
     """The attack on randomised response reaches the trade-off curve of (epsilon, 0)."""
     right = math.exp(epsilon) / (1 + math.exp(epsilon))
     assert allowed_auc(epsilon, 0.0) == pytest.approx(right)

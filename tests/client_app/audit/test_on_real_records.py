@@ -22,7 +22,9 @@ COPIES = 30
 
 
 def write_xrays(xrays: Path, folder: Path, count: int) -> None:
-    """X-rays in folders of their classes, and a class of near-copies of one of them: a pixel differs."""
+    """X-rays in folders of their classes, and a class of near-copies of one of them: a pixel
+    differs.
+    """
     with np.load(xrays) as content:
         images, labels = content["train_images"], content["train_labels"].ravel()
     rows = np.random.default_rng(0).permutation(len(images))[:count]
@@ -43,9 +45,21 @@ def test_the_audit_of_a_hospital_with_xrays_names_a_class_of_copies(
 ) -> None:
     write_xrays(samples("data/pneumonia/pneumonia-28px.npz"), tmp_path / "images", 300 - COPIES)
     (tmp_path / "policy.toml").write_text(OPEN)
-    node = f"site='north' data='imagefolder' data-dir='{tmp_path}/images' policy='{tmp_path}/policy.toml'"
+    node = (
+        f"site='north' data='imagefolder' data-dir='{tmp_path}/images' "
+        f"policy='{tmp_path}/policy.toml'"
+    )
     node += f" state-dir='{tmp_path}/state' cache-dir='{tmp_path}/cache'"
-    arguments = ("--node-config", node, "-c", "backbone='pixels' image-size=28", "--seconds", "0", "--out", tmp_path / "out")
+    arguments = (
+        "--node-config",
+        node,
+        "-c",
+        "backbone='pixels' image-size=28",
+        "--seconds",
+        "0",
+        "--out",
+        tmp_path / "out",
+    )
     assert commands.site(monkeypatch, "audit", *arguments) == 0
     assert "a mean is nearly a record: class copies" in capsys.readouterr().out
     found = json.loads((tmp_path / "out" / "audit.json").read_text())
@@ -58,9 +72,11 @@ def test_the_audit_of_a_hospital_with_xrays_names_a_class_of_copies(
 
 
 def of_the_authors(trials: Trials) -> Matrix:
-    """Online LiRA as its authors describe it, with one variance of members and one of others for all records.
+    """Online LiRA as its authors describe it, with one variance of members and one of others for
+    all records.
 
-    Source: Carlini et al. 2022, algorithm 1, and section VI-C on few shadow models. Pairs of releases are left out here too.
+    Source: Carlini et al. 2022, algorithm 1, and section VI-C on few shadow models. Pairs of
+    releases are left out here too.
     """
     found = np.empty(trials.scores.shape)
     for at in range(len(found)):

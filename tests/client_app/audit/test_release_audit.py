@@ -23,14 +23,21 @@ from tests.uses_of_extras import hidden
 OPEN = "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 1000\nepsilon-total = 10000\n"
 
 
-def hospital(folder: Path, counts: list[int], d: int = 16, policy: str = OPEN, seed: int = 0) -> NodeConfig:
+def hospital(
+    folder: Path, counts: list[int], d: int = 16, policy: str = OPEN, seed: int = 0
+) -> NodeConfig:
     """A site with features of its own: unit Gaussians around a mean for each class."""
     drawn = torch.Generator().manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    x = torch.randn(len(labels), d, generator=drawn) + 3 * torch.randn(len(counts), d, generator=drawn)[labels]
+    x = (
+        torch.randn(len(labels), d, generator=drawn)
+        + 3 * torch.randn(len(counts), d, generator=drawn)[labels]
+    )
     save_file({"x": x, "y": labels}, folder / "own-train.safetensors")
-    save_file({"x": x[:4].contiguous(), "y": labels[:4].contiguous()}, folder / "own-test.safetensors")
+    save_file(
+        {"x": x[:4].contiguous(), "y": labels[:4].contiguous()}, folder / "own-test.safetensors"
+    )
     (folder / "policy.toml").write_text(policy)
     own = {"site": "north", "data": "safetensors", "data-dir": str(folder), "dataset": "own"}
     files = {"policy": "policy.toml", "state-dir": "state", "cache-dir": "cache"}
@@ -38,7 +45,9 @@ def hospital(folder: Path, counts: list[int], d: int = 16, policy: str = OPEN, s
 
 
 def attacked(node: NodeConfig, releases: int = 8, **settings: Any) -> ReleaseAudit:
-    """An audit of so many releases, from the same halves each time. Without privacy it is repeatable."""
+    """An audit of so many releases, from the same halves each time. Without privacy it is
+    repeatable.
+    """
     run = {"backbone": "none", "data": "safetensors", "fedpft.covariance": "spherical"} | settings
     return audit_release(parse_run(run), node, seconds=1e9, most=releases, seed=1)
 
@@ -62,7 +71,9 @@ def test_thirty_components_of_fifty_records_give_them_away(tmp_path: Path) -> No
 def test_a_class_of_copies_of_one_record_is_named(tmp_path: Path) -> None:
     node = hospital(tmp_path, [60, 60, 20])
     x = load_file(tmp_path / "own-train.safetensors")
-    x["x"][120:] = x["x"][120] + 0.05 * torch.randn(20, 16, generator=torch.Generator().manual_seed(1))
+    x["x"][120:] = x["x"][120] + 0.05 * torch.randn(
+        20, 16, generator=torch.Generator().manual_seed(1)
+    )
     save_file(x, tmp_path / "own-train.safetensors")
     found = attacked(node)
     assert found.nearest is not None
@@ -72,7 +83,9 @@ def test_a_class_of_copies_of_one_record_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_low_rank_surrogate_of_a_thousand_records_gives_little_away(tmp_path: Path) -> None:
     # Halves, so each release is made from a thousand.
-    found = attacked(hospital(tmp_path, [1000, 1000]), **{"fedpft.covariance": "lowrank", "fedpft.rank": 4})
+    found = attacked(
+        hospital(tmp_path, [1000, 1000]), **{"fedpft.covariance": "lowrank", "fedpft.rank": 4}
+    )
     assert 0.5 < found.attack.auc < 0.62
     assert found.nearest is not None
     assert found.nearest.ratio > 0.95
@@ -81,8 +94,8 @@ def test_a_low_rank_surrogate_of_a_thousand_records_gives_little_away(tmp_path: 
 
 @pytest.mark.parametrize("settings", [{}, {"fedpft.components": 2}, {"fedpft.covariance": "diag"}])
 def test_no_attack_beats_epsilon_one(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """The noise differs each time. `proven` exceeds a true claim with a probability of at most 1e-5, and the AUC is at 0.55,
-    five of its standard deviations below what is allowed.
+    """The noise differs each time. `proven` exceeds a true claim with a probability of at most
+    1e-5, and the AUC is at 0.55, five of its standard deviations below what is allowed.
     """
     private = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2"} | settings
     found = attacked(hospital(tmp_path, [60, 60, 1]), **private)
@@ -107,9 +120,12 @@ def test_a_release_with_too_little_noise_is_named_an_error_of_the_software(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["average", "afl", "fedcof"])
 def test_other_one_shot_releases_are_attacked(tmp_path: Path, method: str) -> None:
-    # Far more dimensions than records of a half, so a head separates them perfectly. Without privacy nothing is random.
+    # Far more dimensions than records of a half, so a head separates them perfectly. Without
+    # privacy nothing is random.
     found = attacked(
-        hospital(tmp_path, [20, 20], d=256), method=method, **{"head.min-steps": 100, "head.learning-rate": 0.05}
+        hospital(tmp_path, [20, 20], d=256),
+        method=method,
+        **{"head.min-steps": 100, "head.learning-rate": 0.05},
     )
     assert found.attack.auc > 0.55
     assert found.releases == 8
@@ -117,7 +133,12 @@ def test_other_one_shot_releases_are_attacked(tmp_path: Path, method: str) -> No
 
 def test_limits_of_the_policy_refuse_a_release_without_privacy(tmp_path: Path) -> None:
     node = hospital(tmp_path, [50])
-    settings = {"backbone": "none", "data": "safetensors", "fedpft.covariance": "spherical", "fedpft.components": 30}
+    settings = {
+        "backbone": "none",
+        "data": "safetensors",
+        "fedpft.covariance": "spherical",
+        "fedpft.components": 30,
+    }
     run = parse_run(settings)
     check_attacks(run, node, Policy())
     with pytest.raises(PolicyError, match=r"AUC of .*largest-attack-auc = 0\.6"):
@@ -136,17 +157,23 @@ PLAIN: dict[str, Any] = {"backbone": "none", "data": "safetensors"}
 
 
 @pytest.mark.parametrize("method", ["afl", "fedcof", "fedcgs", "gh-ofl"])
-def test_means_in_statistics_are_held_against_the_nearest_records(tmp_path: Path, method: str) -> None:
+def test_means_in_statistics_are_held_against_the_nearest_records(
+    tmp_path: Path, method: str
+) -> None:
     """Classes of two records: half of them has one, which is its mean."""
     run = parse_run(PLAIN | {"method": method})
     check_attacks(run, hospital(tmp_path / "large", [60, 60]), Policy(smallest_nearest_ratio=0.5))
     with pytest.raises(PolicyError, match=r"smallest-nearest-ratio = 0\.5"):
-        check_attacks(run, hospital(tmp_path / "small", [2] * 20), Policy(smallest_nearest_ratio=0.5))
+        check_attacks(
+            run, hospital(tmp_path / "small", [2] * 20), Policy(smallest_nearest_ratio=0.5)
+        )
 
 
 def test_a_release_without_means_is_refused_where_their_distance_is_limited(tmp_path: Path) -> None:
     run = parse_run(PLAIN | {"method": "average", "head.min-steps": 5, "head.epochs": 1})
-    with pytest.raises(PolicyError, match="'average' sends no means, so their distance from records is unknown"):
+    with pytest.raises(
+        PolicyError, match="'average' sends no means, so their distance from records is unknown"
+    ):
         check_attacks(run, hospital(tmp_path, [30, 30]), Policy(smallest_nearest_ratio=0.1))
 
 
@@ -162,8 +189,12 @@ def test_a_class_of_one_record_has_a_mean_that_is_a_record(tmp_path: Path) -> No
     assert found.nearest.smallest < 0.01
 
 
-def test_repeating_a_request_or_changing_its_seed_does_not_change_the_answer(tmp_path: Path) -> None:
-    """Halves were drawn anew for each request, so that one of several requests passed a limit near the attack's AUC."""
+def test_repeating_a_request_or_changing_its_seed_does_not_change_the_answer(
+    tmp_path: Path,
+) -> None:
+    """Halves were drawn anew for each request, so that one of several requests passed a limit near
+    the attack's AUC.
+    """
     node = hospital(tmp_path, [40, 40])
     seen: list[str] = []
     for seed in (0, 0, 1, 2):
@@ -191,7 +222,9 @@ def test_the_upper_end_of_every_attack_is_compared_with_the_limit(tmp_path: Path
     assert not limit_broken(found, Policy(largest_attack_auc=below))
     certain = replace(found.attack, auc=1.0, low=1.0, high=1.0)
     stronger = replace(found, others={"another": certain}, excess=found.excess | {"another": None})
-    assert limit_broken(stronger, Policy(largest_attack_auc=below)).startswith("another reaches an AUC of 1.000")
+    assert limit_broken(stronger, Policy(largest_attack_auc=below)).startswith(
+        "another reaches an AUC of 1.000"
+    )
 
 
 @pytest.mark.parametrize("kind", ["AUC", "excess", "epsilon"])
@@ -208,7 +241,9 @@ def test_an_attack_far_below_a_guess_contradicts_the_claim(tmp_path: Path, kind:
     assert "More than the claim allows" in page_of(wrong, claim_broken(wrong))
 
 
-def test_an_audit_without_matplotlib_has_its_tables_and_says_why_it_has_no_curve(tmp_path: Path) -> None:
+def test_an_audit_without_matplotlib_has_its_tables_and_says_why_it_has_no_curve(
+    tmp_path: Path,
+) -> None:
     found = attacked(hospital(tmp_path, [30, 30]))
     assert "matplotlib is not" not in page_of(found)
     with hidden("matplotlib"):
@@ -218,14 +253,26 @@ def test_an_audit_without_matplotlib_has_its_tables_and_says_why_it_has_no_curve
     assert "By class" in page
 
 
-def test_the_command_writes_a_page_and_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_command_writes_a_page_and_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     node = hospital(tmp_path, [40, 40, 1], policy=OPEN + "largest-attack-auc = 0.52\n")
     text = " ".join(f"{key}={value!r}" for key, value in {
         "site": node.site, "data": node.data, "data-dir": node.data_dir, "dataset": "own", "policy": node.policy,
         "state-dir": node.state_dir, "cache-dir": node.cache_dir,
     }.items())  # fmt: skip
     run = 'backbone="none" data="safetensors" fedpft.covariance="spherical" fedpft.components=8'
-    arguments = ("audit", "--node-config", text, "-c", run, "--seconds", "0", "--out", tmp_path / "out")
+    arguments = (
+        "audit",
+        "--node-config",
+        text,
+        "-c",
+        run,
+        "--seconds",
+        "0",
+        "--out",
+        tmp_path / "out",
+    )
     assert commands.site(monkeypatch, *arguments) == 1
     assert "largest-attack-auc = 0.52" in capsys.readouterr().err
     facts = json.loads((tmp_path / "out" / "audit.json").read_text())

@@ -22,7 +22,10 @@ def by_definition(first: torch.Tensor, second: torch.Tensor) -> float:
             mean_b = sum(w * v for w, v in zip(weights, b, strict=True)) / weight_sum
             var_a = sum(w * (v - mean_a) ** 2 for w, v in zip(weights, a, strict=True)) / weight_sum
             var_b = sum(w * (v - mean_b) ** 2 for w, v in zip(weights, b, strict=True)) / weight_sum
-            both = sum(w * (u - mean_a) * (v - mean_b) for w, u, v in zip(weights, a, b, strict=True)) / weight_sum
+            both = (
+                sum(w * (u - mean_a) * (v - mean_b) for w, u, v in zip(weights, a, b, strict=True))
+                / weight_sum
+            )
             above = (2 * mean_a * mean_b + C1) * (2 * both + C2)
             values.append(above / ((mean_a**2 + mean_b**2 + C1) * (var_a + var_b + C2)))
     total = sum(values)
@@ -33,15 +36,21 @@ def test_ssim_is_that_of_its_definition() -> None:
     generator = torch.Generator().manual_seed(1)
     first = torch.rand(14, 14, generator=generator)
     second = (first + 0.2 * torch.randn(14, 14, generator=generator)).clamp(0, 1)
-    assert float(ssim(first[None, None], second[None, None])) == pytest.approx(by_definition(first, second), abs=1e-4)
+    assert float(ssim(first[None, None], second[None, None])) == pytest.approx(
+        by_definition(first, second), abs=1e-4
+    )
 
 
 def test_an_image_equals_itself_and_noise_lowers_both() -> None:
     images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    noisy = (images + 0.1 * torch.randn(images.shape, generator=torch.Generator().manual_seed(2))).clamp(0, 1)
+    noisy = (
+        images + 0.1 * torch.randn(images.shape, generator=torch.Generator().manual_seed(2))
+    ).clamp(0, 1)
     assert ssim(images, images) == pytest.approx(torch.ones(3), abs=1e-5)
     assert (psnr(images, images) == 100).all()
-    assert psnr(torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 0.1)) == pytest.approx(20.0, abs=1e-4)
+    assert psnr(torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 0.1)) == pytest.approx(
+        20.0, abs=1e-4
+    )
     assert (ssim(images, noisy) < 1).all()
     assert ((psnr(images, noisy) > 18) & (psnr(images, noisy) < 24)).all()
 

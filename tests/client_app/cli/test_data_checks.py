@@ -1,4 +1,6 @@
-"""`site features` writes every image and names the broken ones; `site join` looks at the data before it connects."""
+"""`site features` writes every image and names the broken ones; `site join` looks at the data
+before it connects.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -34,12 +36,19 @@ def images(folder: Path, *places: str, count: int = 10) -> Path:
     for place in places:
         (folder / place).mkdir(parents=True)
         for i in range(count):
-            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / place / f"{i}.png")
+            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(
+                folder / place / f"{i}.png"
+            )
     return folder
 
 
 def node(tmp_path: Path, data: Path, **more: Scalar) -> dict[str, Scalar]:
-    own = {"data": "imagefolder", "data-dir": str(data), "state-dir": str(tmp_path / "s"), "cache-dir": str(tmp_path / "c")}
+    own = {
+        "data": "imagefolder",
+        "data-dir": str(data),
+        "state-dir": str(tmp_path / "s"),
+        "cache-dir": str(tmp_path / "c"),
+    }
     return own | {"device": "cpu", "site": "north"} | more
 
 
@@ -53,7 +62,15 @@ def test_features_of_all_images_are_written_and_broken_ones_are_named(
 ) -> None:
     data, out = images(tmp_path / "data", *places), tmp_path / "f.safetensors"
     (data / places[0] / "torn.png").write_bytes(b"no image")
-    words = ["features", "--out", out, "--node-config", text(node(tmp_path, data)), "-c", "image-size=8"]
+    words = [
+        "features",
+        "--out",
+        out,
+        "--node-config",
+        text(node(tmp_path, data)),
+        "-c",
+        "image-size=8",
+    ]
     assert site(monkeypatch, *words) == 0
     shown = capsys.readouterr()
     with safe_open(out, "pt") as file:
@@ -70,7 +87,10 @@ def test_features_of_all_images_are_written_and_broken_ones_are_named(
 
 
 DEEP = {
-    "one folder around the classes": (("data/normal", "data/ill"), "if these are the classes, set data-dir to"),
+    "one folder around the classes": (
+        ("data/normal", "data/ill"),
+        "if these are the classes, set data-dir to",
+    ),
     "train without test": (("train/normal", "train/ill"), "put a folder 'test' next to 'train'"),
     "other names of a split": (("train/normal", "val/normal"), "name them 'train' and 'test'"),
 }
@@ -88,9 +108,13 @@ def test_folders_one_level_too_deep_are_refused_with_the_remedy(tmp_path: Path, 
     assert words in check_files(settings)[0]
 
 
-def test_a_private_run_uses_the_folders_and_the_log_states_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_private_run_uses_the_folders_and_the_log_states_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = images(tmp_path / "d", "data/normal", "data/ill")
-    found = load(DataSource("imagefolder", str(data), classes=("normal", "ill"), one_by_one=True), seed=0)
+    found = load(
+        DataSource("imagefolder", str(data), classes=("normal", "ill"), one_by_one=True), seed=0
+    )
     assert len(found) == 0
     assert "set data-dir to" in caplog.text
 
@@ -108,7 +132,11 @@ def test_a_site_that_cannot_work_does_not_join(tmp_path: Path) -> None:
     table = images(tmp_path / "t", "x")
     (table / "t.csv").write_text("path,diagnosis\nx/0.png,a\n")
     with pytest.raises(BackboneError, match="is no safetensors file"):
-        check_settings(parse_node_config(node(tmp_path, data, **{"weights-path": str(tmp_path / "w.safetensors")})))
+        check_settings(
+            parse_node_config(
+                node(tmp_path, data, **{"weights-path": str(tmp_path / "w.safetensors")})
+            )
+        )
     with pytest.raises(ConfigError, match="GPUs; use 'cpu'"):
         check_settings(parse_node_config(node(tmp_path, data, device="cuda:77")))
     with pytest.raises(DataError, match="lacks the columns 'label'"):

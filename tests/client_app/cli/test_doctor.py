@@ -23,20 +23,36 @@ def environment(home: Path) -> dict[str, str]:
 
 def test_without_a_terminal_it_lists_what_it_needs(tmp_path: Path) -> None:
     done = subprocess.run(
-        COMMAND, env=environment(tmp_path), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        COMMAND,
+        env=environment(tmp_path),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert all(option in done.stderr for option in ("--node-config", "--superlink", "--run-config", "site settings"))
+    assert all(
+        option in done.stderr
+        for option in ("--node-config", "--superlink", "--run-config", "site settings")
+    )
 
 
 @pytest.mark.slow
 def test_on_a_terminal_it_asks_and_examines_the_answers(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text(f'# this site\ndata = "imagefolder"\ndata-dir = "{tmp_path}/missing"\nstate-dir = "{tmp_path}/state"\n')
+    file.write_text(
+        f'# this site\ndata = "imagefolder"\ndata-dir = "{tmp_path}/missing"\nstate-dir = '
+        f'"{tmp_path}/state"\n'
+    )
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        COMMAND, env=environment(tmp_path), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        COMMAND,
+        env=environment(tmp_path),
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         os.write(ours, f"{file}\n\n".encode())
         shown, _ = process.communicate(timeout=PATIENCE)
@@ -49,7 +65,12 @@ def test_on_a_terminal_it_asks_and_examines_the_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ['data = "digits"\nsite = "a"\n', '# mine\ndata="digits" site="a"\n', 'data="digits"\nsite="a"']
+    "content",
+    [
+        'data = "digits"\nsite = "a"\n',
+        '# mine\ndata="digits" site="a"\n',
+        'data="digits"\nsite="a"',
+    ],
 )
 def test_a_file_of_settings_is_toml_or_lines(content: str, tmp_path: Path) -> None:
     file = tmp_path / "node"

@@ -35,7 +35,10 @@ def node(tmp_path: Path) -> str:
     features = torch.randn(400, 4, generator=torch.Generator().manual_seed(0)) + 3 * labels[:, None]
     content = {"x": features, "y": labels, "patient": torch.arange(400) // 4}
     save_file(content, tmp_path / "all.safetensors", {"classes": "a,b", "fingerprint": "f" * 16})
-    text = f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
+    text = (
+        f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" '
+        f'cache-dir="{tmp_path}/cache"'
+    )
     text += f' witness-dir="{tmp_path}/witness"'
     open_ledger(parse_node_config(parse_overrides([text])))
     gate = open_gate(parse_node_config(parse_overrides([text])), "digits", "7")
@@ -43,7 +46,9 @@ def node(tmp_path: Path) -> str:
     return text
 
 
-def test_the_ledger_tells_what_left_and_what_is_left(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_the_ledger_tells_what_left_and_what_is_left(
+    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["epsilon"] + shown["epsilon_left"] == pytest.approx(4.0)
@@ -54,8 +59,16 @@ def test_the_ledger_tells_what_left_and_what_is_left(node: str, monkeypatch: pyt
     assert f"of 4 at delta 1e-05, {shown['epsilon_left']:.4g} left" in capsys.readouterr().out
 
 
-def test_the_ledger_fits_80_columns(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    decision = ("--reason", "restored from a backup of last week", "--epsilon-spent", "2.5", "--keep")
+def test_the_ledger_fits_80_columns(
+    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    decision = (
+        "--reason",
+        "restored from a backup of last week",
+        "--epsilon-spent",
+        "2.5",
+        "--keep",
+    )
     assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 0
     assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
     *_, first, last = ["", *json.loads(capsys.readouterr().out.partition("\n")[2])["entries"]]
@@ -64,14 +77,20 @@ def test_the_ledger_fits_80_columns(node: str, monkeypatch: pytest.MonkeyPatch, 
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80
-    together = re.sub(r"[^a-z0-9.:-]", "", "".join(cell for line in shown.splitlines() for cell in line.split("│")[4:5]))
+    together = re.sub(
+        r"[^a-z0-9.:-]",
+        "",
+        "".join(cell for line in shown.splitlines() for cell in line.split("│")[4:5]),
+    )
     for entry in (first, last):
         assert f"epsilon{entry['epsilon']:g}" in together
     assert first["sha256"][:12] in shown
     assert first["flower_run"] in shown
 
 
-def test_ledgers_of_public_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_ledgers_of_public_data_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     node = f'data="digits" state-dir="{tmp_path}"'
     config = parse_node_config(parse_overrides([node]))
     for run in ("7", "8"):
@@ -108,12 +127,18 @@ def test_a_damaged_ledger_is_one_line_until_a_person_decides(
     assert shown["entries"][0]["reason"] == "restored from a backup"
 
 
-def test_a_policy_is_checked_and_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_policy_is_checked_and_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     file = tmp_path / "policy.toml"
     file.write_text("epsilon-total = 8.0\n")
     assert site(monkeypatch, "policy", "check", str(file), "--json") == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["epsilon-total"], shown["without-dp"], shown["smallest-class"]) == (8.0, False, 10)
+    assert (shown["epsilon-total"], shown["without-dp"], shown["smallest-class"]) == (
+        8.0,
+        False,
+        10,
+    )
     assert site(monkeypatch, "policy", "check") == 0
     assert "without a policy file" in capsys.readouterr().out
     file.write_text("epsilon-total = 'much'\n")
@@ -144,14 +169,22 @@ def test_what_was_spent_must_be_reported_as_a_number(
     assert len(list((tmp_path / "state" / "ledgers").glob("*.jsonl*"))) == 1
 
 
-def test_a_dry_run_shows_the_noise_and_charges_nothing(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_dry_run_shows_the_noise_and_charges_nothing(
+    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     assert site(monkeypatch, "dry-run", "--json", "--node-config", node, "-c", BUDGET) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["may_leave"] is True
-    assert shown["records"] == 400, "a split that would be drawn depends on all records, so all of them train"
+    assert shown["records"] == 400, (
+        "a split that would be drawn depends on all records, so all of them train"
+    )
     assert shown["epsilon_before"] < 1 < shown["epsilon_after"] < 1.2
     assert shown["sigmas"]["sums"] == pytest.approx(3.7306 / 0.93**0.5, rel=1e-4)
-    assert set(shown["facts"]) == {"clip-fraction", "signal-to-noise-counts", "signal-to-noise-sums"}
+    assert set(shown["facts"]) == {
+        "clip-fraction",
+        "signal-to-noise-counts",
+        "signal-to-noise-sums",
+    }
     assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
     assert json.loads(capsys.readouterr().out)["epsilon"] == shown["epsilon_before"]
 
@@ -160,7 +193,10 @@ def test_a_dry_run_protects_patients_where_the_site_knows_them(
     node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     # In its own ledger: the other ledger has releases that protect single records only.
-    with_patients = f'{node.replace("/state", "/another").replace("/witness", "/other")} patient-column="patient"'
+    with_patients = (
+        f"{node.replace('/state', '/another').replace('/witness', '/other')} "
+        'patient-column="patient"'
+    )
     assert site(monkeypatch, "ledger", "--open", "--node-config", with_patients) == 0
     capsys.readouterr()
     assert site(monkeypatch, "dry-run", "--json", "--node-config", with_patients, "-c", BUDGET) == 0
@@ -206,6 +242,8 @@ def test_the_key_of_a_site_is_shown_as_peers_need_it(
     assert "names no site" in capsys.readouterr().err
 
 
-def test_a_dry_run_of_rounds_says_what_to_do_instead(node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_dry_run_of_rounds_says_what_to_do_instead(
+    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     assert site(monkeypatch, "dry-run", "--node-config", node, "-c", 'method="fedavg"') == 1
     assert "`coordinator plan` shows its bytes" in capsys.readouterr().err

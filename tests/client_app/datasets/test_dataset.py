@@ -27,7 +27,9 @@ def png(level: int) -> bytes:
     return file.getvalue()
 
 
-def write_parquet(path: Path, labels: list[object], names: list[str] | None = None, **columns: list[str]) -> None:
+def write_parquet(
+    path: Path, labels: list[object], names: list[str] | None = None, **columns: list[str]
+) -> None:
     # No image is in training and test.
     first = 100 if path.stem.endswith("test") else 0
     image = pa.array([{"bytes": png(first + i), "path": f"{i}.png"} for i in range(len(labels))])
@@ -46,7 +48,9 @@ def test_digits_keep_all_17_grey_levels() -> None:
     digits = load(DataSource("digits"), seed=0)
     assert len(digits) == 1797
     assert digits.classes == tuple("0123456789")
-    levels = {level for i in range(100) for level in np.asarray(digits.open_image(i)).ravel().tolist()}
+    levels = {
+        level for i in range(100) for level in np.asarray(digits.open_image(i)).ravel().tolist()
+    }
     assert len(levels) == 17
     assert digits.open_image(0).mode == "RGB"
 
@@ -99,7 +103,9 @@ def test_table_names_paths_labels_split_and_site(tmp_path: Path, suffix: str) ->
         (tmp_path / "list.csv").write_text("\n".join(lines))
     else:
         pq.write_table(pa.table(columns), tmp_path / "list.parquet")
-    source = DataSource("imagefolder", str(tmp_path), label_column="finding", site_column="hospital")
+    source = DataSource(
+        "imagefolder", str(tmp_path), label_column="finding", site_column="hospital"
+    )
     dataset = load(source, seed=0)
     assert dataset.classes == ("9", "10")
     assert dataset.labels.tolist() == [1, 0, 0, 1]
@@ -121,9 +127,12 @@ def test_dataset_names_cannot_leave_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "files"), [(("x",), ("x-train", "x-test")), ((), ("train", "test")), (("x",), ("x",)), ((), ("only",))]
+    ("names", "files"),
+    [(("x",), ("x-train", "x-test")), ((), ("train", "test")), (("x",), ("x",)), ((), ("only",))],
 )
-def test_parquet_files_are_found_by_name(tmp_path: Path, names: tuple[str, ...], files: tuple[str, ...]) -> None:
+def test_parquet_files_are_found_by_name(
+    tmp_path: Path, names: tuple[str, ...], files: tuple[str, ...]
+) -> None:
     for file in files:
         write_parquet(tmp_path / f"{file}.parquet", [0, 1, 0, 1, 0, 1])
     dataset = load(DataSource("parquet", str(tmp_path), names, test_fraction=0.3), seed=0)
@@ -140,13 +149,17 @@ def test_parquet_class_names_come_from_its_metadata(tmp_path: Path) -> None:
 
 
 def test_parquet_takes_string_labels_and_raw_bytes(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"scan": [png(7), png(8)], "label": ["b", "a"]}), tmp_path / "x.parquet")
+    pq.write_table(
+        pa.table({"scan": [png(7), png(8)], "label": ["b", "a"]}), tmp_path / "x.parquet"
+    )
     dataset = load(DataSource("parquet", str(tmp_path)), seed=0)
     assert dataset.labels.tolist() == [1, 0]
     assert dataset.open_image(1).getpixel((0, 0)) == (8, 8, 8)
 
 
-def test_classes_of_the_run_choose_and_order_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_classes_of_the_run_choose_and_order_records(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_parquet(tmp_path / "x.parquet", ["a", "b", "c", "b"])
     caplog.set_level(logging.INFO, "fedsurrogate.site")
     dataset = load(DataSource("parquet", str(tmp_path), classes=("c", "absent", "b")), seed=0)
@@ -158,14 +171,24 @@ def test_classes_of_the_run_choose_and_order_records(tmp_path: Path, caplog: pyt
     whole = load(DataSource("parquet", str(tmp_path)), seed=0)
     assert dataset.whole is not None
     assert dataset.rows is not None
-    assert (dataset.whole.key, len(dataset.whole), dataset.rows.tolist()) == (whole.key, len(whole), [1, 2, 3])
+    assert (dataset.whole.key, len(dataset.whole), dataset.rows.tolist()) == (
+        whole.key,
+        len(whole),
+        [1, 2, 3],
+    )
     with pytest.raises(DataError, match="no record of the classes absent"):
         load(DataSource("parquet", str(tmp_path), classes=("absent",)), seed=0)
 
 
 def test_features_are_taken_as_they_are(tmp_path: Path) -> None:
     x = torch.randn(6, 3).half()
-    write_features(tmp_path / "f-train.safetensors", x[:4], torch.tensor([2, 0, 2, 1]), fingerprint="abc", classes="u,v,w")
+    write_features(
+        tmp_path / "f-train.safetensors",
+        x[:4],
+        torch.tensor([2, 0, 2, 1]),
+        fingerprint="abc",
+        classes="u,v,w",
+    )
     write_features(tmp_path / "f-test.safetensors", x[4:], torch.tensor([1, 0]), fingerprint="abc")
     dataset = load(DataSource("safetensors", str(tmp_path), ("f",)), seed=0)
     assert dataset.features is not None
@@ -222,7 +245,10 @@ def test_what_is_there_instead_is_listed(tmp_path: Path) -> None:
         load(DataSource("imagefolder", str(tmp_path)), seed=0)
     for i in range(7):
         write_parquet(tmp_path / f"s{i}.parquet", [0])
-    with pytest.raises(DataError, match=r"lacks 'q-train.parquet' and 'q-test.parquet'.*'s0.parquet'.*'s4.parquet', \.\.\."):
+    with pytest.raises(
+        DataError,
+        match=r"lacks 'q-train.parquet' and 'q-test.parquet'.*'s0.parquet'.*'s4.parquet', \.\.\.",
+    ):
         load(DataSource("parquet", str(tmp_path), ("q",)), seed=0)
     with pytest.raises(DataError, match=r"lacks the columns 'finding'; it has 'image', 'label'"):
         load(DataSource("parquet", str(tmp_path), ("s1",), label_column="finding"), seed=0)
@@ -245,12 +271,18 @@ def test_labels_must_be_names_or_numbers(tmp_path: Path) -> None:
     ("x", "y", "message"),
     [
         (torch.ones(3, 2), torch.zeros(2, dtype=torch.int64), "3 rows of x but 2 of y"),
-        (torch.tensor([[1.0], [float("nan")]]), torch.tensor([0, 1]), "NaN or infinity in 1 of 2 rows, first in row 1"),
+        (
+            torch.tensor([[1.0], [float("nan")]]),
+            torch.tensor([0, 1]),
+            "NaN or infinity in 1 of 2 rows, first in row 1",
+        ),
         (torch.ones(2, 2), torch.tensor([0.0, 1.0]), "must be integers"),
         (torch.ones(2), torch.tensor([0, 1]), "shape"),
     ],
 )
-def test_unusable_features_are_refused(tmp_path: Path, x: torch.Tensor, y: torch.Tensor, message: str) -> None:
+def test_unusable_features_are_refused(
+    tmp_path: Path, x: torch.Tensor, y: torch.Tensor, message: str
+) -> None:
     write_features(tmp_path / "f.safetensors", x, y)
     with pytest.raises(DataError, match=message):
         load(DataSource("safetensors", str(tmp_path)), seed=0)

@@ -1,4 +1,6 @@
-"""DICOM studies as a hospital's data: labels by table or folder, patients by header; no output has a patient's name."""
+"""DICOM studies as a hospital's data: labels by table or folder, patients by header; no output has
+a patient's name.
+"""
 
 import json
 import logging
@@ -31,7 +33,9 @@ LEVELS = np.random.default_rng(5).integers(0, 256, (64, 8, 8), dtype=np.uint8)
 
 
 def study(folder: Path, patients: list[str], **tags: Any) -> list[Path]:
-    """One image per named patient, in nested folders and without a suffix; and a table of paths and labels."""
+    """One image per named patient, in nested folders and without a suffix; and a table of paths and
+    labels.
+    """
     files, rows = [], ["path,label"]
     for number, patient in enumerate(patients):
         file = folder / "export" / f"S{number // 3:02}" / f"IM{number:03}"
@@ -59,31 +63,52 @@ def test_images_are_found_at_any_depth_by_content_and_the_rest_is_counted_once(
     assert dataset.labels.tolist() == [0, 1, 0, 1]
     assert dataset.patients == ("0", "1", "0", "2")
     assert (np.asarray(dataset.open_image(3))[..., 2] == LEVELS[3]).all()
-    (reason,) = [record.getMessage() for record in caplog.records if record.name == "fedsurrogate.site"]
-    assert "4 DICOM images; 1 files are not DICOM, 2 have no image (DICOMDIR, reports), 1 are broken, such as" in reason
+    (reason,) = [
+        record.getMessage() for record in caplog.records if record.name == "fedsurrogate.site"
+    ]
+    assert (
+        "4 DICOM images; 1 files are not DICOM, 2 have no image (DICOMDIR, reports), 1 are broken, "
+        "such as" in reason
+    )
 
 
-@pytest.mark.parametrize("key", ["path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID"])
-def test_a_table_may_name_images_by_the_most_specific_of_five_keys(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    "key", ["path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID"]
+)
+def test_a_table_may_name_images_by_the_most_specific_of_five_keys(
+    tmp_path: Path, key: str
+) -> None:
     for number in range(4):
         tags = {"SOPInstanceUID": f"1.2.{number}", "StudyInstanceUID": f"1.3.{number}"}
         tags |= {"AccessionNumber": f"00{number}", "PatientID": f"0{number}"}
         save(tmp_path / f"{number}", image(LEVELS[number], **tags))
-    values = {"path": "{}", "SOPInstanceUID": "1.2.{}", "StudyInstanceUID": "1.3.{}", "AccessionNumber": "00{}"}
+    values = {
+        "path": "{}",
+        "SOPInstanceUID": "1.2.{}",
+        "StudyInstanceUID": "1.3.{}",
+        "AccessionNumber": "00{}",
+    }
     values["PatientID"] = "0{}"
     order = list(values)
     less_specific = order[order.index(key) + 1 :]
     lines = [",".join([*less_specific, key, "finding"])]
     for number, label in enumerate("abba"):
-        lines.append(",".join([*("nonsense" for _ in less_specific), values[key].format(number), label]))
+        lines.append(
+            ",".join([*("nonsense" for _ in less_specific), values[key].format(number), label])
+        )
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     assert load(source(tmp_path, label_column="finding"), 0).labels.tolist() == [0, 1, 1, 0]
 
 
 def test_a_label_of_a_study_is_that_of_all_its_images(tmp_path: Path) -> None:
     for number in range(6):
-        save(tmp_path / f"{number}", image(LEVELS[number], StudyInstanceUID=f"1.{number // 2}", PatientID=f"{number // 4}"))
-    (tmp_path / "t.csv").write_text("StudyInstanceUID,label,split\n1.2,x,test\n1.0,y,train\n1.1,x,train\n")
+        save(
+            tmp_path / f"{number}",
+            image(LEVELS[number], StudyInstanceUID=f"1.{number // 2}", PatientID=f"{number // 4}"),
+        )
+    (tmp_path / "t.csv").write_text(
+        "StudyInstanceUID,label,split\n1.2,x,test\n1.0,y,train\n1.1,x,train\n"
+    )
     dataset = load(source(tmp_path), 0)
     assert dataset.labels.tolist() == [1, 1, 0, 0, 0, 0]
     assert dataset.is_train.tolist() == [True] * 4 + [False] * 2
@@ -106,17 +131,29 @@ def test_records_without_a_label_or_a_file_are_left_out_and_counted(
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        ("PatientID,label\n1,a\n1,b\n", "rows 1 and 2 of .* name the same PatientID but differ in 'label'"),
+        (
+            "PatientID,label\n1,a\n1,b\n",
+            "rows 1 and 2 of .* name the same PatientID but differ in 'label'",
+        ),
         ("PatientID,label\n1,a\n,b\n", "row 2 of .* has no PatientID or no label"),
         ("PatientID,label\n1,\n", "row 1 of .* has no PatientID or no label"),
-        ("PatientID,label\n77secret,a\n", "none of the 2 DICOM images in .* is named by the column 'PatientID'"),
+        (
+            "PatientID,label\n77secret,a\n",
+            "none of the 2 DICOM images in .* is named by the column 'PatientID'",
+        ),
         ("PatientID,label\n1,a\n77secret\n", "line 3 has 1 columns, but the first has 2"),
-        ("Patient,label\n1,a\n", "names no images; it has 'Patient', 'label'; add one of the columns path, SOPInstanceUID"),
+        (
+            "Patient,label\n1,a\n",
+            "names no images; it has 'Patient', 'label'; add one of the columns path, "
+            "SOPInstanceUID",
+        ),
         ("PatientID,finding\n1,a\n", "lacks the columns 'label'"),
         ("PatientID,label,split\n1,a,dev\n2,a,test\n", "'split' of .* holds 'dev'"),
     ],
 )
-def test_a_table_that_cannot_be_right_is_refused_without_showing_a_patient(tmp_path: Path, table: str, reason: str) -> None:
+def test_a_table_that_cannot_be_right_is_refused_without_showing_a_patient(
+    tmp_path: Path, table: str, reason: str
+) -> None:
     study(tmp_path, ["1", "2"])
     (tmp_path / "labels.csv").write_text(table)
     with pytest.raises(DataError, match=reason) as caught:
@@ -124,7 +161,9 @@ def test_a_table_that_cannot_be_right_is_refused_without_showing_a_patient(tmp_p
     assert "secret" not in str(caught.value)
 
 
-def test_without_a_table_folders_are_classes_with_train_and_test_where_there_are_such(tmp_path: Path) -> None:
+def test_without_a_table_folders_are_classes_with_train_and_test_where_there_are_such(
+    tmp_path: Path,
+) -> None:
     for number in range(8):
         folder = f"{'train' if number < 5 else 'test'}/{'yn'[number % 2]}/series"
         save(tmp_path / folder / f"{number}", image(LEVELS[number], PatientID=f"{number}"))
@@ -140,8 +179,13 @@ def test_without_a_table_folders_are_classes_with_train_and_test_where_there_are
 
 def test_folders_of_patients_are_no_classes(tmp_path: Path) -> None:
     for number in range(6):
-        save(tmp_path / f"DOE^{number // 2}" / f"{number}", image(LEVELS[number], PatientID=f"{number // 2}"))
-    with pytest.raises(DataError, match=r"each of the 3 folders in .* has images of one patient only"):
+        save(
+            tmp_path / f"DOE^{number // 2}" / f"{number}",
+            image(LEVELS[number], PatientID=f"{number // 2}"),
+        )
+    with pytest.raises(
+        DataError, match=r"each of the 3 folders in .* has images of one patient only"
+    ):
         load(source(tmp_path), 0)
 
 
@@ -150,28 +194,44 @@ def test_nothing_usable_is_reported_with_what_is_there(tmp_path: Path) -> None:
         load(source(tmp_path), 0)
     (tmp_path / "t.csv").write_text("path,label\nx,a\n")
     (tmp_path / "x").write_text("text")
-    with pytest.raises(DataError, match=r"no DICOM image among 1 files in .*: 1 files are not DICOM"):
+    with pytest.raises(
+        DataError, match=r"no DICOM image among 1 files in .*: 1 files are not DICOM"
+    ):
         load(source(tmp_path), 0)
 
 
 def test_patients_with_one_number_of_two_issuers_are_two(tmp_path: Path) -> None:
     files = study(tmp_path, ["7", "7", "8", "7 "])
     for file, issuer in zip(files, ["north", "south", "", "north"], strict=True):
-        save(file, image(LEVELS[0], PatientID=file.read_bytes() and "78"[file == files[2]], IssuerOfPatientID=issuer))
+        save(
+            file,
+            image(
+                LEVELS[0],
+                PatientID=file.read_bytes() and "78"[file == files[2]],
+                IssuerOfPatientID=issuer,
+            ),
+        )
     assert load(source(tmp_path), 0).patients == ("0", "1", "2", "0")
     # If only one issuer is known, records without an issuer belong to it.
     save(files[1], image(LEVELS[1], PatientID="7"))
     assert load(source(tmp_path), 0).patients == ("0", "0", "1", "0")
     save(files[3], image(LEVELS[1], PatientID="7", IssuerOfPatientID="west"))
-    with pytest.raises(DataError, match=f"1 of 4 .* do not identify a patient, such as '{files[1]}'"):
+    with pytest.raises(
+        DataError, match=f"1 of 4 .* do not identify a patient, such as '{files[1]}'"
+    ):
         load(source(tmp_path), 0)
 
 
 @pytest.mark.parametrize("gap", ["", "  ", None])
-def test_an_image_of_nobody_is_refused_unless_the_table_tells(tmp_path: Path, gap: str | None) -> None:
+def test_an_image_of_nobody_is_refused_unless_the_table_tells(
+    tmp_path: Path, gap: str | None
+) -> None:
     files = study(tmp_path, ["1", "2", "3"])
     save(files[1], image(LEVELS[1], PatientID=gap))
-    with pytest.raises(DataError, match=r"1 of 3 DICOM images do not identify a patient.*set patient-column to a column"):
+    with pytest.raises(
+        DataError,
+        match=r"1 of 3 DICOM images do not identify a patient.*set patient-column to a column",
+    ):
         load(source(tmp_path), 0)
     lines = (tmp_path / "labels.csv").read_text().split()
     (tmp_path / "labels.csv").write_text(
@@ -184,7 +244,10 @@ def test_a_drawn_split_and_a_simulation_keep_patients_whole(tmp_path: Path) -> N
     study(tmp_path, [f"{number // 4}" for number in range(64)])
     dataset = load(source(tmp_path, test_fraction=0.25), 0)
     assert dataset.patients is not None
-    sides = {(patient, bool(side)) for patient, side in zip(dataset.patients, dataset.is_train, strict=True)}
+    sides = {
+        (patient, bool(side))
+        for patient, side in zip(dataset.patients, dataset.is_train, strict=True)
+    }
     assert len(sides) == 16
     assert not dataset.is_train.all()
 
@@ -192,7 +255,10 @@ def test_a_drawn_split_and_a_simulation_keep_patients_whole(tmp_path: Path) -> N
 def test_several_images_in_a_file_are_refused_unless_the_site_says_which(tmp_path: Path) -> None:
     files = study(tmp_path, ["1", "2"])
     save(files[1], image(LEVELS[10:15], PatientID="2"))
-    with pytest.raises(DataError, match=rf"1 DICOM files hold several images, such as '{files[1]}' with 5; .*dicom-frames"):
+    with pytest.raises(
+        DataError,
+        match=rf"1 DICOM files hold several images, such as '{files[1]}' with 5; .*dicom-frames",
+    ):
         load(source(tmp_path), 0)
     first, middle = (load(source(tmp_path, frames=frames), 0) for frames in ("first", "middle"))
     for dataset, level in ((first, 10), (middle, 12)):
@@ -216,12 +282,21 @@ def test_a_transfer_syntax_that_nothing_decodes_is_named_with_what_to_do(
     if syntax == HTJ2KLossless:
         # As on a machine without optional decoders.
         monkeypatch.setattr(get_decoder(syntax), "_available", {})
-    remedy = r"run pip install 'fedsurrogate\[dicom-decoders\]'" if syntax == HTJ2KLossless else "leave them out"
-    with pytest.raises(DataError, match=rf"1 DICOM images, such as '{files[1]}', have the .* \({syntax}\).*; {remedy}"):
+    remedy = (
+        r"run pip install 'fedsurrogate\[dicom-decoders\]'"
+        if syntax == HTJ2KLossless
+        else "leave them out"
+    )
+    with pytest.raises(
+        DataError,
+        match=rf"1 DICOM images, such as '{files[1]}', have the .* \({syntax}\).*; {remedy}",
+    ):
         load(source(tmp_path), 0)
 
 
-def test_another_decoder_gives_cached_features_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_decoder_gives_cached_features_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = image(LEVELS[1])
     packed.file_meta.TransferSyntaxUID = HTJ2K
     packed["PixelData"].is_undefined_length = True
@@ -235,7 +310,9 @@ def test_another_decoder_gives_cached_features_another_key(tmp_path: Path, monke
     assert len(keys) == 2
 
 
-def test_a_file_cut_short_is_skipped_like_any_broken_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_cut_short_is_skipped_like_any_broken_image(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     files = study(tmp_path, ["1", "2", "3"])
     files[1].write_bytes(files[1].read_bytes()[:-20])
     dataset = load(source(tmp_path), 0)
@@ -261,16 +338,27 @@ def hospital(folder: Path, patients: list[str], **tags: Any) -> dict[str, Any]:
 def test_a_doctor_warns_of_burned_in_text_and_not_of_a_tag_that_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = parse_run(parse_overrides(['epsilon=1.0 delta=1e-5 classes="a,b" backbone="pixels" image-size=8']))
+    run = parse_run(
+        parse_overrides(['epsilon=1.0 delta=1e-5 classes="a,b" backbone="pixels" image-size=8'])
+    )
     node = NodeConfig(**hospital(tmp_path / "north", ["1", "2", "3", "3"]))
     (sound,) = (each for each in check_site(run, node) if each.what == "data")
     assert sound.state == "PASS"
     assert "a 2, b 2; 3 patients" in sound.found
     assert "burned" not in caplog.text
-    save(tmp_path / "north" / "data" / "export" / "S00" / "IM001", image(LEVELS[0], BurnedInAnnotation="YES"))
-    save(tmp_path / "north" / "data" / "export" / "S00" / "IM002", image(LEVELS[0], BurnedInAnnotation="NO"))
+    save(
+        tmp_path / "north" / "data" / "export" / "S00" / "IM001",
+        image(LEVELS[0], BurnedInAnnotation="YES"),
+    )
+    save(
+        tmp_path / "north" / "data" / "export" / "S00" / "IM002",
+        image(LEVELS[0], BurnedInAnnotation="NO"),
+    )
     (found,) = (each for each in check_site(run, node) if each.what == "data")
-    assert (found.state, "1 images have text burned into their pixels" in found.found) == ("WARN", True)
+    assert (found.state, "1 images have text burned into their pixels" in found.found) == (
+        "WARN",
+        True,
+    )
     assert "BurnedInAnnotation" in found.remedy
     assert caplog.text.count("1 of 4 DICOM images have text burned into their pixels") == 1
 
@@ -284,7 +372,11 @@ def test_two_studies_of_a_patient_are_one_unit_and_the_patient_is_named_nowhere(
     name = "MRN5550123"
     nodes = []
     for site in ("north", "south"):
-        node = hospital(tmp_path / site, [f"{name}{number // 2}" for number in range(60)], IssuerOfPatientID="IssuerOf99")
+        node = hospital(
+            tmp_path / site,
+            [f"{name}{number // 2}" for number in range(60)],
+            IssuerOfPatientID="IssuerOf99",
+        )
         # Labels by patient: the table has these patients, and others without data.
         rows = [f"{name}{number},{'ab'[number % 2]}" for number in range(40)]
         (tmp_path / site / "data" / "labels.csv").write_text("\n".join(["PatientID,label", *rows]))
@@ -296,10 +388,18 @@ def test_two_studies_of_a_patient_are_one_unit_and_the_patient_is_named_nowhere(
     work = tmp_path / "work"
     grid = InProcessGrid(nodes)
     # Large enough that a class of fifteen patients stands out from the noise.
-    settings = {"epsilon": 200.0, "delta": 1e-5, "classes": "a,b", "backbone": "pixels", "image-size": 8}
+    settings = {
+        "epsilon": 200.0,
+        "delta": 1e-5,
+        "classes": "a,b",
+        "backbone": "pixels",
+        "image-size": 8,
+    }
     folder = run_federation(work, grid, report=True, **settings, **FAST)
     assert metrics_of(folder)["sites"] == {"invited": 2, "used": 2, "rejected": 0, "dropped": 0}
-    ledgers = [path.read_text().splitlines() for path in (work / "site-state" / "ledgers").glob("*.jsonl")]
+    ledgers = [
+        path.read_text().splitlines() for path in (work / "site-state" / "ledgers").glob("*.jsonl")
+    ]
     assert [json.loads(lines[-1])["unit"] for lines in ledgers] == ["patient", "patient"]
     first = parse_node_config(nodes[0] | {"cache-dir": str(work / "site-cache")})
     found = load_site(parse_run(settings), first, policy_of(first).cache_mib)
@@ -314,12 +414,19 @@ def test_two_studies_of_a_patient_are_one_unit_and_the_patient_is_named_nowhere(
         for message in grid.received:
             assert secret not in str(message.content)
             assert all(
-                secret.encode() not in array.data for array in message.content.array_records.get("payload", {}).values()
+                secret.encode() not in array.data
+                for array in message.content.array_records.get("payload", {}).values()
             )
 
 
-def test_the_same_pixels_in_png_files_give_the_same_features_and_the_same_share(tmp_path: Path) -> None:
-    study(tmp_path / "dicom", [f"{number}" for number in range(40)], SOPClassUID=SecondaryCaptureImageStorage)
+def test_the_same_pixels_in_png_files_give_the_same_features_and_the_same_share(
+    tmp_path: Path,
+) -> None:
+    study(
+        tmp_path / "dicom",
+        [f"{number}" for number in range(40)],
+        SOPClassUID=SecondaryCaptureImageStorage,
+    )
     (tmp_path / "png").mkdir()
     rows = ["path,label"]
     for number in range(40):

@@ -35,7 +35,9 @@ def test_8_bits_without_a_window_stay_as_they_are(tmp_path: Path, kind: type) ->
     pixels = levels if kind is np.uint8 else (levels.astype(np.int16) - 128).astype(np.int8)
     assert (shown(tmp_path, image(pixels)) == levels).all()
     dark = (pixels // 4).astype(kind)
-    assert shown(tmp_path, image(dark)).max() < 255, "one image is not stretched where another is not"
+    assert shown(tmp_path, image(dark)).max() < 255, (
+        "one image is not stretched where another is not"
+    )
     assert (shown(tmp_path, image(levels, RescaleSlope=3, RescaleIntercept=-7)) == levels).all()
 
 
@@ -47,10 +49,15 @@ def test_deeper_images_without_a_window_run_from_their_least_to_their_greatest(
     pixels = RAMP.astype(np.int16) - 2048 if signed else RAMP
     found = shown(tmp_path, image(pixels, BitsStored=bits))
     assert (found == np.rint(RAMP * (255 / 4095))).all()
-    assert (shown(tmp_path, image(pixels, BitsStored=bits, RescaleSlope=2, RescaleIntercept=-1024)) == found).all()
+    assert (
+        shown(tmp_path, image(pixels, BitsStored=bits, RescaleSlope=2, RescaleIntercept=-1024))
+        == found
+    ).all()
 
 
-def test_a_window_of_hounsfield_units_is_black_at_its_lower_end_and_white_at_its_upper(tmp_path: Path) -> None:
+def test_a_window_of_hounsfield_units_is_black_at_its_lower_end_and_white_at_its_upper(
+    tmp_path: Path,
+) -> None:
     tags = {
         "BitsStored": 12,
         "RescaleIntercept": -1024,
@@ -71,20 +78,34 @@ def test_a_window_of_hounsfield_units_is_black_at_its_lower_end_and_white_at_its
 
 @pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
 @pytest.mark.parametrize("slope", [1, -1])
-def test_every_window_function_is_pydicoms_and_brighter_upwards(tmp_path: Path, function: str, slope: int) -> None:
-    tags = {"BitsStored": 12, "RescaleIntercept": 0, "RescaleSlope": slope, "VOILUTFunction": function}
+def test_every_window_function_is_pydicoms_and_brighter_upwards(
+    tmp_path: Path, function: str, slope: int
+) -> None:
+    tags = {
+        "BitsStored": 12,
+        "RescaleIntercept": 0,
+        "RescaleSlope": slope,
+        "VOILUTFunction": function,
+    }
     dataset = image(RAMP, **tags, WindowCenter=2000 * slope, WindowWidth=1000)
     values = apply_modality_lut(RAMP, dataset)
     own = apply_voi_lut(values, dataset)
     found = shown(tmp_path, dataset)
-    assert (found == np.rint(own / slope * (255 / 4095) if slope > 0 else own * (-255 / 4095))).all()
+    assert (
+        found == np.rint(own / slope * (255 / 4095) if slope > 0 else own * (-255 / 4095))
+    ).all()
     assert (np.diff(found.ravel()[::slope].astype(int)) >= 0).all()
     assert (found.min(), found.max()) == (0, 255)
 
 
 def test_monochrome1_is_inverted_after_its_window(tmp_path: Path) -> None:
     tags = {"BitsStored": 12, "WindowCenter": 1000, "WindowWidth": 500}
-    inverse = shown(tmp_path, image(RAMP, PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="INVERSE", **tags))
+    inverse = shown(
+        tmp_path,
+        image(
+            RAMP, PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="INVERSE", **tags
+        ),
+    )
     assert (inverse == 255 - shown(tmp_path, image(RAMP, **tags))).all()
 
 
@@ -121,7 +142,9 @@ def test_a_palette_is_looked_up(tmp_path: Path) -> None:
     dataset = image(np.array([[0, 1], [2, 1]], np.uint8), PhotometricInterpretation="PALETTE COLOR")
     for name, levels in (("Red", [0, 65535, 257]), ("Green", [0, 0, 257]), ("Blue", [0, 257, 0])):
         setattr(dataset, f"{name}PaletteColorLookupTableDescriptor", [3, 0, 16])
-        setattr(dataset, f"{name}PaletteColorLookupTableData", np.array(levels, np.uint16).tobytes())
+        setattr(
+            dataset, f"{name}PaletteColorLookupTableData", np.array(levels, np.uint16).tobytes()
+        )
     found = np.asarray(open_dicom(save(tmp_path / "x", dataset)))
     assert found.tolist() == [[[0, 0, 0], [255, 0, 1]], [[1, 1, 0], [255, 0, 1]]]
 
@@ -154,7 +177,11 @@ def test_one_frame_is_taken_with_the_window_of_its_own_groups(tmp_path: Path) ->
     dataset = image(frames, BitsStored=12)
     dataset.SharedFunctionalGroupsSequence = Sequence([shared])
     dataset.PerFrameFunctionalGroupsSequence = Sequence(own)
-    assert [int((shown(tmp_path, dataset, frame) <= 127).sum()) for frame in range(3)] == [1000, 1100, 1200]
+    assert [int((shown(tmp_path, dataset, frame) <= 127).sum()) for frame in range(3)] == [
+        1000,
+        1100,
+        1200,
+    ]
 
 
 def test_an_even_image_is_black(tmp_path: Path) -> None:
@@ -163,7 +190,11 @@ def test_an_even_image_is_black(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     whole = save(tmp_path / "whole", image(RAMP)).read_bytes()
-    for name, content in (("short", whole[: len(whole) // 2]), ("empty", b""), ("text", b"x" * 500)):
+    for name, content in (
+        ("short", whole[: len(whole) // 2]),
+        ("empty", b""),
+        ("text", b"x" * 500),
+    ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=rf"/{name}' cannot be shown .*; export it again"):
             open_dicom(tmp_path / name)

@@ -1,4 +1,6 @@
-"""Unusable records in a private run: they are left out, or no record is used; only the hospital sees which."""
+"""Unusable records in a private run: they are left out, or no record is used; only the hospital
+sees which.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.attacks.privacy.neighbours import FAULTS, Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, close_logs
 
 RUN = parse_run(PRIVATE | METHODS["sums spherical"])
-# Faults that make a record unusable; an image with several frames can be used if the site's settings say how.
+# Faults that make a record unusable; an image with several frames can be used if the site's
+# settings say how.
 BAD = [(kind, fault) for kind, faults in FAULTS.items() for fault in faults if fault]
 
 
@@ -41,8 +44,15 @@ def hospital(folder: Path, kind: str, records: Data, **node: Any) -> NodeConfig:
 
 
 @pytest.mark.parametrize(("kind", "fault"), BAD)
-def test_a_record_that_cannot_be_used_is_left_out_alone(tmp_path: Path, kind: str, fault: str) -> None:
-    records = (Record(), Record("b", "2", grey=2), Record("a", "3", grey=3, fault=fault), Record("b", "4", grey=4))
+def test_a_record_that_cannot_be_used_is_left_out_alone(
+    tmp_path: Path, kind: str, fault: str
+) -> None:
+    records = (
+        Record(),
+        Record("b", "2", grey=2),
+        Record("a", "3", grey=3, fault=fault),
+        Record("b", "4", grey=4),
+    )
     node = hospital(tmp_path / "h", kind, records)
     found = load_site(RUN, node, policy_of(node).cache_mib)
     assert sorted(found.train.labels.tolist()) == [0, 1, 1]
@@ -50,7 +60,9 @@ def test_a_record_that_cannot_be_used_is_left_out_alone(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", ["table", "features", "parquet", "dicom"])
-def test_without_privacy_the_same_record_is_an_error_that_a_person_sees(tmp_path: Path, kind: str) -> None:
+def test_without_privacy_the_same_record_is_an_error_that_a_person_sees(
+    tmp_path: Path, kind: str
+) -> None:
     fault = "nan" if kind == "features" else "no patient"
     node = hospital(tmp_path / "h", kind, (Record(), Record("b", fault=fault)))
     with pytest.raises(DataError):
@@ -58,21 +70,30 @@ def test_without_privacy_the_same_record_is_an_error_that_a_person_sees(tmp_path
 
 
 def test_what_is_left_out_changes_the_key_of_cached_features(tmp_path: Path) -> None:
-    node = hospital(tmp_path / "h", "table", (Record(), Record("b", "2", grey=2), Record(grey=3, fault="no patient")))
+    node = hospital(
+        tmp_path / "h",
+        "table",
+        (Record(), Record("b", "2", grey=2), Record(grey=3, fault="no patient")),
+    )
     named, unnamed = (
-        load(DataSource.of_node(node.model_copy(update={"patient_column": column}), RUN), 0) for column in ("who", "")
+        load(DataSource.of_node(node.model_copy(update={"patient_column": column}), RUN), 0)
+        for column in ("who", "")
     )
     assert (len(named), len(unnamed)) == (2, 3)
     assert named.key != unnamed.key
 
 
 def test_in_a_private_run_an_id_is_one_patient_whoever_issued_it(tmp_path: Path) -> None:
-    """Otherwise another patient's file would decide the patient of a file without an issuer, or whether it is used."""
+    """Otherwise another patient's file would decide the patient of a file without an issuer, or
+    whether it is used.
+    """
     from pydicom import dcmread
 
     records = tuple(Record("a", "7", grey=grey) for grey in (1, 2, 3))
     node = hospital(tmp_path / "h", "dicom", records)
-    for file, issuer in zip(sorted(Path(node.data_dir).rglob("*.dcm")), ("", "east", "west"), strict=True):
+    for file, issuer in zip(
+        sorted(Path(node.data_dir).rglob("*.dcm")), ("", "east", "west"), strict=True
+    ):
         dataset = dcmread(file)
         dataset.IssuerOfPatientID = issuer
         dataset.save_as(file)
@@ -81,11 +102,15 @@ def test_in_a_private_run_an_id_is_one_patient_whoever_issued_it(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["folder", "table", "features", "dicom"])
 @pytest.mark.parametrize("unit", ["patient", "record"])
-def test_whom_privacy_protects_follows_from_the_settings_alone(tmp_path: Path, kind: str, unit: str) -> None:
+def test_whom_privacy_protects_follows_from_the_settings_alone(
+    tmp_path: Path, kind: str, unit: str
+) -> None:
     reported = []
     for name, records in (("none", ()), ("some", (Record(), Record("b")))):
         node = hospital(tmp_path / name, kind, records, unit=unit)
-        reported.append((dry_run(RUN, node).facts["unit"], without_records(RUN, node).train.units is None))
+        reported.append(
+            (dry_run(RUN, node).facts["unit"], without_records(RUN, node).train.units is None)
+        )
     expected = "patient" if unit == "patient" and kind != "folder" else "record"
     assert reported == [(expected, expected == "record")] * 2
 
@@ -108,19 +133,25 @@ def broken(*_: object, **__: object) -> Any:
     raise ValueError("a decoder gave up")
 
 
-def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = Hospital(tmp_path / "h", "folder", (Record(), Record("b", grey=2)))
     node = parse_node_config(site.node)
     assert dry_run(RUN, node).refusal == ""
     assert site.visit(METHODS["sums spherical"]).charged
-    assert not [each for each in check_site(RUN, node) if each.what == "ledger" and each.state != "PASS"]
+    assert not [
+        each for each in check_site(RUN, node) if each.what == "ledger" and each.state != "PASS"
+    ]
     monkeypatch.setattr(uncharged, "load_site", broken)
     found = dry_run(RUN, node)
     assert "THE RECORDS CANNOT BE USED" in found.refusal
     assert found.facts["failure"] == "ValueError: a decoder gave up"
     assert not found.facts["may_leave"]
     coordinator, request = new_key(), tmp_path / "request.json"
-    request.write_bytes(Request.fresh(PRIVATE | METHODS["sums spherical"], None).signed(coordinator))
+    request.write_bytes(
+        Request.fresh(PRIVATE | METHODS["sums spherical"], None).signed(coordinator)
+    )
     node = node.model_copy(update={"coordinator_key": public_key(coordinator).hex()})
     with pytest.raises(DataError, match="nothing was charged"):
         release_to(tmp_path / "out.bundle", request, node)
@@ -137,18 +168,25 @@ def test_a_dry_run_without_records_ends_with_an_exit_code(
 ) -> None:
     site = Hospital(tmp_path / "h", "folder", ())
     given = " ".join(f'{key}="{value}"' for key, value in site.node.items())
-    wanted = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in PRIVATE.items())
+    wanted = " ".join(
+        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
+        for key, value in PRIVATE.items()
+    )
     monkeypatch.setattr("sys.argv", ["site", "dry-run", "--node-config", given, "-c", wanted])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
     assert "no record of the classes a, b" in capsys.readouterr().err
-    data = next(each for each in check_site(RUN, parse_node_config(site.node)) if each.what == "data")
+    data = next(
+        each for each in check_site(RUN, parse_node_config(site.node)) if each.what == "data"
+    )
     assert data.state == "FAIL"
 
 
 def test_the_doctor_warns_of_records_that_are_left_out(tmp_path: Path) -> None:
-    node = hospital(tmp_path / "h", "table", (Record(), Record("b", "2"), Record(fault="no patient")))
+    node = hospital(
+        tmp_path / "h", "table", (Record(), Record("b", "2"), Record(fault="no patient"))
+    )
     data = next(each for each in check_site(RUN, node) if each.what == "data")
     assert data.state == "WARN"
     assert "1 of 3 records have no patient ID" in data.found
@@ -164,8 +202,12 @@ def test_a_failure_that_a_site_without_records_has_as_well_is_reported(tmp_path:
         with_records(RUN, node, work)
 
 
-def test_a_site_that_gets_sigterm_ends_and_releases_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a signal, Flower ends an app with SystemExit during its work; SystemExit from a library is an ordinary failure."""
+def test_a_site_that_gets_sigterm_ends_and_releases_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a signal, Flower ends an app with SystemExit during its work; SystemExit from a library is
+    an ordinary failure.
+    """
     node = hospital(tmp_path / "h", "folder", (Record(),))
     made: list[int] = []
 

@@ -1,4 +1,6 @@
-"""What opens a data set's images goes to other processes, with the paths of its files and nothing else of its records."""
+"""What opens a data set's images goes to other processes, with the paths of its files and nothing
+else of its records.
+"""
 
 import io
 import pickle
@@ -41,7 +43,11 @@ def image_table(folder: Path) -> DataSource:
 
 
 def parquet(folder: Path) -> DataSource:
-    table = {"image": [png(index) for index in range(6)], "label": [0, 1] * 3, "patient": [f"MRN-{i}" for i in range(6)]}
+    table = {
+        "image": [png(index) for index in range(6)],
+        "label": [0, 1] * 3,
+        "patient": [f"MRN-{i}" for i in range(6)],
+    }
     pq.write_table(pa.table(table), folder / "x.parquet")
     return DataSource("parquet", str(folder), patient_column="patient")
 
@@ -59,7 +65,9 @@ def digits(folder: Path) -> DataSource:
 
 
 @pytest.mark.parametrize("kind", [image_folder, image_table, parquet, dicom, digits])
-def test_an_opener_that_was_pickled_opens_the_same_images(tmp_path: Path, kind: Callable[[Path], DataSource]) -> None:
+def test_an_opener_that_was_pickled_opens_the_same_images(
+    tmp_path: Path, kind: Callable[[Path], DataSource]
+) -> None:
     source = kind(tmp_path)
     for each in (source, replace(source, one_by_one=True, patients_protected=True)):
         dataset = load(each, 0)
@@ -70,18 +78,24 @@ def test_an_opener_that_was_pickled_opens_the_same_images(tmp_path: Path, kind: 
             assert opener(index, 0).tobytes() == dataset.open_image(index).tobytes()
 
 
-def test_a_few_row_groups_of_a_parquet_file_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_row_groups_of_a_parquet_file_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "KEPT", 4)
     wanted = [bytes([index]) for index in range(30)]
     for name, rows in (("train", slice(20)), ("test", slice(20, 30))):
-        pq.write_table(pa.table({"image": wanted[rows]}), tmp_path / f"{name}.parquet", row_group_size=3)
+        pq.write_table(
+            pa.table({"image": wanted[rows]}), tmp_path / f"{name}.parquet", row_group_size=3
+        )
     images = tables.ParquetImages([tmp_path / "train.parquet", tmp_path / "test.parquet"], "image")
     for order in (range(30), range(29, -1, -1), [0, 19, 20, 29] * 2):
         assert [images.read(index) for index in order] == [wanted[index] for index in order]
         assert sum(map(len, images._read.values())) <= 4 + 3
 
 
-def test_a_file_that_cannot_be_opened_once_hides_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_opened_once_hides_no_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [tmp_path / "train.parquet", tmp_path / "test.parquet"]
     for number, file in enumerate(files):
         pq.write_table(pa.table({"image": [bytes([2 * number]), bytes([2 * number + 1])]}), file)

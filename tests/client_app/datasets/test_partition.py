@@ -28,7 +28,9 @@ def of_kind(kind: str, **settings: object) -> Settings:
     return resolved(partition=kind, site_column="hospital" if kind == "column" else "", **settings)
 
 
-@pytest.mark.parametrize(("kind", "sites"), [("iid", 7), ("dirichlet", 7), ("classes", 5), ("column", 2)])
+@pytest.mark.parametrize(
+    ("kind", "sites"), [("iid", 7), ("dirichlet", 7), ("classes", 5), ("column", 2)]
+)
 def test_parts_are_disjoint_and_complete(kind: str, sites: int) -> None:
     parts = partition(LABELS, ORIGIN, of_kind(kind), sites)
     assert len(parts) == sites
@@ -50,21 +52,29 @@ def test_dirichlet_gives_the_parts_of_flowers_partitioner(alpha: float, seed: in
     datasets = pytest.importorskip("datasets")
     order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
     theirs = partitioner.DirichletPartitioner(5, "key", alpha, 10, self_balancing=False, seed=seed)
-    theirs.dataset = datasets.Dataset.from_dict({"key": LABELS[order].tolist(), "index": order.tolist()})
+    theirs.dataset = datasets.Dataset.from_dict(
+        {"key": LABELS[order].tolist(), "index": order.tolist()}
+    )
     found = partition(LABELS, None, resolved(partition="dirichlet", alpha=alpha, seed=seed), 5)
-    assert [part.tolist() for part in found] == [sorted(theirs.load_partition(site)["index"][:]) for site in range(5)]
+    assert [part.tolist() for part in found] == [
+        sorted(theirs.load_partition(site)["index"][:]) for site in range(5)
+    ]
 
 
 @pytest.mark.slow
 def test_parts_are_the_same_in_every_process() -> None:
     program = (
-        "import torch; from client_app.datasets.partition import partition; from common.run import parse_run\n"
-        "labels, settings = torch.arange(10).repeat_interleave(40), parse_run({'seed': 5}).settings\n"
-        "print([p.tolist() for p in partition(labels, None, settings, 3)])"
+        "import torch; from client_app.datasets.partition import partition; from common.run import "
+        "parse_run\nlabels, settings = torch.arange(10).repeat_interleave(40), parse_run({'seed': "
+        "5}).settings\nprint([p.tolist() for p in partition(labels, None, settings, 3)])"
     )
     folder = Path(__file__).parents[3]
-    outcome = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
-    assert outcome.stdout.strip() == str([p.tolist() for p in partition(LABELS, None, resolved(seed=5), 3)])
+    outcome = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert outcome.stdout.strip() == str(
+        [p.tolist() for p in partition(LABELS, None, resolved(seed=5), 3)]
+    )
 
 
 def test_iid_sites_are_of_one_size_and_mix_all_classes() -> None:
@@ -105,7 +115,9 @@ def test_what_cannot_be_partitioned_says_both_numbers() -> None:
     with pytest.raises(DataError, match=r"has 40 training records for 50 sites"):
         partition(LABELS, None, of_kind("classes", classes_per_site=10), 50)
     for sites in (1, 3):
-        with pytest.raises(ConfigError, match=rf"'hospital' has 2 values \(north, south\).*{sites} sites"):
+        with pytest.raises(
+            ConfigError, match=rf"'hospital' has 2 values \(north, south\).*{sites} sites"
+        ):
             partition(LABELS, ORIGIN, of_kind("column"), sites)
     with pytest.raises(DataError, match="no site column"):
         partition(LABELS, None, of_kind("column"), 2)
@@ -123,7 +135,10 @@ def test_test_records_follow_the_training_shares_of_their_class() -> None:
 def test_test_records_of_a_column_stay_with_their_site() -> None:
     origin = ["n", "s", "n", "s", "other"]
     tests = split_test(
-        [torch.tensor([0]), torch.tensor([1])], torch.zeros(5, dtype=torch.int64), torch.tensor([2, 3, 4]), origin
+        [torch.tensor([0]), torch.tensor([1])],
+        torch.zeros(5, dtype=torch.int64),
+        torch.tensor([2, 3, 4]),
+        origin,
     )
     assert [test.tolist() for test in tests] == [[2], [3]]
 

@@ -1,4 +1,6 @@
-"""`site doctor` behind a hospital's proxy: each step goes through it, and each fault is named with what to do."""
+"""`site doctor` behind a hospital's proxy: each step goes through it, and each fault is named with
+what to do.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -53,19 +55,28 @@ def examined(papers: Path, port: int) -> dict[str, Finding]:
 
 def test_without_a_proxy_every_step_passes(papers: Path, port: int) -> None:
     found = examined(papers, port)
-    assert {name: found[name].state for name in ("TLS", "packets")} == {"TLS": "PASS", "packets": "PASS"}
-    assert found["port"].state in ("PASS", "WARN"), "localhost may have an IPv6 address without a listener"
+    assert {name: found[name].state for name in ("TLS", "packets")} == {
+        "TLS": "PASS",
+        "packets": "PASS",
+    }
+    assert found["port"].state in ("PASS", "WARN"), (
+        "localhost may have an IPv6 address without a listener"
+    )
     assert "proxy" not in found
 
 
 @pytest.mark.parametrize("credentials", ["", "north:pass%2Fword"])
-def test_all_steps_go_through_the_proxy(papers: Path, port: int, monkeypatch: pytest.MonkeyPatch, credentials: str) -> None:
+def test_all_steps_go_through_the_proxy(
+    papers: Path, port: int, monkeypatch: pytest.MonkeyPatch, credentials: str
+) -> None:
     proxy = ConnectProxy(credentials.replace("%2F", "/"))
-    monkeypatch.setenv("https_proxy", proxy.url.replace("://", f"://{credentials}@" if credentials else "://"))
-    found = examined(papers, port)
-    assert {name: found[name].state for name in ("name", "port", "proxy", "TLS", "packets")} == dict.fromkeys(
-        ("name", "port", "proxy", "TLS", "packets"), "PASS"
+    monkeypatch.setenv(
+        "https_proxy", proxy.url.replace("://", f"://{credentials}@" if credentials else "://")
     )
+    found = examined(papers, port)
+    assert {
+        name: found[name].state for name in ("name", "port", "proxy", "TLS", "packets")
+    } == dict.fromkeys(("name", "port", "proxy", "TLS", "packets"), "PASS")
     assert set(proxy.targets) == {f"localhost:{port}"}
     assert len(proxy.targets) >= 3
     assert "word" not in "".join(each.found + each.remedy for each in found.values())
@@ -86,7 +97,9 @@ def test_a_proxy_that_wants_a_password_is_named_with_the_variable(
     assert "wrong" not in last.found + last.remedy
 
 
-@pytest.mark.parametrize(("status", "word"), [(403, "allow the method CONNECT"), (502, "the proxy resolves it")])
+@pytest.mark.parametrize(
+    ("status", "word"), [(403, "allow the method CONNECT"), (502, "the proxy resolves it")]
+)
 def test_a_proxy_without_a_tunnel_is_named(
     papers: Path, port: int, monkeypatch: pytest.MonkeyPatch, status: int, word: str
 ) -> None:
@@ -107,7 +120,9 @@ def test_a_device_that_inspects_tls_is_named_by_its_certificate(
     assert f"exempt localhost port {port}" in last.remedy
 
 
-def test_the_certificate_of_another_federation_is_no_inspection(papers: Path, port: int, tmp_path: Path) -> None:
+def test_the_certificate_of_another_federation_is_no_inspection(
+    papers: Path, port: int, tmp_path: Path
+) -> None:
     issue(tmp_path, ("localhost",), ("north",))
     last = list(check_link(Link("localhost", port, tmp_path / "ca.crt", None)))[-1]
     assert (last.what, last.state) == ("TLS", "FAIL")
@@ -125,7 +140,9 @@ def test_packets_that_are_lost_when_they_are_large_are_noticed(
     assert "MTU" in found["packets"].remedy
 
 
-def test_a_name_with_ipv6_addresses_only_and_no_route_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_with_ipv6_addresses_only_and_no_route_is_recognised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """2001:db8:: is for documentation: no machine has a route to it."""
     there = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", 9092, 0, 0))]
     monkeypatch.setattr(way_checks.socket, "getaddrinfo", lambda *_, **__: there)
@@ -146,7 +163,9 @@ def test_a_name_that_this_resolver_does_not_know_hints_at_split_dns() -> None:
     assert "the containers have another DNS server" in only.remedy
 
 
-def test_a_variable_in_capital_letters_is_noticed_when_the_way_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_in_capital_letters_is_noticed_when_the_way_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
     last = list(check_link(Link("fl.invalid", 9092, None, None)))[-1]
     assert (last.what, last.state) == ("proxy", "WARN")
@@ -165,13 +184,17 @@ def test_a_variable_in_capital_letters_is_noticed_when_the_way_fails(monkeypatch
         ({"https_proxy": "http://p:1", "no_proxy": "example.org", "no_grpc_proxy": "x"}, ("p", 1)),
     ],
 )
-def test_the_proxy_is_the_one_that_grpc_takes(environment: dict[str, str], expected: tuple[str, int] | None) -> None:
+def test_the_proxy_is_the_one_that_grpc_takes(
+    environment: dict[str, str], expected: tuple[str, int] | None
+) -> None:
     found = proxy_for("fl.example.org", environment)
     assert (found and (found.host, found.port)) == expected
 
 
 def test_a_proxy_that_grpc_cannot_use_is_refused_without_its_password() -> None:
-    with pytest.raises(ConfigError, match=r"https_proxy = 'p:1': gRPC takes http://HOST:PORT") as caught:
+    with pytest.raises(
+        ConfigError, match=r"https_proxy = 'p:1': gRPC takes http://HOST:PORT"
+    ) as caught:
         proxy_for("fl.example.org", {"https_proxy": "https://user:secret@p:1"})
     assert "secret" not in str(caught.value)
 

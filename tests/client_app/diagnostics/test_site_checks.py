@@ -25,7 +25,12 @@ from client_app.cli import main as cli
 from client_app.diagnostics import site_checks
 from client_app.diagnostics.connection_checks import check_link
 from client_app.diagnostics.findings import Finding, Link
-from client_app.diagnostics.node_checks import check_isolation, is_isolated, is_supernode, starts_client_apps
+from client_app.diagnostics.node_checks import (
+    check_isolation,
+    is_isolated,
+    is_supernode,
+    starts_client_apps,
+)
 from client_app.diagnostics.site_checks import check_site
 from client_app.governance.gate import open_gate, open_ledger
 from client_app.node_config import NodeConfig, parse_node_config
@@ -38,18 +43,30 @@ from tests.client_app.governance.ledger_processes import release
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cuda", ["GPU 0", "GPU 1"]), ("cuda:1", ["GPU 1"])])
-def test_every_gpu_that_is_used_is_shown(monkeypatch: pytest.MonkeyPatch, device: str, expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cuda", ["GPU 0", "GPU 1"]), ("cuda:1", ["GPU 1"])]
+)
+def test_every_gpu_that_is_used_is_shown(
+    monkeypatch: pytest.MonkeyPatch, device: str, expected: list[str]
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**31))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: f"GPU {torch.device(name).index}")
-    found = list(site_checks._machine(parse_run({}).settings.device, parse_node_config({"device": device})))
-    assert [each.found for each in found if each.what == "GPU"] == [f"{name}, 1.0 of 2.0 GiB free" for name in expected]
+    monkeypatch.setattr(
+        torch.cuda, "get_device_name", lambda name: f"GPU {torch.device(name).index}"
+    )
+    found = list(
+        site_checks._machine(parse_run({}).settings.device, parse_node_config({"device": device}))
+    )
+    assert [each.found for each in found if each.what == "GPU"] == [
+        f"{name}, 1.0 of 2.0 GiB free" for name in expected
+    ]
 
 
 @contextmanager
 def listening(papers: Path | None) -> Iterator[int]:
-    """The port of a server that uses TLS with these certificates and keys; without them it sends nothing."""
+    """The port of a server that uses TLS with these certificates and keys; without them it sends
+    nothing.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if papers is not None:
         context.load_cert_chain(papers / "server.crt", papers / "server.key")
@@ -114,7 +131,9 @@ def test_a_port_nobody_listens_on_is_named() -> None:
     assert "Fleet port" in found["port"].remedy
 
 
-def test_certificates_that_cannot_be_trusted_fail_with_their_remedy(papers: Path, tmp_path: Path) -> None:
+def test_certificates_that_cannot_be_trusted_fail_with_their_remedy(
+    papers: Path, tmp_path: Path
+) -> None:
     issue(tmp_path / "other", ("localhost",), ())
     issue(tmp_path / "old", ("localhost",), (), days=0)
     issue(tmp_path / "soon", ("localhost",), (), days=20)
@@ -132,7 +151,9 @@ def test_certificates_that_cannot_be_trusted_fail_with_their_remedy(papers: Path
         soon = link(port, tmp_path / "soon" / "ca.crt")["TLS"]
     with listening(None) as port:
         bare = link(port, papers / "ca.crt")["TLS"]
-    assert [each.state for each in (foreign, renamed, unread, expired, soon, bare)] == ["FAIL"] * 4 + ["WARN", "FAIL"]
+    assert [each.state for each in (foreign, renamed, unread, expired, soon, bare)] == [
+        "FAIL"
+    ] * 4 + ["WARN", "FAIL"]
     assert "take ca.crt from the site kit again" in foreign.remedy
     assert "--renew --host NAME" in renamed.remedy
     assert "cannot be read as a certificate" in unread.found
@@ -163,7 +184,9 @@ def named(number: int, text: str) -> bool:
 
 
 def visible(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the list of processes has this one's command: it is empty for a moment after the start."""
+    """Wait until the list of processes has this one's command: it is empty for a moment after the
+    start.
+    """
     while not psutil.Process(process.pid).cmdline():
         time.sleep(0.01)
 
@@ -172,7 +195,11 @@ def test_a_supernode_that_would_start_foreign_code_is_found_by_its_number(tmp_pa
     # An interpreter with the program's name; its script does not matter.
     program = tmp_path / "flower-supernode"
     program.write_text("import time; time.sleep(60)")
-    for flags, state in (([], "FAIL"), (["--isolation", "subprocess"], "FAIL"), (["--isolation", "process"], "PASS")):
+    for flags, state in (
+        ([], "FAIL"),
+        (["--isolation", "subprocess"], "FAIL"),
+        (["--isolation", "process"], "PASS"),
+    ):
         with subprocess.Popen([sys.executable, str(program), *flags, "--insecure"]) as process:
             try:
                 visible(process)
@@ -195,15 +222,26 @@ def test_a_supernode_that_would_start_foreign_code_is_found_by_its_number(tmp_pa
         ("/venv/bin/site join --insecure --superlink flower-supernode", False, False),
         ("flower-superlink --isolation process", False, True),
         ("/venv/bin/python -W ignore -m flwr.supernode.cli.flower_supernode", True, False),
-        ("/venv/bin/python3.11 -W ignore -X dev -Im flwr.supernode.cli.flower_supernode --isolation process", True, True),
+        (
+            "/venv/bin/python3.11 -W ignore -X dev -Im flwr.supernode.cli.flower_supernode "
+            "--isolation process",
+            True,
+            True,
+        ),
         ("python -Wignore -u /venv/bin/flower-supernode", True, False),
         ("python --check-hash-based-pycs never -B /venv/bin/flower-supernode", True, False),
-        ("python -c __import__('flwr.supernode.cli').supernode.cli.flower_supernode()", True, False),
+        (
+            "python -c __import__('flwr.supernode.cli').supernode.cli.flower_supernode()",
+            True,
+            False,
+        ),
         ("python -W ignore /venv/bin/site join --superlink flower-supernode", False, False),
         ("python -W ignore -m client_app.cli.main doctor flower_supernode", False, False),
     ],
 )
-def test_isolation_is_read_from_a_command_line(command: str, supernode: bool, isolated: bool) -> None:
+def test_isolation_is_read_from_a_command_line(
+    command: str, supernode: bool, isolated: bool
+) -> None:
     assert (is_supernode(command.split()), is_isolated(command.split())) == (supernode, isolated)
 
 
@@ -212,7 +250,11 @@ def test_isolation_is_read_from_a_command_line(command: str, supernode: bool, is
     [
         ("/venv/bin/flower-superexec --plugin-type clientapp --insecure", True),
         ("/venv/bin/python /venv/bin/flower-superexec --plugin-type=clientapp", True),
-        ("/venv/bin/python -W ignore -m flwr.supercore.cli.flower_superexec --plugin-t clientapp", True),
+        (
+            "/venv/bin/python -W ignore -m flwr.supercore.cli.flower_superexec --plugin-t "
+            "clientapp",
+            True,
+        ),
         ("/venv/bin/flower-superexec --plugin-type serverapp", False),
         ("/venv/bin/python /venv/bin/site app --plugin-type clientapp", False),
     ],
@@ -225,11 +267,15 @@ def test_a_superexec_that_would_start_foreign_code_is_found_by_its_number(tmp_pa
     program = tmp_path / "flower-superexec"
     program.write_text("import time; time.sleep(60)")
     for kind in ("clientapp", "serverapp"):
-        with subprocess.Popen([sys.executable, "-W", "ignore", str(program), "--plugin-type", kind]) as process:
+        with subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(program), "--plugin-type", kind]
+        ) as process:
             try:
                 visible(process)
                 found = check_isolation()
-                assert (found.state == "FAIL" and named(process.pid, found.found)) is (kind == "clientapp")
+                assert (found.state == "FAIL" and named(process.pid, found.found)) is (
+                    kind == "clientapp"
+                )
             finally:
                 process.kill()
 
@@ -242,7 +288,9 @@ def test_a_process_list_that_cannot_be_read_is_a_warning(monkeypatch: pytest.Mon
     assert check_isolation().state == "WARN"
 
 
-@pytest.mark.parametrize("address", ["fl.example.org", "https://fl.example.org:9092", ":9092", "host:0", "host:99999"])
+@pytest.mark.parametrize(
+    "address", ["fl.example.org", "https://fl.example.org:9092", ":9092", "host:0", "host:99999"]
+)
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
         Link.parse(address, None, None)
@@ -258,13 +306,21 @@ def hospital(tmp_path: Path) -> NodeConfig:
         Image.fromarray(pixels).save(tmp_path / "images" / f"{index}.png")
         rows.append(f"{index}.png,{'ab'[index % 2]},p{index // 2}")
     (tmp_path / "images" / "table.csv").write_text("\n".join(["path,label,patient", *rows]) + "\n")
-    text = f'data="imagefolder" data-dir="{tmp_path}/images" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
-    node = parse_node_config(parse_overrides([text, f'witness-dir="{tmp_path}/witness" patient-column="patient"']))
+    text = (
+        f'data="imagefolder" data-dir="{tmp_path}/images" state-dir="{tmp_path}/state" '
+        f'cache-dir="{tmp_path}/cache"'
+    )
+    node = parse_node_config(
+        parse_overrides([text, f'witness-dir="{tmp_path}/witness" patient-column="patient"'])
+    )
     open_ledger(node)
     return node
 
 
-RUN = 'epsilon=1.0 delta=1e-5 classes="a,b" backbone="pixels" image-size=8 fedpft.covariance="spherical"'
+RUN = (
+    'epsilon=1.0 delta=1e-5 classes="a,b" backbone="pixels" image-size=8 '
+    'fedpft.covariance="spherical"'
+)
 
 
 def examined(node: NodeConfig, settings: str = RUN, fingerprint: str = "") -> dict[str, Finding]:
@@ -272,7 +328,9 @@ def examined(node: NodeConfig, settings: str = RUN, fingerprint: str = "") -> di
     return {each.what: each for each in check_site(run, node, fingerprint)}
 
 
-def test_a_sound_hospital_passes_and_its_records_and_patients_are_counted(hospital: NodeConfig) -> None:
+def test_a_sound_hospital_passes_and_its_records_and_patients_are_counted(
+    hospital: NodeConfig,
+) -> None:
     before = {file: file.read_bytes() for file in hospital.state.rglob("*") if file.is_file()}
     found = examined(hospital)
     assert not [each for each in found.values() if each.state == "FAIL"]
@@ -283,10 +341,14 @@ def test_a_sound_hospital_passes_and_its_records_and_patients_are_counted(hospit
     assert found["policy"].state == "WARN"
     # Nothing was cached, charged or released.
     assert not list(hospital.cache.rglob("*.npy"))
-    assert before == {file: file.read_bytes() for file in hospital.state.rglob("*") if file.is_file()}
+    assert before == {
+        file: file.read_bytes() for file in hospital.state.rglob("*") if file.is_file()
+    }
 
 
-@pytest.mark.parametrize("run", [RUN, 'classes="a,b" backbone="pixels"'], ids=["one size", "any size"])
+@pytest.mark.parametrize(
+    "run", [RUN, 'classes="a,b" backbone="pixels"'], ids=["one size", "any size"]
+)
 def test_the_coordinators_fingerprint_is_compared(hospital: NodeConfig, run: str) -> None:
     own = examined(hospital, run)["backbone"].found.rpartition(" ")[2]
     assert examined(hospital, run, own)["backbone"].state == "PASS"
@@ -295,7 +357,9 @@ def test_the_coordinators_fingerprint_is_compared(hospital: NodeConfig, run: str
     assert own in other.found
 
 
-def test_what_a_policy_forbids_and_what_is_spent_is_found(hospital: NodeConfig, tmp_path: Path) -> None:
+def test_what_a_policy_forbids_and_what_is_spent_is_found(
+    hospital: NodeConfig, tmp_path: Path
+) -> None:
     refused = examined(hospital, RUN.replace("epsilon=1.0", "epsilon=2.0"))["a run"]
     assert refused.state == "FAIL"
     assert "epsilon-per-run = 1" in refused.found
@@ -318,7 +382,9 @@ def test_a_damaged_ledger_fails(hospital: NodeConfig) -> None:
     assert examined(hospital)["ledger"].state == "FAIL"
 
 
-def test_a_ledger_that_is_not_open_lost_or_without_its_witness_fails_with_what_to_do(hospital: NodeConfig) -> None:
+def test_a_ledger_that_is_not_open_lost_or_without_its_witness_fails_with_what_to_do(
+    hospital: NodeConfig,
+) -> None:
     new = examined(hospital.model_copy(update={"data_dir": f"{hospital.data_dir}/"}))
     assert new["ledger"].state == "PASS", "the same folder, however it is written"
     new = examined(hospital.model_copy(update={"data": "dicom"}))
@@ -333,11 +399,15 @@ def test_a_ledger_that_is_not_open_lost_or_without_its_witness_fails_with_what_t
     shutil.rmtree(hospital.state)
     lost = examined(hospital)["ledger"]
     assert (lost.state, "`site reopen-ledger`" in lost.found) == ("FAIL", True)
-    within = examined(hospital.model_copy(update={"witness_dir": f"{hospital.state}/witness"}))["ledger"]
+    within = examined(hospital.model_copy(update={"witness_dir": f"{hospital.state}/witness"}))[
+        "ledger"
+    ]
     assert (within.state, "inside state-dir" in within.found) == ("FAIL", True)
 
 
-def test_data_that_is_missing_broken_or_lacks_a_class_is_found(hospital: NodeConfig, tmp_path: Path) -> None:
+def test_data_that_is_missing_broken_or_lacks_a_class_is_found(
+    hospital: NodeConfig, tmp_path: Path
+) -> None:
     gone = examined(hospital.model_copy(update={"data_dir": str(tmp_path / "nowhere")}))
     assert gone["data"].state == "FAIL"
     assert "time" not in gone
@@ -352,7 +422,12 @@ def test_data_that_is_missing_broken_or_lacks_a_class_is_found(hospital: NodeCon
 
 def test_weights_that_are_not_there_fail(hospital: NodeConfig, tmp_path: Path) -> None:
     node = hospital.model_copy(update={"weights_path": str(tmp_path / "none.safetensors")})
-    found = examined(node, RUN.replace('"pixels"', '"torchvision:mobilenet_v2"').replace("image-size=8", "image-size=32"))
+    found = examined(
+        node,
+        RUN.replace('"pixels"', '"torchvision:mobilenet_v2"').replace(
+            "image-size=8", "image-size=32"
+        ),
+    )
     assert found["backbone"].state == "FAIL"
     assert "none.safetensors" in found["backbone"].found
 
@@ -360,7 +435,10 @@ def test_weights_that_are_not_there_fail(hospital: NodeConfig, tmp_path: Path) -
 def test_features_that_were_computed_elsewhere_need_no_backbone(tmp_path: Path) -> None:
     content = {"x": torch.randn(40, 4), "y": torch.arange(40) % 2}
     save_file(content, tmp_path / "all.safetensors", {"classes": "a,b", "fingerprint": "f" * 16})
-    text = f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
+    text = (
+        f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" '
+        f'cache-dir="{tmp_path}/cache"'
+    )
     node = parse_node_config(parse_overrides([text, f'witness-dir="{tmp_path}/witness"']))
     open_ledger(node)
     found = examined(node, fingerprint="e" * 16)
@@ -379,7 +457,10 @@ def test_a_folder_that_cannot_be_written_is_named(hospital: NodeConfig, tmp_path
 def test_the_command_prints_lines_or_json_and_exits_with_one_when_anything_fails(
     hospital: NodeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    node = f'data="imagefolder" data-dir="{hospital.data_dir}" state-dir="{hospital.state}" cache-dir="{hospital.cache}"'
+    node = (
+        f'data="imagefolder" data-dir="{hospital.data_dir}" state-dir="{hospital.state}" '
+        f'cache-dir="{hospital.cache}"'
+    )
     node += f' witness-dir="{hospital.witness}"'
 
     def doctor(*arguments: str) -> int:

@@ -1,4 +1,6 @@
-"""What the tests of extraction by several processes run in those: a small network, and images that wait or kill."""
+"""What the tests of extraction by several processes run in those: a small network, and images that
+wait or kill.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,19 @@ from common.backbones.own_backbones import own_backbone
 
 COUNT, SHARD, SIZE = 86, 16, 16
 BROKEN = (3, 17, 18, 40, 85)
-# The record, in the last shard, whose image waits for two complete shards, and then does what its folder says.
+# The record, in the last shard, whose image waits for two complete shards, and then does what its
+# folder says.
 LAST = 81
 
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 24, 5), nn.ReLU(), nn.Conv2d(24, 48, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(768, 33)
+        nn.Conv2d(3, 24, 5),
+        nn.ReLU(),
+        nn.Conv2d(24, 48, 5, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(768, 33),
     )
 
 
@@ -38,7 +46,9 @@ def backbone(device: str = "cpu") -> Backbone:
 def picture(index: int, _: int = 0) -> Image.Image:
     if index in BROKEN:
         raise OSError(f"no image {index}")
-    return Image.fromarray(np.random.default_rng(index).integers(0, 256, (20, 24, 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(index).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    )
 
 
 def of_two_sizes(index: int, _: int = 0) -> Image.Image:
@@ -46,7 +56,9 @@ def of_two_sizes(index: int, _: int = 0) -> Image.Image:
 
 
 def disturbed(folder: Path, index: int, _: int = 0) -> Image.Image:
-    """A picture; the last waits as long as `wait` is in the folder, or kills its process if `kill` is there."""
+    """A picture; the last waits as long as `wait` is in the folder, or kills its process if `kill`
+    is there.
+    """
     (folder / f"{os.getpid()}.pid").touch()
     if index == LAST and (folder / "wait").exists() | (folder / "kill").exists():
         while complete(folder) < 2 or (folder / "wait").exists():
@@ -67,7 +79,9 @@ def dataset_of(opener: Callable[[int, int], Image.Image], count: int = COUNT) ->
 
 
 def use(processes: int, shard: int = SHARD) -> None:
-    """Let this process extract features in shards of 16, by so many processes on the CPU; one is this process."""
+    """Let this process extract features in shards of 16, by so many processes on the CPU; one is
+    this process.
+    """
     shards.SHARD, extraction.SHARDS_EACH = shard, 1
     extraction.gpus_of = lambda _: ("cpu",) * processes
 
@@ -76,4 +90,6 @@ def main(folder: str) -> None:
     """A process that extracts by two others until it is killed."""
     use(2)
     place = Path(folder)
-    extraction.extract(dataset_of(partial(disturbed, place)), backbone(), place / "cache", load=backbone)
+    extraction.extract(
+        dataset_of(partial(disturbed, place)), backbone(), place / "cache", load=backbone
+    )

@@ -1,4 +1,6 @@
-"""Extraction by a process a device, tried with several on the CPU: the features of one process bit for bit, and no hang."""
+"""Extraction by a process a device, tried with several on the CPU: the features of one process bit
+for bit, and no hang.
+"""
 
 import errno
 import logging
@@ -52,7 +54,9 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return use
 
 
-def features(folder: Path, opener: Callable[..., object] = picture, load: Callable[..., Backbone] = backbone) -> Features:
+def features(
+    folder: Path, opener: Callable[..., object] = picture, load: Callable[..., Backbone] = backbone
+) -> Features:
     return extract(dataset_of(opener), load(), folder / "cache", load=load)  # type: ignore[arg-type]
 
 
@@ -68,22 +72,35 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Features:
 
 @pytest.mark.parametrize("number", [2, 3])
 def test_several_processes_give_the_bits_of_one(
-    tmp_path: Path, alone: Features, processes: Callable[[int], None], number: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    alone: Features,
+    processes: Callable[[int], None],
+    number: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     processes(number)
     with caplog.at_level(logging.INFO):
         assert same(features(tmp_path), alone)
-    assert alone.ok.nonzero().flatten().tolist() == [row for row in range(COUNT) if row not in BROKEN]
+    assert alone.ok.nonzero().flatten().tolist() == [
+        row for row in range(COUNT) if row not in BROKEN
+    ]
     assert f"features are computed by {number} processes" in caplog.text
-    assert all(f"record {row + 1} is broken and skipped (OSError: no image {row})" in caplog.text for row in BROKEN)
+    assert all(
+        f"record {row + 1} is broken and skipped (OSError: no image {row})" in caplog.text
+        for row in BROKEN
+    )
 
 
 def test_a_process_gives_the_parts_of_this_one(processes: Callable[[int], None]) -> None:
     pieces, model = [range(5), range(32, 48), range(80, 86)], backbone()
-    with closing(in_processes(picture, pieces, Devices(("cpu",), backbone, model.fingerprint), 64)) as theirs:
+    with closing(
+        in_processes(picture, pieces, Devices(("cpu",), backbone, model.fingerprint), 64)
+    ) as theirs:
         found = list(theirs)
     ours = list(in_parts(picture, pieces, model, 64))
-    assert [(part.rows, part.broken, part.size) for part in found] == [(part.rows, part.broken, part.size) for part in ours]
+    assert [(part.rows, part.broken, part.size) for part in found] == [
+        (part.rows, part.broken, part.size) for part in ours
+    ]
     for one, other in zip(found, ours, strict=True):
         assert one.features is not None
         assert other.features is not None
@@ -91,11 +108,16 @@ def test_a_process_gives_the_parts_of_this_one(processes: Callable[[int], None])
 
 
 def test_a_killed_process_is_an_error_and_the_next_request_continues(
-    tmp_path: Path, alone: Features, processes: Callable[[int], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    alone: Features,
+    processes: Callable[[int], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     processes(2)
     (tmp_path / "kill").touch()
-    with pytest.raises(FedSurrogateError, match=r"on cpu was ended by SIGKILL.*continues.*device.*'cuda:0'") as error:
+    with pytest.raises(
+        FedSurrogateError, match=r"on cpu was ended by SIGKILL.*continues.*device.*'cuda:0'"
+    ) as error:
         features(tmp_path, partial(disturbed, tmp_path))
     assert type(error.value) is FedSurrogateError
     done = complete(tmp_path)
@@ -110,11 +132,19 @@ def test_a_killed_process_is_an_error_and_the_next_request_continues(
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_processes_end_with_the_one_that_started_them(
-    tmp_path: Path, alone: Features, processes: Callable[[int], None], end: signal.Signals, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    alone: Features,
+    processes: Callable[[int], None],
+    end: signal.Signals,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "wait").touch()
     parent = subprocess.Popen(
-        [sys.executable, "-c", f"from tests.client_app.features.other_processes import main; main({str(tmp_path)!r})"],
+        [
+            sys.executable,
+            "-c",
+            f"from tests.client_app.features.other_processes import main; main({str(tmp_path)!r})",
+        ],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stderr=subprocess.DEVNULL,
@@ -127,7 +157,9 @@ def test_processes_end_with_the_one_that_started_them(
     assert parent.wait() in (-end, 1)
     assert working
     for _ in range(6000):
-        if not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in working):
+        if not any(
+            process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in working
+        ):
             break
         time.sleep(0.01)
     else:
@@ -139,7 +171,9 @@ def test_processes_end_with_the_one_that_started_them(
     assert " of 86 records are done already" in caplog.text
 
 
-def test_images_of_two_sizes_in_two_processes_need_an_image_size(tmp_path: Path, processes: Callable[[int], None]) -> None:
+def test_images_of_two_sizes_in_two_processes_need_an_image_size(
+    tmp_path: Path, processes: Callable[[int], None]
+) -> None:
     processes(2)
     with pytest.raises(BackboneError, match=r"of (6x4 and of 6x5|6x5 and of 6x4) px.*image-size"):
         features(tmp_path, of_two_sizes, partial(load_backbone, "pixels", "", 0))
@@ -149,7 +183,10 @@ def test_images_of_two_sizes_in_two_processes_need_an_image_size(tmp_path: Path,
 @pytest.mark.parametrize(
     ("load", "why"),
     [
-        (partial(load_backbone, "pixels:none", "", 0), r"BackboneError: backbone = 'pixels:none' is unknown"),
+        (
+            partial(load_backbone, "pixels:none", "", 0),
+            r"BackboneError: backbone = 'pixels:none' is unknown",
+        ),
         (partial(load_backbone, "pixels:rgb", "", 0), r"has fingerprint"),
     ],
 )
@@ -181,7 +218,9 @@ def test_too_many_open_files_are_not_a_fault_of_the_cache(
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(device_processes, "Pipe", none)
-    with pytest.raises(FedSurrogateError, match=r"on cpu cannot be started .*Too many open files") as error:
+    with pytest.raises(
+        FedSurrogateError, match=r"on cpu cannot be started .*Too many open files"
+    ) as error:
         features(tmp_path)
     assert type(error.value) is FedSurrogateError
 
@@ -198,7 +237,11 @@ def test_a_site_starts_processes_for_its_own_images(
     found = []
     for number in (2, 1):
         processes(number)
-        settings = {"data": "imagefolder", "data-dir": str(tmp_path / "data"), "cache-dir": str(tmp_path / f"{number}")}
+        settings = {
+            "data": "imagefolder",
+            "data-dir": str(tmp_path / "data"),
+            "cache-dir": str(tmp_path / f"{number}"),
+        }
         node = parse_node_config(settings)
         found.append(load_site(run, node, policy_of(node).cache_mib))
     assert torch.equal(found[0].train.features, found[1].train.features)
@@ -206,13 +249,19 @@ def test_a_site_starts_processes_for_its_own_images(
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cuda", 3), ("cuda:1", 0), ("cpu", 0)])
-def test_only_a_device_without_a_number_is_all_gpus(monkeypatch: pytest.MonkeyPatch, device: str, expected: int) -> None:
+def test_only_a_device_without_a_number_is_all_gpus(
+    monkeypatch: pytest.MonkeyPatch, device: str, expected: int
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert devices.gpus_of(torch.device(device)) == tuple(f"cuda:{index}" for index in range(expected))
+    assert devices.gpus_of(torch.device(device)) == tuple(
+        f"cuda:{index}" for index in range(expected)
+    )
 
 
 @pytest.mark.parametrize(("missing", "gpus"), [(7, 0), (8, 2), (11, 2), (100, 3)])
-def test_a_process_is_started_for_every_few_shards_only(monkeypatch: pytest.MonkeyPatch, missing: int, gpus: int) -> None:
+def test_a_process_is_started_for_every_few_shards_only(
+    monkeypatch: pytest.MonkeyPatch, missing: int, gpus: int
+) -> None:
     used: list[Devices] = []
 
     def started(opener: object, pieces: object, there: Devices, batch_size: int) -> Iterator[Part]:

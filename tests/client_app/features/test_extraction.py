@@ -41,8 +41,12 @@ def pixels() -> Backbone:
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 32, 64, 1000])
-def test_features_stand_in_the_order_of_the_records(tmp_path: Path, pixels: Backbone, batch_size: int) -> None:
-    found = extract(dataset_of(tmp_path / "d", [png(i) for i in range(150)]), pixels, tmp_path, batch_size)
+def test_features_stand_in_the_order_of_the_records(
+    tmp_path: Path, pixels: Backbone, batch_size: int
+) -> None:
+    found = extract(
+        dataset_of(tmp_path / "d", [png(i) for i in range(150)]), pixels, tmp_path, batch_size
+    )
     assert found.x.dtype == torch.float16
     assert torch.equal((found.x[:, 0].float() * 255).round(), torch.arange(150.0))
     assert found.ok.all()
@@ -50,11 +54,19 @@ def test_features_stand_in_the_order_of_the_records(tmp_path: Path, pixels: Back
 
 
 @pytest.mark.parametrize(("image_size", "other"), [(0, True), (8, False)])
-def test_pixels_of_another_size_are_another_backbone(tmp_path: Path, image_size: int, other: bool) -> None:
+def test_pixels_of_another_size_are_another_backbone(
+    tmp_path: Path, image_size: int, other: bool
+) -> None:
     found = []
     for side in (8, 28):
         data = dataset_of(tmp_path / str(side), [png(9, side)])
-        found.append(extract(data, load_backbone("pixels", image_size=image_size, device="cpu"), tmp_path / "cache"))
+        found.append(
+            extract(
+                data,
+                load_backbone("pixels", image_size=image_size, device="cpu"),
+                tmp_path / "cache",
+            )
+        )
     assert (found[0].fingerprint != found[1].fingerprint) == other
 
 
@@ -77,7 +89,9 @@ def test_an_entry_is_on_disk_before_the_notes_of_its_shards_go(
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
         if path.name == SHARDS:
-            assert {(path.parent / name).stat().st_ino for name in ("x.npy", "ok.npy", "digests.json")} <= flushed
+            assert {
+                (path.parent / name).stat().st_ino for name in ("x.npy", "ok.npy", "digests.json")
+            } <= flushed
             flushed.clear()
         remove(path, missing_ok)
 
@@ -95,7 +109,9 @@ def test_changed_images_are_computed_again(tmp_path: Path, pixels: Backbone) -> 
 
 
 @pytest.mark.parametrize("name", ["x.npy", "ok.npy", "digests.json"])
-@pytest.mark.parametrize("harm", [lambda old: b"", lambda old: old[:-1], lambda old: old[:-1] + b"\x07"])
+@pytest.mark.parametrize(
+    "harm", [lambda old: b"", lambda old: old[:-1], lambda old: old[:-1] + b"\x07"]
+)
 def test_a_damaged_entry_is_computed_again(
     tmp_path: Path, pixels: Backbone, name: str, harm: Callable[[bytes], bytes]
 ) -> None:
@@ -121,7 +137,9 @@ def test_a_failed_computation_leaves_no_entry(tmp_path: Path, pixels: Backbone) 
     assert not extract(dataset, pixels, tmp_path).cached
 
 
-def test_broken_images_are_skipped_and_named(tmp_path: Path, pixels: Backbone, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_images_are_skipped_and_named(
+    tmp_path: Path, pixels: Backbone, caplog: pytest.LogCaptureFixture
+) -> None:
     images = [png(i) for i in range(70)]
     images[3], images[40] = b"no image", images[40][:-30]
     found = extract(dataset_of(tmp_path / "d", images), pixels, tmp_path)
@@ -137,7 +155,9 @@ def test_no_usable_image_is_an_error(tmp_path: Path, pixels: Backbone) -> None:
 
 
 @pytest.mark.parametrize(("odd", "batch_size"), [(5, 8), (40, 8), (5, 1), (49, 64)])
-def test_images_of_several_sizes_need_an_image_size(tmp_path: Path, pixels: Backbone, odd: int, batch_size: int) -> None:
+def test_images_of_several_sizes_need_an_image_size(
+    tmp_path: Path, pixels: Backbone, odd: int, batch_size: int
+) -> None:
     dataset = dataset_of(tmp_path / "d", [png(i, size=6 if i == odd else 4) for i in range(50)])
     with pytest.raises(BackboneError, match=r"of (4x4 and of 6x6|6x6 and of 4x4) px.*image-size"):
         extract(dataset, pixels, tmp_path, batch_size)
@@ -145,7 +165,9 @@ def test_images_of_several_sizes_need_an_image_size(tmp_path: Path, pixels: Back
 
 
 @pytest.mark.parametrize("factor", [float("nan"), 1e6])
-def test_features_beyond_half_precision_are_refused(tmp_path: Path, pixels: Backbone, factor: float) -> None:
+def test_features_beyond_half_precision_are_refused(
+    tmp_path: Path, pixels: Backbone, factor: float
+) -> None:
     dataset = dataset_of(tmp_path / "d", [png(200)] * 3)
     with pytest.raises(BackboneError, match="NaN or beyond"):
         extract(dataset, replace(pixels, forward=lambda batch: batch.flatten(1) * factor), tmp_path)
@@ -174,7 +196,9 @@ def test_processes_compute_an_entry_once(tmp_path: Path) -> None:
     dataset_of(tmp_path / "d", [png(i % 256, size=64) for i in range(500)])
     context = multiprocessing.get_context("spawn")
     queue: multiprocessing.Queue[bool] = context.Queue()
-    workers = [context.Process(target=_extract_in_process, args=(tmp_path, queue)) for _ in range(3)]
+    workers = [
+        context.Process(target=_extract_in_process, args=(tmp_path, queue)) for _ in range(3)
+    ]
     for worker in workers:
         worker.start()
     assert sorted(queue.get(timeout=600) for _ in workers) == [False, True, True]
@@ -192,7 +216,9 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pixels: Backbon
 def test_bits_do_not_depend_on_cores_threads_or_batch_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mobilenet_weights: Path
 ) -> None:
-    noise = torch.randint(0, 256, (37, 64, 64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    noise = torch.randint(
+        0, 256, (37, 64, 64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     files = [io.BytesIO() for _ in noise]
     for file, pixels in zip(files, noise.numpy(), strict=True):
         Image.fromarray(pixels).save(file, "PNG")
@@ -204,7 +230,9 @@ def test_bits_do_not_depend_on_cores_threads_or_batch_size(
     found = []
     try:
         for cores, used, batch_size in ((1, 1, 64), (2, 2, 64), (5, 3, 7), (3, 2, 1)):
-            monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+            monkeypatch.setattr(
+                os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False
+            )
             torch.set_num_threads(used)
             found.append(extract(dataset, backbone, tmp_path / f"{cores}", batch_size).x)
             assert torch.get_num_threads() == used
@@ -214,13 +242,17 @@ def test_bits_do_not_depend_on_cores_threads_or_batch_size(
     assert found[0][36].abs().sum() > 0
 
 
-def test_threads_started_afterwards_use_as_many_cores_as_before(tmp_path: Path, pixels: Backbone) -> None:
+def test_threads_started_afterwards_use_as_many_cores_as_before(
+    tmp_path: Path, pixels: Backbone
+) -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
         dataset = dataset_of(tmp_path / "d", [png(200)] * 30)
         with pytest.raises(BackboneError):
-            extract(dataset, replace(pixels, forward=lambda batch: batch.flatten(1) * 1e6), tmp_path)
+            extract(
+                dataset, replace(pixels, forward=lambda batch: batch.flatten(1) * 1e6), tmp_path
+            )
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(torch.get_num_threads).result() == 3
     finally:
@@ -233,15 +265,21 @@ def test_real_images_give_the_published_features(tmp_path: Path, samples: Sample
     table = pq.read_table(samples("data/pacs/photo-test.parquet")).slice(0, 32)
     pq.write_table(table, tmp_path / "photo.parquet")
     dataset = load(DataSource("parquet", str(tmp_path)), seed=0)
-    found = extract(dataset, load_backbone("torchvision:mobilenet_v2", str(weights), 224, "cpu"), tmp_path)
+    found = extract(
+        dataset, load_backbone("torchvision:mobilenet_v2", str(weights), 224, "cpu"), tmp_path
+    )
     published = load_file(samples("features/pacs-photo-test.safetensors"))
     assert torch.equal(dataset.labels, published["y"][:32])
-    for ours, theirs in zip(found.x.float().numpy(), published["x"][:32].float().numpy(), strict=True):
+    for ours, theirs in zip(
+        found.x.float().numpy(), published["x"][:32].float().numpy(), strict=True
+    ):
         assert np.corrcoef(ours, theirs)[0, 1] > 0.99
 
 
 def test_every_shard_begins_a_batch(pixels: Backbone) -> None:
-    """So the batches, on which the last digits of a GPU depend, are the same wherever an extraction begins."""
+    """So the batches, on which the last digits of a GPU depend, are the same wherever an extraction
+    begins.
+    """
     seen: list[int] = []
 
     def forward(batch: torch.Tensor) -> torch.Tensor:
@@ -258,7 +296,9 @@ def test_every_shard_begins_a_batch(pixels: Backbone) -> None:
     pieces = [range(70), range(70, 75), range(90, 93)]
     found = list(in_parts(opened, pieces, elsewhere, 40))
     assert seen == [39, 30, 5, 3]
-    assert [row for part in found for row in part.rows] == [row for piece in pieces for row in piece if row != 13]
+    assert [row for part in found for row in part.rows] == [
+        row for piece in pieces for row in piece if row != 13
+    ]
     assert [part.broken for part in found] == [[(13, "OSError: broken")], [], [], []]
 
 

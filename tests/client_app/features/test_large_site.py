@@ -1,4 +1,6 @@
-"""A large site: work that a kill interrupts continues at the last shard, and features in a file give what memory gives."""
+"""A large site: work that a kill interrupts continues at the last shard, and features in a file
+give what memory gives.
+"""
 
 import errno
 import json
@@ -55,14 +57,25 @@ Path(result).write_bytes(fedpft_surrogate(Task(run, node, "a", found)).payload)
 
 
 def bitmap(seed: int) -> bytes:
-    """An image of 6 x 6 pixels: it is decoded faster than a PNG, and all training records need more than one MiB."""
+    """An image of 6 x 6 pixels: it is decoded faster than a PNG, and all training records need more
+    than one MiB.
+    """
     grey = np.random.default_rng(seed).integers(0, 256, 36, dtype=np.uint8)
     return b"P5 6 6 255\n" + grey.tobytes()
 
 
 def begin(folder: Path, cache: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", WORK, str(folder / "data"), str(folder / cache), str(folder / f"{cache}.surrogate")]
-    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-c",
+        WORK,
+        str(folder / "data"),
+        str(folder / cache),
+        str(folder / f"{cache}.surrogate"),
+    ]
+    return subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
+    )
 
 
 def shards(cache: Path) -> int:
@@ -71,7 +84,9 @@ def shards(cache: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_site_that_was_killed_continues_at_the_last_shard_and_gives_the_same_surrogate(tmp_path: Path) -> None:
+def test_a_site_that_was_killed_continues_at_the_last_shard_and_gives_the_same_surrogate(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "data").mkdir()
     table = {"image": [bitmap(i) for i in range(IMAGES)], "label": [i % 3 for i in range(IMAGES)]}
     pq.write_table(pa.table(table), tmp_path / "data" / "x.parquet")
@@ -90,7 +105,9 @@ def test_a_site_that_was_killed_continues_at_the_last_shard_and_gives_the_same_s
     log = process.communicate()[1].decode()
     assert process.returncode == 0, log
     assert f"{complete * SHARD} of {IMAGES} records are done already" in log
-    assert (tmp_path / "killed.surrogate").read_bytes() == (tmp_path / "whole.surrogate").read_bytes()
+    assert (tmp_path / "killed.surrogate").read_bytes() == (
+        tmp_path / "whole.surrogate"
+    ).read_bytes()
     assert not list((tmp_path / "killed").glob("features/*.partial"))
 
 
@@ -106,7 +123,11 @@ def parts(rows: range, broken: int = 0) -> list[Part]:
     good = list(rows[broken:])
     bad = [] if not broken else [Part([], None, [(row, "broken") for row in rows[:broken]])]
     values = torch.tensor(good)[:, None].expand(-1, 4).half()
-    return [*bad, Part(good[:100], None, [], values[:100], (1, 4)), Part(good[100:], None, [], values[100:], (1, 4))]
+    return [
+        *bad,
+        Part(good[:100], None, [], values[:100], (1, 4)),
+        Part(good[100:], None, [], values[100:], (1, 4)),
+    ]
 
 
 def put(writer: ShardWriter, added: list[Part]) -> None:
@@ -151,14 +172,17 @@ def test_a_line_that_was_not_finished_costs_its_shard_only(tmp_path: Path) -> No
     [
         # A power failure may leave a file that is empty.
         ("x.npy", None, b""),
-        # One bit of its header each: numpy raises TokenError, and reads the numbers in another order of bytes.
+        # One bit of its header each: numpy raises TokenError, and reads the numbers in another
+        # order of bytes.
         ("x.npy", b"}  ", b"} ("),
         ("x.npy", b"<f2", b">f2"),
         ("shards.jsonl", b'"dimension": 4', b'"dimension": 4000000000000000'),
         ("shards.jsonl", b'"dimension": 4', b'"dimension": Infinity'),
     ],
 )
-def test_shards_whose_files_are_damaged_begin_again(tmp_path: Path, name: str, old: bytes | None, new: bytes) -> None:
+def test_shards_whose_files_are_damaged_begin_again(
+    tmp_path: Path, name: str, old: bytes | None, new: bytes
+) -> None:
     put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(0)))
     file = tmp_path / FOLDER / name
     content = file.read_bytes()
@@ -168,17 +192,24 @@ def test_shards_whose_files_are_damaged_begin_again(tmp_path: Path, name: str, o
     assert (writer.done, writer.dimension) == (0, 0)
     put(writer, [part for number in range(3) for part in parts(shard(number))])
     assert writer.missing() == []
-    assert torch.from_numpy(np.load(tmp_path / FOLDER / "x.npy"))[:, 3].equal(torch.arange(COUNT).half())
+    assert torch.from_numpy(np.load(tmp_path / FOLDER / "x.npy"))[:, 3].equal(
+        torch.arange(COUNT).half()
+    )
 
 
 def test_invalid_bytes_in_a_line_cost_its_shard_only(tmp_path: Path) -> None:
-    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), [part for number in range(3) for part in parts(shard(number))])
+    put(
+        ShardWriter.resumed(tmp_path / FOLDER, COUNT),
+        [part for number in range(3) for part in parts(shard(number))],
+    )
     notes = tmp_path / FOLDER / "shards.jsonl"
     notes.write_bytes(notes.read_bytes().replace(b'"begin": 2048', b'"begin": \xb2048'))
     assert missing(tmp_path) == [shard(1)]
 
 
-def test_a_full_disk_costs_no_complete_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_no_complete_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(0)))
     notes = tmp_path / FOLDER / "shards.jsonl"
     with notes.open("a") as file:
@@ -210,12 +241,19 @@ def test_shards_are_complete_in_any_order_and_mixed(tmp_path: Path) -> None:
     assert torch.equal(x[:, 3], torch.where(torch.tensor(expected), torch.arange(COUNT), 0).half())
 
 
-def test_complete_shards_of_an_earlier_version_are_used_if_they_are_shards_now(tmp_path: Path) -> None:
-    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), [part for number in range(3) for part in parts(shard(number))])
+def test_complete_shards_of_an_earlier_version_are_used_if_they_are_shards_now(
+    tmp_path: Path,
+) -> None:
+    put(
+        ShardWriter.resumed(tmp_path / FOLDER, COUNT),
+        [part for number in range(3) for part in parts(shard(number))],
+    )
     notes = tmp_path / FOLDER / "shards.jsonl"
     head, *lines = notes.read_text().splitlines()
     # It wrote no first rows, as each shard began where the one before ended.
-    before = [json.dumps({key: json.loads(line)[key] for key in ("end", "sha256")}) for line in lines]
+    before = [
+        json.dumps({key: json.loads(line)[key] for key in ("end", "sha256")}) for line in lines
+    ]
     notes.write_text("\n".join([head, *before]) + "\n")
     assert missing(tmp_path) == []
     notes.write_text("\n".join([head, before[0], before[2]]) + "\n")
@@ -224,7 +262,9 @@ def test_complete_shards_of_an_earlier_version_are_used_if_they_are_shards_now(t
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Features with three classes, of more than one MiB in single precision, some of them too large for a power of 2."""
+    """Features with three classes, of more than one MiB in single precision, some of them too large
+    for a power of 2.
+    """
     rng = torch.Generator().manual_seed(0)
     y = torch.randint(3, (14000,), generator=rng)
     x = torch.randn(14000, 40, generator=rng) + y[:, None]
@@ -237,7 +277,11 @@ def tasks(folder: Path, run: Run) -> tuple[Task, Task]:
     """The same site with its features in memory, and in a file."""
     found = []
     for mib in (256, 1):
-        settings = {"data": "safetensors", "data-dir": str(folder / "data"), "cache-dir": str(folder / "cache")}
+        settings = {
+            "data": "safetensors",
+            "data-dir": str(folder / "data"),
+            "cache-dir": str(folder / "cache"),
+        }
         node = parse_node_config({**settings, "features-in-memory-mib": mib})
         found.append(Task(run, node, "a", load_site(run, node, policy_of(node).cache_mib)))
     assert [task.found.train.folder is None for task in found] == [True, False]
@@ -246,10 +290,15 @@ def tasks(folder: Path, run: Run) -> tuple[Task, Task]:
 
 def test_features_in_a_file_are_those_in_memory(data: Path) -> None:
     memory, file = tasks(data, parse_run({"classes": "0,2"}))
-    for ours, theirs in ((file.found.train, memory.found.train), (file.found.test, memory.found.test)):
+    for ours, theirs in (
+        (file.found.train, memory.found.train),
+        (file.found.test, memory.found.test),
+    ):
         assert torch.equal(ours.features, theirs.features)
         assert torch.equal(ours.labels, theirs.labels)
-    for ours, theirs in zip(file.training_data(("2", "0")), memory.training_data(("2", "0")), strict=True):
+    for ours, theirs in zip(
+        file.training_data(("2", "0")), memory.training_data(("2", "0")), strict=True
+    ):
         assert torch.equal(ours, theirs)
     for ours, theirs in zip(file.training_data(("2",)), memory.training_data(("2",)), strict=True):
         assert torch.equal(ours, theirs)
@@ -260,16 +309,22 @@ def test_statistics_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: 
     memory, file = tasks(data, parse_run({"method": "gh-ofl"}))
     assert released_sums(file).payload == released_sums(memory).payload
     memory, file = tasks(data, parse_run({"method": "afl", "secure-sum": True, "classes": "0,1,2"}))
-    for ours, theirs in zip(class_moments(file)[0].values(), class_moments(memory)[0].values(), strict=True):
+    for ours, theirs in zip(
+        class_moments(file)[0].values(), class_moments(memory)[0].values(), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("family", ["diag", "full", "spherical"])
-def test_private_sums_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: Path, family: str) -> None:
+def test_private_sums_of_features_in_a_file_are_those_in_memory_bit_for_bit(
+    data: Path, family: str
+) -> None:
     found = []
     for task in tasks(data, parse_run({})):
         train = task.found.train
-        clipped = Clipped.of(train.features, train.labels, None, 0.0, torch.full((40,), 0.1), train.folder)
+        clipped = Clipped.of(
+            train.features, train.labels, None, 0.0, torch.full((40,), 0.1), train.folder
+        )
         found.append(statistics(clipped.features, clipped.labels, clipped.weights, 3, family, 1.0))
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours.value, theirs.value)
@@ -292,7 +347,9 @@ def test_noisy_sums_leave_no_mapped_features_in_memory(family: str, tmp_path: Pa
     rows, dimension = 20_000, 128
     features = written(iter([torch.randn(rows, dimension)]), dimension, tmp_path)
     labels = torch.randint(3, (rows,))
-    run = parse_run({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": family})
+    run = parse_run(
+        {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": family}
+    )
     claim = run.mechanism_for("record", "")
     assert claim is not None
     data = Clipped.of(features, labels, norm=1.0, folder=tmp_path)

@@ -12,7 +12,9 @@ from client_app.features.transfers import CudaTransfers, overlapped
 
 
 class Recorded:
-    """Transfers in memory that write down their order. Features are what the model has computed when they are waited for."""
+    """Transfers in memory that write down their order. Features are what the model has computed
+    when they are waited for.
+    """
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -51,7 +53,9 @@ def test_the_next_batch_is_queued_before_the_features_of_one_are_waited_for() ->
 def test_at_most_two_batches_are_under_way() -> None:
     transfers = Recorded()
     for _ in overlapped(batches(9, transfers.events), lambda images: images, transfers):
-        sent, waited = (sum(event.startswith(kind) for event in transfers.events) for kind in ("send", "wait"))
+        sent, waited = (
+            sum(event.startswith(kind) for event in transfers.events) for kind in ("send", "wait")
+        )
         assert sent - waited <= 1, "one more than the caller has"
 
 
@@ -63,7 +67,9 @@ def test_no_batch_and_one_are_given_as_they_are(count: int) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_copies_to_and_from_a_gpu_change_no_bit() -> None:
     device = torch.device("cuda")
-    images = [torch.randn(64, 3, 32, 32).contiguous(memory_format=torch.channels_last) for _ in range(6)]
+    images = [
+        torch.randn(64, 3, 32, 32).contiguous(memory_format=torch.channels_last) for _ in range(6)
+    ]
     found = list(overlapped(enumerate(images), lambda x: (x * 2).flatten(1), CudaTransfers(device)))
     for (row, features), each in zip(found, images, strict=True):
         assert torch.equal(features, (each * 2).flatten(1).half()), row

@@ -46,7 +46,9 @@ def charge_for_ever(folder: Path, left: Path) -> None:
 
 
 def race(pipe: Connection) -> None:
-    """For each received folder, try to charge more than half the budget, and report whether it succeeded."""
+    """For each received folder, try to charge more than half the budget, and report whether it
+    succeeded.
+    """
     while folder := pipe.recv():
         try:
             Ledger(folder, "data").charge(release(1.4), TOTAL)

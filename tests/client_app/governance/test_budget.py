@@ -48,7 +48,9 @@ def test_the_first_run_of_all_may_spend_the_whole_total() -> None:
     whole = (GaussianEvent(least),)
     assert runs_left([], whole, TOTAL) == 1
     assert runs_left([], (GaussianEvent(0.999 * least),), TOTAL) == 0
-    assert check_budget([], replace(release(), events=whole), TOTAL) == pytest.approx(TOTAL.epsilon_total)
+    assert check_budget([], replace(release(), events=whole), TOTAL) == pytest.approx(
+        TOTAL.epsilon_total
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,11 +58,16 @@ def test_the_first_run_of_all_may_spend_the_whole_total() -> None:
     [
         ({"run": "other"}, "began with the settings"),
         ({"round": 1, "events": OPENING.events}, "first round can be released only once"),
-        ({"round": 3, "events": (GaussianEvent(3.0, 0.05, 10),)}, "other noise than the rounds before it"),
+        (
+            {"round": 3, "events": (GaussianEvent(3.0, 0.05, 10),)},
+            "other noise than the rounds before it",
+        ),
         ({"round": 3, "events": (*SAMPLED, *SAMPLED)}, "other noise than the rounds before it"),
     ],
 )
-def test_a_run_that_leaves_its_plan_is_refused_and_another_run_is_not(second: dict[str, Any], reason: str) -> None:
+def test_a_run_that_leaves_its_plan_is_refused_and_another_run_is_not(
+    second: dict[str, Any], reason: str
+) -> None:
     later = replace(OPENING, round=2, events=SAMPLED)
     before = entries([OPENING, later])
     check_budget(before, replace(later, round=3), TOTAL)

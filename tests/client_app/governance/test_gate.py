@@ -23,7 +23,12 @@ def gate(folder: Path, **policy: Any) -> Gate:
 
 
 def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path: Path) -> None:
-    node = NodeConfig(data="parquet", data_dir=str(tmp_path), policy=str(tmp_path / "gone.toml"), state_dir=str(tmp_path))
+    node = NodeConfig(
+        data="parquet",
+        data_dir=str(tmp_path),
+        policy=str(tmp_path / "gone.toml"),
+        state_dir=str(tmp_path),
+    )
     with pytest.raises(PolicyError, match="nothing leaves without it"):
         open_gate(node, "digits", "1")
 
@@ -34,12 +39,18 @@ def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path: Path) -> None:
         ({}, {}, "without-dp = false"),
         (PRIVATE | {"epsilon": 1.01}, {}, "epsilon-per-run = 1"),
         (PRIVATE | {"delta": 2e-5}, {}, "delta = 1e-05"),
-        (PRIVATE | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}, {}, "mechanisms = sums, dp-em"),
+        (
+            PRIVATE | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"},
+            {},
+            "mechanisms = sums, dp-em",
+        ),
         (PRIVATE, {"methods": ("dpcvae",)}, "methods = dpcvae"),
         (PRIVATE, {"backbones": ("torchvision:*",)}, "backbones = torchvision:*"),
     ],
 )
-def test_what_a_policy_forbids_is_refused_before_any_work(tmp_path: Path, asked: Any, policy: Any, key: str) -> None:
+def test_what_a_policy_forbids_is_refused_before_any_work(
+    tmp_path: Path, asked: Any, policy: Any, key: str
+) -> None:
     with pytest.raises(PolicyError) as error:
         gate(tmp_path, **policy).check_request(parse_run(asked))
     assert key in str(error.value)
@@ -49,7 +60,10 @@ def test_what_a_policy_forbids_is_refused_before_any_work(tmp_path: Path, asked:
 def test_the_default_allows_a_private_run_and_public_data_anything(tmp_path: Path) -> None:
     Gate(DEFAULT, Ledger(tmp_path, "data")).check_request(parse_run(PRIVATE))
     public = Gate(PUBLIC_DATA, Ledger(tmp_path, "data"))
-    for asked in ({}, PRIVATE | {"epsilon": 50.0, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}):
+    for asked in (
+        {},
+        PRIVATE | {"epsilon": 50.0, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"},
+    ):
         public.check_request(parse_run(asked))
 
 
@@ -62,8 +76,12 @@ def test_a_release_too_large_or_without_privacy_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["dp-em", "dp-sgd"])
-def test_a_size_that_noise_has_shaped_decides_only_once_it_is_paid_for(tmp_path: Path, mechanism: str) -> None:
-    """Otherwise the number of components that stand out, or of zero entries, would be a free release."""
+def test_a_size_that_noise_has_shaped_decides_only_once_it_is_paid_for(
+    tmp_path: Path, mechanism: str
+) -> None:
+    """Otherwise the number of components that stand out, or of zero entries, would be a free
+    release.
+    """
     strict = gate(tmp_path, largest_payload_mib=1e-6)
     with pytest.raises(PolicyError, match="largest-payload-mib = 1e-06: the release has 10 bytes"):
         strict.let_out(replace(release(), mechanism=mechanism))
@@ -81,7 +99,9 @@ def test_runs_share_the_total_of_a_data_set(tmp_path: Path) -> None:
 
 
 def test_small_classes_stay_unless_noise_hides_them(tmp_path: Path) -> None:
-    assert [gate(tmp_path).smallest_class(name) for name in ("none", "theorem-4.1", "sums", "dp-em")] == [10, 10, 1, 1]
+    assert [
+        gate(tmp_path).smallest_class(name) for name in ("none", "theorem-4.1", "sums", "dp-em")
+    ] == [10, 10, 1, 1]
 
 
 def test_exact_numbers_never_leave_beside_a_promise(tmp_path: Path) -> None:
@@ -91,12 +111,20 @@ def test_exact_numbers_never_leave_beside_a_promise(tmp_path: Path) -> None:
     assert not gate(tmp_path).exact_numbers_may_leave(parse_run({}).hides_sites)
 
 
-def test_every_simulation_begins_with_a_budget_of_its_own_and_hospital_data_never_does(tmp_path: Path) -> None:
+def test_every_simulation_begins_with_a_budget_of_its_own_and_hospital_data_never_does(
+    tmp_path: Path,
+) -> None:
     run = parse_run(PRIVATE)
     share = NodeConfig(partition_id=1, num_partitions=3, state_dir=str(tmp_path))
     own = NodeConfig(data="parquet", data_dir=str(tmp_path), state_dir=str(tmp_path))
-    assert open_gate(share, run.settings.data, "1").ledger.path != open_gate(share, run.settings.data, "2").ledger.path
-    assert open_gate(own, run.settings.data, "1").ledger.path == open_gate(own, run.settings.data, "2").ledger.path
+    assert (
+        open_gate(share, run.settings.data, "1").ledger.path
+        != open_gate(share, run.settings.data, "2").ledger.path
+    )
+    assert (
+        open_gate(own, run.settings.data, "1").ledger.path
+        == open_gate(own, run.settings.data, "2").ledger.path
+    )
     assert open_gate(own, run.settings.data, "1").policy == DEFAULT
     assert not (tmp_path / "ledgers").exists()
 

@@ -1,4 +1,6 @@
-"""The ledger records every release before it leaves, never exceeds the budget, and is not trusted after a change."""
+"""The ledger records every release before it leaves, never exceeds the budget, and is not trusted
+after a change.
+"""
 
 import itertools
 import json
@@ -27,12 +29,16 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def refused(ledger: Ledger, path: Path | None = None) -> str:
     """The ledger's message when it refuses both reading and charging; it changes nothing then."""
-    before = {file: file.read_bytes() for file in ledger.path.parent.iterdir() if file.suffix != ".lock"}
+    before = {
+        file: file.read_bytes() for file in ledger.path.parent.iterdir() if file.suffix != ".lock"
+    }
     with pytest.raises(LedgerError) as reading:
         ledger.entries()
     with pytest.raises(LedgerError):
         ledger.charge(release(), TOTAL)
-    assert before == {file: file.read_bytes() for file in ledger.path.parent.iterdir() if file.suffix != ".lock"}
+    assert before == {
+        file: file.read_bytes() for file in ledger.path.parent.iterdir() if file.suffix != ".lock"
+    }
     return str(reading.value)
 
 
@@ -65,7 +71,8 @@ def test_exactly_the_budget_may_be_spent_and_not_a_hair_more(tmp_path: Path) -> 
     whole = gaussian_noise_multiplier(4.0, 1e-5)
     ledger = Ledger(tmp_path, "data")
     with pytest.raises(
-        BudgetError, match=r"epsilon-total = 4 at delta 1e-05: 0 is spent, with this release it would be 4.0"
+        BudgetError,
+        match=r"epsilon-total = 4 at delta 1e-05: 0 is spent, with this release it would be 4.0",
     ):
         ledger.charge(release(whole * 0.999), TOTAL)
     assert ledger.entries() == []
@@ -102,7 +109,9 @@ def test_what_protected_records_promised_nothing_to_patients(tmp_path: Path) -> 
         ledger.charge(patients, TOTAL)
 
 
-def test_one_folder_is_one_data_set_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_folder_is_one_data_set_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").mkdir()
     assert dataset_id("parquet", "x") == dataset_id("parquet", f"{tmp_path}/y/../x")
@@ -232,7 +241,8 @@ def test_a_new_beginning_that_fails_half_way_never_brings_a_fresh_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     flush, large = os.fsync, release(1.4)
-    # Each file is flushed and renamed, then its folder is flushed: a stop at each flush covers before and after.
+    # Each file is flushed and renamed, then its folder is flushed: a stop at each flush covers
+    # before and after.
     for stop in range(20):
         ledger, flushes = Ledger(tmp_path / str(stop), "data"), itertools.count()
         ledger.charge(large, TOTAL)
@@ -271,7 +281,15 @@ def test_what_a_person_says_was_spent_must_be_a_number(ledger: Ledger, epsilon: 
 
 def test_whatever_stands_in_the_files_is_refused_in_words(ledger: Ledger) -> None:
     whole = ledger.path.read_bytes()
-    for content in (b"\0" * 100 + b"\n", b"[" * 100_000 + b"\n", b"\xff\n", b"null\n", b"{}\n", b"[1]\n", b"\n"):
+    for content in (
+        b"\0" * 100 + b"\n",
+        b"[" * 100_000 + b"\n",
+        b"\xff\n",
+        b"null\n",
+        b"{}\n",
+        b"[1]\n",
+        b"\n",
+    ):
         ledger.path.write_bytes(content)
         refused(ledger)
     ledger.path.write_bytes(whole)
@@ -291,7 +309,12 @@ def test_lines_are_json_that_other_programs_can_check(ledger: Ledger) -> None:
         entry = json.loads(line)
         stated = entry.pop("hash")
         assert entry["previous"] == previous
-        assert hashlib.sha256(json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()).hexdigest() == stated
+        assert (
+            hashlib.sha256(
+                json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+            ).hexdigest()
+            == stated
+        )
         previous = stated
 
 

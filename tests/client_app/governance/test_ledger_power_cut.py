@@ -18,8 +18,9 @@ from tests.client_app.governance.ledger_processes import TOTAL, release
 
 
 class Disk:
-    """The state of a folder that would survive a power cut: each file's content at its last flush, under the names in the
-    folder at its last flush. This is the strictest reading of POSIX; most file systems keep more.
+    """The state of a folder that would survive a power cut: each file's content at its last flush,
+    under the names in the folder at its last flush. This is the strictest reading of POSIX; most
+    file systems keep more.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,5 +101,9 @@ def test_the_state_kept_with_a_release_survives_a_power_cut(
 
     (state / "sum.pb").write_bytes(b"shares")
     disk = Disk(state, monkeypatch)
-    charge_and_release(cast(Gate, Open()), release(4.0), {state / "sum.pb": stage_file(state / "sum.pb", b"masked")})
+    charge_and_release(
+        cast(Gate, Open()),
+        release(4.0),
+        {state / "sum.pb": stage_file(state / "sum.pb", b"masked")},
+    )
     assert (disk.after_a_power_cut(tmp_path / "after") / "sum.pb").read_bytes() == b"masked"

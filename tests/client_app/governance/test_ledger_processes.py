@@ -1,4 +1,6 @@
-"""Real processes on one ledger, killed, in parallel, or on a full disk: no release leaves without a record."""
+"""Real processes on one ledger, killed, in parallel, or on a full disk: no release leaves without a
+record.
+"""
 
 import multiprocessing
 import random
@@ -9,7 +11,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from client_app.governance.ledger import Ledger
-from tests.client_app.governance.ledger_processes import TOTAL, charge_for_ever, fill_the_disk, race, release
+from tests.client_app.governance.ledger_processes import (
+    TOTAL,
+    charge_for_ever,
+    fill_the_disk,
+    race,
+    release,
+)
 
 KILLS, RACES = 60, 1000
 # A fork has everything imported already.

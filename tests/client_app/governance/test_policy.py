@@ -15,15 +15,23 @@ def written(folder: Path, text: str, encoding: str = "utf-8") -> str:
 
 
 def test_a_policy_file_is_read_and_the_rest_keeps_its_default(tmp_path: Path) -> None:
-    text = 'methods = ["fedpft", "fedlap"]\nbackbones = "torchvision:*, pixels"\nepsilon-total = 2\nwithout-dp = true\n'
+    text = (
+        'methods = ["fedpft", "fedlap"]\nbackbones = "torchvision:*, pixels"\nepsilon-total = '
+        "2\nwithout-dp = true\n"
+    )
     policy = load_policy(written(tmp_path, text))
     assert policy == Policy(
-        methods=("fedpft", "fedlap"), backbones=("torchvision:*", "pixels"), epsilon_total=2.0, without_dp=True
+        methods=("fedpft", "fedlap"),
+        backbones=("torchvision:*", "pixels"),
+        epsilon_total=2.0,
+        without_dp=True,
     )
     assert load_policy(written(tmp_path, "")) == DEFAULT
 
 
-def test_by_default_nothing_leaves_without_privacy_nor_by_the_mechanism_that_protects_less() -> None:
+def test_by_default_nothing_leaves_without_privacy_nor_by_the_mechanism_that_protects_less() -> (
+    None
+):
     assert not DEFAULT.without_dp
     assert "theorem-4.1" not in DEFAULT.mechanisms
     assert not {"none", "*"} & set(DEFAULT.mechanisms)
@@ -55,7 +63,9 @@ def test_every_key_says_what_it_means() -> None:
         ("methods", "is not a TOML file"),
     ],
 )
-def test_a_mistake_in_a_policy_is_named_with_its_file_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_in_a_policy_is_named_with_its_file_in_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
     file = written(tmp_path, text)
     with pytest.raises(ConfigError) as error:
         load_policy(file)
@@ -64,9 +74,13 @@ def test_a_mistake_in_a_policy_is_named_with_its_file_in_one_line(tmp_path: Path
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["epsilon-per-run", "epsilon-total", "delta", "largest-payload-mib"])
+@pytest.mark.parametrize(
+    "key", ["epsilon-per-run", "epsilon-total", "delta", "largest-payload-mib"]
+)
 @pytest.mark.parametrize("number", ["nan", "inf", "0"])
-def test_no_limit_can_be_switched_off_by_a_number_nothing_exceeds(tmp_path: Path, key: str, number: str) -> None:
+def test_no_limit_can_be_switched_off_by_a_number_nothing_exceeds(
+    tmp_path: Path, key: str, number: str
+) -> None:
     with pytest.raises(ConfigError, match=key):
         load_policy(written(tmp_path, f"{key} = {number}"))
 
@@ -79,7 +93,9 @@ def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
 
 
 def test_a_file_saved_by_a_windows_editor_is_read(tmp_path: Path) -> None:
-    assert load_policy(written(tmp_path, "smallest-class = 20\r\n", "utf-8-sig")).smallest_class == 20
+    assert (
+        load_policy(written(tmp_path, "smallest-class = 20\r\n", "utf-8-sig")).smallest_class == 20
+    )
 
 
 @pytest.mark.parametrize("name", ["gone.toml", ".", "nul\0.toml", "latin.toml"])

@@ -9,7 +9,13 @@ import pytest
 from client_app.governance.ledger import Ledger
 from client_app.governance.witness import Witness
 from common.errors import LedgerError, SurrogateError
-from common.security.receipts import MOST_RECEIPTS, Receipt, join_receipts, parse_receipt, parse_receipts
+from common.security.receipts import (
+    MOST_RECEIPTS,
+    Receipt,
+    join_receipts,
+    parse_receipt,
+    parse_receipts,
+)
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 
@@ -34,12 +40,18 @@ def test_every_receipt_of_the_past_agrees_and_none_of_the_future(tmp_path: Path)
         past.append(receipt_of(ledger))
     assert [each.length for each in past] == [1, 2, 3, 4]
     ledger.check(past)
-    for wrong in (replace(past[1], length=3), replace(past[3], length=5), replace(past[2], tag=past[1].tag)):
+    for wrong in (
+        replace(past[1], length=3),
+        replace(past[3], length=5),
+        replace(past[2], tag=past[1].tag),
+    ):
         with pytest.raises(LedgerError, match="the coordinator has seen"):
             ledger.check([*past, wrong])
 
 
-def test_data_sets_of_one_site_do_not_disturb_each_other_and_show_no_relation(tmp_path: Path) -> None:
+def test_data_sets_of_one_site_do_not_disturb_each_other_and_show_no_relation(
+    tmp_path: Path,
+) -> None:
     one, other = ledger_of(tmp_path), ledger_of(tmp_path, "other")
     one.charge(release(), TOTAL)
     receipts = [receipt_of(one), receipt_of(other)]
@@ -78,7 +90,8 @@ def test_every_changed_byte_of_a_witness_is_refused_or_says_the_same(tmp_path: P
         changed[position] ^= 1
         ledger.witness.file.write_bytes(bytes(changed))
         try:
-            # Only the opening time, which orders the ledgers of one site, is not compared with the ledger itself.
+            # Only the opening time, which orders the ledgers of one site, is not compared with the
+            # ledger itself.
             ledger.check([receipt])
         except LedgerError:
             continue
@@ -123,7 +136,9 @@ def test_where_only_the_witness_finds_no_room_nothing_leaves_and_the_entry_count
     ledger.check([receipt_of(ledger)])
 
 
-def test_the_witness_is_written_before_a_charge_returns_and_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_witness_is_written_before_a_charge_returns_and_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = ledger_of(tmp_path)
     written: list[str] = []
     real = __import__("os").fsync
@@ -140,7 +155,17 @@ def test_the_witness_is_written_before_a_charge_returns_and_flushed(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "text", ["x", None, 7, "a" * 10**6, "f" * 32 + ":1:1:" + "0" * 63, "F" * 32 + ":1:1:" + "0" * 64, "g:1:1:0", ","]
+    "text",
+    [
+        "x",
+        None,
+        7,
+        "a" * 10**6,
+        "f" * 32 + ":1:1:" + "0" * 63,
+        "F" * 32 + ":1:1:" + "0" * 64,
+        "g:1:1:0",
+        ",",
+    ],
 )
 def test_what_is_no_receipt_is_refused(text: object) -> None:
     with pytest.raises(SurrogateError):
@@ -150,7 +175,9 @@ def test_what_is_no_receipt_is_refused(text: object) -> None:
 
 
 def test_receipts_come_back_as_they_went(tmp_path: Path) -> None:
-    receipts = [Receipt("a" * 32, 1_700_000_000, number, "0" * 64) for number in range(MOST_RECEIPTS)]
+    receipts = [
+        Receipt("a" * 32, 1_700_000_000, number, "0" * 64) for number in range(MOST_RECEIPTS)
+    ]
     assert parse_receipts(join_receipts(receipts)) == receipts
     assert parse_receipts("") == []
     with pytest.raises(SurrogateError, match="more than"):

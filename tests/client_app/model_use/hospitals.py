@@ -45,9 +45,20 @@ def write_images(root: Path, rows: Any, labelled: bool = True) -> Path:
 def hospital(home: Path, name: str, rows: Any, **more: Any) -> NodeConfig:
     """A hospital's node-config, with its images in `home`."""
     folder = write_images(home / f"{name}-images", rows)
-    (home / "policy.toml").write_text("without-dp = true\nsmallest-class = 1\nepsilon-per-run = 8.0\nepsilon-total = 80.0\n")
-    found: NodeConfig = {"site": name, "data": "imagefolder", "data-dir": str(folder), "policy": str(home / "policy.toml")}
-    return found | {"state-dir": str(home / f"{name}-state"), "cache-dir": str(home / f"{name}-cache")} | more
+    (home / "policy.toml").write_text(
+        "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 8.0\nepsilon-total = 80.0\n"
+    )
+    found: NodeConfig = {
+        "site": name,
+        "data": "imagefolder",
+        "data-dir": str(folder),
+        "policy": str(home / "policy.toml"),
+    }
+    return (
+        found
+        | {"state-dir": str(home / f"{name}-state"), "cache-dir": str(home / f"{name}-cache")}
+        | more
+    )
 
 
 @dataclass(frozen=True)

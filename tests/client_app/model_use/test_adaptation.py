@@ -1,4 +1,6 @@
-"""A site's own model: chosen only where it is better beyond chance, and never worse than the better of the two."""
+"""A site's own model: chosen only where it is better beyond chance, and never worse than the better
+of the two.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def shared() -> Head:
     return shared_head()
 
 
-def gained(shared: Head, count: int, seed: int, turned: float) -> tuple[Adaptation, float, float, float]:
+def gained(
+    shared: Head, count: int, seed: int, turned: float
+) -> tuple[Adaptation, float, float, float]:
     """Accuracy on many new records of the site: shared, own alone, adapted."""
     found = adapt(shared, held(count, seed, turned), SETTINGS, seed)
     from common.models.head_training import train_on_features
@@ -68,7 +72,10 @@ def gained(shared: Head, count: int, seed: int, turned: float) -> tuple[Adaptati
     x, y = records(count, seed, turned)
     own = Head(HEADER, *train_on_features(x, y, 3, SETTINGS, seed))
     new, truth = records(5000, 10_000 + seed, turned)
-    right = [float((each.predict(new) == truth).float().mean()) for each in (shared, own, adapted(shared, found))]
+    right = [
+        float((each.predict(new) == truth).float().mean())
+        for each in (shared, own, adapted(shared, found))
+    ]
     return found, right[0], right[1], right[2]
 
 
@@ -88,7 +95,9 @@ def test_at_a_site_unlike_the_others_the_model_gets_better(shared: Head) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [40])
 @pytest.mark.parametrize("turned", [0.0, 0.4, 1.0])
-def test_it_is_never_worse_than_the_shared_model_beyond_chance(shared: Head, count: int, turned: float) -> None:
+def test_it_is_never_worse_than_the_shared_model_beyond_chance(
+    shared: Head, count: int, turned: float
+) -> None:
     apart = []
     for seed in range(6):
         _, before, _, after = gained(shared, count, 20 + seed, turned)
@@ -113,7 +122,9 @@ def test_too_few_records_are_refused(shared: Head) -> None:
 
 
 def test_a_model_that_is_no_head_is_mixed_too() -> None:
-    quadratic = Quadratic(HEADER, torch.zeros(3, DIMENSION), torch.ones(3, DIMENSION), torch.zeros(3))
+    quadratic = Quadratic(
+        HEADER, torch.zeros(3, DIMENSION), torch.ones(3, DIMENSION), torch.zeros(3)
+    )
     found = adapt(quadratic, held(200, 1), SETTINGS)
     assert found.chosen != "shared"
     assert "closed form" not in {each.name for each in found.judged}
@@ -170,8 +181,12 @@ def test_a_model_with_a_projection_and_a_centre_is_adapted_in_its_own_dimensions
     """As secure sums learn it: features are centred, projected and clipped before the head."""
     from common.models.head_training import train_on_features
 
-    turn = torch.linalg.qr(torch.randn(DIMENSION, DIMENSION, generator=torch.Generator().manual_seed(3)))[0][:12]
-    base = Head(HEADER, torch.zeros(3, 12), torch.zeros(3), 0.0, torch.full((DIMENSION,), 0.1), turn)
+    turn = torch.linalg.qr(
+        torch.randn(DIMENSION, DIMENSION, generator=torch.Generator().manual_seed(3))
+    )[0][:12]
+    base = Head(
+        HEADER, torch.zeros(3, 12), torch.zeros(3), 0.0, torch.full((DIMENSION,), 0.1), turn
+    )
     x, y = records(2000, 1)
     weight, bias = train_on_features(base.prepare(x).float(), y, 3, SETTINGS, 0)
     shared = Head(HEADER, weight, bias, base.clip, base.centre, base.projection)

@@ -70,7 +70,9 @@ def test_a_changed_model_is_shown_as_changed(tmp_path: Path, node: tuple[str, st
     assert site("models", *node).code == 0
 
 
-def test_without_a_node_config_the_list_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_node_config_the_list_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("FEDSURROGATE_NODE_CONFIG", raising=False)
     done = site("models")
     assert done.code == 1

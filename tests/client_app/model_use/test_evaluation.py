@@ -1,4 +1,6 @@
-"""Evaluation at the site: measures of held-out records only, by group, with a page; refusals say what to do."""
+"""Evaluation at the site: measures of held-out records only, by group, with a page; refusals say
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import accuracy_score, recall_score
 
 from client_app.datasets.dataset import stratified_split
-from client_app.model_use.calibration import Calibration, abstain_limit, fit_temperature, threshold_for
+from client_app.model_use.calibration import (
+    Calibration,
+    abstain_limit,
+    fit_temperature,
+    threshold_for,
+)
 from client_app.model_use.evaluation import Wish
 from client_app.model_use.evaluation import evaluate as judge
 from client_app.model_use.held_out import Source, held_out
@@ -25,7 +32,13 @@ from client_app.node_config import parse_node_config
 from common.errors import ConfigError
 from common.settings.flat import parse_overrides
 from common.signed_models.gaussians import fit_gaussians
-from tests.client_app.model_use.hospitals import federation, rows_of_classes, site, text, write_images
+from tests.client_app.model_use.hospitals import (
+    federation,
+    rows_of_classes,
+    site,
+    text,
+    write_images,
+)
 from tests.uses_of_extras import hidden
 
 Json = dict[str, Any]
@@ -41,14 +54,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_images(home / "labelled", rows, labelled=False)
     lines = ["path,label,patient,scanner,age"]
     for number, row in enumerate(rows):
-        lines.append(f"{row:04}.png,{digits.target[row]},p{number // 3},{'ABC'[min(2, number % 40)]},{20 + number % 60}")
+        lines.append(
+            f"{row:04}.png,{digits.target[row]},p{number // 3},{'ABC'[min(2, number % 40)]},{20 + number % 60}"
+        )
     (folder / "table.csv").write_text("\n".join(lines) + "\n")
     return home
 
 
 def evaluate(home: Path, *words: str, folder: str = "labelled") -> tuple[Json, Path]:
     out = home / f"evaluation-{len(list(home.iterdir()))}"
-    node, where = (home / "node.txt").read_text(), ("--data-dir", str(home / folder)) if folder else ()
+    node, where = (
+        (home / "node.txt").read_text(),
+        ("--data-dir", str(home / folder)) if folder else (),
+    )
     done = site("evaluate", "--node-config", node, *where, "--out", str(out), "--json", *words)
     assert done.code == 0, done
     return json.loads(done.stdout), out
@@ -58,7 +76,13 @@ def test_measures_are_those_of_the_predictions(home: Path, tmp_path: Path) -> No
     found, _ = evaluate(home, "--patient-column", "patient")
     out = tmp_path / "p.csv"
     site(
-        "predict", "--data-dir", str(home / "labelled"), "--out", str(out), "--node-config", (home / "node.txt").read_text()
+        "predict",
+        "--data-dir",
+        str(home / "labelled"),
+        "--out",
+        str(out),
+        "--node-config",
+        (home / "node.txt").read_text(),
     )
     lines = [line.split(",") for line in out.read_text().splitlines()]
     digits, column = load_digits(), lines[0].index("decision")
@@ -66,8 +90,12 @@ def test_measures_are_those_of_the_predictions(home: Path, tmp_path: Path) -> No
     decided = [line[column] for line in lines[1:]]
     averages = found["report"]["averages"]
     assert averages["accuracy"]["value"] == pytest.approx(accuracy_score(truth, decided))
-    assert averages["balanced_accuracy"]["value"] == pytest.approx(recall_score(truth, decided, average="macro"))
-    assert averages["accuracy"]["low"] < averages["accuracy"]["value"] < averages["accuracy"]["high"]
+    assert averages["balanced_accuracy"]["value"] == pytest.approx(
+        recall_score(truth, decided, average="macro")
+    )
+    assert (
+        averages["accuracy"]["low"] < averages["accuracy"]["value"] < averages["accuracy"]["high"]
+    )
     assert (found["report"]["records"], found["report"]["units"]) == (280, 94)
 
 
@@ -84,7 +112,9 @@ def test_groups_are_judged_alone_and_small_ones_are_marked(home: Path) -> None:
     assert "fewer than ten records" in page
 
 
-def test_an_evaluation_without_matplotlib_has_its_tables_and_says_why_it_has_no_curves(home: Path) -> None:
+def test_an_evaluation_without_matplotlib_has_its_tables_and_says_why_it_has_no_curves(
+    home: Path,
+) -> None:
     with hidden("matplotlib"):
         _, out = evaluate(home)
     page = (out / "evaluation.html").read_text()
@@ -103,38 +133,58 @@ def test_the_page_needs_no_network_and_no_script(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wished_sensitivity_is_reached_on_other_records_and_stored(home: Path, tmp_path: Path) -> None:
+def test_a_wished_sensitivity_is_reached_on_other_records_and_stored(
+    home: Path, tmp_path: Path
+) -> None:
     wish = ("--positive", "7", "--sensitivity", "0.9", "--temperature", "--store")
     found, _ = evaluate(home, *wish, "--patient-column", "patient")
     assert found["report"]["records"] + found["calibrated_on"] == 280
     (row,) = (each for each in found["report"]["per_class"] if each["name"] == "7")
     assert row["measures"]["sensitivity"]["value"] > 0.75
     node = parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
-    stored = json.loads((node.state / "models" / f"{read_index(node).in_use}.calibration.json").read_text())
+    stored = json.loads(
+        (node.state / "models" / f"{read_index(node).in_use}.calibration.json").read_text()
+    )
     assert stored["threshold"] == found["calibration"]["threshold"]
     assert stored["temperature"] != 1.0
     again, _ = evaluate(home)
     assert again["calibration"]["threshold"] == stored["threshold"]
 
 
-def test_a_limit_for_a_share_is_stored_and_predictions_abstain_beyond_it(home: Path, tmp_path: Path) -> None:
+def test_a_limit_for_a_share_is_stored_and_predictions_abstain_beyond_it(
+    home: Path, tmp_path: Path
+) -> None:
     found, out = evaluate(home, "--abstain", "0.1", "--score", "mahalanobis", "--store")
     assert found["report"]["records"] + found["calibrated_on"] == 280
-    # Of 140 other records, a share of 0.1 is 14, with a standard deviation of 5, as the limit is an estimate too.
+    # Of 140 other records, a share of 0.1 is 14, with a standard deviation of 5, as the limit is an
+    # estimate too.
     assert 0 < found["out_of_distribution"]["abstained"] < 36 / 140
-    assert "The model abstains where the mahalanobis score is above" in (out / "evaluation.html").read_text()
+    assert (
+        "The model abstains where the mahalanobis score is above"
+        in (out / "evaluation.html").read_text()
+    )
     node = parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
     file = node.state / "models" / f"{read_index(node).in_use}.calibration.json"
     stored = json.loads(file.read_text())
     try:
-        assert (stored["score"], stored["abstain_above"]) == ("mahalanobis", found["calibration"]["abstain_above"])
-        words = ("--data-dir", str(home / "labelled"), "--node-config", (home / "node.txt").read_text())
+        assert (stored["score"], stored["abstain_above"]) == (
+            "mahalanobis",
+            found["calibration"]["abstain_above"],
+        )
+        words = (
+            "--data-dir",
+            str(home / "labelled"),
+            "--node-config",
+            (home / "node.txt").read_text(),
+        )
         assert site("predict", *words, "--out", str(tmp_path / "p.csv")).code == 0
         rows = list(csv.DictReader((tmp_path / "p.csv").open()))
         # The score of one record is the limit, and the file has six digits of it.
         limit = stored["abstain_above"]
         clear = [row for row in rows if abs(float(row["mahalanobis"]) - limit) > 1e-4 * abs(limit)]
-        assert all((row["decision"] == "abstain") == (float(row["mahalanobis"]) > limit) for row in clear)
+        assert all(
+            (row["decision"] == "abstain") == (float(row["mahalanobis"]) > limit) for row in clear
+        )
         assert len(clear) > 270
         assert any(row["decision"] == "abstain" for row in clear)
         done = site("predict", *words, "--out", str(tmp_path / "q.csv"), "--score", "relative")
@@ -156,12 +206,24 @@ def test_one_more_record_exceeds_the_limit_with_at_most_the_stated_probability()
             abstain_limit(torch.randn(60, generator=generator), share)
 
 
-def test_a_limit_is_chosen_on_records_that_the_sites_own_gaussians_have_not_seen(home: Path) -> None:
-    """Gaussians fitted on the records that choose the limit would give these small distances, and so too small a limit."""
+def test_a_limit_is_chosen_on_records_that_the_sites_own_gaussians_have_not_seen(
+    home: Path,
+) -> None:
+    """Gaussians fitted on the records that choose the limit would give these small distances, and
+    so too small a limit.
+    """
     node = parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
     signed = replace(open_model("in-use", node), gaussians=None)
-    held = held_out(signed, node, Source(str(home / "labelled"), "imagefolder", patient_column="patient"))
-    found = judge(signed, signed.classifier, held, Calibration(), Wish(abstain=0.1, score="mahalanobis", draws=2))
+    held = held_out(
+        signed, node, Source(str(home / "labelled"), "imagefolder", patient_column="patient")
+    )
+    found = judge(
+        signed,
+        signed.classifier,
+        held,
+        Calibration(),
+        Wish(abstain=0.1, score="mahalanobis", draws=2),
+    )
     assert found.gaussians is not None
     limit, prepared = found.calibration.abstain_above, signed.classifier.prepare(held.features)
     chose = ~stratified_split(held.labels, 0.5, 0, held.patients)
@@ -169,7 +231,14 @@ def test_a_limit_is_chosen_on_records_that_the_sites_own_gaussians_have_not_seen
     assert torch.equal(found.gaussians.means, expected.means)
     assert limit == abstain_limit(expected.scores(prepared[~chose])[0], 0.1)
     # Stored with them, it stays with them when something else is calibrated.
-    again = judge(signed, signed.classifier, held, found.calibration, Wish(temperature=True, draws=2), found.gaussians)
+    again = judge(
+        signed,
+        signed.classifier,
+        held,
+        found.calibration,
+        Wish(temperature=True, draws=2),
+        found.gaussians,
+    )
     assert again.gaussians is found.gaussians
     assert again.calibration.abstain_above == limit
     with pytest.raises(ConfigError, match="is the score for --abstain"):
@@ -177,7 +246,9 @@ def test_a_limit_is_chosen_on_records_that_the_sites_own_gaussians_have_not_seen
 
 
 def test_a_private_run_without_a_test_split_has_no_held_out_records(home: Path) -> None:
-    done = site("evaluate", "--node-config", (home / "node.txt").read_text(), "--out", str(home / "none"))
+    done = site(
+        "evaluate", "--node-config", (home / "node.txt").read_text(), "--out", str(home / "none")
+    )
     assert done.code == 1
     assert "no held-out records" in done.stderr
     assert "--data-dir" in done.stderr
@@ -186,10 +257,19 @@ def test_a_private_run_without_a_test_split_has_no_held_out_records(home: Path) 
 def test_classes_that_the_model_does_not_know_are_refused(home: Path) -> None:
     write_images(home / "foreign", np.arange(60))
     node = (home / "node.txt").read_text()
-    words = ("--node-config", node, "--data-dir", str(home / "foreign"), "--out", str(home / "none"))
+    words = (
+        "--node-config",
+        node,
+        "--data-dir",
+        str(home / "foreign"),
+        "--out",
+        str(home / "none"),
+    )
     done = site("evaluate", *words)
     assert done.code == 1
-    assert re.search(r"records of classes that the model does not know: 0, 3, 4.*it knows 1, 2, 7", done.stderr)
+    assert re.search(
+        r"records of classes that the model does not know: 0, 3, 4.*it knows 1, 2, 7", done.stderr
+    )
     found, _ = evaluate(home, "--known-only", folder="foreign")
     assert found["left_out"] > 30
     assert found["report"]["left_out"], "classes of few records are marked"

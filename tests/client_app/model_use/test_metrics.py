@@ -1,4 +1,6 @@
-"""Measures equal scikit-learn's on the same arrays, bootstrap samples included; intervals cover what they promise."""
+"""Measures equal scikit-learn's on the same arrays, bootstrap samples included; intervals cover
+what they promise.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ def test_point_values_are_those_of_scikit_learn() -> None:
     made = report(found, CLASSES, draws=50)
     truth, scores, decided = found.labels, found.probabilities, found.decisions
     assert made.averages["accuracy"].value == pytest.approx(sk.accuracy_score(truth, decided))
-    assert made.averages["balanced_accuracy"].value == pytest.approx(sk.balanced_accuracy_score(truth, decided))
-    assert made.averages["macro_f1"].value == pytest.approx(sk.f1_score(truth, decided, average="macro"))
+    assert made.averages["balanced_accuracy"].value == pytest.approx(
+        sk.balanced_accuracy_score(truth, decided)
+    )
+    assert made.averages["macro_f1"].value == pytest.approx(
+        sk.f1_score(truth, decided, average="macro")
+    )
     macro = [sk.roc_auc_score(truth == k, scores[:, k]) for k in range(3)]
     assert made.averages["macro_auroc"].value == pytest.approx(np.mean(macro))
     assert (made.confusion == sk.confusion_matrix(truth, decided)).all()
@@ -67,7 +73,9 @@ def test_every_bootstrap_sample_has_the_value_of_scikit_learn() -> None:
     areas, precisions = ranking_samples(truth, chance, weights)
     for row, area, precision in zip(weights, areas, precisions, strict=True):
         assert area == pytest.approx(sk.roc_auc_score(truth, chance, sample_weight=row))
-        assert precision == pytest.approx(sk.average_precision_score(truth, chance, sample_weight=row))
+        assert precision == pytest.approx(
+            sk.average_precision_score(truth, chance, sample_weight=row)
+        )
 
 
 def test_patients_are_drawn_whole() -> None:
@@ -82,7 +90,12 @@ def test_patients_are_drawn_whole() -> None:
 def test_copies_of_a_patients_images_do_not_narrow_the_interval() -> None:
     found = judged(100)
     rows = np.repeat(np.arange(100), 10)
-    copies = Judged(found.labels[rows], found.probabilities[rows], found.decisions[rows], [f"p{row}" for row in rows])
+    copies = Judged(
+        found.labels[rows],
+        found.probabilities[rows],
+        found.decisions[rows],
+        [f"p{row}" for row in rows],
+    )
     one, many = (report(each, CLASSES).averages["accuracy"] for each in (found, copies))
     assert one.low is not None
     assert one.high is not None
@@ -97,22 +110,30 @@ def test_intervals_cover_the_true_value_in_about_95_percent_of_500_draws() -> No
     truth = np.repeat([False, True], [120, 80])
     for seed in range(500):
         normal = np.random.default_rng(10_000 + seed).normal(size=200) + apart * truth
-        samples = samples_of(truth, normal >= 0.5, norm.cdf(normal), bootstrap_weights(200, None, 400, seed))
+        samples = samples_of(
+            truth, normal >= 0.5, norm.cdf(normal), bootstrap_weights(200, None, 400, seed)
+        )
         for key, value in true.items():
             found = interval(samples[key], 80)
             assert found is not None
             covered[key] += found[0] <= value <= found[1]
-    assert {key: 0.925 <= count / 500 <= 0.975 for key, count in covered.items()} == dict.fromkeys(covered, True), covered
+    assert {key: 0.925 <= count / 500 <= 0.975 for key, count in covered.items()} == dict.fromkeys(
+        covered, True
+    ), covered
 
 
 def test_classes_under_ten_records_are_marked_and_not_averaged() -> None:
     found = judged(300)
-    rare = np.concatenate([np.flatnonzero(found.labels != 2), np.flatnonzero(found.labels == 2)[:2]])
+    rare = np.concatenate(
+        [np.flatnonzero(found.labels != 2), np.flatnonzero(found.labels == 2)[:2]]
+    )
     made = report(found.take(rare), CLASSES, draws=50)
     assert [row.few for row in made.per_class] == [False, False, True]
     assert made.left_out == ("c",)
     values = [made.per_class[k].measures["auroc"].value for k in (0, 1)]
-    assert made.averages["macro_auroc"].value == pytest.approx(np.mean([value or 0 for value in values]))
+    assert made.averages["macro_auroc"].value == pytest.approx(
+        np.mean([value or 0 for value in values])
+    )
 
 
 def test_without_an_error_the_interval_is_not_of_width_zero() -> None:
@@ -126,5 +147,10 @@ def test_without_an_error_the_interval_is_not_of_width_zero() -> None:
 def test_undefined_measures_are_none_not_zero() -> None:
     truth, decided = np.zeros(5, bool), np.zeros(5, bool)
     found = points_of(truth, decided, np.linspace(0, 1, 5))
-    assert (found["sensitivity"], found["ppv"], found["auroc"], found["f1"]) == (None, None, None, None)
+    assert (found["sensitivity"], found["ppv"], found["auroc"], found["f1"]) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert found["specificity"] == 1.0

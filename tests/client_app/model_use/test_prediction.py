@@ -1,4 +1,6 @@
-"""Predictions for new images: right, streamed, continued without doing work twice, and refused where they cannot be."""
+"""Predictions for new images: right, streamed, continued without doing work twice, and refused
+where they cannot be.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from client_app.node_config import NodeConfig, parse_node_config
 from common.backbones.backbones import Backbone, load_backbone
 from common.errors import BackboneError, ConfigError, DataError
 from common.signed_models.signed_model import SignedModel
-from tests.client_app.model_use.hospitals import CLASSES, federation, rows_of_classes, site, text, write_images
+from tests.client_app.model_use.hospitals import (
+    CLASSES,
+    federation,
+    rows_of_classes,
+    site,
+    text,
+    write_images,
+)
 from tests.dicom_files import image, save
 
 Rows = list[dict[str, str]]
@@ -65,10 +74,14 @@ def predictor(model: SignedModel, **calibration: Any) -> Predictor:
     return Predictor(model.classifier, Calibration(**calibration), model.gaussians)
 
 
-def test_the_command_writes_what_python_computes(home: Path, model: SignedModel, tmp_path: Path) -> None:
+def test_the_command_writes_what_python_computes(
+    home: Path, model: SignedModel, tmp_path: Path
+) -> None:
     out = tmp_path / "p.csv"
     node = (home / "node.txt").read_text()
-    done = site("predict", "--data-dir", str(home / "new"), "--out", str(out), "--node-config", node)
+    done = site(
+        "predict", "--data-dir", str(home / "new"), "--out", str(out), "--node-config", node
+    )
     assert done.code == 0, done
     found = rows(out)
     files = sorted((home / "new").iterdir())
@@ -77,9 +90,13 @@ def test_the_command_writes_what_python_computes(home: Path, model: SignedModel,
     loaded = fs.load(kept)
     assert isinstance(loaded, fs.Model)
     wanted = loaded.predict_proba(files)
-    assert np.allclose([[float(row[f"p_{name}"]) for name in CLASSES] for row in found], wanted, atol=2e-3)
+    assert np.allclose(
+        [[float(row[f"p_{name}"]) for name in CLASSES] for row in found], wanted, atol=2e-3
+    )
     assert [row["decision"] for row in found] == [str(name) for name in loaded.predict(files)]
-    assert all(float(row["mahalanobis"]) >= 0 and row["relative"] and not row["problem"] for row in found)
+    assert all(
+        float(row["mahalanobis"]) >= 0 and row["relative"] and not row["problem"] for row in found
+    )
     assert np.mean([row["decision"] == "1" for row in found]) < 0.9
 
 
@@ -142,14 +159,26 @@ def test_another_model_or_other_settings_do_not_continue_a_file(
     assert foreign.read_text() == "my own table\n"
 
 
-def test_a_backbone_of_another_fingerprint_is_refused(home: Path, model: SignedModel, tmp_path: Path) -> None:
+def test_a_backbone_of_another_fingerprint_is_refused(
+    home: Path, model: SignedModel, tmp_path: Path
+) -> None:
     inputs = find_inputs(str(home / "new"))
-    with pytest.raises(BackboneError, match=r"the model is for a backbone with fingerprint .* image-size = 8"):
-        predict(model, predictor(model), inputs, load_backbone("pixels", image_size=9), tmp_path / "p.csv")
+    with pytest.raises(
+        BackboneError, match=r"the model is for a backbone with fingerprint .* image-size = 8"
+    ):
+        predict(
+            model,
+            predictor(model),
+            inputs,
+            load_backbone("pixels", image_size=9),
+            tmp_path / "p.csv",
+        )
     assert not (tmp_path / "p.csv").exists()
 
 
-def test_a_broken_image_has_a_row_with_a_problem(home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path) -> None:
+def test_a_broken_image_has_a_row_with_a_problem(
+    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path
+) -> None:
     folder = tmp_path / "images"
     shutil.copytree(home / "new", folder)
     (folder / "broken.png").write_bytes(b"no image")
@@ -172,7 +201,13 @@ def test_the_model_abstains_from_what_it_does_not_know(
     predict(model, predictor(model), find_inputs(str(folder)), backbone, plain)
     real = [float(row["mahalanobis"]) for row in rows(plain) if not row["file"].startswith("noise")]
     limit = float(np.quantile(real, 0.95))
-    predict(model, predictor(model, score="mahalanobis", abstain_above=limit), find_inputs(str(folder)), backbone, out)
+    predict(
+        model,
+        predictor(model, score="mahalanobis", abstain_above=limit),
+        find_inputs(str(folder)),
+        backbone,
+        out,
+    )
     abstained = {row["file"] for row in rows(out) if row["decision"] == "abstain"}
     assert sum(name.startswith("noise") for name in abstained) > 36
     assert len(abstained) < 40 + 0.06 * len(real) + 1
@@ -180,7 +215,9 @@ def test_the_model_abstains_from_what_it_does_not_know(
         Predictor(model.classifier, Calibration(abstain_above=1.0))
 
 
-def test_a_stored_threshold_decides(home: Path, node: NodeConfig, model: SignedModel, tmp_path: Path) -> None:
+def test_a_stored_threshold_decides(
+    home: Path, node: NodeConfig, model: SignedModel, tmp_path: Path
+) -> None:
     assert Calibration(threshold=0.3, positive="7").checked(CLASSES)
     for wrong in (0.0, 1.0, 1.5, -0.1):
         with pytest.raises(ConfigError, match="must be above 0 and below 1"):
@@ -196,7 +233,9 @@ def test_a_stored_threshold_decides(home: Path, node: NodeConfig, model: SignedM
     store_calibration(own, model, low)
     out = tmp_path / "p.csv"
     changed = (home / "node.txt").read_text().replace(str(node.state), str(state))
-    done = site("predict", "--data-dir", str(home / "new"), "--out", str(out), "--node-config", changed)
+    done = site(
+        "predict", "--data-dir", str(home / "new"), "--out", str(out), "--node-config", changed
+    )
     assert done.code == 0, done
     assert {row["decision"] for row in rows(out)} == {"7"}
 
@@ -206,14 +245,20 @@ def test_dicom_rows_name_image_study_and_patient(
 ) -> None:
     generator, wanted = np.random.default_rng(0), []
     for number in range(6):
-        dataset = image(generator.integers(0, 255, (8, 8), dtype=np.uint8), PatientID=f"P{number // 2}")
+        dataset = image(
+            generator.integers(0, 255, (8, 8), dtype=np.uint8), PatientID=f"P{number // 2}"
+        )
         save(tmp_path / "studies" / f"d{number}" / "image", dataset)
-        wanted.append((str(dataset.SOPInstanceUID), str(dataset.StudyInstanceUID), f"P{number // 2}"))
+        wanted.append(
+            (str(dataset.SOPInstanceUID), str(dataset.StudyInstanceUID), f"P{number // 2}")
+        )
     out, together = tmp_path / "p.csv", tmp_path / "patients.csv"
     ready = predictor(model)
     predict(model, ready, find_inputs(str(tmp_path / "studies")), backbone, out)
     found = rows(out)
-    assert [(row["SOPInstanceUID"], row["StudyInstanceUID"], row["patient"]) for row in found] == wanted
+    assert [
+        (row["SOPInstanceUID"], row["StudyInstanceUID"], row["patient"]) for row in found
+    ] == wanted
     assert by_patient(out, together, ready.calibration, CLASSES) == 3
     for row in rows(together):
         own = [float(each["p_7"]) for each in found if each["patient"] == row["patient"]]
@@ -221,7 +266,9 @@ def test_dicom_rows_name_image_study_and_patient(
         assert float(row["p_7"]) == pytest.approx(np.mean(own), abs=1e-5)
 
 
-def test_a_table_gives_paths_and_patients(home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path) -> None:
+def test_a_table_gives_paths_and_patients(
+    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path
+) -> None:
     folder = tmp_path / "images"
     shutil.copytree(home / "new", folder)
     names = sorted(path.name for path in folder.iterdir())[:10]
@@ -237,23 +284,33 @@ def test_a_table_gives_paths_and_patients(home: Path, model: SignedModel, backbo
         find_inputs(str(folder))
 
 
-def test_folders_without_images_and_outputs_among_the_data_are_refused(home: Path, tmp_path: Path) -> None:
+def test_folders_without_images_and_outputs_among_the_data_are_refused(
+    home: Path, tmp_path: Path
+) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "text.txt").write_text("x")
     node = (home / "node.txt").read_text()
-    done = site("predict", "--data-dir", str(empty), "--out", str(tmp_path / "p.csv"), "--node-config", node)
+    done = site(
+        "predict", "--data-dir", str(empty), "--out", str(tmp_path / "p.csv"), "--node-config", node
+    )
     assert done.code == 1
     assert "no DICOM image among" in done.stderr
     inside = ("--out", str(home / "new" / "p.csv"), "--node-config", node)
     done = site("predict", "--data-dir", str(home / "new"), *inside)
     assert "lies in --data-dir" in done.stderr
-    done = site("predict", "none", "--data-dir", str(empty), "--out", "p.csv", "--node-config", node)
+    done = site(
+        "predict", "none", "--data-dir", str(empty), "--out", "p.csv", "--node-config", node
+    )
     assert "keeps no model 'none'" in done.stderr
 
 
 def test_scores_take_no_threads_from_the_extraction_of_features(
-    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path,
+    model: SignedModel,
+    backbone: Backbone,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two threads of scores next to two of features halved the rate on two cores."""
     seen, honest = [], Predictor.results
@@ -266,7 +323,9 @@ def test_scores_take_no_threads_from_the_extraction_of_features(
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        predict(model, predictor(model), find_inputs(str(home / "new")), backbone, tmp_path / "p.csv")
+        predict(
+            model, predictor(model), find_inputs(str(home / "new")), backbone, tmp_path / "p.csv"
+        )
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

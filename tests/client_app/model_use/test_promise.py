@@ -1,4 +1,6 @@
-"""The promise of the shared surrogate: its bounds hold, they say something, and a broken promise is found."""
+"""The promise of the shared surrogate: its bounds hold, they say something, and a broken promise is
+found.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ D = 128
 def world(shift: float = 0.0, count: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Features of three classes; with `shift` the classes lie closer together."""
     generator = torch.Generator().manual_seed(seed)
-    centres = 3.2 * torch.nn.functional.normalize(torch.randn(3, D, generator=torch.Generator().manual_seed(9)), dim=1)
+    centres = 3.2 * torch.nn.functional.normalize(
+        torch.randn(3, D, generator=torch.Generator().manual_seed(9)), dim=1
+    )
     labels = torch.arange(count) % 3
     return (1 - shift) * centres[labels] + torch.randn(count, D, generator=generator), labels
 
@@ -45,8 +49,12 @@ def test_a_site_like_the_surrogate_gets_what_was_promised(shared: tuple[Head, Ga
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, 0.6, 1.0])
-def test_both_bounds_hold_and_theirs_is_not_vacuous(shared: tuple[Head, Gaussians], shift: float) -> None:
-    """Theorem 6.1 as published: KL of 128-dimensional features, where Pinsker's bound exceeds one already at KL 2."""
+def test_both_bounds_hold_and_theirs_is_not_vacuous(
+    shared: tuple[Head, Gaussians], shift: float
+) -> None:
+    """Theorem 6.1 as published: KL of 128-dimensional features, where Pinsker's bound exceeds one
+    already at KL 2.
+    """
     x, y = world(shift, count=3000, seed=2)
     found = of(shared, x, y)
     assert found.theorem is not None
@@ -57,7 +65,9 @@ def test_both_bounds_hold_and_theirs_is_not_vacuous(shared: tuple[Head, Gaussian
 
 
 @pytest.mark.parametrize("shift", [0.6, 1.0])
-def test_a_site_for_which_the_model_is_worse_is_told_so(shared: tuple[Head, Gaussians], shift: float) -> None:
+def test_a_site_for_which_the_model_is_worse_is_told_so(
+    shared: tuple[Head, Gaussians], shift: float
+) -> None:
     found = of(shared, *world(shift, seed=3))
     assert not found.kept
     assert found.error > found.promised
@@ -69,7 +79,9 @@ def test_another_mix_of_classes_breaks_no_promise(shared: tuple[Head, Gaussians]
     assert of(shared, x[rare], y[rare]).kept
 
 
-def test_few_records_give_no_theorem_and_no_gaussians_give_no_promise(shared: tuple[Head, Gaussians]) -> None:
+def test_few_records_give_no_theorem_and_no_gaussians_give_no_promise(
+    shared: tuple[Head, Gaussians],
+) -> None:
     x, y = world(count=9)
     assert of(shared, x, y).theorem is None
     assert check_promise(shared[0], None, x, y) is None

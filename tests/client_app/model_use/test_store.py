@@ -1,4 +1,6 @@
-"""Models at a site after a run: kept, in use, and back to the one before; changed and foreign files are refused."""
+"""Models at a site after a run: kept, in use, and back to the one before; changed and foreign files
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from client_app.model_use.store import go_back, keep_model, models_folder, open_model, read_index, read_kept, use_model
+from client_app.model_use.store import (
+    go_back,
+    keep_model,
+    models_folder,
+    open_model,
+    read_index,
+    read_kept,
+    use_model,
+)
 from client_app.node_config import NodeConfig, parse_node_config
 from common.errors import SealError, StateError
 from common.security.sealing import new_key, public_key
@@ -43,7 +53,13 @@ def test_every_used_site_keeps_the_model_of_its_run(ran: tuple[NodeConfig, Path]
     assert tuple(kept.manifest.classes) == CLASSES
     assert kept.manifest.privacy is not None
     assert kept.manifest.privacy.epsilon == 8.0
-    settings = {"backbone": "pixels", "image-size": 8, "features.power": 1.0, "seed": 0, "test-fraction": 0.2}
+    settings = {
+        "backbone": "pixels",
+        "image-size": 8,
+        "features.power": 1.0,
+        "seed": 0,
+        "test-fraction": 0.2,
+    }
     assert kept.manifest.settings == settings
     assert kept.gaussians is not None
     assert read_index(node).in_use == name
@@ -52,10 +68,14 @@ def test_every_used_site_keeps_the_model_of_its_run(ran: tuple[NodeConfig, Path]
     assert kept.key.hex() == key
 
 
-def test_the_file_at_the_coordinator_is_the_one_that_people_may_carry(ran: tuple[NodeConfig, Path], tmp_path: Path) -> None:
+def test_the_file_at_the_coordinator_is_the_one_that_people_may_carry(
+    ran: tuple[NodeConfig, Path], tmp_path: Path
+) -> None:
     node, folder = ran
     model = read_signed_model(folder / "model.fedsurrogate")
-    elsewhere = node.model_copy(update={"state_dir": str(tmp_path), "coordinator_key": model.key.hex()})
+    elsewhere = node.model_copy(
+        update={"state_dir": str(tmp_path), "coordinator_key": model.key.hex()}
+    )
     name = keep_model(elsewhere, model, "file")
     assert read_kept(elsewhere, name).manifest == model.manifest
     assert read_index(elsewhere).models[name].source == "file"

@@ -13,12 +13,16 @@ from common.flower.v134 import guard_task
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_process_that_gets_sigterm_answers_once(answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_gets_sigterm_answers_once(
+    answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flwr.supercore.exit.exit_handler.registered_exit_handlers", handlers := [])
     asked, pushed = Message(RecordDict(), dst_node_id=7, message_type=MessageType.TRAIN), []
     task = SimpleNamespace(
         pull_task_input=lambda stub: (asked, "context", "run", "code"),
-        push_message=lambda stub, reply, context: pushed.append((signal.pthread_sigmask(signal.SIG_BLOCK, ()), reply)),
+        push_message=lambda stub, reply, context: pushed.append(
+            (signal.pthread_sigmask(signal.SIG_BLOCK, ()), reply)
+        ),
     )
     guard_task(task, AnswerOnTermination())
     assert set(ENDS) <= signal.pthread_sigmask(signal.SIG_BLOCK, ()), "nothing can be answered yet"

@@ -9,10 +9,16 @@ from client_app.processes import node_process
 
 @pytest.mark.parametrize(
     ("error", "printed"),
-    [(ValueError("Cannot monitor channel state: Channel closed!"), False), (ValueError("another"), True)],
+    [
+        (ValueError("Cannot monitor channel state: Channel closed!"), False),
+        (ValueError("another"), True),
+    ],
 )
 def test_only_a_closed_channel_ends_a_thread_in_silence(
-    error: Exception, printed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    printed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail() -> None:
         raise error

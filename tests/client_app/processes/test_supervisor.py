@@ -1,4 +1,6 @@
-"""Processes that `site join` starts, restarts and ends; short-lived stand-ins replace Flower's processes."""
+"""Processes that `site join` starts, restarts and ends; short-lived stand-ins replace Flower's
+processes.
+"""
 
 import json
 import os
@@ -22,8 +24,8 @@ from common.settings.flat import parse_overrides
 from server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, heed_signals, until
 
-# The SuperNode: logs as Flower's does, and sends a reply when the app has given it. The app has its own process
-# below it, as a task has, and gives its reply when it is ended.
+# The SuperNode: logs as Flower's does, and sends a reply when the app has given it. The app has its
+# own process below it, as a task has, and gives its reply when it is ended.
 NODE = """
 import pathlib, signal, sys, time
 home, words = pathlib.Path(sys.argv[1]), sys.argv[3:]
@@ -88,9 +90,18 @@ WELL = [["name", "PASS", "found"]]
 class Site:
     """A supervisor with stand-ins below it, in its own process."""
 
-    def __init__(self, home: Path, words: list[str], findings: list[list[list[str]]], port: int = 0) -> None:
+    def __init__(
+        self, home: Path, words: list[str], findings: list[list[list[str]]], port: int = 0
+    ) -> None:
         self._log = home / "log.txt"
-        command = [sys.executable, "-c", SITE, str(home), json.dumps([words, findings, port]), json.dumps([NODE, APP])]
+        command = [
+            sys.executable,
+            "-c",
+            SITE,
+            str(home),
+            json.dumps([words, findings, port]),
+            json.dumps([NODE, APP]),
+        ]
         settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
@@ -128,7 +139,9 @@ Start = Callable[..., Site]
 def start(tmp_path: Path) -> Iterator[Start]:
     sites: list[Site] = []
 
-    def begin(words: list[str], findings: list[list[list[str]]] | None = None, port: int = 0) -> Site:
+    def begin(
+        words: list[str], findings: list[list[list[str]]] | None = None, port: int = 0
+    ) -> Site:
         sites.append(Site(tmp_path, words, findings or [WELL], port))
         return sites[-1]
 
@@ -142,7 +155,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_a_supernode_is_never_started_without_process_isolation(tmp_path: Path) -> None:
     config = 'site="north" data="digits"'
     plain = site_commands("127.0.0.1:9092", config, None, None)
-    secured = site_commands("fl.example.org:9092", config, tmp_path / "ca.crt", tmp_path / "site.key")
+    secured = site_commands(
+        "fl.example.org:9092", config, tmp_path / "ca.crt", tmp_path / "site.key"
+    )
     for commands, insecure in ((plain, True), (secured, False)):
         program, *arguments = commands.node(4321)
         parsed = supernode_arguments().parse_args(arguments)
@@ -172,7 +187,9 @@ def test_a_process_that_dies_is_started_again_at_the_same_port(start: Start) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_app_then_the_supernode_and_leaves_nothing(start: Start, number: signal.Signals) -> None:
+def test_a_signal_ends_the_app_then_the_supernode_and_leaves_nothing(
+    start: Start, number: signal.Signals
+) -> None:
     site = start([*CONNECTS, "Receiving: train message"])
     site.await_text("task begun")
     started = site.below()
@@ -180,7 +197,9 @@ def test_a_signal_ends_the_app_then_the_supernode_and_leaves_nothing(start: Star
     site.process.send_signal(number)
     assert site.process.wait(PATIENCE) == 0, site.written
     events = ("task answered", "Sent successfully", "node ended")
-    assert [line.split(": ")[1] for line in site.written.splitlines() if line.endswith(events)] == list(events)
+    assert [
+        line.split(": ")[1] for line in site.written.splitlines() if line.endswith(events)
+    ] == list(events)
     assert not any(map(alive, started))
 
 
@@ -197,7 +216,9 @@ def test_a_task_whose_starter_died_is_ended_too(start: Start) -> None:
     assert not alive(orphan)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with the one that started it")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux ends a process with the one that started it"
+)
 def test_a_killed_supervisor_leaves_no_supernode_and_no_app(start: Start) -> None:
     site = start(CONNECTS)
     site.await_text("task begun")
@@ -209,7 +230,12 @@ def test_a_killed_supervisor_leaves_no_supernode_and_no_app(start: Start) -> Non
 
 
 def test_a_site_that_is_refused_is_not_started_and_the_remedy_is_named(start: Start) -> None:
-    refused = ["key", "FAIL", "the coordinator does not know this site's key", "ask for `coordinator register`"]
+    refused = [
+        "key",
+        "FAIL",
+        "the coordinator does not know this site's key",
+        "ask for `coordinator register`",
+    ]
     site = start(CONNECTS, [[*WELL, refused]])
     assert site.process.wait(PATIENCE) == 1
     assert f"error: this site cannot join: key: {refused[2]}; {refused[3]}" in site.written
@@ -233,7 +259,9 @@ def test_a_supernode_that_cannot_start_ends_it_with_what_it_wrote(start: Start) 
     assert site.written.count("node: some reason") == 3
 
 
-def test_a_chosen_port_that_is_in_use_is_named_and_a_free_one_is_taken_otherwise(start: Start) -> None:
+def test_a_chosen_port_that_is_in_use_is_named_and_a_free_one_is_taken_otherwise(
+    start: Start,
+) -> None:
     words = ["Port in server address 127.0.0.1:4321 is already in use.", "exit"]
     site = start(words, port=4321)
     assert site.process.wait(PATIENCE) == 1
@@ -245,7 +273,10 @@ def test_a_chosen_port_that_is_in_use_is_named_and_a_free_one_is_taken_otherwise
 
 def test_what_a_process_writes_cannot_steer_the_terminal() -> None:
     child = Child("x")
-    child.start([sys.executable, "-c", r"print('\x1b[31mred\x1b[0m \x1b]0;title\x07 a\rb\n\ncaf\xe9')"], os.environ)
+    child.start(
+        [sys.executable, "-c", r"print('\x1b[31mred\x1b[0m \x1b]0;title\x07 a\rb\n\ncaf\xe9')"],
+        os.environ,
+    )
     until(lambda: child.ended() is not None)
     time.sleep(0.1)
     assert child.lines() == ["red ]0;title ab", "café"]
@@ -265,7 +296,9 @@ def test_what_a_process_writes_cannot_steer_the_terminal() -> None:
         ('data="digits" cache-dir="{tmp}/wrong.toml"', "cache-dir = "),
     ],
 )
-def test_a_node_config_that_cannot_work_is_refused_by_name(tmp_path: Path, config: str, named: str) -> None:
+def test_a_node_config_that_cannot_work_is_refused_by_name(
+    tmp_path: Path, config: str, named: str
+) -> None:
     (tmp_path / "wrong.toml").write_text("epsilon-totl = 1.0")
     folders = f'state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
     check_settings(parse_node_config(parse_overrides([f'data="digits" {folders}'])))
@@ -289,7 +322,9 @@ def test_flags_that_cannot_work_are_refused_before_any_process_starts(
     from client_app.cli.join import join as command
     from client_app.processes import supervisor as join
 
-    monkeypatch.setattr(join, "Supervisor", lambda *_: pytest.fail("a process would have been started"))
+    monkeypatch.setattr(
+        join, "Supervisor", lambda *_: pytest.fail("a process would have been started")
+    )
     named_flags = {flag: index for index, flag in enumerate(flags) if flag.startswith("--")}
     value = lambda flag, default: flags[named_flags[flag] + 1] if flag in named_flags else default  # noqa: E731
     authority = value("--root-certificates", None)

@@ -32,11 +32,17 @@ def test_grey_pixels_are_the_image_itself() -> None:
 
 
 def test_pixels_are_resized_and_keep_colour_only_when_asked() -> None:
-    grey, colour = (load_backbone(name, image_size=5, device="cpu") for name in ("pixels", "pixels:rgb"))
+    grey, colour = (
+        load_backbone(name, image_size=5, device="cpu") for name in ("pixels", "pixels:rgb")
+    )
     assert (grey.dim, colour.dim) == (25, 75)
     for backbone in (grey, colour):
         assert backbone.forward(backbone.preprocess(noise(20, 10))[None]).shape == (1, backbone.dim)
-    assert grey.fingerprint != colour.fingerprint != load_backbone("pixels:rgb", image_size=6).fingerprint
+    assert (
+        grey.fingerprint
+        != colour.fingerprint
+        != load_backbone("pixels:rgb", image_size=6).fingerprint
+    )
 
 
 @pytest.mark.parametrize("size", [(300, 200), (224, 224), (97, 400), (227, 227)])
@@ -55,7 +61,9 @@ def test_image_size_keeps_the_whole_of_a_square_image(weights: str) -> None:
     x = load_backbone(MOBILENET, weights, 96, "cpu").preprocess(image)
     expected = functional.to_tensor(image.resize((96, 96), Image.Resampling.BICUBIC))
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    torch.testing.assert_close(x, functional.normalize(expected, mean.tolist(), std.tolist()), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        x, functional.normalize(expected, mean.tolist(), std.tolist()), atol=1e-5, rtol=0
+    )
 
 
 def test_features_of_an_image_do_not_depend_on_its_neighbours(weights: str) -> None:
@@ -69,16 +77,29 @@ def test_features_of_an_image_do_not_depend_on_its_neighbours(weights: str) -> N
 
 def test_fingerprint_is_of_values_not_of_files(weights: str, tmp_path: Path) -> None:
     halves = load_file(weights)
-    floats = {key: value.float() if value.is_floating_point() else value for key, value in halves.items()}
+    floats = {
+        key: value.float() if value.is_floating_point() else value for key, value in halves.items()
+    }
     save_file(floats, tmp_path / "float32.safetensors")
-    torch.save({"state_dict": {f"module.{key}": value for key, value in floats.items()}}, tmp_path / "torch.pt")
-    save_file({k: v for k, v in halves.items() if "classifier" not in k}, tmp_path / "headless.safetensors")
+    torch.save(
+        {"state_dict": {f"module.{key}": value for key, value in floats.items()}},
+        tmp_path / "torch.pt",
+    )
+    save_file(
+        {k: v for k, v in halves.items() if "classifier" not in k},
+        tmp_path / "headless.safetensors",
+    )
     changed = floats | {"features.0.0.weight": floats["features.0.0.weight"] + 1e-3}
     save_file(changed, tmp_path / "changed.safetensors")
     fingerprint = load_backbone(MOBILENET, weights, device="cpu").fingerprint
     for same in ("float32.safetensors", "torch.pt", "headless.safetensors"):
-        assert load_backbone(MOBILENET, str(tmp_path / same), device="cpu").fingerprint == fingerprint
-    assert load_backbone(MOBILENET, str(tmp_path / "changed.safetensors"), device="cpu").fingerprint != fingerprint
+        assert (
+            load_backbone(MOBILENET, str(tmp_path / same), device="cpu").fingerprint == fingerprint
+        )
+    assert (
+        load_backbone(MOBILENET, str(tmp_path / "changed.safetensors"), device="cpu").fingerprint
+        != fingerprint
+    )
     assert load_backbone(MOBILENET, weights, 128, "cpu").fingerprint != fingerprint
 
 
@@ -153,9 +174,12 @@ def test_timm_gives_pooled_features_without_the_head(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "dim"), [("resnet18", 512), ("efficientnet_b0", 1280), ("convnext_tiny", 768), ("vit_b_32", 768)]
+    ("model", "dim"),
+    [("resnet18", 512), ("efficientnet_b0", 1280), ("convnext_tiny", 768), ("vit_b_32", 768)],
 )
-def test_torchvision_models_give_what_enters_their_last_layer(tmp_path: Path, model: str, dim: int) -> None:
+def test_torchvision_models_give_what_enters_their_last_layer(
+    tmp_path: Path, model: str, dim: int
+) -> None:
     from torchvision.models import get_model
 
     save_file(get_model(model).state_dict(), tmp_path / "w.safetensors")

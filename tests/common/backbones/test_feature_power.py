@@ -1,4 +1,6 @@
-"""The power of features: which backbones get one, what it does, and that it travels in the fingerprint."""
+"""The power of features: which backbones get one, what it does, and that it travels in the
+fingerprint.
+"""
 
 import pytest
 import torch
@@ -16,21 +18,26 @@ def test_signs_stay_and_one_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("fingerprint", "power", "wanted"), [("ab", 0.5, "ab^0.5"), ("ab", 1, "ab"), ("", 0.5, ""), ("ab^0.5", 0.5, "ab^0.5")]
+    ("fingerprint", "power", "wanted"),
+    [("ab", 0.5, "ab^0.5"), ("ab", 1, "ab"), ("", 0.5, ""), ("ab^0.5", 0.5, "ab^0.5")],
 )
 def test_the_fingerprint_holds_the_power(fingerprint, power, wanted):
     assert with_power(fingerprint, power) == wanted
     assert power_in(wanted) == (0.5 if "^" in wanted else 1.0)
 
 
-@pytest.mark.parametrize("text", ["", "^", "a^b", "features-1280", "a^nan", "a^inf", "a^-1", "a^0", "a^1e300"])
+@pytest.mark.parametrize(
+    "text", ["", "^", "a^b", "features-1280", "a^nan", "a^inf", "a^-1", "a^0", "a^1e300"]
+)
 def test_other_fingerprints_have_power_one(text):
     assert power_in(text) == 1.0
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -1.0, 2.5, True, "half", float("nan")])
 def test_other_powers_are_refused_by_name(value):
-    with pytest.raises(ConfigError, match=r"features\.power = .*must be 'auto', or a number above 0 and at most 2"):
+    with pytest.raises(
+        ConfigError, match=r"features\.power = .*must be 'auto', or a number above 0 and at most 2"
+    ):
         parse_run({"features.power": value})
 
 
@@ -54,7 +61,9 @@ def test_the_power_is_in_the_digest_unless_it_is_one():
         ({"epsilon": 1.0, "method": "dp-fedavg"}, 0.5),
     ],
 )
-def test_features_that_privacy_clips_stay_as_they_are_unless_the_settings_say_otherwise(keys, power):
+def test_features_that_privacy_clips_stay_as_they_are_unless_the_settings_say_otherwise(
+    keys, power
+):
     private = {"delta": 1e-5, "classes": "a,b"} if keys.get("epsilon") else {}
     assert parse_run({"backbone": "torchvision:mobilenet_v2"} | private | keys).power == power
 
@@ -63,8 +72,23 @@ def test_features_that_privacy_clips_stay_as_they_are_unless_the_settings_say_ot
 @pytest.mark.parametrize(
     "name",
     [
-        *("alexnet", "densenet121", "googlenet", "inception_v3", "mobilenet_v2", "regnet_y_400mf", "resnet18"),
-        *("resnext50_32x4d", "shufflenet_v2_x0_5", "vgg11", "wide_resnet50_2", "mobilenet_v3_small", "efficientnet_b0"),
+        *(
+            "alexnet",
+            "densenet121",
+            "googlenet",
+            "inception_v3",
+            "mobilenet_v2",
+            "regnet_y_400mf",
+            "resnet18",
+        ),
+        *(
+            "resnext50_32x4d",
+            "shufflenet_v2_x0_5",
+            "vgg11",
+            "wide_resnet50_2",
+            "mobilenet_v3_small",
+            "efficientnet_b0",
+        ),
         *(
             "convnext_tiny",
             "vit_b_16",
@@ -88,7 +112,8 @@ def test_features_of_backbones_with_power_one_half_are_never_negative(name, tmp_
     found = load_backbone(f"{library}:{model}", str(weights), device="cpu")
     features = found.forward(torch.randn(4, 3, found.preprocess.crop, found.preprocess.crop))
     power = power_for(f"{library}:{model}")
-    # A model without a power may still end in a ReLU under another name; one with a power must never be negative.
+    # A model without a power may still end in a ReLU under another name; one with a power must
+    # never be negative.
     assert power == 1.0 or float(features.min()) >= 0
     if library == "torchvision":
         assert (power == 0.5) == (float(features.min()) >= 0)

@@ -1,4 +1,6 @@
-"""A missing package gives one error, before a run starts, with the setting that needs it and the command to install it."""
+"""A missing package gives one error, before a run starts, with the setting that needs it and the
+command to install it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from client_app.offline.dry_run import dry_run
 from common.backbones.backbone_names import LIBRARIES
 from common.errors import PUBLIC_SENTENCES, ConfigError, PackageError, RunError
 from common.extras.needed import OF_DATA, check_packages, packages_for
-from common.extras.packages import DISTRIBUTIONS, EXTRAS, check_installed, install_command, is_installed, needed_for
+from common.extras.packages import (
+    DISTRIBUTIONS,
+    EXTRAS,
+    check_installed,
+    install_command,
+    is_installed,
+    needed_for,
+)
 from common.methods import METHODS
 from common.run import parse_run
 from server_app.lifecycle.before_start import flower_engine
@@ -31,14 +40,21 @@ def test_every_optional_package_is_used_here() -> None:
     assert {package for package, _, _ in USES} == set(EXTRAS)
 
 
-@pytest.mark.parametrize("number", range(len(USES)), ids=lambda number: f"{USES[number][0]}-{number}")
-def test_a_missing_package_gives_one_error_with_its_user_and_its_command(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number", range(len(USES)), ids=lambda number: f"{USES[number][0]}-{number}"
+)
+def test_a_missing_package_gives_one_error_with_its_user_and_its_command(
+    number: int, tmp_path: Path
+) -> None:
     package, user, use = USES[number]
     with hidden(package), pytest.raises(PackageError) as caught:
         use(tmp_path)
     text = str(caught.value)
     assert text.startswith(user)
-    assert f"needs the package {DISTRIBUTIONS.get(package, package)}, which is not installed here" in text
+    assert (
+        f"needs the package {DISTRIBUTIONS.get(package, package)}, which is not installed here"
+        in text
+    )
     assert text.count(f"run {install_command(EXTRAS[package])}") == 1
     assert "\n" not in text
     assert not run_folders(tmp_path / "runs"), "the run has started"
@@ -50,7 +66,9 @@ def test_a_missing_package_is_an_error_of_the_settings_with_a_code_of_its_own() 
     assert PackageError.code != ConfigError.code
 
 
-def test_an_installed_package_is_no_error_and_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_is_no_error_and_is_not_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "opacus", raising=False)
     check_installed("opacus", "this test")
     assert is_installed("opacus")
@@ -60,7 +78,9 @@ def test_an_installed_package_is_no_error_and_is_not_imported(monkeypatch: pytes
     assert pydicom
 
 
-def test_a_folder_that_has_a_packages_name_by_chance_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_has_a_packages_name_by_chance_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "chance_name").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert not is_installed("chance_name")
@@ -85,7 +105,9 @@ def test_a_damaged_package_is_not_taken_for_a_missing_one(error: Exception) -> N
 
 def test_packages_that_settings_need_are_in_the_table_of_extras() -> None:
     assert set(OF_DATA.values()) | set(LIBRARIES) <= set(EXTRAS)
-    assert {package for spec in METHODS.values() for package in spec.usual.judging_packages} == {"ot"}
+    assert {package for spec in METHODS.values() for package in spec.usual.judging_packages} == {
+        "ot"
+    }
 
 
 @pytest.mark.parametrize(
@@ -103,7 +125,8 @@ def test_packages_that_settings_need_are_in_the_table_of_extras() -> None:
         # A sum of gradients of a linear model needs no gradient of a single record.
         ({"method": "dp-fedavg", "secure-sum": True, "sites": 3} | PRIVATE, "digits", True, []),
         (
-            {"method": "dp-fedavg", "secure-sum": True, "sites": 3, "fedavg.noise": "site"} | PRIVATE,
+            {"method": "dp-fedavg", "secure-sum": True, "sites": 3, "fedavg.noise": "site"}
+            | PRIVATE,
             "digits",
             True,
             ["opacus"],
@@ -116,12 +139,21 @@ def test_only_what_the_settings_use_is_needed(
     run = parse_run(settings)
     assert [package for package, _ in packages_for(run, data, judges)] == expected
     for package in expected:
-        with hidden(package), pytest.raises(PackageError, match=re.escape(install_command(EXTRAS[package]))):
+        with (
+            hidden(package),
+            pytest.raises(PackageError, match=re.escape(install_command(EXTRAS[package]))),
+        ):
             check_packages(packages_for(run, data, judges))
     check_packages(packages_for(run, data, judges))
 
 
-PRIVATE_RUN = {"epsilon": 1.0, "delta": 1e-5, "classes": "no,yes", "image_size": 8, "fedpft.covariance": "spherical"}
+PRIVATE_RUN = {
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "classes": "no,yes",
+    "image_size": 8,
+    "fedpft.covariance": "spherical",
+}
 
 
 @pytest.mark.parametrize("private", [PRIVATE_RUN, {"image_size": 8}], ids=["private", "open"])
@@ -132,7 +164,12 @@ def test_a_site_without_a_package_reports_a_code_before_any_work_and_charges_not
         (tmp_path / "data" / name).mkdir(parents=True)
     policy = tmp_path / "policy.toml"
     policy.write_text("without-dp = true\n")
-    own = {"data": "dicom", "data-dir": str(tmp_path / "data"), "policy": str(policy), "state-dir": str(tmp_path / "state")}
+    own = {
+        "data": "dicom",
+        "data-dir": str(tmp_path / "data"),
+        "policy": str(policy),
+        "state-dir": str(tmp_path / "state"),
+    }
     nodes = [own | {"site": name} for name in "ab"]
     grid = InProcessGrid(nodes)
     with hidden("pydicom"), pytest.raises(RunError):
@@ -143,7 +180,9 @@ def test_a_site_without_a_package_reports_a_code_before_any_work_and_charges_not
     # No text of a site leaves it.
     assert not any("reason" in info for info in found)
     (folder,) = run_folders(tmp_path / "runs")
-    reasons = {event["reason"] for event in events_of(folder) if event["event"] in ("rejected", "dropped")}
+    reasons = {
+        event["reason"] for event in events_of(folder) if event["event"] in ("rejected", "dropped")
+    }
     assert reasons <= {PUBLIC_SENTENCES["package"]}
     assert "pip install" not in json.dumps(events_of(folder))
     assert "data = 'dicom' needs the package pydicom" in caplog.text
@@ -154,10 +193,16 @@ def test_a_site_without_a_package_reports_a_code_before_any_work_and_charges_not
         assert ledger.entries() == []
 
 
-def test_a_missing_package_is_not_taken_for_unusable_records_and_answered_with_noise(tmp_path: Path) -> None:
+def test_a_missing_package_is_not_taken_for_unusable_records_and_answered_with_noise(
+    tmp_path: Path,
+) -> None:
     for name in ("no", "yes"):
         (tmp_path / "data" / name).mkdir(parents=True)
-    node = {"data": "dicom", "data-dir": str(tmp_path / "data"), "state-dir": str(tmp_path / "state")}
+    node = {
+        "data": "dicom",
+        "data-dir": str(tmp_path / "data"),
+        "state-dir": str(tmp_path / "state"),
+    }
     run = {key.replace("_", "-"): value for key, value in PRIVATE_RUN.items()}
     open_ledger(site := parse_node_config(node))
     with hidden("pydicom"), pytest.raises(PackageError, match="data = 'dicom'"):
@@ -169,12 +214,19 @@ def test_a_missing_package_is_not_taken_for_unusable_records_and_answered_with_n
 def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    node = f'data="dicom" data-dir="{tmp_path}" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
+    node = (
+        f'data="dicom" data-dir="{tmp_path}" state-dir="{tmp_path}/state" '
+        f'cache-dir="{tmp_path}/cache"'
+    )
     with hidden("pydicom"):
-        with pytest.raises(PackageError, match="data = 'dicom' in the node-config needs the package pydicom"):
+        with pytest.raises(
+            PackageError, match="data = 'dicom' in the node-config needs the package pydicom"
+        ):
             check_files(parse_node_config({"data": "dicom", "data-dir": str(tmp_path)}))
         assert commands.site(monkeypatch, "doctor", "--node-config", node, "--json") == 1
-    (finding,) = (each for each in json.loads(capsys.readouterr().out) if each["what"] == "packages")
+    (finding,) = (
+        each for each in json.loads(capsys.readouterr().out) if each["what"] == "packages"
+    )
     assert finding["state"] == "FAIL"
     assert install_command("dicom") in finding["found"]
     # A run's own needs are checked where its settings are given.
@@ -182,10 +234,14 @@ def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_da
     run = 'method="dp-fedavg" epsilon=1.0 delta=1e-5 classes="0,1,2,3,4,5,6,7,8,9"'
     with hidden("opacus"):
         commands.site(monkeypatch, "doctor", "--node-config", node, "--json", "--run-config", run)
-    (finding,) = (each for each in json.loads(capsys.readouterr().out) if each["what"] == "packages")
+    (finding,) = (
+        each for each in json.loads(capsys.readouterr().out) if each["what"] == "packages"
+    )
     assert (finding["state"], "method = 'dp-fedavg'" in finding["found"]) == ("FAIL", True)
     commands.site(monkeypatch, "doctor", "--node-config", node, "--json", "--run-config", run)
-    (finding,) = (each for each in json.loads(capsys.readouterr().out) if each["what"] == "packages")
+    (finding,) = (
+        each for each in json.loads(capsys.readouterr().out) if each["what"] == "packages"
+    )
     assert (finding["state"], finding["found"]) == ("PASS", "opacus")
 
 
@@ -223,7 +279,12 @@ def test_a_run_without_matplotlib_ends_with_a_report_that_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     with hidden("matplotlib"):
-        folder = run_federation(tmp_path, [{"partition-id": i, "num-partitions": 2} for i in range(2)], report=True, **FAST)
+        folder = run_federation(
+            tmp_path,
+            [{"partition-id": i, "num-partitions": 2} for i in range(2)],
+            report=True,
+            **FAST,
+        )
         page = (folder / "report.html").read_text()
         assert commands.coordinator(monkeypatch, "report", folder) == 0
         assert "warning: matplotlib is not installed" in capsys.readouterr().err
@@ -244,7 +305,12 @@ def test_a_sweep_without_matplotlib_keeps_its_rows(
     monkeypatch.setenv("HOME", str(tmp_path))
     settings = f'output-dir="{tmp_path}/runs" head.min-steps=20 head.epochs=1'
     with hidden("matplotlib"):
-        assert commands.coordinator(monkeypatch, "sweep", "--seeds", "1", "--sites", "2", "-c", settings) == 0
+        assert (
+            commands.coordinator(
+                monkeypatch, "sweep", "--seeds", "1", "--sites", "2", "-c", settings
+            )
+            == 0
+        )
     shown = capsys.readouterr()
     assert "warning: the plot needs the package matplotlib" in shown.err
     assert "plot " not in shown.out
@@ -258,7 +324,11 @@ def test_a_sweep_without_matplotlib_keeps_its_rows(
         ({"data": "dicom"}, {"method": "dpcvae"}, ["pydicom", "ot"]),
         # No accuracy of a hospital leaves such a run, so it computes none.
         ({"data": "dicom"}, {"method": "dpcvae"} | PRIVATE, ["pydicom"]),
-        ({"data": "dicom"}, {"method": "dpcvae", "secure-sum": True, "sites": 3, "classes": "0,1"}, ["pydicom"]),
+        (
+            {"data": "dicom"},
+            {"method": "dpcvae", "secure-sum": True, "sites": 3, "classes": "0,1"},
+            ["pydicom"],
+        ),
         # A simulated site is on the coordinator's machine.
         ({}, {"method": "dpcvae"} | PRIVATE, ["ot"]),
         ({}, {"data": "parquet", "data-dir": "."}, ["pyarrow"]),
@@ -267,4 +337,6 @@ def test_a_sweep_without_matplotlib_keeps_its_rows(
 def test_a_site_needs_the_packages_of_its_own_data_and_of_what_it_computes(
     node: dict[str, str], run: dict[str, str], expected: list[str]
 ) -> None:
-    assert [package for package, _ in packages_of(parse_run(run), parse_node_config(node))] == expected
+    assert [
+        package for package, _ in packages_of(parse_run(run), parse_node_config(node))
+    ] == expected

@@ -22,7 +22,9 @@ from server_app.deployment.submit import APP_FOLDER
 FLOWERS_PATIENCE = 5.0
 
 
-def test_a_reply_waits_for_a_writer_longer_than_flower_lets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_waits_for_a_writer_longer_than_flower_lets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
     let_writers_wait()
     store = SqlObjectStore(str(tmp_path / "state.db"))
@@ -41,7 +43,9 @@ def test_a_reply_waits_for_a_writer_longer_than_flower_lets_it(tmp_path: Path, m
 def test_the_tables_are_made_wherever_flower_is_installed(tmp_path: Path, folder: str) -> None:
     """In such a folder Flower alone finds no migration, so that its database has no table."""
     where = tmp_path / folder
-    shutil.copytree(Path(flwr.__file__).parent, where / "flwr", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(flwr.__file__).parent, where / "flwr", ignore=shutil.ignore_patterns("__pycache__")
+    )
     code = (
         "from flwr.supercore.object_store.sql_object_store import SqlObjectStore\n"
         "import flwr; print(flwr.__file__)\n"
@@ -49,9 +53,14 @@ def test_the_tables_are_made_wherever_flower_is_installed(tmp_path: Path, folder
         "find_migrations(); SqlObjectStore('state.db').initialize()\n"
     )
     settings = os.environ | {"PYTHONPATH": os.pathsep.join([str(where), str(APP_FOLDER)])}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=settings, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=settings, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).is_relative_to(where)
     with closing(sqlite3.connect(tmp_path / "state.db")) as database:
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        tables = {
+            name
+            for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
     assert {"objectstore_locks", "run"} <= tables

@@ -1,4 +1,6 @@
-"""Ray under Flower's simulation, played: its start is patient, and a killed worker gets a successor."""
+"""Ray under Flower's simulation, played: its start is patient, and a killed worker gets a
+successor.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from common.flower.environment import RAY_HOOK, prepared_ray
 from common.flower.v134_simulation import patient, with_ports
 from server_app.deployment.submit import APP_FOLDER
 
-# Starts Ray as Flower's simulation does, in the main thread, and ends when Ray begins to start its servers.
+# Starts Ray as Flower's simulation does, in the main thread, and ends when Ray begins to start its
+# servers.
 MAIN_THREAD = """
 import ray
 from ray._private import node
@@ -40,7 +43,9 @@ def test_ray_is_prepared_in_the_thread_that_starts_it_even_if_the_app_is_late(na
     """Here the app never comes. Without the variable only the app would prepare Ray."""
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     settings |= prepared_ray({}) if named else {}
-    done = subprocess.run([sys.executable, "-c", MAIN_THREAD], env=settings, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN_THREAD], env=settings, capture_output=True, text=True
+    )
     assert done.stdout.split() == [str(named)] * 2, done.stderr
 
 
@@ -81,7 +86,10 @@ def test_rays_agents_have_ports_and_the_file_that_the_raylet_reads(tmp_path: Pat
     settings = SimpleNamespace(**dict.fromkeys(v134_simulation.AGENT_PORTS, 0))
     settings.metrics_export_port = 4711
     node = SimpleNamespace(_ray_params=settings, _session_dir=str(tmp_path), _node_id="ab12")
-    assert with_ports(lambda node, *words, **named: (words, named))(node, 1, a=2) == ((1,), {"a": 2})
+    assert with_ports(lambda node, *words, **named: (words, named))(node, 1, a=2) == (
+        (1,),
+        {"a": 2},
+    )
     ports = [getattr(settings, name) for name in v134_simulation.AGENT_PORTS]
     assert ports[1] == 4711
     assert len({*ports, 0}) == 5

@@ -33,13 +33,19 @@ def test_the_last_number_does_not_matter(installed: Callable[[str], None], numbe
 
 
 @pytest.mark.parametrize("number", ["1.3.4", "1.33.0", "1.35.0", "1.340.0", "1.42.0", "2.34.0"])
-def test_another_version_is_named_with_those_that_work(installed: Callable[[str], None], number: str) -> None:
+def test_another_version_is_named_with_those_that_work(
+    installed: Callable[[str], None], number: str
+) -> None:
     installed(number)
-    with pytest.raises(ConfigError, match=rf"flwr {number} is installed.* works with flwr 1\.34\.x"):
+    with pytest.raises(
+        ConfigError, match=rf"flwr {number} is installed.* works with flwr 1\.34\.x"
+    ):
         flower()
 
 
-def test_a_missing_flower_is_named(monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], None]) -> None:
+def test_a_missing_flower_is_named(
+    monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], None]
+) -> None:
     def missing(package: str) -> str:
         raise PackageNotFoundError(package)
 
@@ -52,6 +58,8 @@ def test_a_missing_flower_is_named(monkeypatch: pytest.MonkeyPatch, installed: C
 def test_every_version_provides_all_that_is_asked_of_it(number: str) -> None:
     """Its own, not the empty methods of the interface."""
     version: Any = type(VERSIONS[number]())
-    names = {name for part in Flower.__mro__[1:-3] for name in vars(part) if not name.startswith("_")}
+    names = {
+        name for part in Flower.__mro__[1:-3] for name in vars(part) if not name.startswith("_")
+    }
     assert {"superlink", "control", "transported", "prepare_ray"} <= names
     assert not {name for name in names if getattr(version, name) is getattr(Flower, name)}

@@ -15,7 +15,9 @@ from common.logs.output import LOGGERS, VARIABLE, configure_log, is_news
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [(each, [*each.handlers], [*each.filters], each.propagate, each.level) for each in loggers]
+    before = [
+        (each, [*each.handlers], [*each.filters], each.propagate, each.level) for each in loggers
+    ]
     yield
     for logger, handlers, filters, propagate, level in before:
         logger.handlers, logger.filters, logger.propagate = handlers, filters, propagate

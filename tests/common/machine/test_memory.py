@@ -1,4 +1,6 @@
-"""Memory that is available: of the machine, of containers under both versions of cgroups, of the shell."""
+"""Memory that is available: of the machine, of containers under both versions of cgroups, of the
+shell.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,17 @@ def member(root: Path, line: str) -> None:
     (root / "proc/self/cgroup").write_text(f"{line}\n")
 
 
-def test_without_cgroups_the_machine_decides_and_the_swap_counts_only_on_request(tmp_path: Path) -> None:
+def test_without_cgroups_the_machine_decides_and_the_swap_counts_only_on_request(
+    tmp_path: Path,
+) -> None:
     assert available_memory(root=tmp_path) == MACHINE
     assert available_memory(swap=True, root=tmp_path) == MACHINE + 1000 * MIB
 
 
 @pytest.mark.parametrize("path", ["/", "/docker/1234"])
-def test_the_limit_of_a_container_counts_without_what_the_kernel_can_free(tmp_path: Path, path: str) -> None:
+def test_the_limit_of_a_container_counts_without_what_the_kernel_can_free(
+    tmp_path: Path, path: str
+) -> None:
     """Docker with cgroups v2: the container's own folder is mounted; the path may be the host's."""
     member(tmp_path, f"0::{path}")
     cgroup(tmp_path / "sys/fs/cgroup", 2000 * MIB, 900 * MIB, 400 * MIB)
@@ -93,9 +99,13 @@ def test_files_of_any_content_do_no_harm(content: str) -> None:
         OSError(12, "Cannot allocate memory"),
     ],
 )
-def test_an_error_of_a_small_address_space_names_ulimit(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_an_error_of_a_small_address_space_names_ulimit(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     assert no_room(error) == ""
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (1_500_000 * 1024, resource.RLIM_INFINITY))
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda what: (1_500_000 * 1024, resource.RLIM_INFINITY)
+    )
     assert "`ulimit -v` = 1500000" in no_room(error)
     assert "\n" not in no_room(error)
     assert no_room(ImportError("No module named 'x'")) == ""

@@ -1,4 +1,6 @@
-"""Paths with blanks, quotes, dollar signs and umlauts on the way to Ray's workers, and what is said about them."""
+"""Paths with blanks, quotes, dollar signs and umlauts on the way to Ray's workers, and what is said
+about them.
+"""
 
 import json
 import subprocess
@@ -13,12 +15,18 @@ from ray.runtime_env import RuntimeEnv
 from common.flower.environment import RAY_JOB, quoted_python
 from common.machine.environment_path import environment_remark
 
-PATHS = some.text(some.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1).map("/".__add__)
+PATHS = some.text(
+    some.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1
+).map("/".__add__)
 
 
 def executable(variables: dict[str, str]) -> str:
     """Python in a job's settings, as Ray reads them."""
-    return str(RuntimeEnv(**JobConfig.from_json(json.loads(variables[RAY_JOB])).runtime_env).py_executable())
+    return str(
+        RuntimeEnv(
+            **JobConfig.from_json(json.loads(variables[RAY_JOB])).runtime_env
+        ).py_executable()
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -36,7 +44,9 @@ def test_ray_merges_the_path_of_python_with_what_flower_gives_it() -> None:
     """Flower gives Ray variables of the environment only; both must hold."""
     from ray._private.worker import _merge_runtime_env
 
-    given_by_us = JobConfig.from_json(json.loads(quoted_python("/a b/python", {})[RAY_JOB])).runtime_env
+    given_by_us = JobConfig.from_json(
+        json.loads(quoted_python("/a b/python", {})[RAY_JOB])
+    ).runtime_env
     merged = _merge_runtime_env(given_by_us, {"env_vars": {"PYTHONPATH": "x"}})
     assert merged == {"py_executable": "'/a b/python'", "env_vars": {"PYTHONPATH": "x"}}
 
@@ -51,7 +61,10 @@ def test_nothing_is_said_about_a_path_that_works(path: str) -> None:
     assert environment_remark(path) == ""
 
 
-@pytest.mark.parametrize(("path", "what"), [("/mein projekt ä", "' '"), ("/a,b", "','"), ("/100%", "'%'"), ("/a'b", '"\'"')])
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [("/mein projekt ä", "' '"), ("/a,b", "','"), ("/100%", "'%'"), ("/a'b", '"\'"')],
+)
 def test_a_path_with_a_blank_is_named_with_what_to_do(path: str, what: str) -> None:
     found = environment_remark(path)
     assert repr(path) in found
@@ -62,6 +75,9 @@ def test_a_path_with_a_blank_is_named_with_what_to_do(path: str, what: str) -> N
 
 def test_the_check_of_the_environment_is_silent_where_all_is_well() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "common.machine.environment_path"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "common.machine.environment_path"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert (done.stdout, bool(done.stderr)) == ("", bool(environment_remark(sys.prefix)))

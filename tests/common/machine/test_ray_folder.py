@@ -17,7 +17,9 @@ def test_ray_chooses_itself_where_its_choice_serves() -> None:
 @pytest.mark.parametrize("folder", ["mit blank", "ä", "a" * (LONGEST + 1), "it's", "$HOME"])
 def test_another_folder_is_given_for_one_that_ray_cannot_use(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir()
-    assert ray_folder({"TMPDIR": str(tmp_path / folder)}, ("/proc/nowhere", "/tmp")) == {"RAY_TMPDIR": "/tmp"}
+    assert ray_folder({"TMPDIR": str(tmp_path / folder)}, ("/proc/nowhere", "/tmp")) == {
+        "RAY_TMPDIR": "/tmp"
+    }
 
 
 def test_a_folder_that_a_person_names_for_ray_stays() -> None:

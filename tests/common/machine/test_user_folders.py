@@ -31,14 +31,18 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("HOME", NOWHERE)
 
 
-def test_folders_are_below_the_home_folder_or_where_the_variables_say(home: Path, tmp_path: Path) -> None:
+def test_folders_are_below_the_home_folder_or_where_the_variables_say(
+    home: Path, tmp_path: Path
+) -> None:
     assert user_folder(STATE) == home / ".local/state/fedsurrogate"
     assert user_folder(CACHE) == home / ".cache/fedsurrogate"
     assert user_folder(STATE, {STATE: str(tmp_path)}) == tmp_path / "fedsurrogate"
     assert user_folder(STATE, {STATE: "relative"}) == home / ".local/state/fedsurrogate"
 
 
-def test_a_ledger_of_an_earlier_version_is_not_lost_to_a_variable(home: Path, tmp_path: Path) -> None:
+def test_a_ledger_of_an_earlier_version_is_not_lost_to_a_variable(
+    home: Path, tmp_path: Path
+) -> None:
     earlier = home / ".local/state/fedsurrogate"
     earlier.mkdir(parents=True)
     assert user_folder(STATE, {STATE: str(tmp_path)}) == earlier
@@ -46,7 +50,9 @@ def test_a_ledger_of_an_earlier_version_is_not_lost_to_a_variable(home: Path, tm
     assert user_folder(STATE, {STATE: str(tmp_path)}) == tmp_path / "fedsurrogate"
 
 
-def test_a_user_without_a_home_folder_gets_an_error_and_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_folder_gets_an_error_and_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def none() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -61,7 +67,11 @@ def test_a_real_site_names_the_setting_and_the_variable() -> None:
         with pytest.raises(ConfigError) as error:
             check()
         text = str(error.value)
-        for part in (f"state-dir = '{NOWHERE}/.local/state/fedsurrogate'", "set state-dir in the node-config", STATE):
+        for part in (
+            f"state-dir = '{NOWHERE}/.local/state/fedsurrogate'",
+            "set state-dir in the node-config",
+            STATE,
+        ):
             assert part in text
         assert "\n" not in text
 

@@ -1,4 +1,6 @@
-"""Generators: the loss is the textbook's, the shapes are the paper's, and samples have the requested classes."""
+"""Generators: the loss is the textbook's, the shapes are the paper's, and samples have the
+requested classes.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,21 @@ from common.models.generators import (
 )
 from common.run import parse_run
 from common.surrogates.surrogates import Header
-from common.wire.generator_files import pack_generator, read_generator, read_synthetic_set, write_synthetic_set
+from common.wire.generator_files import (
+    pack_generator,
+    read_generator,
+    read_synthetic_set,
+    write_synthetic_set,
+)
 from tests.registry import sent_numbers
 
 HEADER = Header("dpcvae", "run", "coordinator", "print", ("a", "b", "c"))
 
 
 def run_of(**settings: Any) -> Any:
-    return parse_run({"method": "dpcvae"} | {f"dpcvae.{key}".replace("_", "-"): v for key, v in settings.items()})
+    return parse_run(
+        {"method": "dpcvae"} | {f"dpcvae.{key}".replace("_", "-"): v for key, v in settings.items()}
+    )
 
 
 def count(module: torch.nn.Module) -> int:
@@ -44,8 +53,13 @@ def count(module: torch.nn.Module) -> int:
 @pytest.mark.parametrize("variance", [False, True])
 @pytest.mark.parametrize("prior", [False, True])
 @pytest.mark.parametrize("hidden", [0, 16])
-def test_the_loss_is_the_likelihood_and_the_divergence_of_the_textbook(variance: bool, prior: bool, hidden: int) -> None:
-    encoder, decoder = Encoder(4, hidden, 3, 10).double(), Decoder(4, hidden, 3, 10, variance, prior).double()
+def test_the_loss_is_the_likelihood_and_the_divergence_of_the_textbook(
+    variance: bool, prior: bool, hidden: int
+) -> None:
+    encoder, decoder = (
+        Encoder(4, hidden, 3, 10).double(),
+        Decoder(4, hidden, 3, 10, variance, prior).double(),
+    )
     for parameter in [*encoder.parameters(), *decoder.parameters()]:
         torch.nn.init.normal_(parameter, 0, 0.3)
     decoder.means.normal_()
@@ -58,19 +72,24 @@ def test_the_loss_is_the_likelihood_and_the_divergence_of_the_textbook(variance:
     assert torch.allclose(apart, kl_divergence(posterior, Normal(at, (log_width / 2).exp())).sum(1))
     spread = decoder.log_variance(kinds)
     deviation = torch.ones_like(x) if spread is None else (spread / 2).exp()
-    likelihood = Normal(decoder(mean + posterior.stddev * noise, kinds), deviation).log_prob(x).sum(1)
+    likelihood = (
+        Normal(decoder(mean + posterior.stddev * noise, kinds), deviation).log_prob(x).sum(1)
+    )
     constant = 5 * torch.log(torch.tensor(2 * torch.pi))
     assert torch.allclose(missed, -likelihood - constant)
 
 
 @pytest.mark.parametrize(
-    ("latent", "hidden", "classes", "dimension"), [(8, 0, 10, 64), (32, 256, 11, 768), (100, 256, 2, 384)]
+    ("latent", "hidden", "classes", "dimension"),
+    [(8, 0, 10, 64), (32, 256, 11, 768), (100, 256, 2, 384)],
 )
 def test_what_is_shared_has_as_many_parameters_as_the_formula_says(
     latent: int, hidden: int, classes: int, dimension: int
 ) -> None:
     run = run_of(latent=latent, hidden=hidden)
-    assert count(fresh_generator(run, classes, dimension)) == sent_numbers(run, dimension, classes, 0)
+    assert count(fresh_generator(run, classes, dimension)) == sent_numbers(
+        run, dimension, classes, 0
+    )
 
 
 def test_the_gan_has_the_papers_size() -> None:
@@ -83,7 +102,9 @@ def test_the_gan_has_the_papers_size() -> None:
 def test_both_sides_begin_with_the_same_generator_and_each_seed_with_another() -> None:
     one, other = (tensors_of(fresh_generator(run_of(hidden=16), 3, 10)) for _ in range(2))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    third = tensors_of(fresh_generator(parse_run({"method": "dpcvae", "dpcvae.hidden": 16, "seed": 1}), 3, 10))
+    third = tensors_of(
+        fresh_generator(parse_run({"method": "dpcvae", "dpcvae.hidden": 16, "seed": 1}), 3, 10)
+    )
     assert not torch.equal(one["linear.weight"], third["linear.weight"])
 
 
@@ -100,7 +121,10 @@ def test_draws_have_the_means_and_the_variance_that_are_learned() -> None:
     tensors = drawn_from.tensors | {"variance.weight": torch.full((10, 1), -2.0)}
     weight = tensors["linear.weight"][:, :8]
     drawn_from = replace(drawn_from, tensors=tensors)
-    x = drawn_from.draw(torch.zeros(40_000, dtype=torch.int64), torch.Generator().manual_seed(0)) * 10**0.5
+    x = (
+        drawn_from.draw(torch.zeros(40_000, dtype=torch.int64), torch.Generator().manual_seed(0))
+        * 10**0.5
+    )
     assert torch.allclose(x.mean(0), tensors[MEANS][0], atol=0.02)
     latents = tensors["linear.weight"][:, :32]
     expected = latents @ latents.T + torch.eye(10) * float(torch.tensor(-2.0).exp())
@@ -139,7 +163,9 @@ def test_a_file_brings_back_the_same_generator_and_says_what_it_promises(tmp_pat
     one, other = (each.draw(labels, torch.Generator().manual_seed(1)) for each in (whole, back))
     assert torch.equal(one, other)
     manifest = {"privacy": {"epsilon": 3.0}}
-    write_synthetic_set(tmp_path / "s", back, labels, 1, manifest | {"classes": list("abc"), "fingerprint": "print"})
+    write_synthetic_set(
+        tmp_path / "s", back, labels, 1, manifest | {"classes": list("abc"), "fingerprint": "print"}
+    )
     read = read_synthetic_set(tmp_path / "s")
     assert torch.equal(read.labels, labels)
     assert torch.allclose(read.features, one, atol=1e-2)

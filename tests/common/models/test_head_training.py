@@ -28,7 +28,9 @@ def head(weight: Tensor, bias: Tensor, classes: tuple[str, ...] = CLASSES) -> He
 
 def trained(factor: float = 1.0, seed: int = 0, shift: float = 0.0) -> Head:
     x, y, _, _ = digits()
-    return head(*train_on_features(x * factor + shift, y, 10, HeadSettings(learning_rate=5e-3), seed))
+    return head(
+        *train_on_features(x * factor + shift, y, 10, HeadSettings(learning_rate=5e-3), seed)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,10 @@ def test_digits_are_classified_as_well_as_by_logistic_regression(plain: Head) ->
     theirs = LogisticRegression(max_iter=1000).fit(((x - mean) / deviation).numpy(), y.numpy())
     correct, tested = plain.accuracy(x_test, CLASSES, y_test)
     assert tested == len(y_test)
-    assert correct / tested >= theirs.score(((x_test - mean) / deviation).numpy(), y_test.numpy()) - 0.02
+    assert (
+        correct / tested
+        >= theirs.score(((x_test - mean) / deviation).numpy(), y_test.numpy()) - 0.02
+    )
 
 
 @pytest.mark.parametrize("factor", [1e-4, 1e4])
@@ -69,11 +74,16 @@ def test_constant_features_get_no_weight() -> None:
     x, y, x_test, y_test = digits()
     x, x_test = (torch.cat([part, torch.full((len(part), 2), 0.1)], 1) for part in (x, x_test))
     found = head(*train_on_features(x, y, 10, HeadSettings(min_steps=300, learning_rate=0.01), 0))
-    # Rounding alone must not change them: with a weight of 1e5, all others would lose their digits at 16 bits.
+    # Rounding alone must not change them: with a weight of 1e5, all others would lose their digits
+    # at 16 bits.
     assert not found.weight[:, -2:].any()
     assert found.weight.abs().max() < 100
     assert found.accuracy(x_test, CLASSES, y_test)[0] > 0.9 * len(y_test)
-    flat = head(*train_on_features(torch.ones(20, 3), torch.arange(20) % 2, 2, HeadSettings(min_steps=10), 0))
+    flat = head(
+        *train_on_features(
+            torch.ones(20, 3), torch.arange(20) % 2, 2, HeadSettings(min_steps=10), 0
+        )
+    )
     assert not flat.weight.any()
 
 

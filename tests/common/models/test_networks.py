@@ -27,7 +27,9 @@ def test_the_same_seed_gives_the_same_parameters_and_leaves_other_randomness_alo
 def test_a_network_runs_under_other_parameters_than_its_own() -> None:
     module = linear(4, 3)
     tensors = {"weight": torch.ones(3, 4), "bias": torch.arange(3.0)}
-    assert torch.equal(run_network(module, tensors, torch.ones(1, 4)), torch.tensor([[4.0, 5.0, 6.0]]))
+    assert torch.equal(
+        run_network(module, tensors, torch.ones(1, 4)), torch.tensor([[4.0, 5.0, 6.0]])
+    )
     assert float(module.weight.abs().sum()) == 0
 
 

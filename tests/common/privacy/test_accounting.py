@@ -41,7 +41,9 @@ def test_the_calibration_is_tight(epsilon: float, delta: float) -> None:
 
 
 @given(st.floats(-3, 3), st.sampled_from([0.0, 1e-3, 0.1]))
-def test_a_search_ends_above_what_it_looks_for_by_no_more_than_asked_in_any_decade(decade: float, relative: float) -> None:
+def test_a_search_ends_above_what_it_looks_for_by_no_more_than_asked_in_any_decade(
+    decade: float, relative: float
+) -> None:
     for low in (0.0, 1e-6):
         found = _smallest(lambda value: value >= 10**decade, low, 1e6, relative)
         assert 10**decade <= found <= 10**decade * (1 + 2 * relative + 1e-12)
@@ -61,7 +63,8 @@ def test_the_classical_formula_breaks_its_promise_at_large_epsilon() -> None:
 @pytest.mark.parametrize("accountant", [pld_epsilon, epsilon_spent])
 def test_ten_releases_cost_what_is_known(accountant: object) -> None:
     assert accountant(TEN, 1e-5) == pytest.approx(7.51, abs=0.005)  # type: ignore[operator]
-    # dp-accounting's RDP accountant gives 8.08 here, as if only the name of the relation had changed.
+    # dp-accounting's RDP accountant gives 8.08 here, as if only the name of the relation had
+    # changed.
     assert accountant(TEN, 1e-5, replace_one=True) == pytest.approx(17.86, abs=0.005)  # type: ignore[operator]
 
 
@@ -82,7 +85,9 @@ def test_the_two_kinds_compose_with_each_other() -> None:
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(0.5, 30.0), min_size=1, max_size=6))
-def test_exact_composition_agrees_with_the_accountant_and_stays_below_renyi(noises: list[float]) -> None:
+def test_exact_composition_agrees_with_the_accountant_and_stays_below_renyi(
+    noises: list[float],
+) -> None:
     events = [GaussianEvent(noise) for noise in noises]
     spent = epsilon_spent(events, 1e-5)
     assert spent == pytest.approx(pld_epsilon(events, 1e-5), rel=2e-3, abs=2e-4)
@@ -93,7 +98,9 @@ def test_exact_composition_agrees_with_the_accountant_and_stays_below_renyi(nois
 def test_what_is_left_can_be_spent_to_the_last_digit() -> None:
     spent = [GaussianEvent(3.0), GaussianEvent(8.0)]
     noise = calibrate(2.5, 1e-5, count=4, spent=spent)
-    assert epsilon_spent([*spent, GaussianEvent(noise, count=4)], 1e-5) == pytest.approx(2.5, rel=1e-9)
+    assert epsilon_spent([*spent, GaussianEvent(noise, count=4)], 1e-5) == pytest.approx(
+        2.5, rel=1e-9
+    )
     assert calibrate(1.0, 1e-5, count=9) == pytest.approx(3 * gaussian_noise_multiplier(1.0, 1e-5))
     with pytest.raises(ConfigError, match="is spent already"):
         calibrate(1.0, 1e-5, spent=[GaussianEvent(1.0)])
@@ -105,19 +112,24 @@ def test_sampled_releases_are_calibrated_to_the_budget() -> None:
     assert 0.99 < epsilon_spent([GaussianEvent(noise, 256 / 1613, 1500)], 1e-4) <= 1.0
 
 
-@pytest.mark.parametrize("call", [lambda: gaussian_epsilon(1.0, 0.0), lambda: gaussian_noise_multiplier(0.0, 1e-5)])
+@pytest.mark.parametrize(
+    "call", [lambda: gaussian_epsilon(1.0, 0.0), lambda: gaussian_noise_multiplier(0.0, 1e-5)]
+)
 def test_impossible_promises_are_refused(call: object) -> None:
     with pytest.raises(ConfigError):
         call()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("values", [(0.0, 1.0, 1), (1.0, 0.0, 1), (1.0, 1.5, 1), (1.0, 1.0, 0), (math.inf, 1.0, 1)])
+@pytest.mark.parametrize(
+    "values", [(0.0, 1.0, 1), (1.0, 0.0, 1), (1.0, 1.5, 1), (1.0, 1.0, 0), (math.inf, 1.0, 1)]
+)
 def test_an_event_that_cannot_be_is_refused(values: tuple[float, float, int]) -> None:
     with pytest.raises(ConfigError):
         GaussianEvent(*values)
 
 
-# FedLAP-DP: sigma 1, 256 of 10,000 records, 200 noisy gradients a round, delta 1e-5; the paper's epsilon by rounds.
+# FedLAP-DP: sigma 1, 256 of 10,000 records, 200 noisy gradients a round, delta 1e-5; the paper's
+# epsilon by rounds.
 PAPER_ROUNDS = {1: 2.79, 7: 6.72, 15: 10.18, 17: 10.93, 27: 14.30}
 
 
@@ -131,27 +143,40 @@ def paper_conversion(rounds: int) -> float:
 
 
 @pytest.mark.parametrize(("rounds", "epsilon"), PAPER_ROUNDS.items())
-def test_fedlap_budgets_of_the_paper_are_reproduced_by_its_conversion(rounds: int, epsilon: float) -> None:
+def test_fedlap_budgets_of_the_paper_are_reproduced_by_its_conversion(
+    rounds: int, epsilon: float
+) -> None:
     assert paper_conversion(rounds) == pytest.approx(epsilon, abs=0.011)
 
 
 @pytest.mark.parametrize(("rounds", "epsilon"), {1: 2.38, 7: 6.13, 15: 9.38}.items())
 def test_the_tight_accountant_says_less_of_the_same_noise(rounds: int, epsilon: float) -> None:
-    assert epsilon_spent([GaussianEvent(1.0, 0.0256, 200 * rounds)], 1e-5) == pytest.approx(epsilon, abs=0.011)
+    assert epsilon_spent([GaussianEvent(1.0, 0.0256, 200 * rounds)], 1e-5) == pytest.approx(
+        epsilon, abs=0.011
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0, 20.0])
 def test_what_is_left_after_full_releases_is_spent_exactly(epsilon: float) -> None:
-    spent = [GaussianEvent(2 * gaussian_noise_multiplier(epsilon, 1e-5)), GaussianEvent(50.0, count=3)]
+    spent = [
+        GaussianEvent(2 * gaussian_noise_multiplier(epsilon, 1e-5)),
+        GaussianEvent(50.0, count=3),
+    ]
     noise = calibrate(epsilon, 1e-5, count=7, spent=spent)
-    assert epsilon_spent([*spent, GaussianEvent(noise, count=7)], 1e-5) == pytest.approx(epsilon, rel=1e-9)
+    assert epsilon_spent([*spent, GaussianEvent(noise, count=7)], 1e-5) == pytest.approx(
+        epsilon, rel=1e-9
+    )
     with pytest.raises(ConfigError, match="is spent already"):
-        calibrate(epsilon, 1e-5, spent=[GaussianEvent(0.9 * gaussian_noise_multiplier(epsilon, 1e-5))])
+        calibrate(
+            epsilon, 1e-5, spent=[GaussianEvent(0.9 * gaussian_noise_multiplier(epsilon, 1e-5))]
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "rate"), [(0.5, 0.05), (1.0, 0.16)])
-def test_sampled_steps_after_a_full_release_get_no_more_noise_than_they_need(epsilon: float, rate: float) -> None:
+def test_sampled_steps_after_a_full_release_get_no_more_noise_than_they_need(
+    epsilon: float, rate: float
+) -> None:
     # Here the looser bound of the first release alone exceeds epsilon, so it gives no bracket.
     spent = [GaussianEvent(gaussian_noise_multiplier(epsilon, 1e-5) / 0.95**0.5)]
     noise = calibrate(epsilon, 1e-5, rate, 100, spent)
@@ -161,7 +186,9 @@ def test_sampled_steps_after_a_full_release_get_no_more_noise_than_they_need(eps
 
 @pytest.mark.parametrize("noise", [0.005, 0.05, 0.5, 5.0, 50.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
-def test_epsilon_is_the_smallest_at_which_delta_holds_from_little_noise_to_much(noise: float, delta: float) -> None:
+def test_epsilon_is_the_smallest_at_which_delta_holds_from_little_noise_to_much(
+    noise: float, delta: float
+) -> None:
     epsilon = gaussian_epsilon(noise, delta)
     assert gaussian_delta(noise, epsilon) <= delta
     if epsilon:
@@ -169,11 +196,17 @@ def test_epsilon_is_the_smallest_at_which_delta_holds_from_little_noise_to_much(
         assert gaussian_noise_multiplier(epsilon, delta) == pytest.approx(noise, rel=1e-6)
 
 
-def test_a_full_release_after_sampled_ones_gets_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uses a closed-form accountant: this tests the precision of the search, not the cost of a sample."""
+def test_a_full_release_after_sampled_ones_gets_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Uses a closed-form accountant: this tests the precision of the search, not the cost of a
+    sample.
+    """
 
     def closed_form(events: list[GaussianEvent], delta: float, replace_one: bool = False) -> float:
-        return gaussian_epsilon(sum(e.count * (e.sample_rate / e.noise_multiplier) ** 2 for e in events) ** -0.5, delta)
+        return gaussian_epsilon(
+            sum(e.count * (e.sample_rate / e.noise_multiplier) ** 2 for e in events) ** -0.5, delta
+        )
 
     monkeypatch.setattr("common.privacy.accounting.pld_epsilon", closed_form)
     spent = [GaussianEvent(2.0, 0.1, 5)]

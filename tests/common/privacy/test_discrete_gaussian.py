@@ -1,4 +1,6 @@
-"""Discrete Gaussian noise: exact probabilities, and a privacy loss that is never above the one charged."""
+"""Discrete Gaussian noise: exact probabilities, and a privacy loss that is never above the one
+charged.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_samples_have_the_probabilities_of_the_discrete_gaussian(variance: int) 
 
 
 @pytest.mark.slow
-def test_coins_that_floating_point_cannot_decide_have_the_same_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coins_that_floating_point_cannot_decide_have_the_same_probability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "UNSURE", 2.0)
     drawn = discrete_gaussian(4, 3000)
     assert abs(drawn.mean()) < 0.2
@@ -74,7 +78,9 @@ def test_large_noise_has_its_variance() -> None:
 def test_epsilon_of_the_sum_is_never_below_its_privacy_loss_and_within_one_percent(
     sites: int, multiplier: float, deltas: float
 ) -> None:
-    """The loss of the sum of the sites' noises, convolved and summed up numerically, against the epsilon that is charged."""
+    """The loss of the sum of the sites' noises, convolved and summed up numerically, against the
+    epsilon that is charged.
+    """
     shift = 120
     each = math.ceil(((multiplier * shift) ** 2 + CONTINUOUS) / sites)
     pmf = probabilities(each)
@@ -94,7 +100,9 @@ def test_a_change_spread_over_many_entries_costs_no_more(rows: int) -> None:
     multiplier, shift = 3.73, 20
     norm = shift * math.sqrt(rows)
     variance = math.ceil((multiplier * norm) ** 2 + CONTINUOUS)
-    loss = pld.from_discrete_gaussian_mechanism(math.sqrt(variance), shift, value_discretization_interval=1e-4)
+    loss = pld.from_discrete_gaussian_mechanism(
+        math.sqrt(variance), shift, value_discretization_interval=1e-4
+    )
     found = loss.self_compose(rows).get_epsilon_for_delta(1e-5)
     claimed = gaussian_epsilon(multiplier, 1e-5)
     # The accountant rounds losses up, by at most half an interval each in the mean.
@@ -127,12 +135,22 @@ def variances_with(fault: str, claim: Mechanism, *given: Any) -> dict[str, int]:
 
 @pytest.mark.parametrize("fault", ["", "a share missing", "rounding left out", "noise halved"])
 def test_the_noise_of_the_sites_keeps_the_claim_and_planted_faults_do_not(fault: str) -> None:
-    """A record moves the sum by its bound and the rounding of 400 entries. The honest sites' noise alone hides it."""
+    """A record moves the sum by its bound and the rounding of 400 entries. The honest sites' noise
+    alone hides it.
+    """
     claim = run_config(epsilon=2.0, delta=1e-5).mechanism
     assert claim is not None
     claim = replace(claim, noise={"sums": claim.noise["sums"]})
-    (sigma, bound), bound_in_steps, entries, rules = claim.noise["sums"], 60, 400, SumRules.of(8, 1 / 3, 0.1)
-    numbers, shapes = {"sums": FixedPoint(bound / bound_in_steps, 10**6)}, {"sums": (4, entries // 4)}
+    (sigma, bound), bound_in_steps, entries, rules = (
+        claim.noise["sums"],
+        60,
+        400,
+        SumRules.of(8, 1 / 3, 0.1),
+    )
+    numbers, shapes = (
+        {"sums": FixedPoint(bound / bound_in_steps, 10**6)},
+        {"sums": (4, entries // 4)},
+    )
     variance = rules.honest * variances_with(fault, claim, numbers, shapes, rules)["sums"]
     charged = gaussian_epsilon(sigma / bound, 1e-5)
     shift = bound_in_steps + math.isqrt(entries)
@@ -140,9 +158,11 @@ def test_the_noise_of_the_sites_keeps_the_claim_and_planted_faults_do_not(fault:
 
 
 def far_from_rounded_noise(sites: int, variance: int, claimed: float) -> float:
-    """Logarithm of the largest difference, over all frequencies, between the quotient of the proof and its main part.
+    """Logarithm of the largest difference, over all frequencies, between the quotient of the proof
+    and its main part.
 
-    variance: of each site's discrete noise. claimed: variance of the continuous Gaussian that the sum is charged as.
+    variance: of each site's discrete noise. claimed: variance of the continuous Gaussian that the
+    sum is charged as.
     """
     rounded = claimed + 8
     t, w = sites * variance - rounded, np.linspace(1e-3, math.pi, 4001)
@@ -150,7 +170,9 @@ def far_from_rounded_noise(sites: int, variance: int, claimed: float) -> float:
     x = sum(np.exp(-variance * ((w + 2 * math.pi * m) ** 2 - w**2) / 2) for m in aliases)
     sinc = np.sin(w / 2) / (w / 2)
     y = sum(
-        np.exp(-rounded * ((w + 2 * math.pi * m) ** 2 - w**2) / 2) * np.sinc((w + 2 * math.pi * m) / 2 / math.pi) / sinc
+        np.exp(-rounded * ((w + 2 * math.pi * m) ** 2 - w**2) / 2)
+        * np.sinc((w + 2 * math.pi * m) / 2 / math.pi)
+        / sinc
         for m in aliases
     )
     ratio = sites * np.log1p(x) - np.log1p(y)
@@ -161,8 +183,12 @@ def far_from_rounded_noise(sites: int, variance: int, claimed: float) -> float:
 
 @pytest.mark.parametrize("members", [2, 10, 100, 1000])
 @pytest.mark.parametrize("fault", ["", "discreteness left out", "discreteness once for all sites"])
-def test_the_sum_of_many_small_noises_is_rounded_gaussian_noise_and_more(members: int, fault: str) -> None:
-    """The step of the proof that fails for many sites, where the noise is smallest: hardly any beyond CONTINUOUS."""
+def test_the_sum_of_many_small_noises_is_rounded_gaussian_noise_and_more(
+    members: int, fault: str
+) -> None:
+    """The step of the proof that fails for many sites, where the noise is smallest: hardly any
+    beyond CONTINUOUS.
+    """
     claim = run_config(epsilon=50.0, delta=1e-5).mechanism
     assert claim is not None
     rules, shapes = SumRules.of(members, 0.0, 0.0), dict.fromkeys(claim.noise, (1,))
@@ -180,7 +206,9 @@ def test_the_charge_is_the_gaussian_one() -> None:
 
 @pytest.mark.parametrize("halved", [False, True])
 def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: bool) -> None:
-    """An empirical lower bound of epsilon, from sums modulo 2^32 of four sites with and without one record."""
+    """An empirical lower bound of epsilon, from sums modulo 2^32 of four sites with and without one
+    record.
+    """
     runs, sites, delta = 100_000, 4, 1e-3
     config = run_config(epsilon=2.0, delta=delta)
     claim, rules = config.mechanism, SumRules.of(sites, 0.0, 0.0)
@@ -190,7 +218,8 @@ def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: 
     variances = variances_with("noise halved" if halved else "", claim, numbers, shapes, rules)
     scores = {}
     for record in (0.0, 1.0):
-        # Every statistic moves by its whole sensitivity; the likelihood ratio of Gaussians weighs them by their noise.
+        # Every statistic moves by its whole sensitivity; the likelihood ratio of Gaussians weighs
+        # them by their noise.
         score = np.zeros(runs)
         for name in shapes:
             fixed, total = numbers[name], np.zeros(runs, dtype=np.uint32)
@@ -202,13 +231,19 @@ def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: 
         scores[record] = score
     threshold = np.quantile(scores[0.0], 0.999)
     # Clopper & Pearson: bounds that hold with a probability of 1e-6 together.
-    low = stats.beta.ppf(1e-6, (scores[1.0] > threshold).sum(), runs - (scores[1.0] > threshold).sum() + 1)
-    high = stats.beta.ppf(1 - 1e-6, (scores[0.0] > threshold).sum() + 1, runs - (scores[0.0] > threshold).sum())
+    low = stats.beta.ppf(
+        1e-6, (scores[1.0] > threshold).sum(), runs - (scores[1.0] > threshold).sum() + 1
+    )
+    high = stats.beta.ppf(
+        1 - 1e-6, (scores[0.0] > threshold).sum() + 1, runs - (scores[0.0] > threshold).sum()
+    )
     bound = math.log(max(low - delta, 1e-12) / high)
     assert (bound > config.settings.epsilon) == halved, bound
 
 
-@pytest.mark.parametrize("fault", ["", "a tenth too much for the sums", "all sites count as honest"])
+@pytest.mark.parametrize(
+    "fault", ["", "a tenth too much for the sums", "all sites count as honest"]
+)
 def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,9 +264,19 @@ def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
 
 
 @pytest.mark.parametrize("fault", ["", "a share missing", "rounding left out", "noise halved"])
-def test_all_rounds_of_training_together_cost_no_more_than_the_claim_and_planted_faults_do(fault: str) -> None:
-    """A record moves the sum of gradients by the clip and the rounding, and the number of records by one, in every round."""
-    settings = {"method": "dp-fedavg", "secure-sum": True, "classes": "a,b", "epsilon": 2.0, "delta": 1e-5}
+def test_all_rounds_of_training_together_cost_no_more_than_the_claim_and_planted_faults_do(
+    fault: str,
+) -> None:
+    """A record moves the sum of gradients by the clip and the rounding, and the number of records
+    by one, in every round.
+    """
+    settings = {
+        "method": "dp-fedavg",
+        "secure-sum": True,
+        "classes": "a,b",
+        "epsilon": 2.0,
+        "delta": 1e-5,
+    }
     # Coarse numbers, so that rounding is a large part of the sensitivity.
     config = parse_run(settings | {"secure-sum-records": 10**6})
     claim, rules = config.mechanism, SumRules.of(10, 1 / 3, 0.1)
@@ -241,7 +286,9 @@ def test_all_rounds_of_training_together_cost_no_more_than_the_claim_and_planted
     spent = 0.0
     for name, shape in shapes.items():
         moved = 1 / numbers[name].step + math.sqrt(math.prod(shape))
-        spent += config.settings.fedavg.rounds * moved**2 / (rules.honest * variances[name] - CONTINUOUS)
+        spent += (
+            config.settings.fedavg.rounds * moved**2 / (rules.honest * variances[name] - CONTINUOUS)
+        )
     assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.settings.epsilon * 1.0001) == bool(fault)
 
 
@@ -259,12 +306,20 @@ def test_a_seed_gives_every_machine_the_same_noise(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("fault", ["", "taken out although sites are lost"])
 @pytest.mark.parametrize("members", [3, 10, 50, 500, 501])
 def test_noise_for_lost_sites_is_enough_with_it_and_without(members: int, fault: str) -> None:
-    """Each part of a site's noise is discrete, so each counts as one more site in the cost of discreteness."""
+    """Each part of a site's noise is discrete, so each counts as one more site in the cost of
+    discreteness.
+    """
     config, rules = run_config(epsilon=2.0, delta=1e-5), SumRules.of(members, 0.1, 0.4)
     claim = config.mechanism
     assert claim is not None
-    numbers, shapes = numbers_of(config, members), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
-    lasting, spare = site_variances(claim, numbers, shapes, rules.lasting), spare_variances(claim, numbers, shapes, rules)
+    numbers, shapes = (
+        numbers_of(config, members),
+        {"counts": (2,), "sums": (2, 8), "squares": (36,)},
+    )
+    lasting, spare = (
+        site_variances(claim, numbers, shapes, rules.lasting),
+        spare_variances(claim, numbers, shapes, rules),
+    )
     assert bool(spare) == (members <= 500)
     for summed in (rules.least, members):
         honest, removed = summed - rules.colluding, summed == members or bool(fault)
@@ -276,9 +331,20 @@ def test_noise_for_lost_sites_is_enough_with_it_and_without(members: int, fault:
             spent += moved**2 / (honest * variance - CONTINUOUS * (parts + 1))
         broken = bool(fault and spare) and summed < members
         assert (gaussian_epsilon(spent**-0.5, 1e-5) > config.settings.epsilon * 1.0001) == broken
-    found = [noise_of_sum(claim, numbers, shapes, rules, members, removed)["counts"] for removed in (0, members)]
+    found = [
+        noise_of_sum(claim, numbers, shapes, rules, members, removed)["counts"]
+        for removed in (0, members)
+    ]
     assert found[0] > found[1] if spare else found[0] == found[1]
 
 
 def run_config(epsilon: float, delta: float) -> Run:
-    return parse_run({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b", "epsilon": epsilon, "delta": delta})
+    return parse_run(
+        {
+            "secure-sum": True,
+            "fedpft.covariance": "gram",
+            "classes": "a,b",
+            "epsilon": epsilon,
+            "delta": delta,
+        }
+    )

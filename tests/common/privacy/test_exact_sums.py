@@ -1,4 +1,6 @@
-"""Exact sums under privacy: a record's contribution does not depend on the order or on other records."""
+"""Exact sums under privacy: a record's contribution does not depend on the order or on other
+records.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from common.privacy.exact_sums import COARSE, FINE, ExactSum, power_above, towar
 
 
 def contributions(count: int, width: int, bound: float, seed: int = 0) -> Tensor:
-    """Contributions of all sizes up to the bound, with full precision, all of one sign so that sums are large."""
+    """Contributions of all sizes up to the bound, with full precision, all of one sign so that sums
+    are large.
+    """
     generator = torch.Generator().manual_seed(seed)
     small = 10.0 ** (-6 * torch.rand(count, width, generator=generator, dtype=torch.float64))
     return torch.rand(count, width, generator=generator, dtype=torch.float64) * small * bound
@@ -61,7 +65,9 @@ def test_a_sum_is_that_of_the_rounded_contributions_to_the_last_bit(bound: float
     assert not table.value[0].any()
     # Only the last addition, of both parts, rounds.
     assert whole.value.tolist() == [float(each) for each in wanted]
-    assert torch.allclose(whole.value, parts.sum(0), rtol=1e-12, atol=5000 * power_above(bound) * FINE)
+    assert torch.allclose(
+        whole.value, parts.sum(0), rtol=1e-12, atol=5000 * power_above(bound) * FINE
+    )
 
 
 def test_a_sum_of_many_contributions_as_large_as_the_bound_is_exact() -> None:
@@ -93,7 +99,8 @@ def test_products_add_up_to_the_last_bit_in_any_order_and_company(bound: float) 
     unit = power_above(bound)
     rounded = toward_zero(left, unit * COARSE)[:, :, None] * toward_zero(right, COARSE)[:, None, :]
     assert sums[0].value.flatten().tolist() == [float(each) for each in exact(rounded.flatten(1))]
-    # The error relative to the real products is that of the grid: on average half a step per record and factor.
+    # The error relative to the real products is that of the grid: on average half a step per record
+    # and factor.
     assert torch.allclose(sums[0].value, left.T @ right, rtol=0, atol=3000 * 2 * unit * COARSE)
 
 
@@ -104,13 +111,18 @@ def test_a_record_moves_a_sum_by_itself_and_nothing_else(seed: int, bound: float
     one, other = ExactSum((2,), bound), ExactSum((2,), bound)
     one.add(parts)
     other.add(parts[1:])
-    moved = [Fraction(a) - Fraction(b) for a, b in zip(one.value.tolist(), other.value.tolist(), strict=True)]
+    moved = [
+        Fraction(a) - Fraction(b)
+        for a, b in zip(one.value.tolist(), other.value.tolist(), strict=True)
+    ]
     assert moved == exact(toward_zero(parts[:1], power_above(bound) * FINE))
 
 
 def test_nothing_adds_nothing() -> None:
     empty = ExactSum((2, 3), 1.0)
     empty.add(torch.zeros(0, 2, 3, dtype=torch.float64))
-    empty.add_products(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, 3, dtype=torch.float64))
+    empty.add_products(
+        torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, 3, dtype=torch.float64)
+    )
     empty.add_at(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.float64))
     assert torch.equal(empty.value, torch.zeros(2, 3, dtype=torch.float64))

@@ -1,4 +1,6 @@
-"""The Gaussian mechanism: noise is normal, from the operating system only, and on a grid; sensitivity is bounded."""
+"""The Gaussian mechanism: noise is normal, from the operating system only, and on a grid;
+sensitivity is bounded.
+"""
 
 import math
 from collections.abc import Sequence
@@ -35,7 +37,11 @@ def test_noise_is_standard_normal() -> None:
     assert float(draws.var()) == pytest.approx(1, abs=0.015)
     pairs = draws[:400_000].reshape(-1, 2)
     assert abs(float((pairs[:, 0] * pairs[:, 1]).mean())) < 0.012
-    assert [tuple(system_normals(shape).shape) for shape in ((), (0,), (3, 5))] == [(), (0,), (3, 5)]
+    assert [tuple(system_normals(shape).shape) for shape in ((), (0,), (3, 5))] == [
+        (),
+        (0,),
+        (3, 5),
+    ]
 
 
 @pytest.mark.usefixtures("system_noise")
@@ -68,7 +74,9 @@ def test_shares_divide_the_budget() -> None:
     parts = [BoundedSum("a", torch.zeros(1), 2.0, 0.25), BoundedSum("b", torch.zeros(1), 1.0, 0.75)]
     a, b = release(parts, 3.0)
     assert (a.sigma, a.sensitivity) == (12.0, 2.0)
-    assert (a.sensitivity / a.sigma) ** 2 + (b.sensitivity / b.sigma) ** 2 == pytest.approx(1 / 3.0**2)
+    assert (a.sensitivity / a.sigma) ** 2 + (b.sensitivity / b.sigma) ** 2 == pytest.approx(
+        1 / 3.0**2
+    )
     with pytest.raises(ConfigError, match="sum to one"):
         release(parts[:1], 3.0)
 
@@ -82,7 +90,12 @@ def test_shares_of_every_family_sum_to_one(family: str, noise: float) -> None:
 
 
 def test_second_moments_get_half_of_a_large_budget_little_of_a_small_one_and_counts_least() -> None:
-    for epsilon, low, high in ((0.5, 0.0, 0.05), (1.0, 0.05, 0.15), (8.0, 0.45, 0.55), (1e4, 0.5, 0.56)):
+    for epsilon, low, high in (
+        (0.5, 0.0, 0.05),
+        (1.0, 0.05, 0.15),
+        (8.0, 0.45, 0.55),
+        (1e4, 0.5, 0.56),
+    ):
         shares = budget_shares("full", gaussian_noise_multiplier(epsilon, 1e-5))
         assert low < shares["squares"] < high
         assert shares["counts"] < 0.1 * shares["sums"]
@@ -108,7 +121,9 @@ def test_a_symmetric_matrix_keeps_its_length_as_a_vector() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.floats(width=32), min_size=3, max_size=3), st.floats(0, 1e6))
-def test_whatever_the_features_clipped_ones_are_never_longer_than_one(values: list[float], norm: float) -> None:
+def test_whatever_the_features_clipped_ones_are_never_longer_than_one(
+    values: list[float], norm: float
+) -> None:
     for dtype in (torch.float32, torch.float64):
         clipped, _ = clip(torch.tensor([values], dtype=dtype), norm)
         assert float(clipped.double().norm()) <= 1
@@ -120,7 +135,9 @@ def test_the_clip_tells_which_share_it_shortened() -> None:
     clipped, fraction = clip(features, 1.0)
     assert fraction == pytest.approx(1 / 3)
     assert torch.allclose(clipped, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]), atol=1e-5)
-    assert torch.allclose(clip(features, 0.0)[0].norm(dim=1), torch.tensor([1.0, 1.0, 0.0]), atol=1e-5)
+    assert torch.allclose(
+        clip(features, 0.0)[0].norm(dim=1), torch.tensor([1.0, 1.0, 0.0]), atol=1e-5
+    )
 
 
 def test_a_patient_weighs_one_however_many_records_there_are() -> None:
@@ -130,13 +147,20 @@ def test_a_patient_weighs_one_however_many_records_there_are() -> None:
     assert unit_weights([], 0).tolist() == []
 
 
-def _sums(features: Tensor, labels: Tensor, units: Sequence[str] | None, family: str) -> dict[str, Tensor]:
+def _sums(
+    features: Tensor, labels: Tensor, units: Sequence[str] | None, family: str
+) -> dict[str, Tensor]:
     data = Clipped.of(features, labels, units)
-    return {each.name: each.value for each in statistics(data.features, data.labels, data.weights, 3, family, 1.0)}
+    return {
+        each.name: each.value
+        for each in statistics(data.features, data.labels, data.weights, 3, family, 1.0)
+    }
 
 
 def _worst(family: str, units: bool) -> dict[str, float]:
-    """The largest change from adding one unit, for each statistic and for all together, over adversarial attempts."""
+    """The largest change from adding one unit, for each statistic and for all together, over
+    adversarial attempts.
+    """
     generator = torch.Generator().manual_seed(1)
     worst: dict[str, float] = {}
     for attempt in range(300):
@@ -145,7 +169,8 @@ def _worst(family: str, units: bool) -> dict[str, float]:
         features = torch.randn(n + own, d, generator=generator) * scale
         labels = torch.randint(0, 3, (n + own,), generator=generator)
         if attempt % 3 == 0:
-            # All records of the added unit are equal and along one axis: this gives the longest squares.
+            # All records of the added unit are equal and along one axis: this gives the longest
+            # squares.
             features[n:], labels[n:] = torch.eye(d)[attempt % d] * scale[n:], attempt % 3
         if attempt % 7 == 0:
             features[n:] = 0
@@ -161,7 +186,9 @@ def _worst(family: str, units: bool) -> dict[str, float]:
 
 @pytest.mark.parametrize("units", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_one_unit_moves_each_sum_by_at_most_its_bound_and_comes_close(family: str, units: bool) -> None:
+def test_one_unit_moves_each_sum_by_at_most_its_bound_and_comes_close(
+    family: str, units: bool
+) -> None:
     worst = _worst(family, units)
     assert worst.keys() >= {"counts", "sums", "together"}
     for name, moved in worst.items():
@@ -170,17 +197,28 @@ def test_one_unit_moves_each_sum_by_at_most_its_bound_and_comes_close(family: st
 
 @pytest.mark.parametrize("n", [20, 100])
 def test_theorem_4_1_moves_by_what_its_claim_is_reckoned_with(n: int) -> None:
-    """The mean moves 2 / n, the covariance 4 / n, both together 2 sqrt(5) / n (removing one of n records of a class)."""
+    """The mean moves 2 / n, the covariance 4 / n, both together 2 sqrt(5) / n (removing one of n
+    records of a class).
+    """
     generator = torch.Generator().manual_seed(0)
     worst = dict.fromkeys(("mean", "covariance", "together"), 0.0)
     for attempt in range(200):
         others = clip(torch.randn(n - 1, 4, generator=generator, dtype=torch.float64), 0.0)[0]
-        one = others[:1] if attempt % 2 else clip(torch.randn(1, 4, generator=generator, dtype=torch.float64), 0.0)[0]
+        one = (
+            others[:1]
+            if attempt % 2
+            else clip(torch.randn(1, 4, generator=generator, dtype=torch.float64), 0.0)[0]
+        )
         if attempt % 4 == 0:
-            others, one = torch.eye(4, dtype=torch.float64)[:1].expand(n - 1, 4), -torch.eye(4, dtype=torch.float64)[:1]
+            others, one = (
+                torch.eye(4, dtype=torch.float64)[:1].expand(n - 1, 4),
+                -torch.eye(4, dtype=torch.float64)[:1],
+            )
         every = torch.cat([others, one])
         mean = float((every.mean(0) - others.mean(0)).norm())
-        covariance = float((torch.cov(every.T, correction=0) - torch.cov(others.T, correction=0)).norm())
+        covariance = float(
+            (torch.cov(every.T, correction=0) - torch.cov(others.T, correction=0)).norm()
+        )
         moved = {"mean": mean, "covariance": covariance, "together": math.hypot(mean, covariance)}
         worst = {name: max(worst[name], moved[name]) for name in moved}
     for name, bound in (("mean", 2 / n), ("covariance", 4 / n), ("together", 2 * 5**0.5 / n)):

@@ -16,17 +16,24 @@ from common.wire.surrogate_proto import pack_claim, unpack_claim
 
 
 def run(**settings: object) -> Run:
-    return parse_run({"epsilon": 2.0, "delta": 1e-6} | {k.replace("_", "."): v for k, v in settings.items()})  # type: ignore[dict-item]
+    return parse_run(
+        {"epsilon": 2.0, "delta": 1e-6} | {k.replace("_", "."): v for k, v in settings.items()}
+    )  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
 @pytest.mark.parametrize("components", [1, 3])
-def test_the_noise_of_all_statistics_together_keeps_the_budget(family: str, components: int) -> None:
+def test_the_noise_of_all_statistics_together_keeps_the_budget(
+    family: str, components: int
+) -> None:
     config = run(fedpft_covariance=family, fedpft_components=components)
     claim = config.mechanism
     assert claim is not None
     steps = EM_STEPS if components > 1 else 1
-    events = [GaussianEvent(sigma / sensitivity, count=steps) for sigma, sensitivity in claim.noise.values()]
+    events = [
+        GaussianEvent(sigma / sensitivity, count=steps)
+        for sigma, sensitivity in claim.noise.values()
+    ]
     assert epsilon_spent(events, 1e-6) == pytest.approx(2.0)
     assert epsilon_spent([GaussianEvent(claim.noise_multiplier)], 1e-6) == pytest.approx(2.0)
 
@@ -64,7 +71,13 @@ def test_theorem_4_1_adds_more_noise_than_it_needs_until_it_adds_too_little() ->
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_epsilon_of_all_rounds_with_joint_noise_is_that_of_dp_accounting(epsilon: float) -> None:
     """And with a given noise multiplier as many rounds are run as fit."""
-    settings = {"method": "dp-fedavg", "secure-sum": True, "classes": "a,b", "epsilon": epsilon, "delta": 1e-5}
+    settings = {
+        "method": "dp-fedavg",
+        "secure-sum": True,
+        "classes": "a,b",
+        "epsilon": epsilon,
+        "delta": 1e-5,
+    }
     config = parse_run(settings)
     assert config.mechanism is not None
     (event,) = config.mechanism.events
@@ -72,8 +85,12 @@ def test_epsilon_of_all_rounds_with_joint_noise_is_that_of_dp_accounting(epsilon
     found = pld_epsilon([event], 1e-5)
     # Its accountant rounds privacy losses up.
     assert epsilon * (1 - 1e-6) <= found <= epsilon * 1.01
-    assert gaussian_delta(event.noise_multiplier / math.sqrt(event.count), epsilon) <= 1e-5 * (1 + 1e-9)
-    given = parse_run(settings | {"fedavg.noise-multiplier": 1.01 * event.noise_multiplier, "fedavg.rounds": 100})
+    assert gaussian_delta(event.noise_multiplier / math.sqrt(event.count), epsilon) <= 1e-5 * (
+        1 + 1e-9
+    )
+    given = parse_run(
+        settings | {"fedavg.noise-multiplier": 1.01 * event.noise_multiplier, "fedavg.rounds": 100}
+    )
     claim = given.mechanism
     assert claim is not None
     assert given.rounds == event.count
@@ -84,14 +101,26 @@ def test_epsilon_of_all_rounds_with_joint_noise_is_that_of_dp_accounting(epsilon
 ROUNDS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "dp-fedavg", "fedavg.sample-rate": 1.0, "fedavg.rounds": 4},
     "joint": {"method": "dp-fedavg", "secure-sum": True, "fedavg.rounds": 4},
-    "fedlap": {"method": "fedlap", "fedlap.sample-rate": 1.0, "fedlap.rounds": 3, "fedlap.batch-size": 50},
+    "fedlap": {
+        "method": "fedlap",
+        "fedlap.sample-rate": 1.0,
+        "fedlap.rounds": 3,
+        "fedlap.batch-size": 50,
+    },
     "dpcvae": {"method": "dpcvae", "dpcvae.sample-rate": 1.0, "dpcvae.rounds": 4},
-    "sizes alone": {"method": "dpcgan", "dpcvae.sample-rate": 1.0, "dpcvae.rounds": 3, "dpcvae.opening": "counts"},
+    "sizes alone": {
+        "method": "dpcgan",
+        "dpcvae.sample-rate": 1.0,
+        "dpcvae.rounds": 3,
+        "dpcvae.opening": "counts",
+    },
 }
 
 
 @pytest.mark.parametrize("settings", ROUNDS.values(), ids=ROUNDS)
-def test_the_plan_of_a_run_is_all_its_rounds_release_and_spends_what_was_asked_for(settings: dict[str, Any]) -> None:
+def test_the_plan_of_a_run_is_all_its_rounds_release_and_spends_what_was_asked_for(
+    settings: dict[str, Any],
+) -> None:
     config = parse_run({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} | settings)
     assert config.mechanism is not None
     rounds = [config.mechanism.event(number) for number in range(1, config.trained.rounds + 1)]
@@ -99,7 +128,9 @@ def test_the_plan_of_a_run_is_all_its_rounds_release_and_spends_what_was_asked_f
     for events in (config.mechanism.events, rounds):
         assert epsilon_spent(events, 1e-5) == pytest.approx(3.0, rel=1e-6)
     for number in range(1, len(rounds) + 1):
-        assert config.mechanism.epsilon_after(number) == pytest.approx(epsilon_spent(rounds[:number], 1e-5), rel=1e-6)
+        assert config.mechanism.epsilon_after(number) == pytest.approx(
+            epsilon_spent(rounds[:number], 1e-5), rel=1e-6
+        )
     generative = config.settings.method in ("dpcvae", "dpcgan")
     assert (rounds[0] == rounds[1]) is not generative
     assert all(later == rounds[1] for later in rounds[2:])
@@ -116,7 +147,9 @@ def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str
     if config.settings.secure_sum:
         both = [GaussianEvent(sigma / sensitivity) for sigma, sensitivity in claim.noise.values()]
         assert set(claim.noise) == {"records", "gradients"}
-        assert epsilon_spent(both, 1e-5) == pytest.approx(epsilon_spent([GaussianEvent(step)], 1e-5), rel=1e-6)
+        assert epsilon_spent(both, 1e-5) == pytest.approx(
+            epsilon_spent([GaussianEvent(step)], 1e-5), rel=1e-6
+        )
         return
     assert (claim.noise_multiplier, sigma / sensitivity) == pytest.approx((step, step))
     opening = {name: noise for name, noise in claim.noise.items() if name != "gradients"}
@@ -128,7 +161,9 @@ def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str
         == set(first_round_shares(config.settings.dpcvae))
         == ({"counts", "sums"} if config.settings.method == "dpcvae" else {"counts"})
     )
-    together = epsilon_spent([GaussianEvent(sigma / sensitivity) for sigma, sensitivity in opening.values()], 1e-5)
+    together = epsilon_spent(
+        [GaussianEvent(sigma / sensitivity) for sigma, sensitivity in opening.values()], 1e-5
+    )
     assert together == pytest.approx(epsilon_spent([claim.event(1)], 1e-5), rel=1e-6)
 
 
@@ -165,9 +200,15 @@ def test_a_claim_that_differs_in_anything_is_refused(changed: dict[str, Any], un
     if changed.get("noise"):
         changed = {"noise": dict(claim.noise) | changed["noise"]}
     (field,) = changed
-    with pytest.raises(SurrogateError, match=f"a privacy claim with {'mechanism' if field == 'name' else field} ="):
+    with pytest.raises(
+        SurrogateError, match=f"a privacy claim with {'mechanism' if field == 'name' else field} ="
+    ):
         check_stated(replace(claim, **changed), config.mechanism)
     sigma, sensitivity = claim.noise["sums"]
-    for pair in ((sigma * 1.01, sensitivity), (sigma, sensitivity * 1.01), (sigma * 2, sensitivity * 2)):
+    for pair in (
+        (sigma * 1.01, sensitivity),
+        (sigma, sensitivity * 1.01),
+        (sigma * 2, sensitivity * 2),
+    ):
         with pytest.raises(SurrogateError, match="a privacy claim with noise ="):
             check_stated(replace(claim, noise=dict(claim.noise) | {"sums": pair}), config.mechanism)

@@ -1,4 +1,6 @@
-"""The estimator of one-run audits: against closed forms, and by simulation of mechanisms with a known epsilon."""
+"""The estimator of one-run audits: against closed forms, and by simulation of mechanisms with a
+known epsilon.
+"""
 
 import math
 from fractions import Fraction
@@ -9,7 +11,14 @@ from scipy.stats import beta
 
 from common.errors import ConfigError
 from common.privacy.accounting import gaussian_epsilon
-from common.privacy.one_run import Guesses, best_count, epsilon_bound, gaussian_bound, guess, p_value
+from common.privacy.one_run import (
+    Guesses,
+    best_count,
+    epsilon_bound,
+    gaussian_bound,
+    guess,
+    p_value,
+)
 
 
 @pytest.mark.parametrize(("right", "guessed"), [(90, 100), (700, 1000), (100, 100), (60, 80)])
@@ -20,7 +29,8 @@ def test_without_delta_the_bound_is_that_of_clopper_and_pearson(right: int, gues
     )
 
 
-# Canaries, answers, right ones, delta; and the bounds of theorem 5.2 and of Gaussian noise with 95 % confidence.
+# Canaries, answers, right ones, delta; and the bounds of theorem 5.2 and of Gaussian noise with 95
+# % confidence.
 JAX_PRIVACY = [
     (1000, 1000, 1000, 1e-5, 5.78228, 12.33457),
     (1000, 600, 600, 1e-5, 5.27040, 10.51489),
@@ -31,11 +41,15 @@ JAX_PRIVACY = [
 ]
 
 
-@pytest.mark.parametrize(("canaries", "guessed", "right", "delta", "plain", "gaussian"), JAX_PRIVACY)
+@pytest.mark.parametrize(
+    ("canaries", "guessed", "right", "delta", "plain", "gaussian"), JAX_PRIVACY
+)
 def test_bounds_are_those_of_jax_privacy(
     canaries: int, guessed: int, right: int, delta: float, plain: float, gaussian: float
 ) -> None:
-    """Values of jax_privacy 2.0.0, auditing._epsilon_one_run and _epsilon_one_run_fdp (computed once, 2026-11-24)."""
+    """Values of jax_privacy 2.0.0, auditing._epsilon_one_run and _epsilon_one_run_fdp (computed
+    once, 2026-11-24).
+    """
     found = Guesses(canaries, guessed, right)
     assert epsilon_bound(found, delta) == pytest.approx(plain, abs=2e-4)
     assert gaussian_bound(found, delta) == pytest.approx(gaussian, abs=1e-3)
@@ -43,7 +57,9 @@ def test_bounds_are_those_of_jax_privacy(
 
 @pytest.mark.parametrize(("right", "epsilon"), [(90, 1.0), (95, 2.0), (60, 0.1), (100, 4.0)])
 def test_p_values_are_those_of_the_theorem(right: int, epsilon: float) -> None:
-    """beta + 2 m delta alpha, alpha = max over i of P[right - i <= W < right] / i, by exact sums of fractions."""
+    """beta + 2 m delta alpha, alpha = max over i of P[right - i <= W < right] / i, by exact sums of
+    fractions.
+    """
     rate = Fraction(1 / (1 + math.exp(-epsilon)))
     masses = [math.comb(100, k) * rate**k * (1 - rate) ** (100 - k) for k in range(101)]
     alpha = max(sum(masses[right - i : right]) / i for i in range(1, right + 1))
@@ -56,7 +72,10 @@ def test_as_many_right_as_wrong_prove_nothing() -> None:
 
 
 def test_a_delta_only_weakens_the_bound_and_many_canaries_weaken_it_more() -> None:
-    found = [epsilon_bound(Guesses(m, 200, 190), delta) for m, delta in ((200, 0.0), (200, 1e-4), (2000, 1e-4))]
+    found = [
+        epsilon_bound(Guesses(m, 200, 190), delta)
+        for m, delta in ((200, 0.0), (200, 1e-4), (2000, 1e-4))
+    ]
     assert found[0] > found[1] > found[2] > 0
 
 
@@ -76,7 +95,8 @@ def responses(epsilon: float, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_randomized_response_is_seldom_overestimated_and_nearly_reached(epsilon: float) -> None:
     bounds = [epsilon_bound(guess(*responses(epsilon, 2000), 2000), 0.0) for _ in range(200)]
-    # 5 % are allowed; 10 of 200 are expected, and more than 20 would be as unlikely as one in a thousand.
+    # 5 % are allowed; 10 of 200 are expected, and more than 20 would be as unlikely as one in a
+    # thousand.
     assert sum(bound > epsilon for bound in bounds) <= 20
     assert sum(bounds) / len(bounds) > 0.75 * epsilon
 
@@ -94,7 +114,8 @@ def test_gaussian_noise_is_seldom_overestimated_and_the_bound_of_its_trade_off_i
 ) -> None:
     claim = gaussian_epsilon(multiplier, 1e-5)
     answers = [guess(*gaussian(multiplier, 1000), round(1000 * share)) for _ in range(100)]
-    # 5 % are allowed: 5 of 100 are expected at most, and more than 13 would be as unlikely as one in a thousand.
+    # 5 % are allowed: 5 of 100 are expected at most, and more than 13 would be as unlikely as one
+    # in a thousand.
     assert sum(gaussian_bound(each, 1e-5) > claim for each in answers) <= 13
     found = answers[0]
     assert gaussian_bound(found, 1e-5) >= epsilon_bound(found, 1e-5)

@@ -1,4 +1,6 @@
-"""The filter never allows more than its total, for any strategy, and is exact for Gaussian histories."""
+"""The filter never allows more than its total, for any strategy, and is exact for Gaussian
+histories.
+"""
 
 import math
 
@@ -18,11 +20,17 @@ TOTALS = st.builds(
     st.sampled_from([1e-3, 1e-5, 1e-6]),
     st.sampled_from([1.5, 2.0, 4.0]),
 )
-EVENTS = st.lists(st.builds(GaussianEvent, st.floats(0.3, 50), RATES, st.sampled_from([1, 3, 100])), min_size=1, max_size=5)
+EVENTS = st.lists(
+    st.builds(GaussianEvent, st.floats(0.3, 50), RATES, st.sampled_from([1, 3, 100])),
+    min_size=1,
+    max_size=5,
+)
 
 
 def applies(first: GaussianEvent, second: GaussianEvent) -> bool:
-    """Whether rule 1 applies to two releases of different runs; it applies to Gaussian releases only."""
+    """Whether rule 1 applies to two releases of different runs; it applies to Gaussian releases
+    only.
+    """
     return first.sample_rate == second.sample_rate == 1
 
 
@@ -32,7 +40,9 @@ def applies(first: GaussianEvent, second: GaussianEvent) -> bool:
 def test_no_strategy_of_two_steps_gets_more_than_the_total(
     total: PrivacyFilter, rate: float, part: float, rates: list[float]
 ) -> None:
-    first = GaussianEvent(least_noise(lambda z: total.renyi_share([GaussianEvent(z, rate)]) <= part), rate)
+    first = GaussianEvent(
+        least_noise(lambda z: total.renyi_share([GaussianEvent(z, rate)]) <= part), rate
+    )
 
     def largest(q: float) -> GaussianEvent:
         """The largest second release, which uses the whole remaining budget."""
@@ -57,7 +67,9 @@ def test_gaussian_histories_are_counted_exactly(total: PrivacyFilter, noises: li
     assert total.spent(events, exact=True) <= exact
     if total.delta_total <= 2 * total.delta:
         assert total.spent(events, exact=True) == exact
-    assert math.isclose(total.of_share(total.gaussian_share(events)), exact, rel_tol=1e-6, abs_tol=1e-9)
+    assert math.isclose(
+        total.of_share(total.gaussian_share(events)), exact, rel_tol=1e-6, abs_tol=1e-9
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -69,13 +81,21 @@ def test_more_releases_never_cost_less_and_their_order_does_not_matter(
     assert counted == sorted(counted)
     shuffled = list(events)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert math.isclose(total.spent(shuffled, exact=False), counted[-1], rel_tol=1e-9, abs_tol=1e-12)
+    assert math.isclose(
+        total.spent(shuffled, exact=False), counted[-1], rel_tol=1e-9, abs_tol=1e-12
+    )
     assert (total.renyi_share(events) <= 1) == (counted[-1] <= total.epsilon * (1 + 1e-9))
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.floats(0.3, 30), st.sampled_from([1.0, 0.5, 0.1, 0.01, 1e-4]), st.sampled_from([2, 3, 6, 18, 64]))
-def test_renyi_divergences_are_those_of_the_accountant(noise: float, rate: float, order: int) -> None:
+@given(
+    st.floats(0.3, 30),
+    st.sampled_from([1.0, 0.5, 0.1, 0.01, 1e-4]),
+    st.sampled_from([2, 3, 6, 18, 64]),
+)
+def test_renyi_divergences_are_those_of_the_accountant(
+    noise: float, rate: float, order: int
+) -> None:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
@@ -83,7 +103,9 @@ def test_renyi_divergences_are_those_of_the_accountant(noise: float, rate: float
     gaussian = GaussianDpEvent(noise)
     accountant.compose(gaussian if rate == 1 else PoissonSampledDpEvent(rate, gaussian))
     wanted = float(accountant._rdp[0])
-    assert renyi_divergence(GaussianEvent(noise, rate), order) == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+    assert renyi_divergence(GaussianEvent(noise, rate), order) == pytest.approx(
+        wanted, rel=1e-6, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("order", [6, 18, 64])
@@ -94,7 +116,9 @@ def test_the_conversion_is_that_of_the_accountant(order: int) -> None:
 
 
 def test_the_order_is_the_policy_s_and_loses_little() -> None:
-    """For Gaussian releases, the Renyi rule allows more than four fifths of the amount under exact composition."""
+    """For Gaussian releases, the Renyi rule allows more than four fifths of the amount under exact
+    composition.
+    """
     for epsilon in (0.5, 1.0, 4.0, 8.0):
         order = best_order(epsilon, 1e-5)
         allowed = 2 * renyi_budget(epsilon, 1e-5, order) / order

@@ -1,4 +1,6 @@
-"""Sites and a coordinator of a secure sum in memory, each step apart, so that a test can lose or attack any of them."""
+"""Sites and a coordinator of a secure sum in memory, each step apart, so that a test can lose or
+attack any of them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Party:
         self.state, dealt = share(self.state, list(members), rules, own, smallest_sum, pinned)
         return dealt
 
-    def mask(self, delivered: Collection[Dealt], rules: SumRules, values: NDArray[np.int64]) -> Words:
+    def mask(
+        self, delivered: Collection[Dealt], rules: SumRules, values: NDArray[np.int64]
+    ) -> Words:
         self.state, masked = mask(self.state, list(delivered), rules, values)
         return masked
 
@@ -50,7 +54,9 @@ class Party:
         self.state, signature = agree(self.state, summed, rules, self.private)
         return signature
 
-    def reveal(self, signatures: Mapping[str, bytes], rules: SumRules) -> dict[str, dict[str, bytes]]:
+    def reveal(
+        self, signatures: Mapping[str, bytes], rules: SumRules
+    ) -> dict[str, dict[str, bytes]]:
         self.state, found = reveal(self.state, signatures, rules)
         return found
 
@@ -72,11 +78,19 @@ def run(
     after_keys: Collection[str] = (),
     after_masked: Collection[str] = (),
 ) -> tuple[Words, dict[str, Words]]:
-    """One sum. after_keys: sites lost after their keys. after_masked: sites lost after their masked vectors."""
+    """One sum. after_keys: sites lost after their keys. after_masked: sites lost after their masked
+    vectors.
+    """
     members = {name: party.member for name, party in sites.items()}
-    dealt = {name: party.share(members.values(), rules) for name, party in sites.items() if name not in after_keys}
+    dealt = {
+        name: party.share(members.values(), rules)
+        for name, party in sites.items()
+        if name not in after_keys
+    }
     masked = {name: sites[name].mask(dealt.values(), rules, values[name]) for name in dealt}
-    return complete(sites, dealt, masked, rules, [name for name in masked if name not in after_masked]), masked
+    return complete(
+        sites, dealt, masked, rules, [name for name in masked if name not in after_masked]
+    ), masked
 
 
 def complete(

@@ -1,4 +1,6 @@
-"""A secure sum in memory: exact sums, lost sites, and every message that a lying coordinator could change."""
+"""A secure sum in memory: exact sums, lost sites, and every message that a lying coordinator could
+change.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from common.wire.sum_proto import pack_dealt, pack_state, unpack_dealt, unpack_s
 from tests.common.secure_sum.parties import CONTEXT, Party, complete, parties, run, values_of
 
 
-def rules_of(members: int, colluding: float = 0.0, dropouts: float = 0.4, threshold: int = 0) -> SumRules:
+def rules_of(
+    members: int, colluding: float = 0.0, dropouts: float = 0.4, threshold: int = 0
+) -> SumRules:
     return SumRules.of(members, colluding, dropouts, threshold)
 
 
@@ -38,11 +42,15 @@ def test_the_sum_is_exact_whoever_is_lost(count: int, data: st.DataObject) -> No
     names = list(sites)
     lost = data.draw(st.lists(st.sampled_from(names), unique=True, max_size=count - rules.least))
     there = [name for name in names if name not in lost]
-    silent = data.draw(st.lists(st.sampled_from(there), unique=True, max_size=len(there) - rules.threshold))
+    silent = data.draw(
+        st.lists(st.sampled_from(there), unique=True, max_size=len(there) - rules.threshold)
+    )
     values = values_of(names)
     total, masked = run(sites, values, rules, lost, silent)
     assert (total == total_of(values, there)).all()
-    assert not any((masked[name] == words(values[name])).any() for name in there if len(values[name]) < 100)
+    assert not any(
+        (masked[name] == words(values[name])).any() for name in there if len(values[name]) < 100
+    )
 
 
 def test_masked_vectors_look_random() -> None:
@@ -61,7 +69,9 @@ def test_too_few_shares_reveal_nothing() -> None:
     members = {name: party.member for name, party in sites.items()}
     values = values_of(sites)
     dealt = {name: party.share(members.values(), rules) for name, party in sites.items()}
-    masked = {name: party.mask(dealt.values(), rules, values[name]) for name, party in sites.items()}
+    masked = {
+        name: party.mask(dealt.values(), rules, values[name]) for name, party in sites.items()
+    }
     signatures = {name: party.agree(list(masked), rules) for name, party in sites.items()}
     some = list(sites)[: rules.threshold - 1]
     revealed = {name: sites[name].reveal(signatures, rules) for name in some}
@@ -73,7 +83,9 @@ def test_a_forged_share_is_noticed_and_its_sender_named() -> None:
     sites, rules = parties(4), rules_of(4)
     members = [party.member for party in sites.values()]
     dealt = {name: party.share(members, rules) for name, party in sites.items()}
-    masked = {name: party.mask(dealt.values(), rules, np.arange(3)) for name, party in sites.items()}
+    masked = {
+        name: party.mask(dealt.values(), rules, np.arange(3)) for name, party in sites.items()
+    }
     signatures = {name: party.agree(list(masked), rules) for name, party in sites.items()}
     found = sites["site-1"].reveal(signatures, rules)
     check_revealed("site-1", found, dealt, list(masked))
@@ -87,7 +99,9 @@ def test_a_site_that_deals_shares_which_do_not_fit_is_noticed() -> None:
     members = [party.member for party in sites.values()]
     dealt = {name: party.share(members, rules) for name, party in sites.items()}
     wrong = replace(dealt["site-0"], checks={"blind": bytes(32), "masking": bytes(32)})
-    masked = {name: party.mask(dealt.values(), rules, np.arange(3)) for name, party in sites.items()}
+    masked = {
+        name: party.mask(dealt.values(), rules, np.arange(3)) for name, party in sites.items()
+    }
     with pytest.raises(SurrogateError, match="do not fit together"):
         complete(sites, dealt | {"site-0": wrong}, masked, rules, list(sites))
 
@@ -118,7 +132,10 @@ def test_sites_that_see_different_key_lists_do_not_mask() -> None:
     members = [party.member for party in sites.values()]
     stranger = Party("site-3")
     other = [*members[:3], stranger.member]
-    dealt = {name: sites[name].share(members if name != "site-0" else other, rules) for name in list(sites)[:3]}
+    dealt = {
+        name: sites[name].share(members if name != "site-0" else other, rules)
+        for name in list(sites)[:3]
+    }
     with pytest.raises(SealError, match="another key list"):
         sites["site-1"].mask(dealt.values(), rules, np.arange(3))
 
@@ -147,7 +164,9 @@ def test_two_sites_of_one_key_are_refused(twice: str) -> None:
 
 def test_two_names_with_one_lasting_key_are_refused() -> None:
     private = new_key()
-    members = [party.member for party in (Party("north", private), Party("south", private), Party("west"))]
+    members = [
+        party.member for party in (Party("north", private), Party("south", private), Party("west"))
+    ]
     with pytest.raises(SealError, match="count twice"):
         check_members(members, CONTEXT)
 
@@ -190,7 +209,9 @@ def test_a_claimed_loss_of_sites_does_not_make_a_small_sum() -> None:
 
 
 def test_sites_that_see_different_lists_of_summed_sites_reveal_nothing() -> None:
-    """The coordinator says to one half that site-5 is lost, and to the other that it is not: it wants both secrets."""
+    """The coordinator says to one half that site-5 is lost, and to the other that it is not: it
+    wants both secrets.
+    """
     sites, rules = parties(6), rules_of(6, dropouts=0.2)
     members = [party.member for party in sites.values()]
     dealt = {name: party.share(members, rules) for name, party in sites.items()}
@@ -244,7 +265,9 @@ def test_a_replayed_list_of_another_sum_is_refused() -> None:
         (SumRules(4, 0, 5, 5), 3, "only 4"),
     ],
 )
-def test_rules_that_do_not_protect_are_refused(rules: SumRules, smallest: int, message: str) -> None:
+def test_rules_that_do_not_protect_are_refused(
+    rules: SumRules, smallest: int, message: str
+) -> None:
     with pytest.raises(PolicyError, match=message):
         rules.check(smallest)
 
@@ -254,7 +277,11 @@ def test_two_groups_of_honest_sites_never_both_reach_the_threshold() -> None:
         for colluding in (0.0, 0.1, 1 / 3, 0.5, 0.9):
             rules = SumRules.of(members, colluding, 0.1)
             honest = members - rules.colluding
-            both = [p for p in range(honest + 1) if min(p, honest - p) + rules.colluding >= rules.threshold]
+            both = [
+                p
+                for p in range(honest + 1)
+                if min(p, honest - p) + rules.colluding >= rules.threshold
+            ]
             assert not both
 
 
@@ -263,7 +290,9 @@ def test_a_flipped_bit_is_at_worst_noise() -> None:
     members = [party.member for party in sites.values()]
     values = values_of(sites)
     dealt = {name: party.share(members, rules) for name, party in sites.items()}
-    masked = {name: party.mask(dealt.values(), rules, values[name]) for name, party in sites.items()}
+    masked = {
+        name: party.mask(dealt.values(), rules, values[name]) for name, party in sites.items()
+    }
     masked["site-1"][7] ^= np.uint32(1 << 5)
     total = complete(sites, dealt, masked, rules, list(sites))
     apart = (total - total_of(values, list(sites))).astype(np.int32)
@@ -329,7 +358,9 @@ def test_numbers_fill_nine_tenths_of_the_modulus_and_counts_are_whole() -> None:
     assert FixedPoint.of(1.0, 1, 1).largest == math.floor(0.9 * 2**31)
     assert FixedPoint.of(0.5, 1000, 10, whole=True).step == 1.0
     fixed, value = FixedPoint(3e-9, 2**31), torch.tensor([1.1])
-    assert fixed.encode(value).tolist() == [round(float(value) / 3e-9)], "not rounded in single precision"
+    assert fixed.encode(value).tolist() == [round(float(value) / 3e-9)], (
+        "not rounded in single precision"
+    )
 
 
 def test_a_sum_of_one_site_is_refused_by_default_and_one_as_small_as_allowed_is_not() -> None:
@@ -357,7 +388,10 @@ def test_a_share_without_the_digest_that_its_sender_published_is_refused() -> No
     sites, rules = parties(4), rules_of(4)
     members = [party.member for party in sites.values()]
     dealt = {name: party.share(members, rules) for name, party in sites.items()}
-    dealt["site-1"] = replace(dealt["site-1"], digests={**dealt["site-1"].digests, "site-0": {"blind": b"", "masking": b""}})
+    dealt["site-1"] = replace(
+        dealt["site-1"],
+        digests={**dealt["site-1"].digests, "site-0": {"blind": b"", "masking": b""}},
+    )
     with pytest.raises(SealError, match="do not have the digests"):
         sites["site-0"].mask(dealt.values(), rules, np.arange(3))
 
@@ -369,7 +403,8 @@ def test_the_signature_of_a_list_does_not_depend_on_its_order() -> None:
     for party in sites.values():
         party.mask(dealt.values(), rules, np.arange(3))
     signatures = {
-        name: party.agree(list(sites)[:: -1 if index % 2 else 1], rules) for index, (name, party) in enumerate(sites.items())
+        name: party.agree(list(sites)[:: -1 if index % 2 else 1], rules)
+        for index, (name, party) in enumerate(sites.items())
     }
     assert all(party.state.summed == tuple(sorted(sites)) for party in sites.values())
     assert sites["site-0"].reveal(signatures, rules)["blind"].keys() == sites.keys()

@@ -4,7 +4,15 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from common.errors import SealError
-from common.security.sealing import _halves, _shared, _signed, new_key, open_sealed, public_key, seal
+from common.security.sealing import (
+    _halves,
+    _shared,
+    _signed,
+    new_key,
+    open_sealed,
+    public_key,
+    seal,
+)
 from common.surrogate_pb2 import Sealed
 
 CONTENT = b"means and covariances" * 20
@@ -25,7 +33,9 @@ def test_nothing_of_the_content_shows_and_no_two_are_alike() -> None:
 
 
 def test_no_nonce_is_used_twice_within_a_message_or_between_messages() -> None:
-    """A second use under one key reveals both contents. Two sites use the same key for every message of one place."""
+    """A second use under one key reveals both contents. Two sites use the same key for every
+    message of one place.
+    """
     nonces = []
     for _ in range(20):
         sealed = Sealed()
@@ -48,11 +58,15 @@ def test_any_changed_byte_is_noticed_by_every_reader() -> None:
 
 
 def test_a_reader_cannot_put_other_content_under_the_senders_name() -> None:
-    """Readers share the content key, but content that they encrypt with it has no signature of the sender."""
+    """Readers share the content key, but content that they encrypt with it has no signature of the
+    sender.
+    """
     sealed = Sealed()
     sealed.ParseFromString(SEALED)
     entry = next(reader for reader in sealed.readers if reader.name == "south")
-    key = ChaCha20Poly1305(_shared(SOUTH, public_key(NORTH), CONTEXT)).decrypt(entry.nonce, entry.key, b"south")
+    key = ChaCha20Poly1305(_shared(SOUTH, public_key(NORTH), CONTEXT)).decrypt(
+        entry.nonce, entry.key, b"south"
+    )
     sealed.content = ChaCha20Poly1305(key).encrypt(sealed.nonce, b"other means", CONTEXT)
     for private in (None, SOUTH):
         if private is not None:

@@ -11,11 +11,15 @@ from sklearn.metrics import roc_auc_score
 from common.signed_models.gaussians import Gaussians, fit_gaussians
 
 
-def records(count: int = 600, dimension: int = 12, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def records(
+    count: int = 600, dimension: int = 12, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.randn(dimension, dimension, generator=generator)
     labels = torch.arange(count) % 3
-    return torch.randn(count, dimension, generator=generator) @ mixing + 3.0 * labels[:, None], labels
+    return torch.randn(count, dimension, generator=generator) @ mixing + 3.0 * labels[
+        :, None
+    ], labels
 
 
 def test_with_full_rank_the_score_is_the_mahalanobis_distance() -> None:
@@ -24,10 +28,15 @@ def test_with_full_rank_the_score_is_the_mahalanobis_distance() -> None:
     means = np.stack([x[y == k].double().mean(0).numpy() for k in range(3)])
     centred = x.double().numpy() - means[y.numpy()]
     inverse = np.linalg.inv(centred.T @ centred / len(x))
-    nearest = [min(mahalanobis(row, mean, inverse) ** 2 for mean in means) for row in x[:20].double().numpy()]
+    nearest = [
+        min(mahalanobis(row, mean, inverse) ** 2 for mean in means)
+        for row in x[:20].double().numpy()
+    ]
     assert found.scores(x[:20])[0].numpy() == pytest.approx(np.array(nearest), rel=1e-3)
     whole = np.linalg.inv(np.cov(x.double().numpy().T, bias=True))
-    background = [mahalanobis(row, x.double().numpy().mean(0), whole) ** 2 for row in x[:20].double().numpy()]
+    background = [
+        mahalanobis(row, x.double().numpy().mean(0), whole) ** 2 for row in x[:20].double().numpy()
+    ]
     relative = np.array(nearest) - np.array(background)
     assert found.scores(x[:20])[1].numpy() == pytest.approx(relative, rel=1e-2, abs=1e-2)
 
@@ -61,6 +70,10 @@ def test_tensors_give_the_same_gaussians_and_damaged_ones_are_refused() -> None:
     found = fit_gaussians(x, y)
     again = Gaussians.of(found.tensors())
     assert torch.equal(found.scores(x)[1], again.scores(x)[1])
-    for name, value in (("means", x[:, :3]), ("within.rest", torch.zeros(1)), ("mean", x[0] * torch.nan)):
+    for name, value in (
+        ("means", x[:, :3]),
+        ("within.rest", torch.zeros(1)),
+        ("mean", x[0] * torch.nan),
+    ):
         with pytest.raises(ValueError, match=r"Gaussians|means|variance|covariance"):
             Gaussians.of(found.tensors() | {name: value})

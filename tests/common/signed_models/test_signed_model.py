@@ -15,23 +15,37 @@ from common.errors import SealError, SurrogateError
 from common.models.classifiers import Ensemble, Head, Quadratic
 from common.run import Run, parse_run
 from common.security.sealing import new_key, public_key
-from common.signed_models.making import WITHOUT_PRIVACY, make_signed_model, received_model, signed_values
+from common.signed_models.making import (
+    WITHOUT_PRIVACY,
+    make_signed_model,
+    received_model,
+    signed_values,
+)
 from common.signed_models.signed_model import SignedModel, read_signed_model, save_signed_model
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_classifier
 
 KEY = bytes(range(32))
-PRIVATE = parse_run({"epsilon": 2.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": "spherical"})
+PRIVATE = parse_run(
+    {"epsilon": 2.0, "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": "spherical"}
+)
 
 
 def head(dimension: int = 6) -> Head:
     weight = torch.randn(3, dimension, generator=torch.Generator().manual_seed(0))
-    return Head(Header("fedpft", "run", "coordinator", "f" * 64, ("a", "b", "c")), weight, torch.zeros(3), 0.0)
+    return Head(
+        Header("fedpft", "run", "coordinator", "f" * 64, ("a", "b", "c")),
+        weight,
+        torch.zeros(3),
+        0.0,
+    )
 
 
 def sampler(seed: int, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
     labels = torch.arange(limit) % 3
-    return torch.randn(limit, 6, generator=torch.Generator().manual_seed(seed)) + labels[:, None], labels
+    return torch.randn(limit, 6, generator=torch.Generator().manual_seed(seed)) + labels[
+        :, None
+    ], labels
 
 
 def model(config: Run = PRIVATE) -> SignedModel:
@@ -48,7 +62,10 @@ def file(tmp_path: Path) -> Path:
 def rewritten(file: Path, **changes: object) -> None:
     """Write the file again with other tensors or metadata."""
     with safe_open(file, "pt") as content:
-        metadata, tensors = content.metadata(), {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+        metadata, tensors = (
+            content.metadata(),
+            {name: content.get_tensor(name) for name in content.keys()},  # noqa: SIM118
+        )
     for name, value in changes.items():
         if isinstance(value, torch.Tensor):
             tensors[name.replace("__", ".")] = value
@@ -76,7 +93,9 @@ def test_a_file_gives_back_model_settings_claim_and_gaussians(file: Path) -> Non
         Head(head().header, head().weight, head().bias, 1.0, torch.ones(6)),
     ],
 )
-def test_every_kind_of_classifier_keeps_its_scores(other: Head | Ensemble | Quadratic, tmp_path: Path) -> None:
+def test_every_kind_of_classifier_keeps_its_scores(
+    other: Head | Ensemble | Quadratic, tmp_path: Path
+) -> None:
     path, x = tmp_path / "m.fedsurrogate", sampler(1, 10)[0]
     made = make_signed_model(other, PRIVATE, None, "1", 2, KEY)
     path.write_bytes(save_signed_model(made))
@@ -121,17 +140,27 @@ EARLIER = {
 }
 
 
-def test_a_file_of_an_earlier_version_is_read_and_its_relation_is_not_stated(tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_version_is_read_and_its_relation_is_not_stated(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "earlier.fedsurrogate"
     save_file({"model.weight": torch.eye(2), "model.bias": torch.zeros(2)}, file, EARLIER)
     found = read_signed_model(file, frozenset({public_key(KEY)}))
     assert found.manifest.privacy is not None
-    assert found.manifest.privacy.in_words() == "epsilon 2, delta 1e-05; neighbouring relation: not stated"
+    assert (
+        found.manifest.privacy.in_words()
+        == "epsilon 2, delta 1e-05; neighbouring relation: not stated"
+    )
     again = tmp_path / "again.fedsurrogate"
     again.write_bytes(save_signed_model(found))
     assert read_signed_model(again).manifest == found.manifest
     # Nobody can add a relation to it.
-    rewritten(file, manifest=EARLIER["manifest"].replace('"sums"}', '"sums","relation":"add or remove one patient"}'))
+    rewritten(
+        file,
+        manifest=EARLIER["manifest"].replace(
+            '"sums"}', '"sums","relation":"add or remove one patient"}'
+        ),
+    )
     with pytest.raises(SealError, match="was changed"):
         read_signed_model(file)
 
@@ -154,7 +183,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_run_without_privacy_sends_no_means_of_records() -> None:
     made = model(parse_run({}))
-    assert (made.gaussians, made.manifest.gaussians, made.manifest.privacy) == (None, WITHOUT_PRIVACY, None)
+    assert (made.gaussians, made.manifest.gaussians, made.manifest.privacy) == (
+        None,
+        WITHOUT_PRIVACY,
+        None,
+    )
 
 
 def test_sites_receive_exactly_what_was_signed() -> None:
@@ -164,5 +197,8 @@ def test_sites_receive_exactly_what_was_signed() -> None:
     assert save_signed_model(found) == save_signed_model(made) or found.manifest == made.manifest
     assert torch.equal(found.scores(sampler(3, 9)[0])[0], made.scores(sampler(3, 9)[0])[0])
     with pytest.raises(SealError):
-        received_model(pack_classifier(Head(head().header, head().weight * 2, head().bias, 0.0)), signed_values(made))
+        received_model(
+            pack_classifier(Head(head().header, head().weight * 2, head().bias, 0.0)),
+            signed_values(made),
+        )
     assert received_model(pack_classifier(head()), {}) is None

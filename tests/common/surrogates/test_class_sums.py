@@ -1,4 +1,6 @@
-"""Noisy class sums as Gaussians: only classes that stand out from the noise, with bounded means and variances."""
+"""Noisy class sums as Gaussians: only classes that stand out from the noise, with bounded means and
+variances.
+"""
 
 import pytest
 import torch

@@ -28,14 +28,18 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def correlated(n: int, dimension: int, seed: int = 0) -> Tensor:
-    """Correlated normals (n, dimension) away from the origin, with variances between about 0.1 and 10."""
+    """Correlated normals (n, dimension) away from the origin, with variances between about 0.1 and
+    10.
+    """
     rng = generator(seed)
     mixing = torch.randn(dimension, dimension, generator=rng, dtype=torch.float64) / dimension**0.5
     scales = torch.logspace(-0.5, 0.5, dimension, dtype=torch.float64)
     return torch.randn(n, dimension, generator=rng, dtype=torch.float64) @ mixing * scales + 3.0
 
 
-def blobs(n: int, clusters: int, dimension: int, seed: int = 0, spread: float = 20.0) -> tuple[Tensor, Tensor]:
+def blobs(
+    n: int, clusters: int, dimension: int, seed: int = 0, spread: float = 20.0
+) -> tuple[Tensor, Tensor]:
     """Blobs (n, dimension), each with its own correlations, and the blob of each row."""
     rng = generator(seed)
     member = torch.arange(n) % clusters
@@ -71,14 +75,18 @@ def covariances(mixtures: Mixtures) -> Tensor:
 
 
 def random_mixtures(family: str, counts: tuple[int, ...] = (3000, 1000), seed: int = 0) -> Mixtures:
-    """Two components per class in three dimensions, with correlations, unequal weights and unequal sizes."""
+    """Two components per class in three dimensions, with correlations, unequal weights and unequal
+    sizes.
+    """
     rng = generator(seed)
     count, dimension = 2 * len(counts), 3
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=rng) + 0.3
 
-    cholesky = torch.randn(count, dimension, dimension, generator=rng).tril(-1) + torch.diag_embed(uniform(count, dimension))
+    cholesky = torch.randn(count, dimension, dimension, generator=rng).tril(-1) + torch.diag_embed(
+        uniform(count, dimension)
+    )
     covariance = {
         "full": lambda: Full(cholesky),
         "diag": lambda: Diagonal(uniform(count, dimension)),
@@ -114,12 +122,15 @@ def check_usable(mixtures: Mixtures, x: Tensor, y: Tensor, classes: int) -> None
 @pytest.mark.parametrize("family", CLASSIC)
 def test_one_component_is_scikit_learns(family: str) -> None:
     x = correlated(500, 6)
-    # `full` adds a floor to the diagonal as reg_covar does; the other two only keep variances above it.
+    # `full` adds a floor to the diagonal as reg_covar does; the other two only keep variances above
+    # it.
     floor = RELATIVE_FLOOR * float(x.var(0, correction=0).mean()) if family == "full" else 0.0
     theirs = GaussianMixture(1, covariance_type=family, reg_covar=floor).fit(x.numpy())
     ours = fit_one(x, family)
     torch.testing.assert_close(ours.means, torch.from_numpy(theirs.means_))
-    wanted = torch.from_numpy(np.array([np.diag(v) if v.ndim == 1 else v for v in _matrices(theirs, 6)]))
+    wanted = torch.from_numpy(
+        np.array([np.diag(v) if v.ndim == 1 else v for v in _matrices(theirs, 6)])
+    )
     torch.testing.assert_close(covariances(ours), wanted, rtol=1e-9, atol=1e-12)
     assert likelihood(ours, x) == pytest.approx(theirs.score(x.numpy()), abs=1e-9)
 
@@ -144,7 +155,9 @@ def test_one_component_in_single_precision_is_scikit_learns(family: str) -> None
 def test_blobs_are_found_as_well_as_by_scikit_learn(family: str, clusters: int, seed: int) -> None:
     x, _ = blobs(600, clusters, 5, seed)
     floor = RELATIVE_FLOOR * float(x.var(0, correction=0).mean())
-    theirs = GaussianMixture(clusters, covariance_type=family, reg_covar=floor, random_state=seed).fit(x.numpy())
+    theirs = GaussianMixture(
+        clusters, covariance_type=family, reg_covar=floor, random_state=seed
+    ).fit(x.numpy())
     ours = fit_one(x, family, clusters, seed)
     assert ours.components.tolist() == [clusters]
     assert likelihood(ours, x) >= theirs.score(x.numpy()) - 1e-3
@@ -154,9 +167,15 @@ def test_blobs_are_found_as_well_as_by_scikit_learn(family: str, clusters: int, 
 def test_lowrank_of_one_component_is_factor_analysis(rank: int) -> None:
     rng = generator(1)
     loadings = torch.randn(rank, 20, generator=rng, dtype=torch.float64)
-    noise = torch.randn(900, 20, generator=rng, dtype=torch.float64) * torch.linspace(0.3, 2, 20, dtype=torch.float64)
+    noise = torch.randn(900, 20, generator=rng, dtype=torch.float64) * torch.linspace(
+        0.3, 2, 20, dtype=torch.float64
+    )
     y = torch.arange(900) % 3
-    x = torch.randn(900, rank, generator=rng, dtype=torch.float64) @ loadings + noise + 5 * y[:, None]
+    x = (
+        torch.randn(900, rank, generator=rng, dtype=torch.float64) @ loadings
+        + noise
+        + 5 * y[:, None]
+    )
     centred = x - torch.stack([x[y == label].mean(0) for label in range(3)])[y]
     theirs = FactorAnalysis(rank).fit(centred.numpy()).score(centred.numpy())
     patient = MixtureSettings(family="lowrank", rank=rank, tolerance=1e-6, max_iterations=1000)
@@ -174,7 +193,9 @@ def test_log_likelihood_never_decreases(family: str, components: int) -> None:
     x, y = blobs(400, 2, 6, seed=3, spread=0.7)
     found = [
         # The tolerance never stops the fit, so the number of steps is exact.
-        fit(x, y, 2, MixtureSettings(family, components, 3, 10, -torch.inf, steps), generator(5)).log_likelihood(x, y)
+        fit(
+            x, y, 2, MixtureSettings(family, components, 3, 10, -torch.inf, steps), generator(5)
+        ).log_likelihood(x, y)
         for steps in range(1, 26)
     ]
     assert all(after >= before - 1e-5 for before, after in itertools.pairwise(found))
@@ -185,13 +206,19 @@ def test_log_likelihood_never_decreases(family: str, components: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_density_is_the_multivariate_normals(family: str, dtype: torch.dtype) -> None:
     mixtures = random_mixtures(family)
-    covariance = type(mixtures.covariance)(*(table.to(dtype) for table in vars(mixtures.covariance).values()))
+    covariance = type(mixtures.covariance)(
+        *(table.to(dtype) for table in vars(mixtures.covariance).values())
+    )
     x = torch.randn(50, 3, generator=generator(), dtype=dtype) * 3
     means = mixtures.means.to(dtype)
     ours = covariance.log_density(x, means)
-    matrices = covariances(Mixtures(mixtures.counts, mixtures.labels, mixtures.weights, means, covariance)).double()
+    matrices = covariances(
+        Mixtures(mixtures.counts, mixtures.labels, mixtures.weights, means, covariance)
+    ).double()
     oracle = MultivariateNormal(means.double(), matrices).log_prob(x.double()[:, None])
-    torch.testing.assert_close(ours.double(), oracle, rtol=1e-4 if dtype == torch.float32 else 1e-10, atol=1e-4)
+    torch.testing.assert_close(
+        ours.double(), oracle, rtol=1e-4 if dtype == torch.float32 else 1e-10, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6])
@@ -200,10 +227,15 @@ def test_lowrank_density_keeps_its_digits_without_much_noise(noise: float) -> No
     # The second factor is weak, so that the two differ in scale as well.
     factor = torch.randn(8, 2, generator=rng) * torch.tensor([1.0, 0.01])
     narrow = LowRank(factor, torch.full((8,), noise))
-    x = torch.randn(20, 2, generator=rng) @ factor.T + torch.randn(20, 8, generator=rng) * noise**0.5
+    x = (
+        torch.randn(20, 2, generator=rng) @ factor.T
+        + torch.randn(20, 8, generator=rng) * noise**0.5
+    )
     means = torch.randn(3, 8, generator=rng) * noise**0.5
     ours = narrow.log_density(x, means).double()
-    oracle = LowRank(factor.double(), narrow.variances.double()).log_density(x.double(), means.double())
+    oracle = LowRank(factor.double(), narrow.variances.double()).log_density(
+        x.double(), means.double()
+    )
     torch.testing.assert_close(ours, oracle, rtol=1e-3, atol=0.02)
     matrix = (factor.double() @ factor.double().T) + noise * torch.eye(8)
     exact = MultivariateNormal(means.double(), matrix).log_prob(x.double()[:, None])
@@ -216,7 +248,9 @@ def test_log_likelihood_is_the_density_of_a_records_own_class(family: str) -> No
     x, y = torch.randn(40, 3, generator=generator()), torch.arange(40) % 2
     single = MultivariateNormal(mixtures.means, covariances(mixtures)).log_prob(x[:, None]).exp()
     own = (mixtures.labels == y[:, None]) * mixtures.weights
-    assert mixtures.log_likelihood(x, y) == pytest.approx(float((single * own).sum(1).log().mean()), rel=1e-4)
+    assert mixtures.log_likelihood(x, y) == pytest.approx(
+        float((single * own).sum(1).log().mean()), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -225,15 +259,24 @@ def test_samples_have_the_mean_and_covariance_of_their_mixture(family: str) -> N
     drawn, labels = mixtures.draw([n, n], [generator(1), generator(2)])
     for label in range(2):
         rows = mixtures.labels == label
-        weights, means, inner = mixtures.weights[rows], mixtures.means[rows], covariances(mixtures)[rows]
+        weights, means, inner = (
+            mixtures.weights[rows],
+            mixtures.means[rows],
+            covariances(mixtures)[rows],
+        )
         mean = weights @ means
         between = means - mean
-        wanted = (weights[:, None, None] * (inner + between[:, :, None] * between[:, None, :])).sum(0)
+        wanted = (weights[:, None, None] * (inner + between[:, :, None] * between[:, None, :])).sum(
+            0
+        )
         sample = drawn[labels == label]
         deviation = wanted.diagonal().sqrt()
-        # Six standard errors of a mean; twice that is enough for a covariance of a mixture of normals.
+        # Six standard errors of a mean; twice that is enough for a covariance of a mixture of
+        # normals.
         assert ((sample.mean(0) - mean).abs() / deviation).max() < 6 / n**0.5
-        assert ((sample.T.cov() - wanted) / deviation / deviation[:, None]).abs().max() < 12 / n**0.5
+        assert (
+            (sample.T.cov() - wanted) / deviation / deviation[:, None]
+        ).abs().max() < 12 / n**0.5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -259,9 +302,14 @@ def test_classes_draw_from_their_own_streams(family: str) -> None:
 
 @pytest.mark.parametrize("components", [1, 6])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("case", ["one record", "few records", "constant", "duplicates", "one dimension", "flat dimension"])
+@pytest.mark.parametrize(
+    "case",
+    ["one record", "few records", "constant", "duplicates", "one dimension", "flat dimension"],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_poor_data_still_gives_every_class_a_mixture(case: str, family: str, components: int, dtype: torch.dtype) -> None:
+def test_poor_data_still_gives_every_class_a_mixture(
+    case: str, family: str, components: int, dtype: torch.dtype
+) -> None:
     x = correlated(60, 4).to(dtype)
     x, y = {
         "one record": (x[:1], torch.zeros(1, dtype=torch.int64)),
@@ -281,9 +329,13 @@ def test_poor_data_still_gives_every_class_a_mixture(case: str, family: str, com
 def test_any_small_table_can_be_fitted(data: st.DataObject) -> None:
     n, dimension = data.draw(st.integers(1, 25)), data.draw(st.integers(1, 4))
     cell = st.sampled_from([-3.0, 0.0, 0.1, 1.0, 1000.0])
-    rows = data.draw(st.lists(st.lists(cell, min_size=dimension, max_size=dimension), min_size=n, max_size=n))
+    rows = data.draw(
+        st.lists(st.lists(cell, min_size=dimension, max_size=dimension), min_size=n, max_size=n)
+    )
     labels = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
-    chosen = MixtureSettings(data.draw(st.sampled_from(FAMILIES)), data.draw(st.integers(1, 5)), 2, 1)
+    chosen = MixtureSettings(
+        data.draw(st.sampled_from(FAMILIES)), data.draw(st.integers(1, 5)), 2, 1
+    )
     x, y = torch.tensor(rows), torch.tensor(labels)
     check_usable(fit(x, y, 3, chosen, generator()), x, y, 3)
 
@@ -322,15 +374,22 @@ def test_no_component_stands_for_a_handful_of_records(family: str, components: i
 @pytest.mark.parametrize("factor", [1e-4, 1e4])
 @pytest.mark.parametrize("components", [1, 4])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fit_is_equivariant_to_the_scale_of_features(family: str, components: int, factor: float) -> None:
+def test_fit_is_equivariant_to_the_scale_of_features(
+    family: str, components: int, factor: float
+) -> None:
     x, y = blobs(300, 3, 12, seed=2, spread=4.0)
     y = y.clamp_max(1)
     chosen = MixtureSettings(family, components, 3)
-    plain, scaled = fit(x.float(), y, 2, chosen, generator()), fit(x.float() * factor, y, 2, chosen, generator())
+    plain, scaled = (
+        fit(x.float(), y, 2, chosen, generator()),
+        fit(x.float() * factor, y, 2, chosen, generator()),
+    )
     assert torch.equal(plain.labels, scaled.labels)
     torch.testing.assert_close(plain.weights, scaled.weights, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(plain.means, scaled.means / factor, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(covariances(plain), covariances(scaled) / factor**2, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(
+        covariances(plain), covariances(scaled) / factor**2, rtol=1e-2, atol=1e-3
+    )
     shift = x.shape[1] * float(np.log(factor))
     assert scaled.log_likelihood(x.float() * factor, y) + shift == pytest.approx(
         plain.log_likelihood(x.float(), y), abs=1e-2
@@ -349,12 +408,16 @@ def test_fit_is_equivariant_to_a_shift_of_features(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_same_seed_gives_the_same_bits(family: str) -> None:
     x, y = blobs(300, 6, 5, spread=1.0)
-    first, again = (fit(x.float(), y % 2, 2, MixtureSettings(family, 4, 3), generator(9)) for _ in range(2))
+    first, again = (
+        fit(x.float(), y % 2, 2, MixtureSettings(family, 4, 3), generator(9)) for _ in range(2)
+    )
     for ours, theirs in ((first.means, again.means), (first.weights, again.weights)):
         assert torch.equal(ours, theirs)
     for name, table in vars(first.covariance).items():
         assert torch.equal(table, getattr(again.covariance, name))
-    one, two = (mixtures.draw([50, 50], [generator(1), generator(2)])[0] for mixtures in (first, again))
+    one, two = (
+        mixtures.draw([50, 50], [generator(1), generator(2)])[0] for mixtures in (first, again)
+    )
     assert torch.equal(one, two)
 
 
@@ -365,7 +428,9 @@ def test_a_class_is_fitted_as_if_it_were_alone(family: str) -> None:
     for label in range(3):
         alone = fit_one(x[y == label], family)
         torch.testing.assert_close(together.means[label], alone.means[0])
-        torch.testing.assert_close(covariances(together)[label], covariances(alone)[0], rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(
+            covariances(together)[label], covariances(alone)[0], rtol=1e-5, atol=1e-8
+        )
 
 
 def test_k_means_finds_separated_blobs_and_leaves_no_cluster_empty() -> None:
@@ -381,7 +446,9 @@ def test_k_means_finds_separated_blobs_and_leaves_no_cluster_empty() -> None:
 @pytest.mark.parametrize("labels_device", ["cpu", "cuda"])
 @pytest.mark.parametrize("components", [1, 4])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_gpu_finds_what_the_processor_finds(family: str, components: int, labels_device: str) -> None:
+def test_a_gpu_finds_what_the_processor_finds(
+    family: str, components: int, labels_device: str
+) -> None:
     x, y = blobs(400, 8, 5, spread=20.0)
     chosen = MixtureSettings(family, components, 3)
     here = fit(x, y % 2, 2, chosen, generator())

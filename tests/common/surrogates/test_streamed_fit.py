@@ -40,12 +40,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_gaussian_a_class_is_that_of_the_fit_in_memory(family: str) -> None:
     x, y = records()
     settings = MixtureSettings(family, rank=2)
-    ours, theirs = fit_streamed(x, y, CLASSES, settings, generator()), fit(x.double(), y, CLASSES, settings, generator())
+    ours, theirs = (
+        fit_streamed(x, y, CLASSES, settings, generator()),
+        fit(x.double(), y, CLASSES, settings, generator()),
+    )
     assert torch.equal(ours.counts, theirs.counts)
     assert torch.equal(ours.labels, theirs.labels)
     torch.testing.assert_close(ours.means.double(), theirs.means, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(covariance(ours).double(), covariance(theirs), rtol=1e-4, atol=1e-6)
-    assert ours.log_likelihood(x, y) == pytest.approx(theirs.log_likelihood(x.double(), y), abs=1e-4)
+    assert ours.log_likelihood(x, y) == pytest.approx(
+        theirs.log_likelihood(x.double(), y), abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("family", ["full", "diag", "spherical", "lowrank", "gram"])
@@ -71,18 +76,34 @@ def test_all_records_count_not_only_the_sample() -> None:
 def test_records_that_are_left_out_change_nothing() -> None:
     x, y = records()
     settings = MixtureSettings("gram")
-    found = fit_streamed(torch.where((y == 1)[:, None], 1e4, x), torch.where(y == 1, -1, y), CLASSES, settings, generator())
+    found = fit_streamed(
+        torch.where((y == 1)[:, None], 1e4, x),
+        torch.where(y == 1, -1, y),
+        CLASSES,
+        settings,
+        generator(),
+    )
     assert found.counts.tolist() == [int((y == 0).sum()), 0, int((y == 2).sum())]
     assert found.labels.tolist() == [0, 2]
     kept = y != 1
     theirs = fit(x[kept].double(), y[kept], CLASSES, settings, generator())
-    torch.testing.assert_close(found.covariance.matrix.double(), theirs.covariance.matrix, rtol=1e-5, atol=1e-5)  # type: ignore[union-attr]
+    torch.testing.assert_close(
+        found.covariance.matrix.double(), theirs.covariance.matrix, rtol=1e-5, atol=1e-5
+    )  # type: ignore[union-attr]
 
 
 def test_no_component_stands_for_few_records() -> None:
     rng = generator()
-    x = torch.cat([torch.randn(2000, DIMENSION, generator=rng), 50 + torch.randn(3, DIMENSION, generator=rng)])
-    found = fit_streamed(x, torch.zeros(len(x), dtype=torch.int64), 1, MixtureSettings("diag", components=4), generator())
+    x = torch.cat(
+        [torch.randn(2000, DIMENSION, generator=rng), 50 + torch.randn(3, DIMENSION, generator=rng)]
+    )
+    found = fit_streamed(
+        x,
+        torch.zeros(len(x), dtype=torch.int64),
+        1,
+        MixtureSettings("diag", components=4),
+        generator(),
+    )
     assert ((found.means - 50).norm(dim=1) > 50).all()
     assert (found.weights * len(x) >= 5).all()
 

@@ -1,4 +1,6 @@
-"""A bundle is read only if its site signed exactly it for this request; all others are refused with a reason."""
+"""A bundle is read only if its site signed exactly it for this request; all others are refused with
+a reason.
+"""
 
 import hashlib
 import json
@@ -31,9 +33,9 @@ def signed(manifest: object) -> bytes:
     """A bundle with any manifest, signed by the site itself."""
     text = json.dumps(manifest, sort_keys=True).encode()
     content = len(text).to_bytes(8, "big") + text + PAYLOAD
-    return Bundle(manifest=text, payload=PAYLOAD, signature=sign(content, SITE, PURPOSE)).SerializeToString(
-        deterministic=True
-    )
+    return Bundle(
+        manifest=text, payload=PAYLOAD, signature=sign(content, SITE, PURPOSE)
+    ).SerializeToString(deterministic=True)
 
 
 def test_what_a_site_packs_is_read_back_whole() -> None:
@@ -45,11 +47,20 @@ def test_what_a_site_packs_is_read_back_whole() -> None:
 @pytest.mark.parametrize(
     "manifest",
     [
-        *(MANIFEST | {"site": site} for site in (5, None, ["north"], {}, "", "../north", "n" * 65, "south")),
-        *(MANIFEST | {"version": version} for version in (VERSION - 1, VERSION + 1, str(VERSION), None)),
+        *(
+            MANIFEST | {"site": site}
+            for site in (5, None, ["north"], {}, "", "../north", "n" * 65, "south")
+        ),
+        *(
+            MANIFEST | {"version": version}
+            for version in (VERSION - 1, VERSION + 1, str(VERSION), None)
+        ),
         *(MANIFEST | {"request": other} for other in ("", None, Request.fresh({}, None).id)),
         *(MANIFEST | {"request-sha256": other} for other in ("", None, "0" * 64)),
-        *({key: value for key, value in MANIFEST.items() if key != left_out} for left_out in ("site", "version", "request")),
+        *(
+            {key: value for key, value in MANIFEST.items() if key != left_out}
+            for left_out in ("site", "version", "request")
+        ),
         MANIFEST | {"ledger": "x" * LARGEST_MANIFEST},
         [],
         None,
@@ -57,6 +68,8 @@ def test_what_a_site_packs_is_read_back_whole() -> None:
     ],
     ids=lambda manifest: json.dumps(manifest)[-30:],
 )
-def test_a_manifest_of_another_form_is_refused_although_its_site_signed_it(manifest: object) -> None:
+def test_a_manifest_of_another_form_is_refused_although_its_site_signed_it(
+    manifest: object,
+) -> None:
     with pytest.raises(SurrogateError):
         unpack_bundle(signed(manifest), REQUEST, KEYS)

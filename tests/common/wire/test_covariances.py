@@ -74,14 +74,21 @@ def test_fewer_bits_keep_the_variance_of_every_dimension_and_take_fewer_bytes(bi
 
 def gram_with(matrix, counts=(100, 100)):
     means = torch.zeros(2, len(matrix))
-    return Surrogate(HEADER, Mixtures(torch.tensor(counts), torch.arange(2), torch.ones(2), means, Gram(matrix)))
+    return Surrogate(
+        HEADER, Mixtures(torch.tensor(counts), torch.arange(2), torch.ones(2), means, Gram(matrix))
+    )
 
 
 @pytest.mark.parametrize(
     ("surrogate", "reason"),
     [
         (gram_with(torch.eye(4) + 3 * torch.eye(4).flip(0)), "a correlation of 3"),
-        (gram_with(2 * torch.eye(3) - torch.ones(3, 3) * 0.9 + 0.9 * torch.eye(3) - torch.eye(3)), "negative eigenvalue"),
+        (
+            gram_with(
+                2 * torch.eye(3) - torch.ones(3, 3) * 0.9 + 0.9 * torch.eye(3) - torch.eye(3)
+            ),
+            "negative eigenvalue",
+        ),
         (gram_with(torch.eye(50), (3, 2)), "more directions than 5 records of 2 classes"),
         (gram_with(torch.eye(50), (1, 1)), "more directions than 2 records"),
         (gram_with(torch.full((4, 4), float("nan"))), "not finite"),
@@ -114,7 +121,10 @@ def broken(change, bits=8):
         (lambda m: setattr(m.levels, "bits", 2), "loadings of 2 bits; 8 or 4"),
         (lambda m: setattr(m.levels, "data", b"x"), "in 1 bytes"),
         (lambda m: m.levels.shape.append(1), "loadings of shape"),
-        (lambda m: setattr(m.levels.scales, "logarithm", False), "scales of loadings must travel as logarithms"),
+        (
+            lambda m: setattr(m.levels.scales, "logarithm", False),
+            "scales of loadings must travel as logarithms",
+        ),
         (lambda m: setattr(m, "covariance", "gram"), "covariance 'gram' with 1 tables"),
         (lambda m: m.spread.append(m.spread[0]), "with 2 tables, expected 1"),
         (lambda m: setattr(m, "covariance", "other"), "unknown covariance 'other'"),
@@ -133,8 +143,14 @@ def test_broken_levels_are_refused_with_a_reason(change, reason):
         ({"fedpft.bits": 8, "fedpft.covariance": "diag"}, "loadings of covariance 'lowrank'"),
         ({"fedpft.bits": 8, "epsilon": 1.0, "delta": 1e-5}, "without privacy"),
         ({"fedpft.covariance": "gram", "fedpft.components": 2}, "one component a class"),
-        ({"fedpft.covariance": "gram", "fedpft.topology": "chain"}, "only with fedpft.topology = 'star'"),
-        ({"head.shrinkage": 1.5}, r"head\.shrinkage = 1\.5: must be 'auto', or a number from 0 to 1"),
+        (
+            {"fedpft.covariance": "gram", "fedpft.topology": "chain"},
+            "only with fedpft.topology = 'star'",
+        ),
+        (
+            {"head.shrinkage": 1.5},
+            r"head\.shrinkage = 1\.5: must be 'auto', or a number from 0 to 1",
+        ),
         ({"head.shrinkage": "much"}, r"head\.shrinkage = 'much'"),
         ({"head.solver": "svm"}, r"head\.solver = 'svm'"),
     ],

@@ -19,7 +19,9 @@ from common.wire.float16 import pack, unpack
 def test_a_scale_that_is_no_positive_number_is_refused(scale: float, logarithm: bool) -> None:
     halves = pack(torch.tensor([1.0, 2.0]), logarithm=logarithm)
     halves.scale = scale
-    with pytest.raises(SurrogateError, match=f"means with scale {scale}; a positive number is needed"):
+    with pytest.raises(
+        SurrogateError, match=f"means with scale {scale}; a positive number is needed"
+    ):
         unpack(halves, "means", (2,))
     # Zeros too, because a product with zero shows nothing.
     empty = Halves(shape=[2], scale=scale, logarithm=logarithm, data=bytes(4))
@@ -28,7 +30,9 @@ def test_a_scale_that_is_no_positive_number_is_refused(scale: float, logarithm: 
 
 
 @given(values=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=5))
-def test_what_is_packed_comes_back_or_is_refused_but_never_as_something_else(values: list[float]) -> None:
+def test_what_is_packed_comes_back_or_is_refused_but_never_as_something_else(
+    values: list[float],
+) -> None:
     tensor = torch.tensor(values, dtype=torch.float64)
     try:
         found = unpack(pack(tensor), "means", (len(values),)).double()
@@ -59,7 +63,9 @@ def test_another_shape_or_size_is_refused(shape: tuple[int, ...]) -> None:
 
 
 @given(base=st.floats(-300, 30), values=st.lists(st.floats(1, 1e6), min_size=1, max_size=5))
-def test_variances_that_are_positive_are_never_refused_however_small(base: float, values: list[float]) -> None:
+def test_variances_that_are_positive_are_never_refused_however_small(
+    base: float, values: list[float]
+) -> None:
     tensor = torch.tensor(values, dtype=torch.float64) * 10**base
     found = unpack(pack(tensor, logarithm=True), "variances", (len(values),)).double()
     assert found.isfinite().all()

@@ -1,4 +1,6 @@
-"""Updates, networks and ensembles on the wire: unchanged at 16 bits, and malformed messages are refused."""
+"""Updates, networks and ensembles on the wire: unchanged at 16 bits, and malformed messages are
+refused.
+"""
 
 from dataclasses import replace
 
@@ -30,12 +32,21 @@ def update(**tensors: torch.Tensor) -> Parameters:
 
 def test_an_update_comes_back_within_half_precision() -> None:
     generator = torch.Generator().manual_seed(0)
-    sent = update(weight=1e-6 * torch.randn(3, 40, generator=generator), bias=1e6 * torch.randn(3, generator=generator))
+    sent = update(
+        weight=1e-6 * torch.randn(3, 40, generator=generator),
+        bias=1e6 * torch.randn(3, generator=generator),
+    )
     back = unpack_parameters(pack_parameters(sent))
     assert (back.header, back.round, back.records, back.claim) == (HEADER, 2, 5, None)
     for name, tensor in sent.tensors.items():
-        assert torch.allclose(back.tensors[name], tensor, rtol=1e-3, atol=float(tensor.abs().max()) * 1e-7)
-    assert pack_parameters(sent) == pack_parameters(back) == pack_parameters(replace(sent, tensors=dict(sent.tensors)))
+        assert torch.allclose(
+            back.tensors[name], tensor, rtol=1e-3, atol=float(tensor.abs().max()) * 1e-7
+        )
+    assert (
+        pack_parameters(sent)
+        == pack_parameters(back)
+        == pack_parameters(replace(sent, tensors=dict(sent.tensors)))
+    )
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 1.0])
@@ -49,7 +60,9 @@ def test_zeros_do_not_travel(keep: float) -> None:
 
 
 def test_the_largest_entries_are_chosen_over_all_tensors() -> None:
-    found = largest({"a": torch.tensor([1.0, -5.0, 2.0]), "b": torch.tensor([[4.0], [0.5], [3.0]])}, 0.5)
+    found = largest(
+        {"a": torch.tensor([1.0, -5.0, 2.0]), "b": torch.tensor([[4.0], [0.5], [3.0]])}, 0.5
+    )
     assert found["a"].tolist() == [0, -5, 0]
     assert found["b"].tolist() == [[4], [0], [3]]
     same = {"a": torch.tensor([1.0, 0.0])}
@@ -59,8 +72,15 @@ def test_the_largest_entries_are_chosen_over_all_tensors() -> None:
 def test_every_kind_of_model_predicts_the_same_after_the_journey() -> None:
     generator = torch.Generator().manual_seed(0)
     features = torch.rand(50, 64, generator=generator)
-    heads = [Head(HEADER, torch.randn(3, 64, generator=generator), torch.randn(3, generator=generator)) for _ in range(3)]
-    models = [heads[0], Ensemble(tuple(heads)), Network(HEADER, "convnet", 64, parameters_of(convnet(64, 3, 4)))]
+    heads = [
+        Head(HEADER, torch.randn(3, 64, generator=generator), torch.randn(3, generator=generator))
+        for _ in range(3)
+    ]
+    models = [
+        heads[0],
+        Ensemble(tuple(heads)),
+        Network(HEADER, "convnet", 64, parameters_of(convnet(64, 3, 4))),
+    ]
     for model in models:
         back = unpack_classifier(pack_classifier(model))
         assert type(back) is type(model)
@@ -69,7 +89,10 @@ def test_every_kind_of_model_predicts_the_same_after_the_journey() -> None:
 
 
 def test_an_ensemble_averages_probabilities() -> None:
-    one, other = (Head(HEADER, torch.eye(3), torch.tensor(bias)) for bias in ([9.0, 0.0, 0.0], [0.0, 0.0, 1.0]))
+    one, other = (
+        Head(HEADER, torch.eye(3), torch.tensor(bias))
+        for bias in ([9.0, 0.0, 0.0], [0.0, 0.0, 1.0])
+    )
     probabilities = Ensemble((one, other)).scores(torch.zeros(1, 3)).exp()
     expected = (torch.tensor([9.0, 0, 0]).softmax(0) + torch.tensor([0.0, 0, 1]).softmax(0)) / 2
     assert torch.allclose(probabilities[0], expected)
@@ -95,8 +118,14 @@ def test_malformed_updates_are_refused() -> None:
     huge.tensors[0].shape[:] = [2**31, 2**31]
     with pytest.raises(SurrogateError, match="do not mark"):
         unpack_parameters(huge.SerializeToString())
-    for shape, kept in (([2**32 - 1] * 40, b"\xff"), ([2**31, 2**31, 4], b""), ([2**31, 2**31, 4], b"\xff")):
-        huge.tensors[0].CopyFrom(pb.Tensor(name="weight", kept=kept, shape=shape, values=pb.Halves(shape=shape, scale=1)))
+    for shape, kept in (
+        ([2**32 - 1] * 40, b"\xff"),
+        ([2**31, 2**31, 4], b""),
+        ([2**31, 2**31, 4], b"\xff"),
+    ):
+        huge.tensors[0].CopyFrom(
+            pb.Tensor(name="weight", kept=kept, shape=shape, values=pb.Halves(shape=shape, scale=1))
+        )
         with pytest.raises(SurrogateError):
             unpack_parameters(huge.SerializeToString())
     twice = pb.Parameters()
@@ -111,7 +140,10 @@ def test_a_network_that_cannot_be_built_is_refused_before_memory_is_taken() -> N
     for broken in (
         replace(network, inputs=65),
         replace(network, tensors={}),
-        replace(network, tensors=dict(network.tensors) | {"convolution1.weight": torch.zeros(2000, 1, 3, 3)}),
+        replace(
+            network,
+            tensors=dict(network.tensors) | {"convolution1.weight": torch.zeros(2000, 1, 3, 3)},
+        ),
         replace(network, tensors=dict(network.tensors) | {"linear.bias": torch.zeros(4)}),
         replace(network, tensors=dict(network.tensors) | {"more": torch.zeros(4)}),
     ):
@@ -128,7 +160,11 @@ def test_an_update_must_fit_the_model_and_the_round() -> None:
     check_update(good, shapes, 2, private=False)
     for bad, private, reason in (
         (update(weight=torch.zeros(3, 4)), False, "tensors that are not this run's"),
-        (update(weight=torch.zeros(4, 3), bias=torch.zeros(3)), False, "tensors that are not this run's"),
+        (
+            update(weight=torch.zeros(4, 3), bias=torch.zeros(3)),
+            False,
+            "tensors that are not this run's",
+        ),
         (update(weight=torch.full((3, 4), torch.nan), bias=torch.zeros(3)), False, "not finite"),
         (update(weight=torch.full((3, 4), 1e20), bias=torch.zeros(3)), False, "beyond"),
         (replace(good, round=3), False, "round 3"),

@@ -37,10 +37,14 @@ Edit = Callable[[pb.Surrogate], None]
 
 
 def records(factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Correlated features (300, d) of three classes with three blobs each; dimensions have unequal spread."""
+    """Correlated features (300, d) of three classes with three blobs each; dimensions have unequal
+    spread.
+    """
     rng = torch.Generator().manual_seed(1)
     y, blob = torch.arange(300) % 3, torch.arange(300) % 9
-    mixing = torch.randn(DIMENSION, DIMENSION, generator=rng) / DIMENSION**0.5 + torch.eye(DIMENSION)
+    mixing = torch.randn(DIMENSION, DIMENSION, generator=rng) / DIMENSION**0.5 + torch.eye(
+        DIMENSION
+    )
     centres = 10 * torch.randn(9, DIMENSION, generator=rng)
     x = torch.randn(300, DIMENSION, generator=rng) @ mixing + centres[blob]
     return x * torch.logspace(-0.3, 0.3, DIMENSION) * factor, y
@@ -54,7 +58,12 @@ def surrogate(family: str, factor: float = 1.0) -> Surrogate:
 
 
 def expectation(family: str, **more: object) -> Expectation:
-    return replace(Expectation(HEADER.method, HEADER.run, family, COMPONENTS, RANK, CLASSES, HEADER.fingerprint), **more)
+    return replace(
+        Expectation(
+            HEADER.method, HEADER.run, family, COMPONENTS, RANK, CLASSES, HEADER.fingerprint
+        ),
+        **more,
+    )
 
 
 def receive(payload: bytes, expected: Expectation) -> Surrogate:
@@ -81,11 +90,15 @@ def covariances(mixtures: Mixtures) -> Tensor:
         case Spherical(variances):
             return variances.double()[:, None, None] * torch.eye(dimension)
         case LowRank(factor, variances):
-            return (factor.double() @ factor.double().T + variances.double().diag()).expand(count, -1, -1)
+            return (factor.double() @ factor.double().T + variances.double().diag()).expand(
+                count, -1, -1
+            )
 
 
 def worst_entry(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference between two covariances, each entry relative to the standard deviations of its dimensions."""
+    """Largest difference between two covariances, each entry relative to the standard deviations of
+    its dimensions.
+    """
     deviation = theirs.diagonal(dim1=1, dim2=2).sqrt()
     return float(((ours - theirs) / deviation[:, :, None] / deviation[:, None, :]).abs().max())
 
@@ -120,11 +133,14 @@ def test_covariances_over_twelve_orders_of_magnitude_survive(family: str) -> Non
     deviations = torch.logspace(-3, 3, DIMENSION, dtype=torch.float64)
     covariance = {
         "full": lambda: Full(
-            deviations[:, None] * torch.linalg.cholesky(0.5 * torch.eye(8) + 0.5).double().expand(9, -1, -1)
+            deviations[:, None]
+            * torch.linalg.cholesky(0.5 * torch.eye(8) + 0.5).double().expand(9, -1, -1)
         ),
         "diag": lambda: Diagonal(deviations.square().expand(9, -1)),
         "spherical": lambda: Spherical(torch.logspace(-6, 6, 9)),
-        "lowrank": lambda: LowRank(deviations[:, None] * torch.tensor([[3.0, 0.1]]), 0.01 * deviations.square()),
+        "lowrank": lambda: LowRank(
+            deviations[:, None] * torch.tensor([[3.0, 0.1]]), 0.01 * deviations.square()
+        ),
     }[family]()
     wide = replace(sent, covariance=covariance)
     got = receive(pack_surrogate(Surrogate(HEADER, wide)), expectation(family)).mixtures
@@ -134,7 +150,9 @@ def test_covariances_over_twelve_orders_of_magnitude_survive(family: str) -> Non
 
 def test_a_dimension_without_noise_of_its_own_survives() -> None:
     factor = torch.randn(DIMENSION, RANK, generator=torch.Generator().manual_seed(0)) * 1e3
-    sent = replace(surrogate("lowrank").mixtures, covariance=LowRank(factor, torch.full((DIMENSION,), 1e-9)))
+    sent = replace(
+        surrogate("lowrank").mixtures, covariance=LowRank(factor, torch.full((DIMENSION,), 1e-9))
+    )
     got = receive(pack_surrogate(Surrogate(HEADER, sent)), expectation("lowrank")).mixtures
     assert worst_entry(covariances(got), covariances(sent)) < 2e-3
 
@@ -145,7 +163,9 @@ def test_the_scale_of_features_costs_no_likelihood(family: str, factor: float) -
     x, y = records(factor)
     sent = surrogate(family, factor)
     got = unpack_surrogate(pack_surrogate(sent))
-    assert got.mixtures.log_likelihood(x, y) == pytest.approx(sent.mixtures.log_likelihood(x, y), abs=2e-3)
+    assert got.mixtures.log_likelihood(x, y) == pytest.approx(
+        sent.mixtures.log_likelihood(x, y), abs=2e-3
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -153,7 +173,9 @@ def test_one_dimension_and_one_component_make_the_trip(family: str) -> None:
     x, y = records()
     mixtures = fit(x[:, :1], y, 3, MixtureSettings(family), torch.Generator())
     got = receive(pack_surrogate(Surrogate(HEADER, mixtures)), expectation(family))
-    torch.testing.assert_close(covariances(got.mixtures), covariances(mixtures).double(), rtol=5e-3, atol=0)
+    torch.testing.assert_close(
+        covariances(got.mixtures), covariances(mixtures).double(), rtol=5e-3, atol=0
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -170,12 +192,19 @@ def test_payload_is_the_size_the_paper_counts(family: str, components: int) -> N
     d, classes, rank = 64, 10, 16
     kc = components * classes
     rng = torch.Generator().manual_seed(0)
-    # Equations 9 to 11 of FedPFT, with every component's weight; lowrank has one covariance for all.
+    # Equations 9 to 11 of FedPFT, with every component's weight; lowrank has one covariance for
+    # all.
     numbers, covariance = {
-        "full": ((2 * d + (d * d - d) // 2 + 1) * kc, lambda: Full(torch.eye(d).expand(kc, -1, -1) + 0.1)),
+        "full": (
+            (2 * d + (d * d - d) // 2 + 1) * kc,
+            lambda: Full(torch.eye(d).expand(kc, -1, -1) + 0.1),
+        ),
         "diag": ((2 * d + 1) * kc, lambda: Diagonal(torch.rand(kc, d, generator=rng) + 0.1)),
         "spherical": ((d + 2) * kc, lambda: Spherical(torch.rand(kc, generator=rng) + 0.1)),
-        "lowrank": ((d + 1) * kc + d * (rank + 1), lambda: LowRank(torch.randn(d, rank, generator=rng), torch.ones(d))),
+        "lowrank": (
+            (d + 1) * kc + d * (rank + 1),
+            lambda: LowRank(torch.randn(d, rank, generator=rng), torch.ones(d)),
+        ),
     }[family]
     mixtures = Mixtures(
         counts=torch.full((classes,), 500),
@@ -229,9 +258,12 @@ def test_random_bytes_are_refused(payload: bytes, family: str) -> None:
 def test_mutated_bytes_pass_or_are_refused(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(FAMILIES))
     payload = bytearray(pack_surrogate(surrogate(family)))
-    # A payload is mostly numbers, and its structure is in the first bytes, so half of the changes are there.
+    # A payload is mostly numbers, and its structure is in the first bytes, so half of the changes
+    # are there.
     anywhere = st.one_of(st.integers(0, 200), st.integers(0, len(payload) - 1))
-    for at, value in data.draw(st.lists(st.tuples(anywhere, st.integers(0, 255)), min_size=1, max_size=4)):
+    for at, value in data.draw(
+        st.lists(st.tuples(anywhere, st.integers(0, 255)), min_size=1, max_size=4)
+    ):
         payload[at] = value
     at = data.draw(anywhere)
     match data.draw(st.sampled_from(["keep", "insert", "delete"])):
@@ -251,9 +283,13 @@ def test_any_numbers_pass_or_are_refused(data: st.DataObject) -> None:
         body = message.mixtures
         tables = [body.weights, body.means, *body.spread]
         table = tables[data.draw(st.integers(0, len(tables) - 1))]
-        match data.draw(st.sampled_from(["scale", "values", "logarithm", "shape", "counts", "components"])):
+        match data.draw(
+            st.sampled_from(["scale", "values", "logarithm", "shape", "counts", "components"])
+        ):
             case "scale":
-                table.scale = data.draw(st.sampled_from([0.0, -1.0, 1e-45, 1e-30, 1e18, 1e30, 3e38, np.inf, np.nan]))
+                table.scale = data.draw(
+                    st.sampled_from([0.0, -1.0, 1e-45, 1e-30, 1e18, 1e30, 3e38, np.inf, np.nan])
+                )
             case "values":
                 half = data.draw(st.floats(width=16))
                 table.data = np.full(len(table.data) // 2, half, "<f2").tobytes()
@@ -285,30 +321,78 @@ def classes_of(message: pb.Surrogate, wanted: tuple[str, ...]) -> None:
 
 
 REFUSALS: dict[str, tuple[str, Edit, str]] = {
-    "NaN among means": ("diag", lambda m: numbers(m.mixtures.means, np.nan), "means hold a number that is not finite"),
-    "NaN among weights": ("diag", lambda m: numbers(m.mixtures.weights, np.nan), "weights hold a number that is not finite"),
-    "infinite mean": ("diag", lambda m: numbers(m.mixtures.means, np.inf), "means hold a number that is not finite"),
+    "NaN among means": (
+        "diag",
+        lambda m: numbers(m.mixtures.means, np.nan),
+        "means hold a number that is not finite",
+    ),
+    "NaN among weights": (
+        "diag",
+        lambda m: numbers(m.mixtures.weights, np.nan),
+        "weights hold a number that is not finite",
+    ),
+    "infinite mean": (
+        "diag",
+        lambda m: numbers(m.mixtures.means, np.inf),
+        "means hold a number that is not finite",
+    ),
     "infinite variance": (
         "diag",
         lambda m: numbers(m.mixtures.spread[0], 6e4),
         "variances hold a number that is not finite",
     ),
-    "infinite loading": ("lowrank", lambda m: numbers(m.mixtures.spread[1], np.inf), "factor hold a number that is not fin"),
-    "infinite ratio": ("full", lambda m: numbers(m.mixtures.spread[1], np.inf), "cholesky hold a number that is not finite"),
+    "infinite loading": (
+        "lowrank",
+        lambda m: numbers(m.mixtures.spread[1], np.inf),
+        "factor hold a number that is not fin",
+    ),
+    "infinite ratio": (
+        "full",
+        lambda m: numbers(m.mixtures.spread[1], np.inf),
+        "cholesky hold a number that is not finite",
+    ),
     "enormous means": ("diag", lambda m: setattr(m.mixtures.means, "scale", 3e38), "too large"),
-    "enormous variances": ("diag", lambda m: setattr(m.mixtures.spread[0], "scale", 3e38), "too large|not finite"),
+    "enormous variances": (
+        "diag",
+        lambda m: setattr(m.mixtures.spread[0], "scale", 3e38),
+        "too large|not finite",
+    ),
     "no scale": ("diag", lambda m: setattr(m.mixtures.means, "scale", 0.0), "means with scale 0.0"),
-    "negative scale": ("diag", lambda m: setattr(m.mixtures.spread[0], "scale", -1.0), "variances with scale -1.0"),
-    "plain variances": ("diag", lambda m: setattr(m.mixtures.spread[0], "logarithm", False), "must travel as logarithms"),
-    "wrong shape": ("diag", lambda m: m.mixtures.means.shape.append(1), r"means of shape \(9, 8, 1\)"),
-    "means of fewer components": ("diag", lambda m: m.mixtures.means.shape.__setitem__(0, 8), r"means of shape \(8, 8\)"),
+    "negative scale": (
+        "diag",
+        lambda m: setattr(m.mixtures.spread[0], "scale", -1.0),
+        "variances with scale -1.0",
+    ),
+    "plain variances": (
+        "diag",
+        lambda m: setattr(m.mixtures.spread[0], "logarithm", False),
+        "must travel as logarithms",
+    ),
+    "wrong shape": (
+        "diag",
+        lambda m: m.mixtures.means.shape.append(1),
+        r"means of shape \(9, 8, 1\)",
+    ),
+    "means of fewer components": (
+        "diag",
+        lambda m: m.mixtures.means.shape.__setitem__(0, 8),
+        r"means of shape \(8, 8\)",
+    ),
     "variances of another dimension": (
         "diag",
         lambda m: m.mixtures.spread[0].shape.__setitem__(1, 7),
         r"variances of shape",
     ),
-    "loadings that are no matrix": ("lowrank", lambda m: m.mixtures.spread[1].shape.pop(), r"loadings of shape \(8,\)"),
-    "missing data": ("diag", lambda m: setattr(m.mixtures.means, "data", b""), "means of 0 bytes do not fill"),
+    "loadings that are no matrix": (
+        "lowrank",
+        lambda m: m.mixtures.spread[1].shape.pop(),
+        r"loadings of shape \(8,\)",
+    ),
+    "missing data": (
+        "diag",
+        lambda m: setattr(m.mixtures.means, "data", b""),
+        "means of 0 bytes do not fill",
+    ),
     "missing table": ("lowrank", lambda m: m.mixtures.spread.pop(), "with 1 tables, expected 2"),
     "negative count": (
         "diag",
@@ -316,10 +400,18 @@ REFUSALS: dict[str, tuple[str, Edit, str]] = {
         "a class of 18446744073709551615 records",
     ),
     "zero count": ("diag", lambda m: m.mixtures.counts.__setitem__(1, 0), "a class of 0 records"),
-    "huge count": ("diag", lambda m: m.mixtures.counts.__setitem__(2, 10**8 + 1), "a class of 100000001 records"),
+    "huge count": (
+        "diag",
+        lambda m: m.mixtures.counts.__setitem__(2, 10**8 + 1),
+        "a class of 100000001 records",
+    ),
     "missing count": ("diag", lambda m: m.mixtures.counts.pop(), "3 classes with 2 counts"),
     "class without component": ("diag", lambda m: components_of(m, [0, 3, 6]), "for 9 components"),
-    "weights not summing to one": ("diag", lambda m: setattr(m.mixtures.weights, "scale", 0.1), "sum to .*, not to one"),
+    "weights not summing to one": (
+        "diag",
+        lambda m: setattr(m.mixtures.weights, "scale", 0.1),
+        "sum to .*, not to one",
+    ),
     "negative weight": ("diag", lambda m: numbers(m.mixtures.weights, -1.0), "not to one|negative"),
     "unknown class": (
         "diag",
@@ -329,18 +421,42 @@ REFUSALS: dict[str, tuple[str, Edit, str]] = {
     "no class": ("diag", lambda m: classes_of(m, ()), "0 classes"),
     "nameless class": ("diag", lambda m: classes_of(m, ("cat", "", "dog")), "without a name"),
     "class named twice": ("diag", lambda m: classes_of(m, ("cat", "dog", "cat")), "named twice"),
-    "another schema": ("diag", lambda m: setattr(m.header, "schema", 2), "schema version 2; this program reads version 1"),
-    "another run": ("diag", lambda m: setattr(m.header, "run", "0000"), "run '0000' is not this run's"),
+    "another schema": (
+        "diag",
+        lambda m: setattr(m.header, "schema", 2),
+        "schema version 2; this program reads version 1",
+    ),
+    "another run": (
+        "diag",
+        lambda m: setattr(m.header, "run", "0000"),
+        "run '0000' is not this run's",
+    ),
     "another method": (
         "diag",
         lambda m: setattr(m.header, "method", "fedavg"),
         "method 'fedavg' is not this run's 'fedpft'",
     ),
-    "another backbone": ("diag", lambda m: setattr(m.header, "fingerprint", "e" * 16), "backbone fingerprint 'eeee"),
-    "unknown family": ("diag", lambda m: setattr(m.mixtures, "covariance", "tied"), "unknown covariance 'tied'"),
+    "another backbone": (
+        "diag",
+        lambda m: setattr(m.header, "fingerprint", "e" * 16),
+        "backbone fingerprint 'eeee",
+    ),
+    "unknown family": (
+        "diag",
+        lambda m: setattr(m.mixtures, "covariance", "tied"),
+        "unknown covariance 'tied'",
+    ),
     "no site": ("diag", lambda m: setattr(m.header, "site", ""), "site name ''"),
-    "site name that is a path": ("diag", lambda m: setattr(m.header, "site", "../x"), r"site name '\.\./x'"),
-    "site name of two lines": ("diag", lambda m: setattr(m.header, "site", "a\n"), r"site name 'a\\n'"),
+    "site name that is a path": (
+        "diag",
+        lambda m: setattr(m.header, "site", "../x"),
+        r"site name '\.\./x'",
+    ),
+    "site name of two lines": (
+        "diag",
+        lambda m: setattr(m.header, "site", "a\n"),
+        r"site name 'a\\n'",
+    ),
     "site name too long": ("diag", lambda m: setattr(m.header, "site", "a" * 65), "site name 'aaa"),
 }
 
@@ -363,12 +479,18 @@ def test_a_surrogate_without_mixtures_is_refused() -> None:
     ("family", "expected", "reason"),
     [
         ("diag", expectation("full"), "covariance 'diag', expected 'full'"),
-        ("diag", expectation("diag", components=2), "3 components in a class; at most 2 are allowed"),
+        (
+            "diag",
+            expectation("diag", components=2),
+            "3 components in a class; at most 2 are allowed",
+        ),
         ("lowrank", expectation("lowrank", rank=1), "rank 2; at most 1 is allowed"),
         ("diag", expectation("diag", dimension=512), "dimension 8, the other sites have 512"),
     ],
 )
-def test_another_shape_than_asked_for_is_refused(family: str, expected: Expectation, reason: str) -> None:
+def test_another_shape_than_asked_for_is_refused(
+    family: str, expected: Expectation, reason: str
+) -> None:
     with pytest.raises(SurrogateError, match=reason):
         receive(pack_surrogate(surrogate(family)), expected)
 
@@ -380,7 +502,9 @@ def test_a_small_payload_cannot_ask_for_much_memory() -> None:
         halves = np.zeros(dimension, "<f2").tobytes()
         table = pb.Halves(shape=[1, dimension], scale=1, data=halves)
         message.header.classes[:] = ["cat"]
-        body = pb.Mixtures(covariance="full", counts=[1], components=[1], means=table, spread=[table, table])
+        body = pb.Mixtures(
+            covariance="full", counts=[1], components=[1], means=table, spread=[table, table]
+        )
         body.weights.CopyFrom(pb.Halves(shape=[1], scale=1, data=np.ones(1, "<f2").tobytes()))
         body.spread[0].logarithm = True
         message.mixtures.CopyFrom(body)
@@ -389,12 +513,17 @@ def test_a_small_payload_cannot_ask_for_much_memory() -> None:
         receive(tampered("full", edit), expectation("full"))
     for wanted in ([2**32 - 1] * 3, [2**31, 1, 1]):
         with pytest.raises(SurrogateError, match="weights of shape"):
-            receive(tampered("full", lambda m, wanted=wanted: components_of(m, wanted)), expectation("full"))
+            receive(
+                tampered("full", lambda m, wanted=wanted: components_of(m, wanted)),
+                expectation("full"),
+            )
 
 
 def test_payload_is_what_was_announced_and_within_the_limit() -> None:
     payload = pack_surrogate(surrogate("diag"))
-    got, info = from_record(to_record(payload, {"bytes": len(payload), "site": "3", "note": ""}), len(payload))
+    got, info = from_record(
+        to_record(payload, {"bytes": len(payload), "site": "3", "note": ""}), len(payload)
+    )
     assert got == payload
     assert info == {"bytes": len(payload), "site": "3"}
     with pytest.raises(SurrogateError, match=f"at most {len(payload) - 1} are allowed"):
@@ -424,7 +553,9 @@ def test_left_out_classes_leave_the_others_as_they_are(family: str) -> None:
 
 def head(factor: float = 1.0) -> Head:
     rng = torch.Generator().manual_seed(0)
-    return Head(HEADER, torch.randn(3, DIMENSION, generator=rng) * factor, torch.randn(3, generator=rng))
+    return Head(
+        HEADER, torch.randn(3, DIMENSION, generator=rng) * factor, torch.randn(3, generator=rng)
+    )
 
 
 @pytest.mark.parametrize("factor", [1e-6, 1.0, 1e6])

@@ -1,4 +1,6 @@
-"""Limits of valid surrogates: a value at each limit is accepted, and a value just beyond it is refused by name."""
+"""Limits of valid surrogates: a value at each limit is accepted, and a value just beyond it is
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,22 @@ PRIVATE = {"epsilon": 4.0, "delta": 1e-5}
 
 
 def made(family: str = "diag", **settings: Any) -> tuple[Run, Any]:
-    run = parse_run({"fedpft.covariance": family, "fedpft.rank": 2, "fedpft.components": 2} | settings)
+    run = parse_run(
+        {"fedpft.covariance": family, "fedpft.rank": 2, "fedpft.components": 2} | settings
+    )
     features = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
-    return run, make_surrogate(SiteData(features, torch.arange(300) % 3, CLASSES, "f" * 16, "north"), run).surrogate
+    return run, make_surrogate(
+        SiteData(features, torch.arange(300) % 3, CLASSES, "f" * 16, "north"), run
+    ).surrogate
 
 
 def sums(family: str = "diag") -> tuple[Run, SumsSurrogate]:
     return made(family, **PRIVATE, **{"fedpft.components": 1})
 
 
-def check(surrogate: AnySurrogate, run: Run, classes: tuple[str, ...] = CLASSES, dimension: int = 4) -> None:
+def check(
+    surrogate: AnySurrogate, run: Run, classes: tuple[str, ...] = CLASSES, dimension: int = 4
+) -> None:
     check_surrogate(surrogate, Expectation.of(run, classes, "f" * 16, dimension))
 
 
@@ -51,7 +59,9 @@ def test_what_a_site_makes_is_taken_whatever_is_known_beforehand(family: str) ->
         check(surrogate, run, (), 0)
         check_surrogate(surrogate, Expectation.of(run, (), "", 0))
         for wrong in (3, 5):
-            with pytest.raises(SurrogateError, match=f"features of dimension 4, the other sites have {wrong}"):
+            with pytest.raises(
+                SurrogateError, match=f"features of dimension 4, the other sites have {wrong}"
+            ):
                 check(surrogate, run, CLASSES, wrong)
 
 
@@ -59,7 +69,10 @@ def test_what_a_site_makes_is_taken_whatever_is_known_beforehand(family: str) ->
     ("value", "right"),
     [
         *((name, True) for name in ("a", "a" * LONGEST_NAME)),
-        *((name, False) for name in ("a" * (LONGEST_NAME + 1), "", "a\n", "\ud800", b"a", 1, None, ("a",))),
+        *(
+            (name, False)
+            for name in ("a" * (LONGEST_NAME + 1), "", "a\n", "\ud800", b"a", 1, None, ("a",))
+        ),
     ],
 )
 def test_a_name_is_a_short_text_that_prints(value: object, right: bool) -> None:
@@ -106,23 +119,35 @@ def test_more_classes_than_a_run_can_have_are_refused_alone_and_together() -> No
     check_header(replace(surrogate.header, classes=most), Expectation.of(run, (), ""))
     check_class_number(most)
     with pytest.raises(SurrogateError, match=f"{MOST_CLASSES + 1} classes"):
-        check_header(replace(surrogate.header, classes=(*most, "more")), Expectation.of(run, (), ""))
+        check_header(
+            replace(surrogate.header, classes=(*most, "more")), Expectation.of(run, (), "")
+        )
     with pytest.raises(RunError, match=f"{MOST_CLASSES + 1} classes together"):
         check_class_number((*most, "more"))
 
 
-@pytest.mark.parametrize(("family", "numbers"), [("spherical", 0), ("diag", 4), ("full", 10), ("lowrank", 10)])
-def test_noisy_sums_have_the_second_moments_of_their_covariance_and_all_classes(family: str, numbers: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "numbers"), [("spherical", 0), ("diag", 4), ("full", 10), ("lowrank", 10)]
+)
+def test_noisy_sums_have_the_second_moments_of_their_covariance_and_all_classes(
+    family: str, numbers: int
+) -> None:
     run, surrogate = sums(family)
     found = surrogate.sums.squares
     assert (0 if found is None else len(found)) == numbers
     for wrong in {0, 1, 4, 10} - {numbers}:
         table = torch.zeros(wrong) if wrong else None
-        with pytest.raises(SurrogateError, match=f"second moments of {wrong} numbers; .* needs {numbers}"):
+        with pytest.raises(
+            SurrogateError, match=f"second moments of {wrong} numbers; .* needs {numbers}"
+        ):
             check(replace(surrogate, sums=replace(surrogate.sums, squares=table)), run)
-    with pytest.raises(SurrogateError, match="of other classes than the run's, or in another order"):
+    with pytest.raises(
+        SurrogateError, match="of other classes than the run's, or in another order"
+    ):
         check(surrogate, run, ("c", "b", "a"))
-    with pytest.raises(SurrogateError, match="of other classes than the run's, or in another order"):
+    with pytest.raises(
+        SurrogateError, match="of other classes than the run's, or in another order"
+    ):
         check(surrogate, run, (*CLASSES, "d"))
 
 
@@ -139,8 +164,12 @@ def test_a_sum_that_is_no_number_is_refused_by_name(name: str, bad: float) -> No
 def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
     run, surrogate = sums()
     assert surrogate.sums.squares is not None
-    sigmas, squares = {"counts": 2.0, "sums": 3.0, "squares": 1.0}, torch.zeros_like(surrogate.sums.squares)
-    # Three classes; the noise of a count, and the norm of noise in four dimensions, exceed the limit once in 1e7.
+    sigmas, squares = (
+        {"counts": 2.0, "sums": 3.0, "squares": 1.0},
+        torch.zeros_like(surrogate.sums.squares),
+    )
+    # Three classes; the noise of a count, and the norm of noise in four dimensions, exceed the
+    # limit once in 1e7.
     tail = math.sqrt(2 * math.log(4 * 3 / 1e-7))
     noise = math.hypot(2, 3) * tail * 1.01 + 0.01
     for count, room in ((100.0, 101 + 6 + noise), (0.0, 6 + noise), (-10.0, 6 + noise)):
@@ -148,7 +177,10 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
             counts, table = torch.full((3,), count), torch.zeros(3, 4)
             table[1, 2] = length
             changed = replace(
-                surrogate, sums=replace(surrogate.sums, counts=counts, sums=table, squares=squares, sigmas=sigmas)
+                surrogate,
+                sums=replace(
+                    surrogate.sums, counts=counts, sums=table, squares=squares, sigmas=sigmas
+                ),
             )
             if taken:
                 check(changed, run)
@@ -158,12 +190,16 @@ def test_no_sum_is_longer_than_its_count_and_the_noise_allow() -> None:
 
 
 def test_noise_alone_is_never_refused() -> None:
-    sigmas, generator = {"counts": 2.0, "sums": 3.0, "squares": 1.0}, torch.Generator().manual_seed(0)
+    sigmas, generator = (
+        {"counts": 2.0, "sums": 3.0, "squares": 1.0},
+        torch.Generator().manual_seed(0),
+    )
     for records in (0.0, 5.0, 500.0):
         longest = torch.nn.functional.one_hot(torch.zeros(3, dtype=torch.long), 4) * records
         for _ in range(300):
             drawn = [
-                sigmas[n] * torch.randn(s, generator=generator) for n, s in (("counts", 3), ("sums", (3, 4)), ("squares", 4))
+                sigmas[n] * torch.randn(s, generator=generator)
+                for n, s in (("counts", 3), ("sums", (3, 4)), ("squares", 4))
             ]
             noisy = Sums(records + drawn[0], longest + drawn[1], drawn[2], sigmas)
             assert all(bool((length <= most).all()) for _, length, most in lengths(noisy))
@@ -174,11 +210,16 @@ def test_a_count_beyond_what_any_site_has_is_refused(sign: float) -> None:
     run, surrogate = sums()
     for count, taken in ((LARGEST_COUNT, True), (1.001 * LARGEST_COUNT, False)):
         counts = torch.tensor([1.0, sign * count, 1.0])
-        changed = replace(surrogate, sums=replace(surrogate.sums, counts=counts, sums=torch.zeros(3, 4)))
+        changed = replace(
+            surrogate, sums=replace(surrogate.sums, counts=counts, sums=torch.zeros(3, 4))
+        )
         if taken and sign > 0:
             check(changed, run)
         else:
-            with pytest.raises(SurrogateError, match=r"records; 100000000 at most|the count below zero of length 1e"):
+            with pytest.raises(
+                SurrogateError,
+                match=r"records; 100000000 at most|the count below zero of length 1e",
+            ):
                 check(changed, run)
     assert LARGEST_COUNT == 10**8
 
@@ -211,9 +252,15 @@ def test_mixtures_of_another_shape_than_was_asked_for_are_refused() -> None:
 def test_a_mixture_with_a_number_that_is_none_is_refused(name: str, bad: float) -> None:
     run, surrogate = made("diag")
     covariance = surrogate.mixtures.covariance
-    table = (getattr(covariance, name) if name == "variances" else getattr(surrogate.mixtures, name)).clone()
+    table = (
+        getattr(covariance, name) if name == "variances" else getattr(surrogate.mixtures, name)
+    ).clone()
     table.view(-1)[-1] = bad
-    tables = {"covariance": replace(covariance, variances=table)} if name == "variances" else {name: table}
+    tables = (
+        {"covariance": replace(covariance, variances=table)}
+        if name == "variances"
+        else {name: table}
+    )
     with pytest.raises(SurrogateError, match=f"{name} hold a number that is not finite"):
         check(changed_mixtures(surrogate, **tables), run)
 

@@ -24,7 +24,9 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_federation(tmp_path_factory.mktemp("run"), sites(2), **{"head.min-steps": 20, "head.epochs": 1})
+    return run_federation(
+        tmp_path_factory.mktemp("run"), sites(2), **{"head.min-steps": 20, "head.epochs": 1}
+    )
 
 
 @pytest.fixture
@@ -41,8 +43,12 @@ def test_the_command_without_anything_shows_what_there_is() -> None:
 def test_the_installed_script_starts() -> None:
     script = Path(sys.executable).parent / "coordinator"
     if not script.exists():
-        pytest.skip("this environment was not installed from here; 'make setup' without VENV= does that")
-    done = subprocess.run([script, "plan", "-c", "fedpft.rank=0"], capture_output=True, text=True, check=False)
+        pytest.skip(
+            "this environment was not installed from here; 'make setup' without VENV= does that"
+        )
+    done = subprocess.run(
+        [script, "plan", "-c", "fedpft.rank=0"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == "error: fedpft.rank = 0: must be greater than or equal to 1\n"
@@ -87,25 +93,49 @@ def test_a_wrong_setting_is_one_line_and_starts_nothing(
 
 
 @pytest.mark.parametrize("family", ["lowrank", "diag", "spherical", "full"])
-def test_a_plan_is_readable_by_programs(monkeypatch: pytest.MonkeyPatch, capsys: Captured, family: str) -> None:
-    assert coordinator(monkeypatch, "plan", "--json", "-c", f'fedpft.covariance="{family}"', "--records", 500) == 0
+def test_a_plan_is_readable_by_programs(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, family: str
+) -> None:
+    assert (
+        coordinator(
+            monkeypatch, "plan", "--json", "-c", f'fedpft.covariance="{family}"', "--records", 500
+        )
+        == 0
+    )
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == [f"fedpft {family}", "FedAvg of the head, 20 rounds", "raw features"]
-    assert all(set(row) == {"name", "up", "down", "rounds", "messages", "epsilon", "delta", "noise"} for row in rows)
+    assert [row["name"] for row in rows] == [
+        f"fedpft {family}",
+        "FedAvg of the head, 20 rounds",
+        "raw features",
+    ]
+    assert all(
+        set(row) == {"name", "up", "down", "rounds", "messages", "epsilon", "delta", "noise"}
+        for row in rows
+    )
     assert all(type(row["up"]) is int and row["up"] > 0 for row in rows)
 
 
 def test_a_plan_is_readable_by_people(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    assert coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"', "--dimension", 512) == 0
+    assert (
+        coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"', "--dimension", 512) == 0
+    )
     out = capsys.readouterr().out
     assert "fedpft lowrank" in out
     assert "raw features" in out
 
 
-def test_a_plan_shows_budget_and_noise_beside_the_cost(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_plan_shows_budget_and_noise_beside_the_cost(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     assert coordinator(monkeypatch, "plan", "-c", "epsilon=4.0 delta=1e-5", "--records", 1000) == 0
     out = capsys.readouterr().out
-    for word in ("epsilon", "1e-05", "noise 0.12 of its norm-1 features", "a class of 100", "1/sqrt(S)"):
+    for word in (
+        "epsilon",
+        "1e-05",
+        "noise 0.12 of its norm-1 features",
+        "a class of 100",
+        "1/sqrt(S)",
+    ):
         assert word in " ".join(out.split())
     assert coordinator(monkeypatch, "plan", "-c", "seed=1") == 0
     assert "privacy none" in capsys.readouterr().out
@@ -114,33 +144,55 @@ def test_a_plan_shows_budget_and_noise_beside_the_cost(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("epsilon=4.0 delta=1e-5", ("1.22/S of that", "at most 33% of the sites collude", "local-epsilon")),
+        (
+            "epsilon=4.0 delta=1e-5",
+            ("1.22/S of that", "at most 33% of the sites collude", "local-epsilon"),
+        ),
         ("epsilon=4.0 delta=1e-5 colluding=0.0 dropouts=0.0", ("it is 1/S of that", "at most 0%")),
         ("", ("privacy none", "the coordinator sees the sum over all sites", "has no noise")),
-        ('method="dp-fedavg" epsilon=4.0 delta=1e-5', ("each of 30 rounds is one step", "gradients", "local-epsilon")),
-        ('method="dp-fedavg" fedavg.noise="site" epsilon=4.0 delta=1e-5', ("each site adds the whole noise itself",)),
+        (
+            'method="dp-fedavg" epsilon=4.0 delta=1e-5',
+            ("each of 30 rounds is one step", "gradients", "local-epsilon"),
+        ),
+        (
+            'method="dp-fedavg" fedavg.noise="site" epsilon=4.0 delta=1e-5',
+            ("each site adds the whole noise itself",),
+        ),
     ],
 )
 def test_a_plan_of_a_secure_sum_says_who_sees_what(
     settings: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """One joint noise does not grow with the number of sites, so on a mean over S sites it falls as 1/S."""
+    """One joint noise does not grow with the number of sites, so on a mean over S sites it falls as
+    1/S.
+    """
     monkeypatch.setattr(cli.console, "_width", 160)
     method = "" if "method" in settings else 'fedpft.covariance="gram" '
-    assert coordinator(monkeypatch, "plan", "-c", f'secure-sum=true classes="a,b" {method}{settings}') == 0
+    assert (
+        coordinator(monkeypatch, "plan", "-c", f'secure-sum=true classes="a,b" {method}{settings}')
+        == 0
+    )
     out = capsys.readouterr().out
     for word in words:
         assert word in out
 
 
-def test_a_plan_in_80_columns_cuts_no_word(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_plan_in_80_columns_cuts_no_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     monkeypatch.setattr(cli.console, "_width", 80)
     readme = (Path(cli.__file__).parents[2] / "README.md").read_text()
     (command,) = re.findall(r"^coordinator plan (.*)$", readme, re.MULTILINE)
     assert coordinator(monkeypatch, "plan", *shlex.split(command)) == 0
     out = capsys.readouterr().out
     assert "…" not in out
-    for word in ("spherical,", "sums", "epsilon", "messages", "released, in numbers: counts 2, sums 2,560"):
+    for word in (
+        "spherical,",
+        "sums",
+        "epsilon",
+        "messages",
+        "released, in numbers: counts 2, sums 2,560",
+    ):
         assert word in out
 
 
@@ -148,30 +200,46 @@ def test_a_plan_says_what_is_released_and_how_the_shrinkage_is_chosen(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     def told(settings: str) -> str:
-        assert coordinator(monkeypatch, "plan", "--dimension", 100, "--classes", 2, "-c", settings) == 0
+        assert (
+            coordinator(monkeypatch, "plan", "--dimension", 100, "--classes", 2, "-c", settings)
+            == 0
+        )
         return " ".join(capsys.readouterr().out.split())
 
-    assert "means 200, variances 100, loadings 1,600 at 8 bits, scales 16" in (out := told("fedpft.bits=8"))
-    assert "linear discriminant analysis, in closed form; shrinkage chosen from the released numbers alone" in out
-    assert "in closed form; shrinkage 0.3, as set" in told('fedpft.covariance="gram" head.shrinkage=0.3')
+    assert "means 200, variances 100, loadings 1,600 at 8 bits, scales 16" in (
+        out := told("fedpft.bits=8")
+    )
+    assert (
+        "linear discriminant analysis, in closed form; shrinkage chosen from the released numbers "
+        "alone" in out
+    )
+    assert "in closed form; shrinkage 0.3, as set" in told(
+        'fedpft.covariance="gram" head.shrinkage=0.3'
+    )
     assert "by generalised cross-validation" in told('head.solver="ridge"')
     assert f"shrinkage {RESTRICTED:g}" in told('fedpft.covariance="diag" head.solver="lda"')
     assert "shrinkage" not in told('fedpft.covariance="diag"')
 
 
-def test_a_plan_that_needs_a_dimension_asks_for_it(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_plan_that_needs_a_dimension_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     assert coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"') == 1
     assert "give --dimension" in capsys.readouterr().err
 
 
-def test_a_report_is_written_again(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_report_is_written_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     (run / "report.html").unlink(missing_ok=True)
     assert coordinator(monkeypatch, "report", run) == 0
     assert capsys.readouterr().out.splitlines() == ["privacy none", str(run / "report.html")]
     assert "<html" in (run / "report.html").read_text()
 
 
-def test_relearn_says_where_the_head_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_relearn_says_where_the_head_is(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     assert coordinator(monkeypatch, "relearn", run, "--without", "1", "--classes", "8, 3") == 0
     described, folder = capsys.readouterr().out.strip().splitlines()
     assert described == "2 classes: 3, 8"
@@ -221,14 +289,21 @@ def test_a_missing_data_folder_is_named_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert coordinator(monkeypatch, "simulate", "-c", f'data="imagefolder" data-dir="{tmp_path}/nothing"') == 1
+    assert (
+        coordinator(
+            monkeypatch, "simulate", "-c", f'data="imagefolder" data-dir="{tmp_path}/nothing"'
+        )
+        == 1
+    )
     assert capsys.readouterr().err.startswith(f"error: data-dir = '{tmp_path}/nothing'")
     assert coordinator(monkeypatch, "simulate", "-c", 'data="parquet"') == 1
     assert capsys.readouterr().err.startswith("error: data = 'parquet' needs data-dir")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("chosen", [[], ["fedlap"], ["fedavg.learning-rate"], ["--method", "dpcgan"]])
+@pytest.mark.parametrize(
+    "chosen", [[], ["fedlap"], ["fedavg.learning-rate"], ["--method", "dpcgan"]]
+)
 def test_settings_fit_80_columns_and_nothing_is_cut(chosen: list[str]) -> None:
     rows = descriptions(*chosen[:1]) if len(chosen) < 2 else descriptions(method=chosen[1])
     done = CliRunner().invoke(cli.app, ["settings", *chosen], env={"COLUMNS": "80"})
@@ -243,7 +318,9 @@ def test_settings_fit_80_columns_and_nothing_is_cut(chosen: list[str]) -> None:
 
 def test_settings_for_scripts_are_the_descriptions() -> None:
     done = CliRunner().invoke(cli.app, ["settings", "--method", "kd", "--json"])
-    assert json.loads(done.output) == [asdict(row) | {"methods": list(row.methods)} for row in descriptions(method="kd")]
+    assert json.loads(done.output) == [
+        asdict(row) | {"methods": list(row.methods)} for row in descriptions(method="kd")
+    ]
 
 
 @pytest.mark.parametrize(

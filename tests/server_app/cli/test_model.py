@@ -14,8 +14,16 @@ from tests.commands import coordinator
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("runs")
-    settings = {"output-dir": str(home), "device": "cpu", "classes": "0,1,2", "image-size": 8, "alpha": 5.0}
-    return simulate_here(3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False)
+    settings = {
+        "output-dir": str(home),
+        "device": "cpu",
+        "classes": "0,1,2",
+        "image-size": 8,
+        "alpha": 5.0,
+    }
+    return simulate_here(
+        3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False
+    )
 
 
 def test_evaluate_prints_noisy_and_exact_values(
@@ -79,7 +87,11 @@ def test_survey_prints_counts_and_an_estimate(
     ],
 )
 def test_what_cannot_work_is_named(
-    words: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert coordinator(monkeypatch, *words) != 0

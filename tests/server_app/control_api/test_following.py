@@ -1,4 +1,6 @@
-"""Runs are found by their names, and followed to their end also while their SuperLink does not answer."""
+"""Runs are found by their names, and followed to their end also while their SuperLink does not
+answer.
+"""
 
 import json
 import threading
@@ -51,7 +53,9 @@ def test_a_run_is_followed_to_its_end_without_its_superlink(tmp_path: Path) -> N
         if event["event"] == "remark":
             threading.Thread(target=ended, args=(folder,)).start()
 
-    assert follow_run(Handle("7", folder.path), tmp_path, NOWHERE, None, note, shown=1) == folder.path
+    assert (
+        follow_run(Handle("7", folder.path), tmp_path, NOWHERE, None, note, shown=1) == folder.path
+    )
     assert [event["event"] for event in seen] == ["invited", "remark", "replied"]
     assert NOWHERE in seen[1]["reason"]
 
@@ -67,11 +71,16 @@ def test_runs_are_listed_from_their_folders_when_the_superlink_does_not_answer(
     ended(begun(tmp_path, 7))
     active = begun(tmp_path, 8)
     rows, problem = overview(tmp_path, NOWHERE, None, 20)
-    assert {row.id: (row.state, row.sites) for row in rows} == {"7": ("ok", "1 used"), "8": ("running", "1 waiting")}
+    assert {row.id: (row.state, row.sites) for row in rows} == {
+        "7": ("ok", "1 used"),
+        "8": ("running", "1 waiting"),
+    }
     assert NOWHERE in problem
     assert coordinator(monkeypatch, "runs", "--runs", tmp_path, "--control", NOWHERE, "--json") == 0
     shown = capsys.readouterr()
-    assert {row["name"] for row in json.loads(shown.out)} == {folder.name for folder in tmp_path.iterdir()}
+    assert {row["name"] for row in json.loads(shown.out)} == {
+        folder.name for folder in tmp_path.iterdir()
+    }
     assert "only run folders are listed" in shown.err
     active.finish(Outcome(), "failed", "x")
 

@@ -17,11 +17,17 @@ from strategies.base.registered import Registration, write_table
 
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Keys by name; the SuperLink knows four, and the table of registered sites names north and south alone."""
+    """Keys by name; the SuperLink knows four, and the table of registered sites names north and
+    south alone.
+    """
     issue(tmp_path, ("127.0.0.1",), ("north", "south", "west"))
-    found = {name: (tmp_path / "sites" / name / "site.pub").read_text().strip() for name in ("north", "south", "west")}
+    found = {
+        name: (tmp_path / "sites" / name / "site.pub").read_text().strip()
+        for name in ("north", "south", "west")
+    }
     write_table(
-        tmp_path / "registered.json", {name: Registration(found[name], at) for at, name in ((1, "north"), (2, "south"))}
+        tmp_path / "registered.json",
+        {name: Registration(found[name], at) for at, name in ((1, "north"), (2, "south"))},
     )
     monkeypatch.setattr(sites, "table_file", lambda folder: tmp_path / "registered.json")
     nodes = [
@@ -33,7 +39,9 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             (4, "", True),
         )
     ]
-    monkeypatch.setattr(sites, "_key", lambda raw: key_fingerprint(found[raw.decode()].encode()) if raw else "")
+    monkeypatch.setattr(
+        sites, "_key", lambda raw: key_fingerprint(found[raw.decode()].encode()) if raw else ""
+    )
 
     @contextmanager
     def control(*_: Any) -> Iterator[Any]:
@@ -43,7 +51,9 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {name: key_fingerprint(key.encode()) for name, key in found.items()}
 
 
-def test_keys_outside_the_table_are_named_by_their_first_digits(keys: dict[str, str], tmp_path: Path) -> None:
+def test_keys_outside_the_table_are_named_by_their_first_digits(
+    keys: dict[str, str], tmp_path: Path
+) -> None:
     found = sites.known_sites(tmp_path, tmp_path / "runs", "127.0.0.1:9", None)
     assert [site.name for site in found] == ["north", "south", f"key {keys['west'][:8]}", "node 4"]
     assert [site.health for site in found] == ["connected", "connected", "key revoked", "connected"]
@@ -55,9 +65,16 @@ def test_a_version_is_that_of_the_last_run_of_the_site(
     def state(name: str, version: str) -> dict[str, SiteState]:
         return {name: SiteState(name, fate="used", version=version)}
 
-    runs = [state("north", ""), state("north", "0.2.0"), state("south", "0.1.0") | state("north", "0.1.0")]
+    runs = [
+        state("north", ""),
+        state("north", "0.2.0"),
+        state("south", "0.1.0") | state("north", "0.1.0"),
+    ]
     monkeypatch.setattr(sites, "run_folders", lambda output: list(range(len(runs))))
     monkeypatch.setattr(sites, "_sites_of", lambda run: runs[run])
-    found = {site.name: site for site in sites.known_sites(tmp_path, tmp_path / "runs", "127.0.0.1:9", None)}
+    found = {
+        site.name: site
+        for site in sites.known_sites(tmp_path, tmp_path / "runs", "127.0.0.1:9", None)
+    }
     assert (found["north"].version, found["north"].last_run) == ("0.2.0", "used")
     assert (found["south"].version, found["south"].last_run) == ("0.1.0", "")

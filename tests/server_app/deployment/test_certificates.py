@@ -58,7 +58,9 @@ def test_a_site_accepts_the_coordinator_by_every_host_and_by_no_other(folder: Pa
     assert "IP address mismatch" in greet(folder, folder / "ca.crt", "10.0.0.6")
 
 
-def test_another_authority_and_an_expired_certificate_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_another_authority_and_an_expired_certificate_are_refused(
+    folder: Path, tmp_path: Path
+) -> None:
     issue(tmp_path / "other", ("localhost",), ())
     assert greet(folder, tmp_path / "other" / "ca.crt", "localhost") != "ok"
     issue(folder, (), (), renew=True, days=0)
@@ -90,12 +92,16 @@ def test_nothing_that_exists_is_made_again(folder: Path) -> None:
 
 def test_renewing_adds_hosts_and_leaves_the_sites_alone(folder: Path) -> None:
     kits = {file: file.read_bytes() for file in (folder / "sites").rglob("*") if file.is_file()}
-    with pytest.raises(ConfigError, match=r"host 'new.example.org' is not in server.crt, .*--renew"):
+    with pytest.raises(
+        ConfigError, match=r"host 'new.example.org' is not in server.crt, .*--renew"
+    ):
         issue(folder, ("new.example.org",), ())
     issue(folder, ("new.example.org",), (), renew=True)
     assert set(hosts_of(folder)) == {*HOSTS, "127.0.0.1", "new.example.org"}
     assert greet(folder, folder / "ca.crt", "new.example.org") == "ok"
-    assert kits == {file: file.read_bytes() for file in (folder / "sites").rglob("*") if file.is_file()}
+    assert kits == {
+        file: file.read_bytes() for file in (folder / "sites").rglob("*") if file.is_file()
+    }
 
 
 @pytest.mark.parametrize(
@@ -157,8 +163,14 @@ def test_the_command_tells_what_expires_when_and_exits_with_one_when_it_has(
     where = str(tmp_path / "papers")
     assert certs(monkeypatch, where, "--host", "localhost", "--site", "north", "--json") == 0
     rows = {row["kind"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {kind: row["state"] for kind, row in rows.items()} == {"authority": "ok", "server": "ok", "site": "ok"}
-    until = datetime.datetime.fromisoformat(rows["server"]["expires"]) - datetime.datetime.now(datetime.UTC)
+    assert {kind: row["state"] for kind, row in rows.items()} == {
+        "authority": "ok",
+        "server": "ok",
+        "site": "ok",
+    }
+    until = datetime.datetime.fromisoformat(rows["server"]["expires"]) - datetime.datetime.now(
+        datetime.UTC
+    )
     assert 395 < until.days < 398
     assert rows["site"]["expires"] is None
     assert certs(monkeypatch, where, "--renew", "--days", "20") == 0

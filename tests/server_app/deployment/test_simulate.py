@@ -1,4 +1,6 @@
-"""Attempts of a simulation by Flower's engine, played: what is tried again, and what is said at the end."""
+"""Attempts of a simulation by Flower's engine, played: what is tried again, and what is said at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,30 @@ def test_the_first_error_of_the_log_is_the_cause() -> None:
     assert cause("ray.exceptions.RaySystemError: x") == "ray.exceptions.RaySystemError: x"
 
 
-@pytest.mark.parametrize("log", ["", "INFO :      Starting Flower Simulation\nSuccessfully installed"])
+@pytest.mark.parametrize(
+    "log", ["", "INFO :      Starting Flower Simulation\nSuccessfully installed"]
+)
 def test_a_log_without_an_error_is_of_a_killed_process(log: str) -> None:
     assert cause(log) == KILLED
 
 
 class Attempts:
-    """Stands for Flower's processes. failures: of the attempts, in order; None leaves no run folder, "" is a success."""
+    """Stands for Flower's processes. failures: of the attempts, in order; None leaves no run
+    folder, "" is a success.
+    """
 
     def __init__(self, output: Path, *failures: str | None) -> None:
         self.output, self.failures, self.made = output, iter(failures), 0
         self.resources, self.environment = "", dict[str, str]()
 
     def submit(
-        self, name: str, settings: object, output: object, environment: Mapping[str, str], log: Path, *rest: Any
+        self,
+        name: str,
+        settings: object,
+        output: object,
+        environment: Mapping[str, str],
+        log: Path,
+        *rest: Any,
     ) -> Any:
         log.write_text(TRACE)
         self.environment = dict(environment)
@@ -78,7 +90,9 @@ def attempts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def run(tmp_path: Path, said: list[Any], machine: Machine | None = None) -> Path:
-    return simulate.simulate(2, {"output-dir": str(tmp_path / "runs")}, machine or Machine(), said.append)
+    return simulate.simulate(
+        2, {"output-dir": str(tmp_path / "runs")}, machine or Machine(), said.append
+    )
 
 
 @pytest.mark.parametrize("first", [None, f"{DID_NOT_START}: TimeoutError; try again"])
@@ -92,7 +106,9 @@ def test_a_ray_that_does_not_start_is_tried_again_and_leaves_no_folder(
     assert [event["event"] for event in said] == ["Ray did not start, trying again"]
 
 
-def test_the_last_attempt_leaves_its_folder_and_a_reason_with_what_to_do(tmp_path: Path, attempts: Any) -> None:
+def test_the_last_attempt_leaves_its_folder_and_a_reason_with_what_to_do(
+    tmp_path: Path, attempts: Any
+) -> None:
     why = f"{DID_NOT_START}: TimeoutError: Timed out; use --engine local"
     played = attempts(why, why, why)
     with pytest.raises(RunError) as error:
@@ -103,13 +119,17 @@ def test_the_last_attempt_leaves_its_folder_and_a_reason_with_what_to_do(tmp_pat
     assert why in str(error.value)
 
 
-def test_a_simulation_names_the_function_that_ray_calls_before_it_starts(tmp_path: Path, attempts: Any) -> None:
+def test_a_simulation_names_the_function_that_ray_calls_before_it_starts(
+    tmp_path: Path, attempts: Any
+) -> None:
     played = attempts("")
     run(tmp_path, [])
     assert played.environment[RAY_HOOK] == "common.flower.environment.before_ray"
 
 
-def test_without_a_run_folder_the_error_is_one_line_with_the_cause(tmp_path: Path, attempts: Any) -> None:
+def test_without_a_run_folder_the_error_is_one_line_with_the_cause(
+    tmp_path: Path, attempts: Any
+) -> None:
     attempts(None, None, None)
     with pytest.raises(RunError) as error:
         run(tmp_path, [])

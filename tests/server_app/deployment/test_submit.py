@@ -13,7 +13,10 @@ from tests import commands
 
 @pytest.mark.parametrize("command", [("run",), ("survey", "--classes", "a,b")])
 def test_without_a_superlink_nothing_is_started(
-    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(submit.subprocess, "Popen", None)
@@ -27,11 +30,16 @@ def test_without_a_superlink_nothing_is_started(
 
 
 @pytest.mark.parametrize("pending", [True, False])
-def test_a_run_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pending: bool) -> None:
+def test_a_run_that_does_not_start_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pending: bool
+) -> None:
     monkeypatch.setattr(submit, "LOOK_SECONDS", 0.1)
     (tmp_path / "log").write_text("Successfully started run 7")
     reported: list[dict[str, Any]] = []
     with subprocess.Popen(["sleep", "1"]) as process:
-        assert submit._follow(process, tmp_path / "log", tmp_path, reported.append, lambda: pending) is None
+        assert (
+            submit._follow(process, tmp_path / "log", tmp_path, reported.append, lambda: pending)
+            is None
+        )
     assert {event["event"] for event in reported} == ({"waiting"} if pending else set())
     assert all("flower-superexec" in event["reason"] for event in reported)

@@ -1,4 +1,6 @@
-"""Runs whose messages are carried as files, compared with the same runs over a network, and attacks on the files."""
+"""Runs whose messages are carried as files, compared with the same runs over a network, and attacks
+on the files.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from client_app.offline import replies
 from client_app.offline.keys import private_key
 from client_app.offline.replies import is_message, reply_to
 from common.errors import ConfigError, FedSurrogateError, RunError, SealError, StateError
-from common.exchange.message_files import MessageReply, digest, pack_reply, pack_request, unpack_reply, unpack_request
+from common.exchange.message_files import (
+    MessageReply,
+    digest,
+    pack_reply,
+    pack_request,
+    unpack_reply,
+    unpack_request,
+)
 from common.security.sealing import new_key, public_key
 from common.signed_models.signed_model import read_signed_model
 from common.wire.sum_proto import pack_dealt, unpack_dealt
@@ -33,21 +42,34 @@ from tests.commands import coordinator, site
 from tests.grid import CACHE, FAST, events_of, metrics_of, run_federation
 
 PLAIN: dict[str, Any] = {"fedpft.covariance": "spherical", **FAST}
-GRAM: dict[str, Any] = {"fedpft.covariance": "gram", "secure-sum": True, "classes": ",".join(map(str, range(10)))}
-IMAGES: dict[str, Any] = PLAIN | {"backbone": "pixels", "image-size": 8, "classes": ",".join(CLASSES)}
+GRAM: dict[str, Any] = {
+    "fedpft.covariance": "gram",
+    "secure-sum": True,
+    "classes": ",".join(map(str, range(10))),
+}
+IMAGES: dict[str, Any] = PLAIN | {
+    "backbone": "pixels",
+    "image-size": 8,
+    "classes": ",".join(CLASSES),
+}
 Settings = dict[str, Any]
 Posted = Callable[[Path], None]
 
 
 class Post:
-    """A coordinator's folder, and three hospitals that answer every request that is carried to them."""
+    """A coordinator's folder, and three hospitals that answer every request that is carried to
+    them.
+    """
 
     def __init__(self, home: Path, count: int = 3) -> None:
         self.home, self.out, self.lines = home, home / "carried", list[str]()
         make_request_key(home / "keys")
         self.coordinator = read_request_key(home / "keys")
         self.nodes = {f"site-{index}": self.node(index, count) for index in range(count)}
-        lines = [f'{name} = "{public_key(private_key(node, name)).hex()}"' for name, node in self.nodes.items()]
+        lines = [
+            f'{name} = "{public_key(private_key(node, name)).hex()}"'
+            for name, node in self.nodes.items()
+        ]
         (home / "keys.toml").write_text("\n".join(lines))
 
     def node(self, index: int, count: int) -> NodeConfig:
@@ -69,7 +91,9 @@ class Post:
         """A run; `carry` answers a request file, as `self.answer` does."""
         chosen = {"output-dir": str(self.home / "runs")} | settings
         with self.walking(carry or self.answer):
-            return run_by_files(chosen, self.home / "keys", self.home / "keys.toml", self.out, 30, self.lines.append)
+            return run_by_files(
+                chosen, self.home / "keys", self.home / "keys.toml", self.out, 30, self.lines.append
+            )
 
     @contextmanager
     def walking(self, carry: Posted) -> Iterator[None]:
@@ -113,14 +137,20 @@ class Post:
 def over_the_network(home: Path, count: int, settings: Settings) -> Path:
     nodes = [
         {"site": f"site-{k}", "data": "digits", "partition-id": k, "num-partitions": count}
-        | {"state-dir": str(home / f"net-{k}"), "cache-dir": CACHE.name, "policy": str(home / "policy.toml")}
+        | {
+            "state-dir": str(home / f"net-{k}"),
+            "cache-dir": CACHE.name,
+            "policy": str(home / "policy.toml"),
+        }
         for k in range(count)
     ]
     return run_federation(home, nodes, **settings)
 
 
 @pytest.mark.parametrize("settings", [PLAIN, GRAM], ids=["fedpft", "secure-sum"])
-def test_the_model_is_that_of_the_same_run_over_the_network(tmp_path: Path, settings: Settings) -> None:
+def test_the_model_is_that_of_the_same_run_over_the_network(
+    tmp_path: Path, settings: Settings
+) -> None:
     post = Post(tmp_path)
     carried, direct = post.run(settings), over_the_network(tmp_path, 3, settings)
     assert metrics_of(carried)["sites"] == metrics_of(direct)["sites"] | {"used": 3}
@@ -143,7 +173,16 @@ def test_a_method_in_rounds_works_by_files(
 ) -> None:
     post = Post(tmp_path, 2)
     settings = f'method="fedavg" fedavg.rounds=2 fedavg.local-epochs=1 output-dir="{tmp_path}/runs"'
-    words = ["exchange", tmp_path / "keys", "--keys", tmp_path / "keys.toml", "--out", post.out, "-c", settings]
+    words = [
+        "exchange",
+        tmp_path / "keys",
+        "--keys",
+        tmp_path / "keys.toml",
+        "--out",
+        post.out,
+        "-c",
+        settings,
+    ]
     with post.walking(post.answer):
         assert coordinator(monkeypatch, *words) == 0
     out = capsys.readouterr().out
@@ -153,8 +192,12 @@ def test_a_method_in_rounds_works_by_files(
     assert metrics_of(folder)["sites"]["used"] == 2
 
 
-def test_shares_that_nobody_can_read_cost_their_sender_and_one_more_file_of_the_others(tmp_path: Path) -> None:
-    """The refusal that names the sender is a reply file like any other, so nobody has to mark a site as lost."""
+def test_shares_that_nobody_can_read_cost_their_sender_and_one_more_file_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """The refusal that names the sender is a reply file like any other, so nobody has to mark a
+    site as lost.
+    """
     post = Post(tmp_path, 4)
 
     def carry(file: Path) -> None:
@@ -177,7 +220,9 @@ def test_shares_that_nobody_can_read_cost_their_sender_and_one_more_file_of_the_
     assert sum(file.stem.endswith("site-0") for file in post.out.glob("*.reply")) == 7
 
 
-def test_a_site_that_a_person_marks_as_lost_is_dropped_and_the_others_finish(tmp_path: Path) -> None:
+def test_a_site_that_a_person_marks_as_lost_is_dropped_and_the_others_finish(
+    tmp_path: Path,
+) -> None:
     post = Post(tmp_path)
 
     def carry(file: Path) -> None:
@@ -191,7 +236,9 @@ def test_a_site_that_a_person_marks_as_lost_is_dropped_and_the_others_finish(tmp
 
 
 def test_a_reply_of_somebody_else_is_refused_and_another_takes_its_place(tmp_path: Path) -> None:
-    """Signed with another key; for another request; of another site; cut off. Then the honest reply counts."""
+    """Signed with another key; for another request; of another site; cut off. Then the honest reply
+    counts.
+    """
     post = Post(tmp_path)
     forged = list[bytes]()
 
@@ -200,7 +247,9 @@ def test_a_reply_of_somebody_else_is_refused_and_another_takes_its_place(tmp_pat
             return post.answer(file)
         content = file.read_bytes()
         request = unpack_request(content, public_key(post.coordinator))
-        honest = MessageReply(request.id, digest(content), "site-0", {"status": "ok", "site": "site-0"})
+        honest = MessageReply(
+            request.id, digest(content), "site-0", {"status": "ok", "site": "site-0"}
+        )
         own, other = (private_key(post.nodes[name], name) for name in ("site-0", "site-1"))
         good = pack_reply(honest, own)
         forged.extend(
@@ -231,10 +280,14 @@ def test_a_reply_of_somebody_else_is_refused_and_another_takes_its_place(tmp_pat
 
 @pytest.fixture
 def asked(tmp_path: Path) -> tuple[Post, Path]:
-    """A run that has asked for surrogates, and got none. The first site has images of its own, and so a ledger."""
+    """A run that has asked for surrogates, and got none. The first site has images of its own, and
+    so a ledger.
+    """
     post = Post(tmp_path)
     images = write_images(tmp_path / "images", rows_of_classes()[:120])
-    post.nodes["site-0"] = post.nodes["site-0"].model_copy(update={"data": "imagefolder", "data_dir": str(images)})
+    post.nodes["site-0"] = post.nodes["site-0"].model_copy(
+        update={"data": "imagefolder", "data_dir": str(images)}
+    )
     open_ledger(post.nodes["site-0"])
 
     with pytest.raises(RunError, match="quorum"):
@@ -256,7 +309,9 @@ def test_a_request_is_answered_once_and_repeated_without_a_charge(
         reply_to(tmp_path / "first", file, post.nodes["site-0"])
     own = post.nodes["site-0"].model_dump(by_alias=True, exclude_defaults=True, mode="json")
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
-    assert site(monkeypatch, "release", file, "--out", tmp_path / "typed", "--node-config", text) == 0
+    assert (
+        site(monkeypatch, "release", file, "--out", tmp_path / "typed", "--node-config", text) == 0
+    )
     assert (tmp_path / "typed").read_bytes() == (tmp_path / "first").read_bytes()
 
 
@@ -279,7 +334,9 @@ def test_a_reply_that_was_charged_and_lost_is_not_made_and_charged_again(
     assert post.spent("site-0") == before + 1
 
 
-def test_a_link_on_the_stick_leads_no_file_elsewhere(asked: tuple[Post, Path], tmp_path: Path) -> None:
+def test_a_link_on_the_stick_leads_no_file_elsewhere(
+    asked: tuple[Post, Path], tmp_path: Path
+) -> None:
     """The name of a temporary file could be foreseen, and a link under it was followed."""
     post, file = asked
     own = tmp_path / "own-file"
@@ -299,14 +356,42 @@ def test_a_request_that_is_not_the_coordinators_own_for_this_site_is_refused_bef
     wrong: list[tuple[bytes, type[FedSurrogateError], str]] = [
         (pack_request(request, new_key()), SealError, "signature does not fit"),
         (content.replace(b"spherical", b"diagonals"), SealError, "signature does not fit"),
-        (pack_request(replace(request, site="site-1"), post.coordinator), ConfigError, "for site 'site-1'"),
-        (pack_request(replace(request, expires="2020-01-01"), post.coordinator), ConfigError, "expired"),
-        (pack_request(replace(request, expires="soon"), post.coordinator), ConfigError, "no request"),
+        (
+            pack_request(replace(request, site="site-1"), post.coordinator),
+            ConfigError,
+            "for site 'site-1'",
+        ),
+        (
+            pack_request(replace(request, expires="2020-01-01"), post.coordinator),
+            ConfigError,
+            "expired",
+        ),
+        (
+            pack_request(replace(request, expires="soon"), post.coordinator),
+            ConfigError,
+            "no request",
+        ),
         (pack_request(replace(request, id="../../x"), post.coordinator), ConfigError, "no request"),
-        (pack_request(replace(request, kind="query.compare"), post.coordinator), ConfigError, "does not answer"),
-        (pack_request(replace(request, kind="query.open_log"), post.coordinator), ConfigError, "does not answer"),
-        (pack_request(replace(request, flower_run="../../x"), post.coordinator), ConfigError, "no request"),
-        (pack_request(replace(request, info={"run": None}), post.coordinator), ConfigError, "no request"),  # type: ignore[dict-item]
+        (
+            pack_request(replace(request, kind="query.compare"), post.coordinator),
+            ConfigError,
+            "does not answer",
+        ),
+        (
+            pack_request(replace(request, kind="query.open_log"), post.coordinator),
+            ConfigError,
+            "does not answer",
+        ),
+        (
+            pack_request(replace(request, flower_run="../../x"), post.coordinator),
+            ConfigError,
+            "no request",
+        ),
+        (
+            pack_request(replace(request, info={"run": None}), post.coordinator),
+            ConfigError,
+            "no request",
+        ),  # type: ignore[dict-item]
         (content + content[content.rindex(b"\x1a@") :], ConfigError, "another order or form"),
         (content[:-1], FedSurrogateError, ""),
         (b"\x0a", FedSurrogateError, ""),

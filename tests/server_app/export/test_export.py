@@ -1,4 +1,6 @@
-"""Exports: the same probabilities as the classifier, a card without secrets, a crate that names all its files."""
+"""Exports: the same probabilities as the classifier, a card without secrets, a crate that names all
+its files.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ from tests.client_app.model_use.hospitals import federation
 
 KEY = bytes(range(32))
 HAVE_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "onnxscript"))
-FORMATS = ["torchscript", "torch-export", pytest.param("onnx", marks=pytest.mark.skipif(not HAVE_ONNX, reason="no onnx"))]
+FORMATS = [
+    "torchscript",
+    "torch-export",
+    pytest.param("onnx", marks=pytest.mark.skipif(not HAVE_ONNX, reason="no onnx")),
+]
 
 
 def header(fingerprint: str, classes: int = 3) -> Header:
@@ -64,7 +70,10 @@ def resized(image: Image.Image, graph: Any) -> Tensor:
 
 def pictures(count: int, side: int = 40) -> list[Image.Image]:
     generator = np.random.default_rng(0)
-    return [Image.fromarray(generator.integers(0, 255, (side, side, 3), dtype=np.uint8)) for _ in range(count)]
+    return [
+        Image.fromarray(generator.integers(0, 255, (side, side, 3), dtype=np.uint8))
+        for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -78,14 +87,23 @@ def test_pixels_give_the_same_probabilities_in_a_graph(kind: str, tmp_path: Path
 
 def every_classifier() -> list[Classifier]:
     generator = torch.Generator().manual_seed(0)
-    heads = tuple(Head(header("f"), torch.randn(3, 64, generator=generator), torch.randn(3)) for _ in range(3))
+    heads = tuple(
+        Head(header("f"), torch.randn(3, 64, generator=generator), torch.randn(3)) for _ in range(3)
+    )
     mlp = parameters_of(fresh("mlp", 64, 3, 8, 1))
     convnet = parameters_of(fresh("convnet", 64, 3, 8, 1))
     whiteners = torch.randn(3, 64, 64, generator=generator) / 8
     return [
         heads[0],
         Head(header("f"), heads[0].weight, heads[0].bias, 1.0, torch.ones(64)),
-        Head(header("f"), heads[0].weight[:, :8], heads[0].bias, 1.0, torch.ones(64), torch.randn(8, 64)),
+        Head(
+            header("f"),
+            heads[0].weight[:, :8],
+            heads[0].bias,
+            1.0,
+            torch.ones(64),
+            torch.randn(8, 64),
+        ),
         Ensemble(heads),
         Quadratic(header("f"), torch.randn(3, 64), torch.rand(3, 64), torch.zeros(3)),
         Quadratic(header("f"), torch.randn(3, 64), whiteners, torch.zeros(3)),
@@ -98,7 +116,9 @@ def every_classifier() -> list[Classifier]:
 def test_every_classifier_is_the_same_as_a_module(classifier: Classifier) -> None:
     x = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        assert torch.allclose(module_of(classifier)(x).softmax(1), classifier.scores(x).softmax(1), atol=1e-4)
+        assert torch.allclose(
+            module_of(classifier)(x).softmax(1), classifier.scores(x).softmax(1), atol=1e-4
+        )
 
 
 def test_a_graph_with_other_weights_is_refused() -> None:
@@ -109,7 +129,9 @@ def test_a_graph_with_other_weights_is_refused() -> None:
     settings = {**model.manifest.settings, "image-size": 0}
     changes = {
         "settings": settings,
-        "fingerprint": load_backbone("pixels", "", 0, "cpu").fingerprint_at(model.manifest.dimension),
+        "fingerprint": load_backbone("pixels", "", 0, "cpu").fingerprint_at(
+            model.manifest.dimension
+        ),
     }
     any_size = replace(model, manifest=model.manifest.model_copy(update=changes))
     with pytest.raises(ConfigError, match="images of one size"):
@@ -131,7 +153,9 @@ def export(monkeypatch: pytest.MonkeyPatch, run: Path, kind: str, out: Path) -> 
     return commands.coordinator(monkeypatch, "export", run, "--format", kind, "--out", out)
 
 
-def test_the_command_writes_file_card_graph_and_crate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_file_card_graph_and_crate(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for kind, name in (
         ("fedsurrogate", "m.fedsurrogate"),
         ("card", "README.md"),
@@ -139,7 +163,10 @@ def test_the_command_writes_file_card_graph_and_crate(run: Path, tmp_path: Path,
         ("rocrate", "r.zip"),
     ):
         assert export(monkeypatch, run, kind, tmp_path / name) == 0
-    assert read_signed_model(tmp_path / "m.fedsurrogate").manifest == read_signed_model(run / "model.fedsurrogate").manifest
+    assert (
+        read_signed_model(tmp_path / "m.fedsurrogate").manifest
+        == read_signed_model(run / "model.fedsurrogate").manifest
+    )
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("---\nlicense: apache-2.0\n")
     for words in ("1, 2, 7", "(8, 1e-05) differential privacy", "2 sites", "no medical device"):
@@ -151,14 +178,27 @@ def test_the_command_writes_file_card_graph_and_crate(run: Path, tmp_path: Path,
         names = set(archive.namelist()) - {"ro-crate-metadata.json"}
     (root,) = (each for each in graph if each["@id"] == "./")
     assert {part["@id"] for part in root["hasPart"]} == names
-    assert names >= {"manifest.json", "metrics.json", "events.jsonl", "model.fedsurrogate", "README.md"}
+    assert names >= {
+        "manifest.json",
+        "metrics.json",
+        "events.jsonl",
+        "model.fedsurrogate",
+        "README.md",
+    }
     assert not [name for name in names if "surrogates" in name]
     identities = {each["@id"] for each in graph}
-    used = [value["@id"] for each in graph for key in ("hasPart", "result", "instrument") for value in each.get(key, [])]
+    used = [
+        value["@id"]
+        for each in graph
+        for key in ("hasPart", "result", "instrument")
+        for value in each.get(key, [])
+    ]
     assert set(used) <= identities
 
 
-def test_a_run_that_is_not_signed_is_signed_at_export(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_not_signed_is_signed_at_export(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unsigned = tmp_path / "runs" / "unsigned"
     unsigned.mkdir(parents=True)
     for name in ("manifest.json", "metrics.json", "model.safetensors"):

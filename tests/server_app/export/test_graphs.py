@@ -1,4 +1,6 @@
-"""Graphs that `coordinator export` writes, in their own runtime: the product's probabilities on 200 photographs."""
+"""Graphs that `coordinator export` writes, in their own runtime: the product's probabilities on 200
+photographs.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def timm_weights(home: Path) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_blocks() -> Iterator[None]:
-    """The vision transformer with three blocks instead of twelve, and one of text: the same graph, a quarter of the time."""
+    """The vision transformer with three blocks instead of twelve, and one of text: the same graph,
+    a quarter of the time.
+    """
     from open_clip.factory import _MODEL_CONFIGS
 
     whole = _MODEL_CONFIGS["ViT-B-32"]
@@ -74,7 +78,9 @@ BACKBONES: dict[str, Callable[[Path], Path]] = {
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A run with a backbone: its folder, weights and model, images as the card resizes them, and their probabilities."""
+    """A run with a backbone: its folder, weights and model, images as the card resizes them, and
+    their probabilities.
+    """
 
     run: Path
     weights: Path
@@ -83,7 +89,9 @@ class Made:
     wanted: Tensor
 
 
-def photographs(file: Path, count: int, labels: Collection[int] = range(7)) -> list[tuple[Image.Image, int]]:
+def photographs(
+    file: Path, count: int, labels: Collection[int] = range(7)
+) -> list[tuple[Image.Image, int]]:
     """The first photographs of these classes, with their labels."""
     import pyarrow.parquet as pq
 
@@ -91,11 +99,15 @@ def photographs(file: Path, count: int, labels: Collection[int] = range(7)) -> l
     # The files are in the order of the classes.
     rows = [table[int(row)] for row in np.random.default_rng(0).permutation(len(table))]
     kept = [row for row in rows if row["label"] in labels][:count]
-    return [(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB"), row["label"]) for row in kept]
+    return [
+        (Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB"), row["label"]) for row in kept
+    ]
 
 
 @pytest.fixture(scope="module", params=[TRAINED, *BACKBONES])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Made:
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, samples: Samples
+) -> Made:
     torch.manual_seed(0)
     home, pictures = tmp_path_factory.mktemp("graphs"), photographs(samples(TEST), COUNT)
     if request.param == TRAINED:
@@ -111,11 +123,15 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     graph = graph_of(model, str(weights))
     with torch.no_grad():
         features = [
-            backbone.forward(torch.stack([backbone.preprocess(image) for image in images[k : k + TOGETHER]]))
+            backbone.forward(
+                torch.stack([backbone.preprocess(image) for image in images[k : k + TOGETHER]])
+            )
             for k in range(0, COUNT, TOGETHER)
         ]
         wanted = model.classifier.scores(raised(torch.cat(features), config.power)).softmax(1)
-    return Made(run, weights, model, torch.stack([resized(image, graph) for image in images]), wanted)
+    return Made(
+        run, weights, model, torch.stack([resized(image, graph) for image in images]), wanted
+    )
 
 
 def learned(home: Path, backbone: str, weights: Path, train: Path) -> Path:
@@ -124,8 +140,12 @@ def learned(home: Path, backbone: str, weights: Path, train: Path) -> Path:
         file = home / "images" / "abc"[label] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         image.save(file)
-    node = hospital(home, "clinic", [], **{"weights-path": str(weights)}) | {"data-dir": str(home / "images")}
-    return run_federation(home, InProcessGrid([node]), **FAST, classes="a,b,c", backbone=backbone, report=False)
+    node = hospital(home, "clinic", [], **{"weights-path": str(weights)}) | {
+        "data-dir": str(home / "images")
+    }
+    return run_federation(
+        home, InProcessGrid([node]), **FAST, classes="a,b,c", backbone=backbone, report=False
+    )
 
 
 def drawn(home: Path, backbone: str, weights: Path) -> Path:
@@ -162,11 +182,16 @@ def test_a_written_graph_gives_the_same_probabilities_on_200_photographs(
     words = ("--format", kind, "--out", written, "--weights-path", made.weights)
     assert commands.coordinator(monkeypatch, "export", made.run, *words) == 0
     # A graph is one file, which a person can move.
-    assert sorted(file.name for file in written.parent.iterdir()) == ["model.graph", "model.graph.md"]
+    assert sorted(file.name for file in written.parent.iterdir()) == [
+        "model.graph",
+        "model.graph.md",
+    ]
     moved = written.rename(tmp_path / "moved.pt2")
     run = answers(kind, moved)
     with torch.no_grad():
-        parts = [torch.as_tensor(run(made.images[k : k + TOGETHER])) for k in range(0, COUNT, TOGETHER)]
+        parts = [
+            torch.as_tensor(run(made.images[k : k + TOGETHER])) for k in range(0, COUNT, TOGETHER)
+        ]
     found = torch.cat(parts)
     apart = float((found - made.wanted).abs().max())
     spread = float(made.wanted.std(0).max())

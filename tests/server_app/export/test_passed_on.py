@@ -1,4 +1,6 @@
-"""What is passed on about a deployment: measured results with intervals, the unit of privacy, and no name or path."""
+"""What is passed on about a deployment: measured results with intervals, the unit of privacy, and
+no name or path.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ NAMES = ("clinic-0", "clinic-1", "clinic-2")
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[NodeConfig], Path]:
-    """A folder, three hospitals, and the folder of their run with an evaluation and the values of the hospitals."""
+    """A folder, three hospitals, and the folder of their run with an evaluation and the values of
+    the hospitals.
+    """
     home = tmp_path_factory.mktemp("deployment")
     nodes, run = learned(home)
     _, result = evaluated(home, nodes, run, epsilon=8.0)
@@ -51,10 +55,19 @@ def test_the_card_shows_the_noisy_evaluation_with_its_intervals(
     _, _, run = deployment
     card = exported(monkeypatch, run, "card", tmp_path / "README.md").read_text()
     found = json.loads((run / "evaluation.json").read_text())
-    for interval in (found["accuracy"], found["classes"]["1"]["sensitivity"], found["classes"]["7"]["specificity"]):
+    for interval in (
+        found["accuracy"],
+        found["classes"]["1"]["sensitivity"],
+        found["classes"]["7"]["specificity"],
+    ):
         assert f"{interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})" in card
-    assert "held-out records of 3 sites, from noisy counts: epsilon 8, delta 1e-05 at each site" in card
-    assert f'"value": {round(found["accuracy"]["value"], 4)}, "name": "accuracy (95 % interval' in card
+    assert (
+        "held-out records of 3 sites, from noisy counts: epsilon 8, delta 1e-05 at each site"
+        in card
+    )
+    assert (
+        f'"value": {round(found["accuracy"]["value"], 4)}, "name": "accuracy (95 % interval' in card
+    )
     assert not any(name in card for name in NAMES)
 
 
@@ -67,7 +80,9 @@ def test_an_evaluation_of_another_model_is_not_on_the_card(
     content = json.loads((run / "evaluation.json").read_text())
     (tmp_path / "evaluation.json").write_text(json.dumps(content | {"model": "0" * 64}))
     assert measured(model, tmp_path) is None
-    (tmp_path / "evaluation.json").write_text(json.dumps(content | {"accuracy": {"value": None, "low": None, "high": None}}))
+    (tmp_path / "evaluation.json").write_text(
+        json.dumps(content | {"accuracy": {"value": None, "low": None, "high": None}})
+    )
     hidden = measured(model, tmp_path)
     assert hidden is not None
     assert "Accuracy: hidden by the noise." in hidden.words
@@ -80,7 +95,9 @@ def contents(crate: Path) -> dict[str, bytes]:
     for name, content in list(found.items()):
         for number, (kind, data) in enumerate(re.findall(rb"data:([^,\"' ]*),([^\"')]*)", content)):
             plain = unquote_to_bytes(data)
-            found[f"{name} {number}"] = base64.b64decode(plain) if kind.endswith(b"base64") else plain
+            found[f"{name} {number}"] = (
+                base64.b64decode(plain) if kind.endswith(b"base64") else plain
+            )
     return found
 
 
@@ -95,22 +112,37 @@ def test_no_file_of_a_crate_has_a_name_of_a_site_or_a_path(
         for secret in (*NAMES, "clinic", str(home), str(Path.home()), str(tmp_path), "/tmp/"):
             assert secret.encode() not in content, f"{secret} in {name}"
     metrics = json.loads(files["metrics.json"])
-    assert metrics["card"]["used"] == list(metrics["privacy"]["per_site"]) == ["site-1", "site-2", "site-3"]
+    assert (
+        metrics["card"]["used"]
+        == list(metrics["privacy"]["per_site"])
+        == ["site-1", "site-2", "site-3"]
+    )
     assert b"site-2" in files["report.html"]
     # The run folder itself keeps its names.
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
-def test_names_and_paths_in_sentences_and_settings_are_hidden_and_nothing_else(tmp_path: Path) -> None:
+def test_names_and_paths_in_sentences_and_settings_are_hidden_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
     run.mkdir()
     copy.mkdir()
-    config = {"data-dir": "scans/north", "fedpft.order": "north,north-east", "classes": "north,yes", "backbone": "timm:a/b"}
+    config = {
+        "data-dir": "scans/north",
+        "fedpft.order": "north,north-east",
+        "classes": "north,yes",
+        "backbone": "timm:a/b",
+    }
     (run / "manifest.json").write_text(json.dumps({"config": config, "classes": ["north", "yes"]}))
-    card = {"used": ["north", "7"], "rejected": {"north-east": "north-east: cannot read /data/scans/a.png (3/4 and/or)"}}
+    card = {
+        "used": ["north", "7"],
+        "rejected": {"north-east": "north-east: cannot read /data/scans/a.png (3/4 and/or)"},
+    }
     (run / "metrics.json").write_text(json.dumps({"status": "ok", "card": card}))
     reason = (
-        "node 4711 (north-east.) reported C:\\Scans\\x.dcm, '/my scans/x' and ~/b.csv, see https://example.org/north-sea/a"
+        "node 4711 (north-east.) reported C:\\Scans\\x.dcm, '/my scans/x' and ~/b.csv, see "
+        "https://example.org/north-sea/a"
     )
     events = [
         {"event": "replied", "site": "north", "counts": {"north": 3, "yes": 4}},
@@ -120,14 +152,23 @@ def test_names_and_paths_in_sentences_and_settings_are_hidden_and_nothing_else(t
     write_pseudonymous(run, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     assert manifest["config"]["fedpft.order"] == "site-1,site-2"
-    assert (manifest["config"]["data-dir"], manifest["config"]["backbone"]) == ("(path)", "timm:a/b")
+    assert (manifest["config"]["data-dir"], manifest["config"]["backbone"]) == (
+        "(path)",
+        "timm:a/b",
+    )
     assert (manifest["classes"], manifest["config"]["classes"]) == (["north", "yes"], "north,yes")
     found = json.loads((copy / "metrics.json").read_text())["card"]
-    assert found == {"used": ["site-1", "7"], "rejected": {"site-2": "site-2: cannot read (path) (3/4 and/or)"}}
+    assert found == {
+        "used": ["site-1", "7"],
+        "rejected": {"site-2": "site-2: cannot read (path) (3/4 and/or)"},
+    }
     first, second = map(json.loads, (copy / "events.jsonl").read_text().splitlines())
     assert first == {"event": "replied", "site": "site-1", "counts": {"north": 3, "yes": 4}}
     assert second["before"] == "site-3"
-    assert second["reason"] == "site-3 (site-2.) reported (path), '(path)' and (path), see https://example.org/north-sea/a"
+    assert (
+        second["reason"] == "site-3 (site-2.) reported (path), '(path)' and (path), see "
+        "https://example.org/north-sea/a"
+    )
 
 
 def patients(home: Path, name: str, first: int) -> NodeConfig:
@@ -161,7 +202,10 @@ def test_the_claim_of_the_signed_model_names_what_the_sites_protect(
     privacy = read_signed_model(run / "model.fedsurrogate").manifest.privacy
     assert privacy is not None
     assert privacy.relation == relation
-    assert f"Neighbouring relation: {relation}." in exported(monkeypatch, run, "card", tmp_path / "c.md").read_text()
+    assert (
+        f"Neighbouring relation: {relation}."
+        in exported(monkeypatch, run, "card", tmp_path / "c.md").read_text()
+    )
     crate = contents(exported(monkeypatch, run, "rocrate", tmp_path / "r.zip"))
     assert f"neighbouring relation: {relation}" in crate["ro-crate-metadata.json"].decode()
     (row,) = json.loads(site("models", "--json", "--node-config", text(nodes[0])).stdout)["models"]
@@ -175,11 +219,26 @@ def test_the_claim_of_the_signed_model_names_what_the_sites_protect(
 def test_the_evaluation_of_a_simulated_run_is_on_its_card(tmp_path: Path) -> None:
     from server_app.counting import evaluation_settings
 
-    settings = {"output-dir": str(tmp_path), "device": "cpu", "classes": "0,1,2", "image-size": 8, "seed": 4}
-    run = simulate_here(3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False)
+    settings = {
+        "output-dir": str(tmp_path),
+        "device": "cpu",
+        "classes": "0,1,2",
+        "image-size": 8,
+        "seed": 4,
+    }
+    run = simulate_here(
+        3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False
+    )
     asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5))
-    folder = simulate_here(sites, asked | {"output-dir": str(tmp_path), "device": "cpu"}, lambda event: None, report=False)
+    folder = simulate_here(
+        sites,
+        asked | {"output-dir": str(tmp_path), "device": "cpu"},
+        lambda event: None,
+        report=False,
+    )
     (run / "evaluation.json").write_bytes((folder / "evaluation.json").read_bytes())
     found = measured(signed_model_of(run), run)
     assert found is not None
-    assert found.accuracy == json.loads((folder / "evaluation.json").read_text())["accuracy"]["value"]
+    assert (
+        found.accuracy == json.loads((folder / "evaluation.json").read_text())["accuracy"]["value"]
+    )

@@ -1,4 +1,6 @@
-"""Wrong settings, folders and files are one line of error before any process starts, and before torch is imported."""
+"""Wrong settings, folders and files are one line of error before any process starts, and before
+torch is imported.
+"""
 
 import json
 import struct
@@ -15,7 +17,12 @@ from PIL import Image
 from common.backbones.backbone_names import check_backbone_name
 from common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
 from server_app.deployment import simulate as flower_engine
-from server_app.lifecycle.before_start import check_output, check_records, check_simulation, check_submission
+from server_app.lifecycle.before_start import (
+    check_output,
+    check_records,
+    check_simulation,
+    check_submission,
+)
 from server_app.lifecycle.resume import CHECKPOINTS
 from strategies.base.chain import STATE
 from strategies.base.rounds import CHECKPOINT
@@ -30,7 +37,9 @@ def images(folder: Path, classes: str, count: int = 20) -> str:
     for name in classes:
         (folder / name).mkdir(parents=True)
         for i in range(count):
-            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / name / f"{i}.png")
+            Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(
+                folder / name / f"{i}.png"
+            )
     return str(folder)
 
 
@@ -62,13 +71,19 @@ def wrong(tmp_path: Path) -> dict[str, tuple[str, str]]:
         "resume of one shot": (f'resume="{tmp_path}/empty"', "has no rounds"),
         "resume of a method alone": (f'method="local" resume="{tmp_path}/empty"', "has no rounds"),
         "resume of nothing": (f'method="fedavg" resume="{tmp_path}/none"', "is no folder"),
-        "resume before a round": (f'method="fedavg" resume="{tmp_path}/empty"', "has no checkpoint.safetensors"),
+        "resume before a round": (
+            f'method="fedavg" resume="{tmp_path}/empty"',
+            "has no checkpoint.safetensors",
+        ),
         "device": ('device="cuda:77"', "GPUs; use 'cpu' or 'auto'"),
     }
 
 
 def test_what_needs_no_data_is_one_line_and_starts_nothing(
-    wrong: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    wrong: dict[str, tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
@@ -78,7 +93,9 @@ def test_what_needs_no_data_is_one_line_and_starts_nothing(
     before = sorted(tmp_path.rglob("*"))
     for what, (settings, words) in wrong.items():
         for engine in ("flower", "local"):
-            assert coordinator(monkeypatch, "simulate", "--engine", engine, "-c", settings) == 1, what
+            assert coordinator(monkeypatch, "simulate", "--engine", engine, "-c", settings) == 1, (
+                what
+            )
             error = capsys.readouterr().err
             assert words in error, what
             assert error.count("\n") == 1, what
@@ -98,7 +115,9 @@ for backbone in ("torchvision:mobilenet_v9", "timm:resnet50", "open_clip:ViT-B-3
         pass
 assert not {"torchvision", "timm", "open_clip", "torch", "ray"} & set(sys.modules), sorted(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, cwd=Path(__file__).parents[3])
+    subprocess.run(
+        [sys.executable, "-c", code, tmp_path], check=True, cwd=Path(__file__).parents[3]
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +144,9 @@ def test_every_model_of_torchvision_passes() -> None:
         check_backbone_name(f"torchvision:{name}")
 
 
-def test_records_are_checked_before_a_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_checked_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
@@ -144,7 +165,11 @@ def test_records_are_checked_before_a_process_starts(tmp_path: Path, monkeypatch
         (two, 3, {"classes": "x,y"}, "no record of the classes x, y"),
         (str(Path(deep).parent), 3, {}, f"set data-dir to '{deep}'"),
     ):
-        settings = {"data": "imagefolder", "data-dir": data_dir, "output-dir": str(tmp_path / "runs")} | more
+        settings = {
+            "data": "imagefolder",
+            "data-dir": data_dir,
+            "output-dir": str(tmp_path / "runs"),
+        } | more
         with pytest.raises(FedSurrogateError, match=r".") as caught:
             flower_engine.simulate(number, settings, flower_engine.Machine(), lambda event: None)
         assert words in str(caught.value)
@@ -167,8 +192,14 @@ def test_weights_that_cannot_be_fetched_end_the_command_before_the_run(
 
     monkeypatch.setattr("torch.hub.download_url_to_file", offline)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "empty"))
-    settings = {"data": "imagefolder", "data-dir": images(tmp_path / "two", "ab"), "backbone": "torchvision:resnet18"}
-    with pytest.raises(BackboneError, match=r"cannot fetch the weights of 'torchvision:resnet18' .*no network"):
+    settings = {
+        "data": "imagefolder",
+        "data-dir": images(tmp_path / "two", "ab"),
+        "backbone": "torchvision:resnet18",
+    }
+    with pytest.raises(
+        BackboneError, match=r"cannot fetch the weights of 'torchvision:resnet18' .*no network"
+    ):
         check_records(settings, 2)
 
 
@@ -183,7 +214,12 @@ def test_resume_names_the_settings_that_differ(tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest | {"simulated": True}))
     resumed = ROUNDS | {"resume": str(folder), "output-dir": str(tmp_path)}
     check_simulation(resumed | {"device": "cpu", "compare": True})
-    for key, value in {"fedavg.local-epochs": 2, "seed": 1, "alpha": 9.0, "test-fraction": 0.3}.items():
+    for key, value in {
+        "fedavg.local-epochs": 2,
+        "seed": 1,
+        "alpha": 9.0,
+        "test-fraction": 0.3,
+    }.items():
         with pytest.raises(RunError, match=rf"has other settings: {key} = .*, here {value}"):
             check_simulation(resumed | {key: value})
     with pytest.raises(ConfigError, match="has no rounds"):
@@ -199,7 +235,9 @@ def test_a_simulation_is_not_continued_at_hospitals(tmp_path: Path) -> None:
 def test_a_run_at_a_superlink_elsewhere_is_checked_as_far_as_possible(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     config, _ = check_simulation({"output-dir": str(tmp_path)})
-    wrong = replace(config, settings=config.settings.model_copy(update={"output_dir": str(tmp_path / "file")}))
+    wrong = replace(
+        config, settings=config.settings.model_copy(update={"output_dir": str(tmp_path / "file")})
+    )
     check_submission(wrong, "fl.example.org:9093")
     for here in ("127.0.0.1:9093", "localhost:9093", "[::1]:9093"):
         with pytest.raises(ConfigError, match="is a file"):
@@ -218,16 +256,22 @@ def test_a_wrong_output_folder_ends_the_coordinators_app_before_any_message(tmp_
 
 
 @pytest.mark.parametrize(
-    ("sites", "parallel", "started"), [(2, 0, 2), (50, 0, 8), (50, 3, 3), (2, 3, 2)], ids=["few", "many", "some", "all"]
+    ("sites", "parallel", "started"),
+    [(2, 0, 2), (50, 0, 8), (50, 3, 3), (2, 3, 2)],
+    ids=["few", "many", "some", "all"],
 )
 def test_flower_starts_no_more_processes_than_there_are_sites(
     sites: int, parallel: int, started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flower_engine, "usable_cores", lambda: 8)
-    assert f"init-args-num-cpus={started}" in flower_engine.Machine(parallel).resources(sites).split()
+    assert (
+        f"init-args-num-cpus={started}" in flower_engine.Machine(parallel).resources(sites).split()
+    )
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 1), ("400000 100000", 4), ("max 100000", 16), (None, 16)])
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("150000 100000", 1), ("400000 100000", 4), ("max 100000", 16), (None, 16)]
+)
 def test_the_quota_of_a_container_limits_the_cores(
     quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

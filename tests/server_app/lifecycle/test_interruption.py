@@ -1,4 +1,6 @@
-"""An interrupted run says so in its folder, ends those who watch it, and can be continued with the printed command."""
+"""An interrupted run says so in its folder, ends those who watch it, and can be continued with the
+printed command.
+"""
 
 import json
 import os
@@ -24,8 +26,18 @@ SETTINGS = f'method="fedavg" fedavg.rounds={ROUNDS} fedavg.local-epochs=1'
 
 
 def interrupted(tmp_path: Path, engine: str, number: signal.Signals) -> tuple[int, str]:
-    """Start a long simulation, and send the signal to its whole process group after two rounds, as a terminal does."""
-    words = ["simulate", "--sites", "2", "--engine", engine, "-c", f'{SETTINGS} output-dir="{tmp_path}/runs"']
+    """Start a long simulation, and send the signal to its whole process group after two rounds, as
+    a terminal does.
+    """
+    words = [
+        "simulate",
+        "--sites",
+        "2",
+        "--engine",
+        engine,
+        "-c",
+        f'{SETTINGS} output-dir="{tmp_path}/runs"',
+    ]
     with subprocess.Popen(
         [sys.executable, "-m", "server_app.cli.main", *words],
         cwd=tmp_path,
@@ -35,7 +47,11 @@ def interrupted(tmp_path: Path, engine: str, number: signal.Signals) -> tuple[in
         text=True,
         start_new_session=True,
     ) as process:
-        until(lambda: '"round": 2' in "".join(f.read_text() for f in tmp_path.glob("runs/*/events.jsonl")))
+        until(
+            lambda: (
+                '"round": 2' in "".join(f.read_text() for f in tmp_path.glob("runs/*/events.jsonl"))
+            )
+        )
         os.killpg(process.pid, number)
         _, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, errors
@@ -92,9 +108,14 @@ def test_a_run_that_has_succeeded_is_not_marked(tmp_path: Path) -> None:
     assert not (tmp_path / "events.jsonl").exists()
 
 
-def test_a_half_written_event_of_a_killed_run_does_not_hide_the_interruption(tmp_path: Path) -> None:
+def test_a_half_written_event_of_a_killed_run_does_not_hide_the_interruption(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "metrics.json").write_text('{"status": "running"}')
     (tmp_path / "events.jsonl").write_text('{"event": "invited"}\n{"event": "rou')
     mark_interrupted(tmp_path, "interrupted by Ctrl-C")
-    assert json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])["event"] == "interrupted"
+    assert (
+        json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])["event"]
+        == "interrupted"
+    )
     assert metrics_of(tmp_path)["status"] == "interrupted"

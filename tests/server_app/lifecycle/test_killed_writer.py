@@ -1,4 +1,6 @@
-"""A run whose app was killed is reported truly by everything that reads its folder, at whatever write it died."""
+"""A run whose app was killed is reported truly by everything that reads its folder, at whatever
+write it died.
+"""
 
 import itertools
 import json
@@ -39,7 +41,9 @@ Captured = pytest.CaptureFixture[str]
 
 def write_run(output: Path) -> None:
     """All writes of a run in two rounds with three sites, one of which is rejected."""
-    config = parse_run({"output-dir": str(output), "method": "fedavg", "fedavg.rounds": 2, "sites": 4})
+    config = parse_run(
+        {"output-dir": str(output), "method": "fedavg", "fedavg.rounds": 2, "sites": 4}
+    )
     folder = RunWriter(config, 7)
     folder.event("configured", method="fedavg", rounds=2)
     for name in ("north", "south", "west"):
@@ -52,12 +56,18 @@ def write_run(output: Path) -> None:
             folder.event("replied", site=name, round=number, bytes=1000 * number)
         folder.event("rejected", site="west", reason="not finite", bytes=10, round=number)
         folder.event("round", round=number, accuracy=0.5, bytes_up=2010 * number)
-    sites = {1: Site("north", "used", "", 2000), 2: Site("south", "used", "", 2000), 3: Site("west", "rejected", "bad", 10)}
+    sites = {
+        1: Site("north", "used", "", 2000),
+        2: Site("south", "used", "", 2000),
+        3: Site("west", "rejected", "bad", 10),
+    }
     folder.finish(Outcome(sites, names="registered", absent=["east"]), "ok")
 
 
 def killed(act: Callable[[], None], stop: int, below: Path) -> bool:
-    """Do work in another process, which is killed before its change number `stop` below a folder; True if it ended first."""
+    """Do work in another process, which is killed before its change number `stop` below a folder;
+    True if it ended first.
+    """
 
     def child() -> None:
         calls = itertools.count()
@@ -88,9 +98,14 @@ def killed_run(output: Path) -> Path:
 
 
 def content_of(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file of a folder, hidden ones too: its content and its time. A writer that exists touches its own."""
+    """Every file of a folder, hidden ones too: its content and its time. A writer that exists
+    touches its own.
+    """
     return {
-        file.relative_to(folder).as_posix(): (file.read_bytes(), file.name != FILE and file.stat().st_mtime_ns)
+        file.relative_to(folder).as_posix(): (
+            file.read_bytes(),
+            file.name != FILE and file.stat().st_mtime_ns,
+        )
         for file in folder.rglob("*")
         if file.is_file()
     }
@@ -166,10 +181,16 @@ def test_killed_at_any_write_the_run_is_interrupted_and_everything_that_was_reco
             assert (folder / "report.html").exists() or state.status == "ok"
             events = [event for event in events_of(folder) if event["event"] == "round"]
             if state.status == "interrupted":
-                assert [each["round"] for each in metrics["rounds"]] == [each["round"] for each in events]
+                assert [each["round"] for each in metrics["rounds"]] == [
+                    each["round"] for each in events
+                ]
                 assert metrics["bytes"]["up"] == sum(site.bytes or 0 for site in run.sites)
                 assert "without recording why" in metrics["failure"]
-                again = "continue it" if (folder / "checkpoint.safetensors").exists() else "start it again"
+                again = (
+                    "continue it"
+                    if (folder / "checkpoint.safetensors").exists()
+                    else "start it again"
+                )
                 assert again in continuation(folder)
                 assert not (folder / FILE).exists()
             if events and state.status == "interrupted":
@@ -186,14 +207,27 @@ def test_killed_at_any_write_the_run_is_interrupted_and_everything_that_was_reco
 def test_a_killed_simulation_is_reported_and_the_printed_command_continues_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    words = ["simulate", "--sites", "2", "--engine", "local", "-c", f'{SETTINGS} output-dir="{tmp_path}/runs"']
+    words = [
+        "simulate",
+        "--sites",
+        "2",
+        "--engine",
+        "local",
+        "-c",
+        f'{SETTINGS} output-dir="{tmp_path}/runs"',
+    ]
     with subprocess.Popen(
         [sys.executable, "-m", "server_app.cli.main", *words],
         env=os.environ | {"PYTHONPATH": str(APP_FOLDER), "HOME": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
-        until(lambda: '"event": "round", "round": 2' in "".join(f.read_text() for f in tmp_path.glob("runs/*/events.jsonl")))
+        until(
+            lambda: (
+                '"event": "round", "round": 2'
+                in "".join(f.read_text() for f in tmp_path.glob("runs/*/events.jsonl"))
+            )
+        )
         assert coordinator(monkeypatch, "watch", tmp_path / "runs", "--once") == 0
         process.kill()
     capsys.readouterr()
@@ -218,8 +252,16 @@ def test_a_killed_simulation_is_reported_and_the_printed_command_continues_it(
 def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
     folder = RunWriter(parse_run({"output-dir": str(tmp_path)}), 7)
     assert not writer_is_gone(folder.path)
-    check = "from server_app.runs.writer_lock import writer_is_gone; from pathlib import Path; import sys"
-    command = [sys.executable, "-c", f"{check}; print(writer_is_gone(Path(sys.argv[1])))", str(folder.path)]
+    check = (
+        "from server_app.runs.writer_lock import writer_is_gone; from pathlib import Path; "
+        "import sys"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        f"{check}; print(writer_is_gone(Path(sys.argv[1])))",
+        str(folder.path),
+    ]
     environment = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -278,7 +320,9 @@ def test_all_files_of_a_run_have_one_mode(tmp_path: Path, mask: int) -> None:
     finally:
         os.umask(before)
     modes = {
-        file.relative_to(folder).as_posix(): file.stat().st_mode & 0o777 for file in folder.rglob("*") if file.is_file()
+        file.relative_to(folder).as_posix(): file.stat().st_mode & 0o777
+        for file in folder.rglob("*")
+        if file.is_file()
     }
     assert "model.safetensors" in modes
     assert set(modes.values()) == {0o666 & ~mask}, modes

@@ -12,13 +12,22 @@ from hypothesis import strategies as some
 from common.errors import RunError
 from common.machine.memory import MIB
 from server_app.lifecycle import memory
-from server_app.lifecycle.memory import FLOWER_MIB, LOCAL_MIB, SITE_MIB, check_addresses, check_local, fitting_sites
+from server_app.lifecycle.memory import (
+    FLOWER_MIB,
+    LOCAL_MIB,
+    SITE_MIB,
+    check_addresses,
+    check_local,
+    fitting_sites,
+)
 from tests.commands import coordinator
 
 
 def have(monkeypatch: pytest.MonkeyPatch, mib: float, extra: float = 0.0) -> None:
     """Make so much memory available, and so much swap."""
-    monkeypatch.setattr(memory, "available_memory", lambda swap=False: int((mib + swap * extra) * MIB))
+    monkeypatch.setattr(
+        memory, "available_memory", lambda swap=False: int((mib + swap * extra) * MIB)
+    )
 
 
 @given(some.integers(1, 200), some.integers(0, 200_000))
@@ -51,21 +60,32 @@ def test_too_little_memory_is_one_line_with_numbers_and_another_way(
     have(monkeypatch, 1300)
     assert coordinator(monkeypatch, "simulate", "--sites", 5) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    for part in ("1300 MiB", f"{FLOWER_MIB + SITE_MIB} MiB", "--engine local", f"about {LOCAL_MIB} MiB"):
+    for part in (
+        "1300 MiB",
+        f"{FLOWER_MIB + SITE_MIB} MiB",
+        "--engine local",
+        f"about {LOCAL_MIB} MiB",
+    ):
         assert part in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_local_engine_is_refused_too_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_engine_is_refused_too_where_it_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     have(monkeypatch, LOCAL_MIB)
     check_local()
-    monkeypatch.setattr(memory.psutil.Process, "memory_info", lambda self: type("", (), {"rss": 50 * MIB}))
+    monkeypatch.setattr(
+        memory.psutil.Process, "memory_info", lambda self: type("", (), {"rss": 50 * MIB})
+    )
     have(monkeypatch, LOCAL_MIB - 51)
     with pytest.raises(RunError, match=f"about {LOCAL_MIB} MiB"):
         check_local()
 
 
-def test_few_addresses_are_refused_with_the_command_that_lifts_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_addresses_are_refused_with_the_command_that_lifts_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     check_addresses()
     monkeypatch.setattr(resource, "getrlimit", lambda what: (2**31, 2**31))
     with pytest.raises(RunError, match="`ulimit -v unlimited`"):

@@ -44,11 +44,15 @@ def test_the_app_goes_on_when_ray_has_started(ray: SimpleNamespace) -> None:
 
 @pytest.mark.usefixtures("ray")
 def test_flower_does_not_end_the_process_before_the_reason_is_written() -> None:
-    """As in Flower: the main thread logs what failed, then what follows from it, and calls the exit handlers."""
+    """As in Flower: the main thread logs what failed, then what follows from it, and calls the exit
+    handlers.
+    """
     order: list[str] = []
 
     def main_thread() -> None:
-        log.error("An exception occured!! %s", TimeoutError("Timed out waiting for file\n  /tmp/x."))
+        log.error(
+            "An exception occured!! %s", TimeoutError("Timed out waiting for file\n  /tmp/x.")
+        )
         log.error("An exception occurred !! %s", RuntimeError("Simulation Runtime crashed."))
         exit_handler.trigger_exit_handlers()
         order.append("ended")

@@ -32,7 +32,9 @@ def reported(samples: Samples, name: str, **labels: str) -> dict[str, float]:
     """The samples of this name that have these labels, by the value of their last other label."""
     wanted = set(labels.items())
     return {
-        " ".join(value for key, value in sorted(has - wanted) if key not in ("run", "method")): value
+        " ".join(
+            value for key, value in sorted(has - wanted) if key not in ("run", "method")
+        ): value
         for (each, has), value in samples.items()
         if each == f"fedsurrogate_{name}" and wanted <= has
     }
@@ -52,9 +54,14 @@ def test_the_page_tells_what_the_metrics_tell(tmp_path: Path) -> None:
     assert {dict(labels).get("run", folder.name) for _, labels in samples} == {folder.name}
     assert reported(samples, "runs") == {"": 1}
     assert reported(samples, "run_status") == {"running": 0, "ok": 1, "failed": 0, "interrupted": 0}
-    assert reported(samples, "run_rounds_done") == reported(samples, "run_rounds_planned") == {"": 2}
+    assert (
+        reported(samples, "run_rounds_done") == reported(samples, "run_rounds_planned") == {"": 2}
+    )
     assert reported(samples, "run_sites") == {"waiting": 0, "used": 2, "rejected": 0, "dropped": 0}
-    assert reported(samples, "run_bytes_total") == {"up": metrics["bytes"]["up"], "down": metrics["bytes"]["down"]}
+    assert reported(samples, "run_bytes_total") == {
+        "up": metrics["bytes"]["up"],
+        "down": metrics["bytes"]["down"],
+    }
     assert reported(samples, "run_accuracy") == {"": metrics["accuracy"]["model"]}
     assert reported(samples, "site_bytes_up") == metrics["bytes"]["up_per_site"]
     assert reported(samples, "site_accuracy") == metrics["accuracy"]["per_site"]
@@ -70,14 +77,27 @@ def test_every_question_is_answered_with_what_is_there_now(tmp_path: Path) -> No
         assert reported(first, "run_sites")["waiting"] == 2
         assert reported(first, "run_seconds_since_event")[""] > 0
         with (folder / "events.jsonl").open("a") as file:
-            file.write(json.dumps({"event": "replied", "site": 'a"\n\\b', "bytes": 7, "epsilon": 1}) + "\n{")
+            file.write(
+                json.dumps({"event": "replied", "site": 'a"\n\\b', "bytes": 7, "epsilon": 1})
+                + "\n{"
+            )
         second = scrape(url)
-        assert reported(second, "run_sites") == {"waiting": 1, "used": 1, "rejected": 0, "dropped": 0}
+        assert reported(second, "run_sites") == {
+            "waiting": 1,
+            "used": 1,
+            "rejected": 0,
+            "dropped": 0,
+        }
         assert reported(second, "site_bytes_up") == {'a" \\b': 7}
         make_run(tmp_path, "20260102T000000Z-fedpft-b", "failed")
         assert reported(scrape(url), "runs") == {"": 2}
         shutil.rmtree(folder)
-        assert reported(scrape(url), "run_status") == {"running": 0, "ok": 0, "failed": 1, "interrupted": 0}
+        assert reported(scrape(url), "run_status") == {
+            "running": 0,
+            "ok": 0,
+            "failed": 1,
+            "interrupted": 0,
+        }
         shutil.rmtree(tmp_path)
         assert reported(scrape(url), "runs") == {"": 0}
 
@@ -97,9 +117,14 @@ def test_series_do_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_only_this_machine_is_answered_unless_asked(tmp_path: Path) -> None:
-    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.9.1")] == [True] * 4
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.9.1")] == [
+        True
+    ] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "", "::", "192.0.2.1")] == [False] * 4
-    with pytest.raises(ConfigError, match=r"'0\.0\.0\.0'.*--exposed"), serve(tmp_path, "0.0.0.0", 0, 1, exposed=False):
+    with (
+        pytest.raises(ConfigError, match=r"'0\.0\.0\.0'.*--exposed"),
+        serve(tmp_path, "0.0.0.0", 0, 1, exposed=False),
+    ):
         pass
     with serve(tmp_path, "0.0.0.0", 0, 1, exposed=True) as url:
         assert scrape(url.replace("0.0.0.0", "127.0.0.1"))
@@ -108,12 +133,21 @@ def test_only_this_machine_is_answered_unless_asked(tmp_path: Path) -> None:
 def test_an_address_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port {port}"), serve(tmp_path, "127.0.0.1", port, 1, exposed=False):
+        with (
+            pytest.raises(ConfigError, match=f"--port {port}"),
+            serve(tmp_path, "127.0.0.1", port, 1, exposed=False),
+        ):
             pass
-    with pytest.raises(ConfigError, match="not an address"), serve(tmp_path, "no.such.host.invalid", 0, 1, exposed=False):
+    with (
+        pytest.raises(ConfigError, match="not an address"),
+        serve(tmp_path, "no.such.host.invalid", 0, 1, exposed=False),
+    ):
         pass
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="is a file"), serve(tmp_path / "file", "127.0.0.1", 0, 1, exposed=False):
+    with (
+        pytest.raises(RunError, match="is a file"),
+        serve(tmp_path / "file", "127.0.0.1", 0, 1, exposed=False),
+    ):
         pass
 
 

@@ -25,18 +25,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read_back(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     """Step, value and time of every scalar by its tag."""
     reader: Any = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="pip install -e '.[tensorboard]'"
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="pip install -e '.[tensorboard]'",
     )
     found = reader.EventAccumulator(str(folder))
     found.Reload()
-    return {tag: [(e.step, e.value, e.wall_time) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value, e.wall_time) for e in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
 
 
 def test_events_become_scalars_of_their_round(run: Path) -> None:
     found = [scalar for event in events_of(run) for scalar in scalars_of(event)]
     rounds = metrics_of(run)["rounds"]
-    assert [(s.step, s.value) for s in found if s.tag == "accuracy"] == [(e["round"], e["accuracy"]) for e in rounds]
-    assert [(s.step, s.value) for s in found if s.tag == "bytes/up"] == [(e["round"], e["bytes_up"]) for e in rounds]
+    assert [(s.step, s.value) for s in found if s.tag == "accuracy"] == [
+        (e["round"], e["accuracy"]) for e in rounds
+    ]
+    assert [(s.step, s.value) for s in found if s.tag == "bytes/up"] == [
+        (e["round"], e["bytes_up"]) for e in rounds
+    ]
     assert [s.step for s in found if s.tag == "seconds/1"] == [1, 2, 3]
     assert all(scalar.seconds for scalar in found)
 
@@ -51,7 +59,9 @@ def test_a_run_of_one_round_tells_its_result_at_the_end(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("event", [{}, {"event": "round", "round": "x", "accuracy": "y"}, {"event": "replied"}])
+@pytest.mark.parametrize(
+    "event", [{}, {"event": "round", "round": "x", "accuracy": "y"}, {"event": "replied"}]
+)
 def test_an_event_without_numbers_tells_none(event: dict[str, Any]) -> None:
     assert list(scalars_of(event)) == []
 
@@ -67,7 +77,11 @@ def test_tensorboard_reads_what_was_written(run: Path, tmp_path: Path) -> None:
     assert [(step, value) for step, value, _ in found["accuracy"]] == [
         (entry["round"], pytest.approx(entry["accuracy"])) for entry in rounds
     ]
-    times = [datetime.fromisoformat(event["time"]).timestamp() for event in events_of(run) if event["event"] == "round"]
+    times = [
+        datetime.fromisoformat(event["time"]).timestamp()
+        for event in events_of(run)
+        if event["event"] == "round"
+    ]
     assert [moment for _, _, moment in found["accuracy"]] == pytest.approx(times, abs=1e-3, rel=0)
     # After a second call, no scalar occurs twice.
     assert read_back(write_scalars(run, tmp_path)) == found

@@ -19,7 +19,8 @@ from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federati
 from tests.server_app.runs.test_reader import make_run
 
 ROUNDS = {"method": "fedavg", "fedavg.rounds": 3, "fedavg.local-epochs": 1}
-# A terminal would clear its screen, set its title, ring; rich would use bold, or fail on an end tag without a start.
+# A terminal would clear its screen, set its title, ring; rich would use bold, or fail on an end tag
+# without a start.
 EVIL = "x\x1b[2J\x1b]0;title\x07\r\n\x9b31m[bold]loud[/red] :smile: \u202egnp.exe"
 Captured = pytest.CaptureFixture[str]
 
@@ -39,7 +40,9 @@ def change(folder: Path, **metrics: object) -> None:
 
 
 class Witness(io.StringIO):
-    """Records with every line the current state of the only run below a folder. `began` is set by the first line."""
+    """Records with every line the current state of the only run below a folder. `began` is set by
+    the first line.
+    """
 
     def __init__(self, output: Path) -> None:
         super().__init__()
@@ -59,12 +62,16 @@ class Witness(io.StringIO):
         assert self.began.wait(120)
 
 
-def test_a_run_is_watched_from_before_it_begins_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_watched_from_before_it_begins_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders: list[Path] = []
     out = Witness(tmp_path / "runs")
     # The first site answers once the watcher has shown a line, however busy the machine is.
     grid = InProcessGrid(sites(2), {0: Fault(reply=out.wait)})
-    thread = threading.Thread(target=lambda: folders.append(run_federation(tmp_path, grid, **ROUNDS)))
+    thread = threading.Thread(
+        target=lambda: folders.append(run_federation(tmp_path, grid, **ROUNDS))
+    )
     thread.start()
     monkeypatch.setattr(sys, "stdout", out)
     try:
@@ -86,7 +93,9 @@ def test_the_exit_code_is_the_run_s(
     assert coordinator(monkeypatch, "watch", run, *options) == code
 
 
-def test_a_run_that_goes_on_is_shown_once(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_run_that_goes_on_is_shown_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     change(run, status="running")
     assert coordinator(monkeypatch, "watch", run.parent, "--once") == 0
     shown = capsys.readouterr().out
@@ -96,10 +105,15 @@ def test_a_run_that_goes_on_is_shown_once(run: Path, monkeypatch: pytest.MonkeyP
     assert coordinator(monkeypatch, "watch", run.parent, "--once", "--json") == 0
     state = json.loads(capsys.readouterr().out)
     assert (state["status"], state["done"], state["folder"]) == ("running", 3, str(run))
-    assert {name: site["doing"] for name, site in state["sites"].items()} == {"0": "evaluated", "1": "evaluated"}
+    assert {name: site["doing"] for name, site in state["sites"].items()} == {
+        "0": "evaluated",
+        "1": "evaluated",
+    }
 
 
-def test_nothing_to_watch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_nothing_to_watch_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     for options, word in (
         (("--once",), "there is no run in"),
         (("--timeout", "0.1"), "no run has begun"),
@@ -111,7 +125,9 @@ def test_nothing_to_watch_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         assert word in error
 
 
-def test_the_next_run_is_not_one_that_is_there(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_the_next_run_is_not_one_that_is_there(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     assert coordinator(monkeypatch, "watch", run.parent, "--next", "--timeout", "0.1") == 1
     assert "no run has begun" in capsys.readouterr().err
 
@@ -136,7 +152,10 @@ def test_a_terminal_shows_rounds_and_sites(run: Path) -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_no_site_can_speak_to_the_terminal(run: Path, terminal: bool) -> None:
-    lines = [{"event": "rejected", "site": EVIL, "reason": EVIL}, {"event": EVIL, EVIL: EVIL, "list": [EVIL]}]
+    lines = [
+        {"event": "rejected", "site": EVIL, "reason": EVIL},
+        {"event": EVIL, EVIL: EVIL, "list": [EVIL]},
+    ]
     with (run / "events.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     up: dict[str, Any] = {"up_per_site": {EVIL: 10}}
@@ -154,7 +173,9 @@ def test_no_site_can_speak_to_the_terminal(run: Path, terminal: bool) -> None:
 def test_a_small_terminal_shows_who_is_in_trouble(tmp_path: Path) -> None:
     replies = [{"event": "replied", "site": str(number), "bytes": 10} for number in range(60)]
     refused = {"event": "rejected", "site": "59", "reason": "too large"}
-    folder = make_run(tmp_path, "r", "running", {"event": "invited", "sites": 70}, *replies, refused)
+    folder = make_run(
+        tmp_path, "r", "running", {"event": "invited", "sites": 70}, *replies, refused
+    )
     run = LiveRun(folder)
     run.refresh()
     screen = Console(file=io.StringIO(), width=100)
@@ -166,7 +187,14 @@ def test_a_small_terminal_shows_who_is_in_trouble(tmp_path: Path) -> None:
 
 
 def test_a_silent_run_is_reported_as_silent(tmp_path: Path) -> None:
-    run = LiveRun(make_run(tmp_path, "r", "running", {"time": "2026-01-01T00:00:00+00:00", "event": "invited", "sites": 1}))
+    run = LiveRun(
+        make_run(
+            tmp_path,
+            "r",
+            "running",
+            {"time": "2026-01-01T00:00:00+00:00", "event": "invited", "sites": 1},
+        )
+    )
     run.refresh()
     screen = Console(file=io.StringIO(), width=100)
     screen.print(view(run))
@@ -179,7 +207,9 @@ def test_a_spark_is_between_the_smallest_and_the_largest() -> None:
     assert sparkline([0.5]) == ""
 
 
-def test_a_run_given_up_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_run_given_up_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     make_run(tmp_path / "runs", "r", "running", {"event": "invited", "sites": 1})
     assert coordinator(monkeypatch, "watch", tmp_path / "runs", "--json", "--timeout", "0.4") == 1
     out, error = capsys.readouterr()

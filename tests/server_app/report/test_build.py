@@ -38,7 +38,15 @@ def make_run(
             events.append({"event": bad[name][0], "site": name, "reason": bad[name][1]})
         else:
             counts = {c: chance.randrange(40) for c in classes}
-            events.append({"event": "replied", "site": name, "bytes": up[name], "seconds": 2.5, "counts": counts})
+            events.append(
+                {
+                    "event": "replied",
+                    "site": name,
+                    "bytes": up[name],
+                    "seconds": 2.5,
+                    "counts": counts,
+                }
+            )
     result: dict[str, Any] = {
         "schema": 1,
         "method": "fedpft",
@@ -109,12 +117,15 @@ def flat(text: str) -> str:
 
 @pytest.mark.parametrize("simulation", [True, False])
 @pytest.mark.parametrize("count", [1, 10, 300])
-def test_report_is_one_file_that_loads_nothing(tmp_path: Path, count: int, simulation: bool) -> None:
+def test_report_is_one_file_that_loads_nothing(
+    tmp_path: Path, count: int, simulation: bool
+) -> None:
     html, page = report(make_run(tmp_path, [str(i) for i in range(count)], simulation=simulation))
     assert "script" not in page.tags
     assert not {"link", "iframe", "object", "embed", "base"} & set(page.tags)
     assert all(
-        link.startswith(("#", "data:image/png;base64,", "data:text/csv;charset=utf-8;base64,")) for link in page.links
+        link.startswith(("#", "data:image/png;base64,", "data:text/csv;charset=utf-8;base64,"))
+        for link in page.links
     )
     assert not re.search(r"https?://|@import|url\((?!#)", html)
     assert "nan" not in re.findall(r"[a-z]+", re.sub(r"base64,[^\"]*", "", html))
@@ -127,25 +138,37 @@ def test_ids_are_unique_over_all_pictures_and_every_reference_resolves(tmp_path:
     assert {a or b for a, b in used} <= set(page.ids)
 
 
-def test_a_simulation_shows_all_pictures_and_says_that_real_points_stay_in_hospitals(tmp_path: Path) -> None:
+def test_a_simulation_shows_all_pictures_and_says_that_real_points_stay_in_hospitals(
+    tmp_path: Path,
+) -> None:
     _, page = report(make_run(tmp_path, DIGITS))
     assert page.tags.count("svg") == 6
     assert "real points never leave a hospital" in flat(page.text)
-    assert "FedPFT on the surrogates of 10 of 10 sites reaches 68.4% accuracy, against 70.2%" in flat(page.text)
+    assert (
+        "FedPFT on the surrogates of 10 of 10 sites reaches 68.4% accuracy, against 70.2%"
+        in flat(page.text)
+    )
     assert 'role="alert"' not in report(tmp_path)[0]
 
 
-def test_a_deployment_has_no_model_accuracy_and_reports_the_mean_of_the_sites(tmp_path: Path) -> None:
+def test_a_deployment_has_no_model_accuracy_and_reports_the_mean_of_the_sites(
+    tmp_path: Path,
+) -> None:
     make_run(tmp_path, ["Aachen", "Bern"], simulation=False)
     values = json.loads((tmp_path / "metrics.json").read_text())["accuracy"]["per_site"].values()
     _, page = report(tmp_path)
-    assert f"{100 * sum(values) / 2:.1f}% accuracy averaged over the sites' own test data" in flat(page.text)
+    assert f"{100 * sum(values) / 2:.1f}% accuracy averaged over the sites' own test data" in flat(
+        page.text
+    )
     assert "never leave a hospital" not in page.text
     assert page.tags.count("svg") == 4
 
 
 def test_every_missing_site_is_named_with_its_reason(tmp_path: Path) -> None:
-    bad = {f"h{i}": ("dropped" if i % 2 else "rejected", f"reason number {i}") for i in range(0, 300, 7)}
+    bad = {
+        f"h{i}": ("dropped" if i % 2 else "rejected", f"reason number {i}")
+        for i in range(0, 300, 7)
+    }
     _, page = report(make_run(tmp_path, [f"h{i}" for i in range(300)], bad=bad))
     banner = flat(page.text).split("not in this result")[1].split("Duration")[0]
     for name, (what, why) in bad.items():
@@ -157,7 +180,10 @@ def test_sites_with_the_same_reason_share_a_line_and_all_stand_in_the_table(tmp_
     html, page = report(make_run(tmp_path, [str(i) for i in range(300)], bad=bad))
     assert "and 36 more (see Sites): dropped, no answer within 3600 s" in flat(page.text)
     for name in bad:
-        assert re.search(rf'<td class="name">{name}</td><td class="reason"><span class="bad">dropped</span>', html)
+        assert re.search(
+            rf'<td class="name">{name}</td><td class="reason"><span class="bad">dropped</span>',
+            html,
+        )
 
 
 def test_a_site_that_never_answered_is_named(tmp_path: Path) -> None:
@@ -187,7 +213,9 @@ def test_names_and_reasons_are_text_and_never_markup(tmp_path: Path) -> None:
     assert evil in unescape(html)
 
 
-def test_the_same_folder_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_folder_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path, [str(i) for i in range(40)], classes=[f"c{i}" for i in range(120)])
     first = write_report(tmp_path).read_bytes()
     monkeypatch.setattr(time, "time", lambda: 0.0)
@@ -206,7 +234,11 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
     text = flat(page.text)
     assert "This run did not finish: 1 of 2 sites had replied." in text
     assert "The run failed 1 of 2 sites replied, quorum needs 2" in text
-    for note in ("metrics.json is missing", "manifest.json is missing", "events.jsonl has 1 unreadable line,"):
+    for note in (
+        "metrics.json is missing",
+        "manifest.json is missing",
+        "events.jsonl has 1 unreadable line,",
+    ):
         assert note in text
     assert "Not drawn" in text
 
@@ -218,8 +250,13 @@ def test_the_failure_in_the_metrics_wins(tmp_path: Path) -> None:
     assert "The run failed the head diverged" in text
 
 
-@pytest.mark.parametrize("part", ["metrics.json", "manifest.json", "events.jsonl", "projection.json"])
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"accuracy": 3, "sites": [], "config": 1, "real": {"x": "a"}}'])
+@pytest.mark.parametrize(
+    "part", ["metrics.json", "manifest.json", "events.jsonl", "projection.json"]
+)
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"accuracy": 3, "sites": [], "config": 1, "real": {"x": "a"}}'],
+)
 def test_a_broken_part_never_stops_the_report(tmp_path: Path, part: str, content: str) -> None:
     make_run(tmp_path, DIGITS)
     (tmp_path / part).write_text(content)
@@ -228,7 +265,9 @@ def test_a_broken_part_never_stops_the_report(tmp_path: Path, part: str, content
 
 def test_numbers_that_are_none_are_treated_as_missing(tmp_path: Path) -> None:
     accuracy = {"model": float("nan"), "oracle": None, "per_site": {"a": "high", "b": True}}
-    html, page = report(make_run(tmp_path, ["a", "b"], metrics={"accuracy": accuracy, "seconds": None}))
+    html, page = report(
+        make_run(tmp_path, ["a", "b"], metrics={"accuracy": accuracy, "seconds": None})
+    )
     assert "its accuracy was not measured" in flat(page.text)
     assert "nan%" not in html
 
@@ -243,11 +282,15 @@ def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path, make: Any) ->
 def test_changed_settings_stand_beside_their_default(tmp_path: Path) -> None:
     html, _ = report(make_run(tmp_path, ["a"]))
     changed = re.findall(r'<tr class="changed">(.*?)</tr>', html)
-    assert [re.sub(r"<[^>]*>", " ", row).split() for row in changed] == [["fedpft.rank", "64", "16"]]
+    assert [re.sub(r"<[^>]*>", " ", row).split() for row in changed] == [
+        ["fedpft.rank", "64", "16"]
+    ]
 
 
 def test_without_privacy_the_report_says_so(tmp_path: Path) -> None:
-    assert "Nothing protects single records in this run" in report(make_run(tmp_path, ["a"]))[1].text
+    assert (
+        "Nothing protects single records in this run" in report(make_run(tmp_path, ["a"]))[1].text
+    )
 
 
 def test_privacy_is_listed_by_site_and_a_site_without_budget_is_named(tmp_path: Path) -> None:
@@ -268,7 +311,9 @@ def test_counts_never_reported_stay_empty_instead_of_zero() -> None:
 @pytest.mark.parametrize(("sites", "classes"), [(1, 2), (24, 24), (25, 2), (2, 1000), (1000, 1000)])
 def test_the_class_picture_stays_small_at_any_size(sites: int, classes: int) -> None:
     counts = np.random.default_rng(0).integers(0, 50, (sites, classes)).astype(np.float64)
-    svg = plots.class_counts([str(i) for i in range(sites)], [str(i) for i in range(classes)], counts)
+    svg = plots.class_counts(
+        [str(i) for i in range(sites)], [str(i) for i in range(classes)], counts
+    )
     assert len(svg) < 400_000
     assert svg.count("<text") < 700
 
@@ -281,7 +326,9 @@ def test_labels_never_overlap_and_stay_in_the_picture() -> None:
     assert placed[:, 1].max() <= 2.8
 
 
-@pytest.mark.parametrize("values", [[0.5], [0.98, 1.0], [0.0, 0.01], [0.68, 0.70, 0.55], [0.1, 0.9]])
+@pytest.mark.parametrize(
+    "values", [[0.5], [0.98, 1.0], [0.0, 0.01], [0.68, 0.70, 0.55], [0.1, 0.9]]
+)
 def test_the_accuracy_axis_holds_all_values_and_never_exaggerates(values: list[float]) -> None:
     low, high = svg.accuracy_range(values)
     assert 0 <= low <= min(values)
@@ -291,7 +338,14 @@ def test_the_accuracy_axis_holds_all_values_and_never_exaggerates(values: list[f
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (182_000, "182 kB"), (999_999, "1 MB"), (1.82e6, "1.82 MB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (182_000, "182 kB"),
+        (999_999, "1 MB"),
+        (1.82e6, "1.82 MB"),
+    ],
 )
 def test_bytes_are_reported_in_decimal_units(count: float, text: str) -> None:
     assert units.human_bytes(count) == text
@@ -299,13 +353,22 @@ def test_bytes_are_reported_in_decimal_units(count: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.02, "20 ms"), (3.21, "3.2 s"), (59.97, "1 min"), (125, "2 min 5 s"), (3599.9, "1 h"), (4320, "1 h 12 min")],
+    [
+        (0.02, "20 ms"),
+        (3.21, "3.2 s"),
+        (59.97, "1 min"),
+        (125, "2 min 5 s"),
+        (3599.9, "1 h"),
+        (4320, "1 h 12 min"),
+    ],
 )
 def test_durations_are_reported_in_human_units(seconds: float, text: str) -> None:
     assert units.human_seconds(seconds) == text
 
 
-@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}              "])
+@pytest.mark.parametrize(
+    "content", [b"", b"no safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}              "]
+)
 def test_a_broken_sheet_of_images_is_left_out(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -318,8 +381,12 @@ def test_a_run_on_other_records_is_said_to_be_no_comparison(tmp_path: Path) -> N
     for name, alpha in (("a-111111", 0.5), ("b-222222", 9.0)):
         (tmp_path / name).mkdir()
         rounds = [{"round": 1, "accuracy": 0.5, "bytes_up": 1000}]
-        (tmp_path / name / "metrics.json").write_text(json.dumps({"status": "ok", "method": "fedavg", "rounds": rounds}))
-        (tmp_path / name / "manifest.json").write_text(json.dumps({"config": {"alpha": alpha, "fedavg": {"rounds": 1}}}))
+        (tmp_path / name / "metrics.json").write_text(
+            json.dumps({"status": "ok", "method": "fedavg", "rounds": rounds})
+        )
+        (tmp_path / name / "manifest.json").write_text(
+            json.dumps({"config": {"alpha": alpha, "fedavg": {"rounds": 1}}})
+        )
     page = write_report(tmp_path / "a-111111", [tmp_path / "b-222222"]).read_text()
     assert "b-222222 has other records (alpha = 9.0, here 0.5)" in page
 
@@ -334,13 +401,20 @@ def csv_file(files: list[Path], name: str) -> list[list[str]]:
 def test_runs_are_drawn_beside_each_other_and_those_without_a_curve_refused(tmp_path: Path) -> None:
     for name, rounds in (("a-111111", [0.2, 0.5]), ("b-222222", [0.3, 0.4]), ("c-333333", [])):
         (tmp_path / name).mkdir()
-        reported = [{"round": i + 1, "accuracy": a, "bytes_up": 1000 * (i + 1)} for i, a in enumerate(rounds)]
+        reported = [
+            {"round": i + 1, "accuracy": a, "bytes_up": 1000 * (i + 1)}
+            for i, a in enumerate(rounds)
+        ]
         reported = reported or [{"round": 1, "accuracy": None}]
-        (tmp_path / name / "metrics.json").write_text(json.dumps({"status": "ok", "method": "fedavg", "rounds": reported}))
+        (tmp_path / name / "metrics.json").write_text(
+            json.dumps({"status": "ok", "method": "fedavg", "rounds": reported})
+        )
     page = write_report(tmp_path / "a-111111", [tmp_path / "b-222222"]).read_text()
     assert "Compared with other runs" in page
     assert "FedAvg 222222" in page
-    rows = csv_file(write_csv(tmp_path / "a-111111", tmp_path / "csv", [tmp_path / "b-222222"]), "comparison")
+    rows = csv_file(
+        write_csv(tmp_path / "a-111111", tmp_path / "csv", [tmp_path / "b-222222"]), "comparison"
+    )
     assert rows[1] == ["FedAvg", "1", "1000", "0.2"]
     assert rows[4] == ["FedAvg 222222", "2", "2000", "0.4"]
     assert "comparison.csv" in page

@@ -1,4 +1,6 @@
-"""Noisy counts in a report: every number with its interval, hidden ones named, and nothing of a file is trusted."""
+"""Noisy counts in a report: every number with its interval, hidden ones named, and nothing of a
+file is trusted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from tests.server_app.report.test_build import flat, make_run
 
 
 def interval(value: float | None, low: float = 0.0, high: float = 1.0) -> dict[str, float | None]:
-    return {"value": value, "low": None if value is None else low, "high": None if value is None else high}
+    return {
+        "value": value,
+        "low": None if value is None else low,
+        "high": None if value is None else high,
+    }
 
 
 EVALUATION: dict[str, Any] = {
@@ -58,7 +64,9 @@ def folder(home: Path, kind: str = "", **files: Any) -> Path:
     """A run's folder with files of counts, of a run that counts if `kind` names one."""
     run = make_run(home, ["a", "b"])
     for name, content in files.items():
-        (run / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        (run / f"{name}.json").write_text(
+            content if isinstance(content, str) else json.dumps(content)
+        )
     if kind:
         manifest = json.loads((run / "manifest.json").read_text())
         manifest["config"] |= {"counting.kind": kind}
@@ -108,8 +116,18 @@ def test_a_survey_is_shown_with_each_site_and_what_a_run_could_reach(tmp_path: P
         ("values", "Counts for the values of the hospitals"),
     ],
 )
-def test_the_page_of_a_run_that_counted_begins_with_what_it_found(tmp_path: Path, kind: str, title: str) -> None:
-    html, text = page(folder(tmp_path, kind, evaluation=EVALUATION, survey=SURVEY, values={"right": [9, 8], "noise": 1.0}))
+def test_the_page_of_a_run_that_counted_begins_with_what_it_found(
+    tmp_path: Path, kind: str, title: str
+) -> None:
+    html, text = page(
+        folder(
+            tmp_path,
+            kind,
+            evaluation=EVALUATION,
+            survey=SURVEY,
+            values={"right": [9, 8], "noise": 1.0},
+        )
+    )
     heading = html[html.index("<h1>") : html.index("</h1>")]
     assert title in heading
     assert "accuracy was not measured" not in text
@@ -122,8 +140,14 @@ def test_the_page_of_a_run_that_counted_begins_with_what_it_found(tmp_path: Path
         "{",
         "[]",
         {"kind": "evaluation", "classes": {"a": 3, "b": {"auroc": {"value": "x"}}}},
-        EVALUATION | {"accuracy": [], "sites": "many", "per_site": 3, "privacy": {"epsilon": "1"}, "exact": 4},
-        {"kind": "survey", "classes": {"a": None}, "per_site": {"s": 3}, "estimate": {"accuracy": [], "how": 2}},
+        EVALUATION
+        | {"accuracy": [], "sites": "many", "per_site": 3, "privacy": {"epsilon": "1"}, "exact": 4},
+        {
+            "kind": "survey",
+            "classes": {"a": None},
+            "per_site": {"s": 3},
+            "estimate": {"accuracy": [], "how": 2},
+        },
     ],
 )
 def test_broken_counts_never_stop_the_report(tmp_path: Path, broken: Any) -> None:
@@ -133,6 +157,8 @@ def test_broken_counts_never_stop_the_report(tmp_path: Path, broken: Any) -> Non
 
 def test_many_classes_are_in_the_table_alone(tmp_path: Path) -> None:
     row = EVALUATION["classes"]["<b>no</b>"]
-    html, text = page(folder(tmp_path, evaluation=EVALUATION | {"classes": {f"c{k}": row for k in range(200)}}))
+    html, text = page(
+        folder(tmp_path, evaluation=EVALUATION | {"classes": {f"c{k}": row for k in range(200)}})
+    )
     assert 'class="evaluation"' not in html
     assert "c199 201" in text

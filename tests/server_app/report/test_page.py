@@ -1,4 +1,6 @@
-"""The page of a report: pictures on any screen, comparisons at true bytes, warnings, tables for a spreadsheet."""
+"""The page of a report: pictures on any screen, comparisons at true bytes, warnings, tables for a
+spreadsheet.
+"""
 
 import base64
 import csv
@@ -30,12 +32,22 @@ from tests.documents import ROOT
 from tests.server_app.report.test_build import flat, make_run, report
 
 SITES = ["a", "b", "c"]
-ROUNDS = [{"round": n + 1, "accuracy": 0.3 + 0.1 * n, "bytes_up": 2_000_000 * (n + 1), "epsilon": n + 1.0} for n in range(4)]
-DOWNSTREAM = {"accuracy-local": 0.61, "accuracy-synthetic": 0.72, "accuracy-mixed": 0.83, "share": 0.4}
+ROUNDS = [
+    {"round": n + 1, "accuracy": 0.3 + 0.1 * n, "bytes_up": 2_000_000 * (n + 1), "epsilon": n + 1.0}
+    for n in range(4)
+]
+DOWNSTREAM = {
+    "accuracy-local": 0.61,
+    "accuracy-synthetic": 0.72,
+    "accuracy-mixed": 0.83,
+    "share": 0.4,
+}
 PRIVACY = {
     "epsilon": 1.5,
     "delta": 1e-05,
-    "per_site": {name: {"epsilon": 1.5, "signal_to_noise": {"sums": 3.0, "counts": 2.0}} for name in SITES},
+    "per_site": {
+        name: {"epsilon": 1.5, "signal_to_noise": {"sums": 3.0, "counts": 2.0}} for name in SITES
+    },
 }
 
 
@@ -45,7 +57,12 @@ def full_run(folder: Path, **metrics: Any) -> Path:
     landscape = {"radii": {"a": 1.0, "b": 2.0}, "radius": 1.5, "moved": 1.2}
     rounds = [each | landscape for each in ROUNDS]
     seconds = {"extract": 4.1, "learn": 1.3, "total": 21.0, "command": 47.0}
-    every = {"rounds": rounds, "downstream": dict.fromkeys(SITES, DOWNSTREAM), "privacy": PRIVACY, "seconds": seconds}
+    every = {
+        "rounds": rounds,
+        "downstream": dict.fromkeys(SITES, DOWNSTREAM),
+        "privacy": PRIVACY,
+        "seconds": seconds,
+    }
     return make_run(folder, SITES, metrics=every | metrics)
 
 
@@ -63,7 +80,9 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return found
 
 
-def test_a_run_that_sends_once_stands_at_its_bytes_next_to_rounds(tmp_path: Path, figures: list[Figure]) -> None:
+def test_a_run_that_sends_once_stands_at_its_bytes_next_to_rounds(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
     once, rounds = tmp_path / "fedpft-111111", tmp_path / "fedavg-222222"
     once.mkdir()
     make_run(once, SITES, metrics={"rounds": [{"round": 1, "accuracy": 0.684, "bytes_up": None}]})
@@ -73,9 +92,13 @@ def test_a_run_that_sends_once_stands_at_its_bytes_next_to_rounds(tmp_path: Path
     figures.clear()
     page = write_report(rounds, [once]).read_text()
     (by_bytes,) = (
-        each for each in figures if each.axes[0].get_xlabel().startswith("sent up") and len(each.axes[0].lines) == 3
+        each
+        for each in figures
+        if each.axes[0].get_xlabel().startswith("sent up") and len(each.axes[0].lines) == 3
     )
-    lines = {line.get_label(): list(map(float, line.get_xdata())) for line in by_bytes.axes[0].lines}
+    lines = {
+        line.get_label(): list(map(float, line.get_xdata())) for line in by_bytes.axes[0].lines
+    }
     assert lines["FedPFT"] == [sent]
     assert lines["FedAvg"] == [each["bytes_up"] for each in ROUNDS]
     low, high = by_bytes.axes[0].get_xlim()
@@ -96,7 +119,11 @@ def test_every_axis_has_a_title(tmp_path: Path, figures: list[Figure]) -> None:
     assert len(figures) >= 11
     for figure in figures:
         # A bar of colours has its title above.
-        for axes in (each for each in figure.axes if each.axison and not each.get_label().startswith("<colorbar")):
+        for axes in (
+            each
+            for each in figure.axes
+            if each.axison and not each.get_label().startswith("<colorbar")
+        ):
             assert axes.get_xlabel(), figure.axes
             assert axes.get_ylabel() or not axes.get_yticks().size, axes.get_xlabel()
 
@@ -109,8 +136,13 @@ def test_no_two_ticks_have_the_same_text(tmp_path: Path, figures: list[Figure]) 
             assert len(set(shown)) == len(shown), shown
 
 
-@pytest.mark.parametrize("left_out", [(), ("time",), ("counts", "time"), ("radii", "epsilons", "progress"), ("outcomes",)])
-def test_no_row_is_half_empty(tmp_path: Path, left_out: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "left_out",
+    [(), ("time",), ("counts", "time"), ("radii", "epsilons", "progress"), ("outcomes",)],
+)
+def test_no_row_is_half_empty(
+    tmp_path: Path, left_out: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from server_app.report import build
 
     shown: list[tuple[str, str, str]] = []
@@ -118,7 +150,12 @@ def test_no_row_is_half_empty(tmp_path: Path, left_out: tuple[str, ...], monkeyp
 
     def spied(pictures: dict[str, Any]) -> list[tuple[str, str, str]]:
         kept = {key: svgs for key, svgs in pictures.items() if key not in left_out}
-        heights.update({key: float(re.search(r'viewBox="0 0 \S+ (\S+)"', svgs[0])[1]) for key, svgs in kept.items()})  # type: ignore[index]
+        heights.update(
+            {
+                key: float(re.search(r'viewBox="0 0 \S+ (\S+)"', svgs[0])[1])
+                for key, svgs in kept.items()
+            }
+        )  # type: ignore[index]
         shown.extend(layout(kept))
         return shown
 
@@ -143,7 +180,10 @@ def test_pictures_follow_a_dark_screen(tmp_path: Path) -> None:
     assert re.findall(r"(?:fill|stroke|color): ?#[0-9a-f]+", drawn) == []
     assert "currentColor" in drawn
     used = set(re.findall(r"var\(--([a-z0-9-]+)\)", page))
-    light, dark = page.split("@media (prefers-color-scheme: dark)")[0], page.split("@media (prefers-color-scheme: dark)")[1]
+    light, dark = (
+        page.split("@media (prefers-color-scheme: dark)")[0],
+        page.split("@media (prefers-color-scheme: dark)")[1],
+    )
     for name in used:
         assert f"--{name}:" in light, name
         assert f"--{name}:" in dark.split("}")[0], name
@@ -152,7 +192,9 @@ def test_pictures_follow_a_dark_screen(tmp_path: Path) -> None:
 def brightness(colour: str) -> float:
     """Relative luminance of a colour (WCAG 2)."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    red, green, blue = (
+        each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -166,8 +208,13 @@ def test_colours_of_texts_and_lines_can_be_read_on_both_screens() -> None:
 
 def tables(page: str) -> dict[str, list[list[str]]]:
     """The tables behind the links of a page."""
-    found = re.findall(r'download="(\w+)\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page)
-    return {name: list(csv.reader(io.StringIO(base64.b64decode(text).decode("utf-8-sig")))) for name, text in found}
+    found = re.findall(
+        r'download="(\w+)\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page
+    )
+    return {
+        name: list(csv.reader(io.StringIO(base64.b64decode(text).decode("utf-8-sig"))))
+        for name, text in found
+    }
 
 
 def test_every_table_can_be_taken_as_csv(tmp_path: Path) -> None:
@@ -179,20 +226,32 @@ def test_every_table_can_be_taken_as_csv(tmp_path: Path) -> None:
     assert found["sites"][0] == [*columns, "accuracy own", "accuracy synthetic", "accuracy mixed"]
     assert [row[0] for row in found["sites"][1:]] == SITES
     metrics = json.loads((run / "metrics.json").read_text())
-    assert [int(row[4]) for row in found["sites"][1:]] == [metrics["bytes"]["up_per_site"][name] for name in SITES]
-    assert [float(row[1]) for row in found["rounds"][1:]] == pytest.approx([each["accuracy"] for each in ROUNDS])
+    assert [int(row[4]) for row in found["sites"][1:]] == [
+        metrics["bytes"]["up_per_site"][name] for name in SITES
+    ]
+    assert [float(row[1]) for row in found["rounds"][1:]] == pytest.approx(
+        [each["accuracy"] for each in ROUNDS]
+    )
     assert ["fedpft.rank", "64", "16"] in found["settings"]
     files = write_csv(run, tmp_path / "out")
-    assert {file.stem: list(csv.reader(file.open(encoding="utf-8-sig", newline=""))) for file in files} == found
+    assert {
+        file.stem: list(csv.reader(file.open(encoding="utf-8-sig", newline=""))) for file in files
+    } == found
 
 
-@pytest.mark.parametrize("name", ["=cmd|'/C calc'!A0", "+1", "-1+2", "@SUM(A1)", "\tx", "a,b", 'q"x', "two\nlines"])
+@pytest.mark.parametrize(
+    "name", ["=cmd|'/C calc'!A0", "+1", "-1+2", "@SUM(A1)", "\tx", "a,b", 'q"x', "two\nlines"]
+)
 def test_a_name_is_no_formula_in_a_spreadsheet(name: str, tmp_path: Path) -> None:
     (cell,) = next(csv.reader(io.StringIO(csv_text([(name,)]), newline="")))
     assert not cell.startswith(("=", "+", "-", "@", "\t"))
     assert cell.lstrip("'") == name
     page = write_report(make_run(tmp_path, SITES, classes=[name, "x"])).read_text()
-    assert all(not cell.startswith(("=", "+", "@", "\t")) for row in tables(page)["classes"] for cell in row)
+    assert all(
+        not cell.startswith(("=", "+", "@", "\t"))
+        for row in tables(page)["classes"]
+        for cell in row
+    )
 
 
 def test_what_accuracy_at_a_site_means_is_in_the_table(tmp_path: Path) -> None:
@@ -216,7 +275,10 @@ def test_what_accuracy_at_a_site_means_is_in_the_table(tmp_path: Path) -> None:
 
 def counts(folder: Path, *per_site: dict[str, int]) -> None:
     """Replace the numbers of records that the sites have reported."""
-    lines = [{"event": "replied", "site": name, "counts": each} for name, each in zip(SITES, per_site, strict=True)]
+    lines = [
+        {"event": "replied", "site": name, "counts": each}
+        for name, each in zip(SITES, per_site, strict=True)
+    ]
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -245,8 +307,12 @@ def test_classes_that_no_site_has_are_named(tmp_path: Path) -> None:
         ({"model": None, "per_site": dict.fromkeys(SITES, 0.7)}, False),
     ],
 )
-def test_a_model_no_better_than_chance_is_named(tmp_path: Path, accuracy: dict[str, Any], warned: bool) -> None:
-    run = make_run(tmp_path, SITES, classes=["no", "yes"], metrics={"accuracy": {"per_site": {}} | accuracy})
+def test_a_model_no_better_than_chance_is_named(
+    tmp_path: Path, accuracy: dict[str, Any], warned: bool
+) -> None:
+    run = make_run(
+        tmp_path, SITES, classes=["no", "yes"], metrics={"accuracy": {"per_site": {}} | accuracy}
+    )
     counts(run, {"no": 40, "yes": 10}, {"no": 10, "yes": 10}, {"no": 10, "yes": 20})
     if not accuracy.get("per_site"):
         counts(run, {"no": 40, "yes": 10}, {"no": 10, "yes": 10}, {"no": 10, "yes": 20})
@@ -258,7 +324,9 @@ def test_a_model_no_better_than_chance_is_named(tmp_path: Path, accuracy: dict[s
     assert ("no better than chance" in page.text) == warned
 
 
-def test_the_duration_is_what_the_command_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_duration_is_what_the_command_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(COMMAND_BEGAN, f"{time.time() - 100:f}")
     folder = RunWriter(parse_run({"output-dir": str(tmp_path)}), 7)
     folder.event("invited", sites=0)
@@ -284,7 +352,9 @@ def test_the_start_of_the_processes_is_a_part_of_the_time(tmp_path: Path) -> Non
 
 
 def test_a_run_in_rounds_shows_its_bytes_a_round(tmp_path: Path) -> None:
-    _, page = report(full_run(tmp_path / "a", bytes={"up": 8_000_000, "down": 10, "up_per_site": {}}))
+    _, page = report(
+        full_run(tmp_path / "a", bytes={"up": 8_000_000, "down": 10, "up_per_site": {}})
+    )
     assert "Sent up8 MB2 MB a round" in flat(page.text)
 
 
@@ -292,8 +362,14 @@ def test_flower_packs_every_template() -> None:
     """The app of a run is what Flower packs. It draws the report."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = ("common", "client_app", "server_app", "strategies")
-    files = [*(file for folder in folders for file in (ROOT / folder).rglob("*.*")), ROOT / "LICENSE", ROOT / "README.md"]
-    packed = get_filtered_fab_paths({file.relative_to(ROOT).as_posix(): file for file in files}, config)
+    files = [
+        *(file for folder in folders for file in (ROOT / folder).rglob("*.*")),
+        ROOT / "LICENSE",
+        ROOT / "README.md",
+    ]
+    packed = get_filtered_fab_paths(
+        {file.relative_to(ROOT).as_posix(): file for file in files}, config
+    )
     templates = {file.relative_to(ROOT).as_posix() for file in TEMPLATES.iterdir()}
     assert "server_app/report/templates/page.html.j2.md" in templates
     assert templates <= set(packed)

@@ -11,7 +11,13 @@ from tests.server_app.report.test_build import flat, make_run, report
 def private_site(**more: Any) -> dict[str, Any]:
     noise = {"counts": 5.4, "sums": 1.5, "squares": 1.7}
     signal = {"counts": 9.0, "sums": 0.0, "squares": None}
-    facts = {"epsilon": 1.0, "delta": 1e-05, "unit": "patient", "mechanism": "sums", "noise_multiplier": 3.73}
+    facts = {
+        "epsilon": 1.0,
+        "delta": 1e-05,
+        "unit": "patient",
+        "mechanism": "sums",
+        "noise_multiplier": 3.73,
+    }
     return facts | {"noise": noise, "signal_to_noise": signal} | more
 
 
@@ -42,7 +48,12 @@ def test_the_promise_stands_in_plain_words_with_what_it_leaves_open(tmp_path: Pa
 @pytest.mark.parametrize(
     "privacy",
     [
-        {"per_site": {"a": 3, "b": {"epsilon": "x", "noise": [], "signal_to_noise": {"sums": "y"}}}},
+        {
+            "per_site": {
+                "a": 3,
+                "b": {"epsilon": "x", "noise": [], "signal_to_noise": {"sums": "y"}},
+            }
+        },
         {"epsilon": 1e9, "delta": 0.0, "per_site": [], "not_covered": "none", "dropped_classes": 1},
         {"epsilon": -1, "delta": -1},
         {"epsilon": 0.5, "per_site": {"a": {"signal_to_noise": {"sums": 1e200, "counts": 0}}}},
@@ -53,7 +64,9 @@ def test_odd_privacy_never_stops_the_report(tmp_path: Path, privacy: Any) -> Non
 
 
 def test_a_run_that_asked_for_privacy_and_used_nothing_promises_nothing(tmp_path: Path) -> None:
-    make_run(tmp_path, ["a"], metrics={"status": "failed", "failure": "1 of 4 sites, the quorum is 2"})
+    make_run(
+        tmp_path, ["a"], metrics={"status": "failed", "failure": "1 of 4 sites, the quorum is 2"}
+    )
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["config"] |= {"epsilon": 4.0, "delta": 1e-5}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
@@ -64,7 +77,11 @@ def test_a_run_that_asked_for_privacy_and_used_nothing_promises_nothing(tmp_path
 
 @pytest.mark.parametrize("count", [1, 24, 25, 1000])
 def test_the_noise_picture_stays_small_at_any_size(count: int) -> None:
-    signals = {"counts": [0.0] * count, "sums": [3.0] * count, "squares": [None, *[50.0] * (count - 1)]}
+    signals = {
+        "counts": [0.0] * count,
+        "sums": [3.0] * count,
+        "squares": [None, *[50.0] * (count - 1)],
+    }
     drawn = noise_against_signal([f"site {i}" for i in range(count)], signals)
     assert len(drawn) < 600_000
     assert drawn.count("<text") < 150

@@ -9,7 +9,16 @@ from server_app.relearn import relearn
 from server_app.report.build import write_report
 from server_app.runs.card import missing_line, run_card
 from strategies.base.outcome import Site
-from tests.grid import FAST, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites, surrogates_of
+from tests.grid import (
+    FAST,
+    Fault,
+    InProcessGrid,
+    events_of,
+    metrics_of,
+    run_federation,
+    sites,
+    surrogates_of,
+)
 
 SHORT = {"deadline": 0.15}
 
@@ -42,7 +51,9 @@ def test_who_does_not_tell_is_taken_for_as_large_as_the_largest() -> None:
     assert silent["missing_share"] == pytest.approx(300 / 700, abs=1e-4)
     absent = run_card([used("a", 100), used("b", 300)], 3)
     assert (absent["never_came"], absent["missing_share"]) == (1, silent["missing_share"])
-    assert run_card([used("a"), used("b"), Site("c")], 0)["missing_share"] == pytest.approx(1 / 3, abs=1e-4)
+    assert run_card([used("a"), used("b"), Site("c")], 0)["missing_share"] == pytest.approx(
+        1 / 3, abs=1e-4
+    )
 
 
 def test_what_is_missing_is_reported_in_a_line() -> None:
@@ -63,7 +74,12 @@ def test_what_comes_in_the_time_of_grace_is_kept_and_named_late(tmp_path: Path) 
     metrics = metrics_of(folder)
     assert metrics["sites"] == {"invited": 3, "used": 2, "rejected": 0, "dropped": 1}
     card = metrics["card"]
-    assert (card["state"], card["used"], set(card["late"]), card["dropped"]) == ("red", ["0", "2"], {"1"}, {})
+    assert (card["state"], card["used"], set(card["late"]), card["dropped"]) == (
+        "red",
+        ["0", "2"],
+        {"1"},
+        {},
+    )
     assert set(card["records"]) == {"0", "1", "2"}
     page = write_report(folder).read_text()
     assert "2 used, 1 late" in page
@@ -81,7 +97,9 @@ def test_without_grace_nobody_is_waited_for_after_the_deadline(tmp_path: Path) -
     assert metrics_of(folder)["card"]["dropped"].keys() == {"node 1002"}
 
 
-def test_a_missed_quorum_still_waits_in_grace_and_a_head_can_be_learned_from_all(tmp_path: Path) -> None:
+def test_a_missed_quorum_still_waits_in_grace_and_a_head_can_be_learned_from_all(
+    tmp_path: Path,
+) -> None:
     grid = InProcessGrid(sites(3), {node: Fault(pulls=30) for node in (1, 2)})
     with pytest.raises(RunError, match="quorum missed: 1 of 3"):
         run_federation(tmp_path, grid, **FAST, **SHORT, grace=30.0, quorum=0.9)

@@ -20,7 +20,12 @@ START = Start(42, datetime(2026, 1, 2, tzinfo=UTC), {"torch": "2"}, "abc")
 
 
 def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None:
-    outcome = Outcome({1: Site("a", "used", "", 100, 10, 8, 6)}, model=HEAD, accuracy={"model": 0.5}, hops=[{"site": "a"}])
+    outcome = Outcome(
+        {1: Site("a", "used", "", 100, 10, 8, 6)},
+        model=HEAD,
+        accuracy={"model": 0.5},
+        hops=[{"site": "a"}],
+    )
     before = replace(outcome)
     first, again = (make_metrics(parse_run({}), outcome, End("ok", "", 2.0)) for _ in range(2))
     assert json.dumps(first) == json.dumps(again)
@@ -31,7 +36,9 @@ def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None
 
 
 @pytest.mark.parametrize(("stopped", "epsilon"), [("", 8.0), ("the budget is spent", 3.5)])
-def test_a_run_that_stopped_early_reports_the_epsilon_it_spent(stopped: str, epsilon: float) -> None:
+def test_a_run_that_stopped_early_reports_the_epsilon_it_spent(
+    stopped: str, epsilon: float
+) -> None:
     config = parse_run({"method": "fedlap", "epsilon": 8.0, "delta": 1e-5, "classes": "cat,dog"})
     claim = config.mechanism
     assert claim is not None

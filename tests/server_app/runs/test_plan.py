@@ -26,19 +26,34 @@ def config(family: str = "lowrank", components: int = 1, rank: int = 16) -> Run:
 def measured(tmp_path: Path, family: str, components: int) -> Iterator[tuple[Cost, int, int]]:
     """The plan for each site of a run, and the bytes that it actually sent and received."""
     grid = InProcessGrid(sites(3))
-    settings = {"fedpft.covariance": family, "fedpft.components": components, "partition": "iid", "head.epochs": 1}
+    settings = {
+        "fedpft.covariance": family,
+        "fedpft.components": components,
+        "partition": "iid",
+        "head.epochs": 1,
+    }
     folder = run_federation(tmp_path, grid, **settings, **{"head.min-steps": 20})
     for node in range(3):
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-        (counts,) = (e["counts"] for e in events if e["event"] == "replied" and e["site"] == str(node))
-        yield plan(config(family, components), 64, len(counts), sum(counts.values()), 20)[0], *grid.counted(node)
+        (counts,) = (
+            e["counts"] for e in events if e["event"] == "replied" and e["site"] == str(node)
+        )
+        yield (
+            plan(config(family, components), 64, len(counts), sum(counts.values()), 20)[0],
+            *grid.counted(node),
+        )
 
 
 @pytest.mark.parametrize("components", [1, 2])
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
-def test_a_plan_is_within_five_percent_of_the_run(tmp_path: Path, family: str, components: int) -> None:
+def test_a_plan_is_within_five_percent_of_the_run(
+    tmp_path: Path, family: str, components: int
+) -> None:
     for planned, up, down in measured(tmp_path, family, components):
-        assert (planned.up, planned.down) == (pytest.approx(up, rel=0.05), pytest.approx(down, rel=0.05))
+        assert (planned.up, planned.down) == (
+            pytest.approx(up, rel=0.05),
+            pytest.approx(down, rel=0.05),
+        )
 
 
 PRIVATE: list[dict[str, Any]] = [
@@ -48,8 +63,15 @@ PRIVATE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", PRIVATE)
-def test_a_private_plan_is_within_five_percent_of_the_run(tmp_path: Path, settings: dict[str, Any]) -> None:
-    settings = settings | {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(map(str, range(10))), "partition": "iid"}
+def test_a_private_plan_is_within_five_percent_of_the_run(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    settings = settings | {
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "classes": ",".join(map(str, range(10))),
+        "partition": "iid",
+    }
     grid = InProcessGrid(sites(3))
     run_federation(tmp_path, grid, **settings, **FAST)
     planned = plan(parse_run(settings), 64, 10, 400, 20)[0]
@@ -58,7 +80,12 @@ def test_a_private_plan_is_within_five_percent_of_the_run(tmp_path: Path, settin
 
 @pytest.mark.parametrize("private", [False, True])
 def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, private: bool) -> None:
-    settings: dict[str, Any] = {"method": "fedlap", "image-size": 16, "partition": "iid", "fedlap.rounds": 2}
+    settings: dict[str, Any] = {
+        "method": "fedlap",
+        "image-size": 16,
+        "partition": "iid",
+        "fedlap.rounds": 2,
+    }
     settings |= {"fedlap.image-steps": 1, "fedlap.server-steps": 1}
     if private:
         settings |= {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
@@ -73,9 +100,18 @@ def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, priv
 
 def test_noisy_sums_are_of_all_classes_whatever_the_records() -> None:
     settings = {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(30)))}
-    for family, squares in (("spherical", 0), ("diag", 64), ("full", 64 * 65 // 2), ("lowrank", 64 * 65 // 2)):
+    for family, squares in (
+        ("spherical", 0),
+        ("diag", 64),
+        ("full", 64 * 65 // 2),
+        ("lowrank", 64 * 65 // 2),
+    ):
         private = parse_run(settings | {"fedpft.covariance": family})
-        assert sent_numbers(private, 64, 30, 5) == sent_numbers(private, 64, 30, 5000) == 30 * 65 + squares
+        assert (
+            sent_numbers(private, 64, 30, 5)
+            == sent_numbers(private, 64, 30, 5000)
+            == 30 * 65 + squares
+        )
         few, many = (plan(private, 64, 2, records, 20)[0] for records in (50, 5000))
         assert few.up == many.up > 2 * (30 * 65 + squares)
 
@@ -104,16 +140,23 @@ def test_a_plan_is_hardly_lower_than_a_run_whose_components_dissolve(tmp_path: P
 
 def test_numbers_are_those_of_the_paper() -> None:
     """FedPFT, equations 9 to 11 with d = 512, C = 10, K = 10."""
-    assert sent_numbers(config("full", 10), 512, 10, 10_000) == (2 * 512 + (512**2 - 512) // 2 + 1) * 100
+    assert (
+        sent_numbers(config("full", 10), 512, 10, 10_000)
+        == (2 * 512 + (512**2 - 512) // 2 + 1) * 100
+    )
     assert sent_numbers(config("diag", 10), 512, 10, 10_000) == (2 * 512 + 1) * 100
     assert sent_numbers(config("spherical", 10), 512, 10, 10_000) == (512 + 2) * 100
     assert sent_numbers(config("lowrank", 10, 16), 512, 10, 10_000) == 512 * 17 + 513 * 100
 
 
 def test_few_records_hold_few_components() -> None:
-    assert sent_numbers(config("diag", 10), 64, 10, 200) == sent_numbers(config("diag", 2), 64, 10, 200)
+    assert sent_numbers(config("diag", 10), 64, 10, 200) == sent_numbers(
+        config("diag", 2), 64, 10, 200
+    )
     assert sent_numbers(config("diag", 10), 64, 10, 3) == sent_numbers(config("diag", 1), 64, 10, 3)
-    assert sent_numbers(config("lowrank", 1, 64), 512, 10, 50) == sent_numbers(config("lowrank", 1, 5), 512, 10, 50)
+    assert sent_numbers(config("lowrank", 1, 64), 512, 10, 50) == sent_numbers(
+        config("lowrank", 1, 5), 512, 10, 50
+    )
 
 
 def test_the_alternatives_stand_beside_the_run() -> None:
@@ -130,20 +173,39 @@ def test_a_dimension_is_found_without_loading_a_model(tmp_path: Path) -> None:
     for backbone, dimension in KNOWN_DIMENSIONS.items():
         assert find_dimension(parse_run({"data": "imagefolder", "backbone": backbone})) == dimension
     save_file({"x": torch.zeros(3, 77), "y": torch.zeros(3)}, tmp_path / "set-train.safetensors")
-    assert find_dimension(parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"})) == 77
+    assert (
+        find_dimension(
+            parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"})
+        )
+        == 77
+    )
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"", b"\xff" * 7, b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}", b"\x02" + b"\0" * 7 + b"[]"]
+    "content",
+    [
+        None,
+        b"",
+        b"\xff" * 7,
+        b"\xff" * 64,
+        b"\x02" + b"\0" * 7 + b"{}",
+        b"\x02" + b"\0" * 7 + b"[]",
+    ],
 )
-def test_a_dimension_that_cannot_be_found_is_asked_for(tmp_path: Path, content: bytes | None) -> None:
+def test_a_dimension_that_cannot_be_found_is_asked_for(
+    tmp_path: Path, content: bytes | None
+) -> None:
     if content is not None:
         (tmp_path / "set-train.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match="give --dimension"):
-        find_dimension(parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"}))
+        find_dimension(
+            parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"})
+        )
 
 
-@pytest.mark.parametrize("settings", [{"data": "imagefolder"}, {"backbone": "timm:resnet99"}, {"data": "safetensors"}])
+@pytest.mark.parametrize(
+    "settings", [{"data": "imagefolder"}, {"backbone": "timm:resnet99"}, {"data": "safetensors"}]
+)
 def test_an_unknown_dimension_is_asked_for(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="give --dimension"):
         find_dimension(Run.resolve(Settings(**settings)))  # type: ignore[arg-type]

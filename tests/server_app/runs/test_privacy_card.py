@@ -31,17 +31,23 @@ def config(mechanism: str = "sums", **settings: Any) -> Run:
     return parse_run(BUDGET | KINDS[mechanism] | settings)
 
 
-def released(config: Run, site: str = "s", present: int = 3, records: int = 3000, units: bool = False) -> AnySurrogate:
+def released(
+    config: Run, site: str = "s", present: int = 3, records: int = 3000, units: bool = False
+) -> AnySurrogate:
     """The received surrogate of a site with this many records of the first `present` classes."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(records) % present
     features = torch.randn(records, 8, generator=generator) + 4 * torch.eye(8)[labels]
     patients = [str(index // 2) for index in range(records)] if units else None
-    made = make_surrogate(SiteData(features, labels, CLASSES, "f" * 64, site, units=patients), config)
+    made = make_surrogate(
+        SiteData(features, labels, CLASSES, "f" * 64, site, units=patients), config
+    )
     return unpack_surrogate(pack_surrogate(made.surrogate))
 
 
-def card(config: Run, *surrogates: AnySurrogate, head: Head | None = None, simulated: bool = False) -> dict[str, Any]:
+def card(
+    config: Run, *surrogates: AnySurrogate, head: Head | None = None, simulated: bool = False
+) -> dict[str, Any]:
     found = privacy_card(config, surrogates, head, simulated)
     assert found is not None
     assert found == json.loads(json.dumps(found, allow_nan=False))
@@ -64,12 +70,19 @@ def test_a_card_says_what_each_site_claims(mechanism: str) -> None:
     assert (found["mechanism"], found["epsilon"], found["delta"]) == (mechanism, 4.0, 1e-5)
     assert list(found["per_site"]) == ["x", "y"]
     site = found["per_site"]["x"]
-    assert (site["unit"], site["mechanism"], site["epsilon"], site["delta"]) == ("record", mechanism, 4.0, 1e-5)
+    assert (site["unit"], site["mechanism"], site["epsilon"], site["delta"]) == (
+        "record",
+        mechanism,
+        4.0,
+        1e-5,
+    )
     assert site["noise_multiplier"] == pytest.approx(claim.noise_multiplier)
     assert set(site["signal_to_noise"]) <= set(site["noise"])
     assert site["signal_to_noise"]["sums"] > 1
     assert set(NOT_COVERED) <= set(found["not_covered"])
-    assert privacy_line({"privacy": found}) == f"{mechanism}, epsilon 4, delta 1e-05, for one record"
+    assert (
+        privacy_line({"privacy": found}) == f"{mechanism}, epsilon 4, delta 1e-05, for one record"
+    )
 
 
 def test_the_signal_is_estimated_from_noisy_values_as_if_it_were_known() -> None:
@@ -112,8 +125,12 @@ def test_the_relation_names_who_is_protected() -> None:
     both = card(settings, record, patient)
     assert "one record, or one patient" in both["relation"]
     assert privacy_line({"privacy": both}).endswith("for one patient or record")
-    # A guarantee for a record is weaker for a patient with several records; this matters only if records are protected.
-    several = [any("several records" in item for item in card(settings, s)["not_covered"]) for s in (record, patient)]
+    # A guarantee for a record is weaker for a patient with several records; this matters only if
+    # records are protected.
+    several = [
+        any("several records" in item for item in card(settings, s)["not_covered"])
+        for s in (record, patient)
+    ]
     assert several == [True, False]
 
 
@@ -132,8 +149,13 @@ def test_classes_the_noise_has_swallowed_are_named(mechanism: str) -> None:
 
 def test_a_simulation_says_that_its_own_numbers_are_exact() -> None:
     settings = config()
-    assert any("simulation" in item for item in card(settings, released(settings), simulated=True)["not_covered"])
-    assert not any("simulation" in item for item in card(settings, released(settings))["not_covered"])
+    assert any(
+        "simulation" in item
+        for item in card(settings, released(settings), simulated=True)["not_covered"]
+    )
+    assert not any(
+        "simulation" in item for item in card(settings, released(settings))["not_covered"]
+    )
 
 
 def test_noise_on_a_mean_is_its_length_beside_features_of_norm_one() -> None:
@@ -152,7 +174,14 @@ def test_a_private_run_leaves_its_card_and_shows_it(tmp_path: Path, mechanism: s
     assert found["per_site"].keys() == {"0", "1", "2"}
     assert any("simulation" in item for item in found["not_covered"])
     page = (folder / "report.html").read_text()
-    for text in (*found["not_covered"], found["relation"], "1 in 100,000", "54.6", "98.2%", 'class="privacy"'):
+    for text in (
+        *found["not_covered"],
+        found["relation"],
+        "1 in 100,000",
+        "54.6",
+        "98.2%",
+        'class="privacy"',
+    ):
         assert text.replace("'", "&#39;") in page
     assert "Nothing protects" not in page
     assert ("(noisy)" in page) == (mechanism != "theorem-4.1")

@@ -13,7 +13,9 @@ from server_app.runs.reader import LiveRun, find_run
 def make_run(output: Path, name: str, status: str = "running", *events: dict[str, object]) -> Path:
     folder = output / name
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"config": {"method": "fedavg", "epsilon": 0.0}}))
+    (folder / "manifest.json").write_text(
+        json.dumps({"config": {"method": "fedavg", "epsilon": 0.0}})
+    )
     (folder / "metrics.json").write_text(json.dumps({"method": "fedavg", "status": status}))
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return folder

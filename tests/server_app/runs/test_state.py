@@ -31,8 +31,12 @@ def test_the_events_alone_tell_what_the_metrics_tell(in_rounds: Path) -> None:
     assert (state.method, state.step, state.done, state.planned) == ("fedavg", "round", 3, 3)
     assert state.accuracies == [entry["accuracy"] for entry in metrics["rounds"]]
     assert state.accuracy == metrics["accuracy"]["model"]
-    assert {site.name: site.accuracy for site in state.sites.values()} == metrics["accuracy"]["per_site"]
-    assert state.bytes_up == metrics["rounds"][-1]["bytes_up"], "only what sites say of the last model comes after"
+    assert {site.name: site.accuracy for site in state.sites.values()} == metrics["accuracy"][
+        "per_site"
+    ]
+    assert state.bytes_up == metrics["rounds"][-1]["bytes_up"], (
+        "only what sites say of the last model comes after"
+    )
     assert state.fates == {"waiting": 0, "used": 3, "rejected": 0, "dropped": 0}
 
 
@@ -42,11 +46,16 @@ def test_the_end_is_what_the_metrics_say(in_rounds: Path) -> None:
     assert state.ended
     assert (state.status, state.seconds) == ("ok", metrics["seconds"]["total"])
     assert (state.bytes_up, state.bytes_down) == (metrics["bytes"]["up"], metrics["bytes"]["down"])
-    assert {name: site.bytes for name, site in state.sites.items()} == metrics["bytes"]["up_per_site"]
+    assert {name: site.bytes for name, site in state.sites.items()} == metrics["bytes"][
+        "up_per_site"
+    ]
 
 
 def test_rounds_sites_and_bytes_are_reported_as_they_come(in_rounds: Path) -> None:
-    seen = [(e["event"], s.done, s.replied, s.fates["waiting"], len(s.sites)) for e, s in while_it_goes(in_rounds)]
+    seen = [
+        (e["event"], s.done, s.replied, s.fates["waiting"], len(s.sites))
+        for e, s in while_it_goes(in_rounds)
+    ]
     story = [("configured", 0, 0, 0, 0), ("invited", 0, 0, 3, 0)]
     story += [("introduced", 0, 0, 3, number) for number in (1, 2, 3)]
     for number in range(3):
@@ -70,12 +79,20 @@ def test_one_shot_is_one_round(tmp_path: Path) -> None:
 
 def test_a_chain_goes_hop_by_hop(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(2), **FAST, **{"fedpft.topology": "chain"})
-    hops = [(s.done, s.planned, s.step) for e, s in while_it_goes(folder) if e["event"] == "replied"]
+    hops = [
+        (s.done, s.planned, s.step) for e, s in while_it_goes(folder) if e["event"] == "replied"
+    ]
     assert hops == [(1, 2, "hop"), (2, 2, "hop")]
 
 
 def test_epsilon_grows_with_the_rounds_and_ends_at_the_promise(tmp_path: Path) -> None:
-    private = {"method": "dp-fedavg", "epsilon": 1.0, "delta": 1e-5, "fedavg.rounds": 2, "fedavg.sample-rate": 0.2}
+    private = {
+        "method": "dp-fedavg",
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "fedavg.rounds": 2,
+        "fedavg.sample-rate": 0.2,
+    }
     folder = run_federation(tmp_path, sites(2), classes=",".join(map(str, range(10))), **private)
     first, second = (s.epsilon for e, s in while_it_goes(folder) if e["event"] == "round")
     assert first is not None
@@ -87,7 +104,9 @@ def test_epsilon_grows_with_the_rounds_and_ends_at_the_promise(tmp_path: Path) -
 
 
 def test_a_site_in_trouble_says_why(tmp_path: Path) -> None:
-    grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-1]), 2: Fault(offline=True)})
+    grid = InProcessGrid(
+        sites(3), {1: Fault(payload=lambda payload: payload[:-1]), 2: Fault(offline=True)}
+    )
     folder = run_federation(tmp_path, grid, deadline=1.0, quorum=0.3, **ROUNDS)
     state = state_of(events_of(folder))
     assert state.fates == {"waiting": 0, "used": 1, "rejected": 1, "dropped": 1}
@@ -117,7 +136,13 @@ def test_a_run_that_goes_on_from_another_counts_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [{}, {"event": None}, {"event": "round", "round": "x"}, {"event": "replied", "site": None, "bytes": []}, {"time": 3}],
+    [
+        {},
+        {"event": None},
+        {"event": "round", "round": "x"},
+        {"event": "replied", "site": None, "bytes": []},
+        {"time": 3},
+    ],
 )
 def test_whatever_an_event_is_it_does_no_harm(event: dict[str, Any]) -> None:
     state = state_of([event])

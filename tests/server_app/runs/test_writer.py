@@ -51,7 +51,10 @@ def test_the_manifest_is_enough_to_repeat_the_run(tmp_path: Path) -> None:
 
 def test_the_defaults_in_pyproject_are_the_defaults_of_the_code() -> None:
     assert parse_run(default_run_config()) == parse_run({})
-    assert flatten(parse_run({}).settings.model_dump(by_alias=True, mode="json")) == default_run_config()
+    assert (
+        flatten(parse_run({}).settings.model_dump(by_alias=True, mode="json"))
+        == default_run_config()
+    )
 
 
 def test_events_are_one_line_each_whatever_is_in_them(tmp_path: Path) -> None:
@@ -79,7 +82,11 @@ def test_metrics_count_every_site_once(tmp_path: Path) -> None:
     assert metrics["accuracy"] == {"per_site": {"a": 0.75}}
     assert metrics["bytes"]["up_per_site"] == {"a": 100, "b": 30, "node 3": 0}
     assert (metrics["bytes"]["up"], metrics["bytes"]["down"]) == (130, 30)
-    assert (metrics["status"], metrics["failure"], metrics["rounds"]) == ("failed", "quorum missed", [])
+    assert (metrics["status"], metrics["failure"], metrics["rounds"]) == (
+        "failed",
+        "quorum missed",
+        [],
+    )
     assert metrics["seconds"]["fit"] == 1.235
     assert not (folder.path / "model.safetensors").exists()
 
@@ -89,7 +96,11 @@ def test_a_learned_head_is_kept_with_its_picture(tmp_path: Path) -> None:
     points = {"synthetic": Points([0.0], [1.0], [0]), "real": Points([], [], [])}
     folder.finish(Outcome(model=HEAD, accuracy={"model": 0.5}, points=points), "ok")
     assert read_json(folder.path, "manifest.json")["classes"] == ["cat", "dog"]
-    assert read_json(folder.path, "projection.json")["synthetic"] == {"x": [0.0], "y": [1.0], "label": [0]}
+    assert read_json(folder.path, "projection.json")["synthetic"] == {
+        "x": [0.0],
+        "y": [1.0],
+        "label": [0],
+    }
     assert read_json(folder.path, "metrics.json")["rounds"][0]["accuracy"] == 0.5
     assert not list(folder.path.glob(".*"))
 
@@ -112,7 +123,9 @@ def test_what_was_refused_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"not a run folder: manifest.json cannot be read \(FileNotFoundError\)"):
+    with pytest.raises(
+        RunError, match=r"not a run folder: manifest.json cannot be read \(FileNotFoundError\)"
+    ):
         read_json(tmp_path, "manifest.json")
     for content in ("{", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), ""):
         (tmp_path / "manifest.json").write_text(content)

@@ -1,4 +1,6 @@
-"""Runs in rounds: they survive a failing site, are recorded, and resume. tests/test_methods.py runs all methods."""
+"""Runs in rounds: they survive a failing site, are recorded, and resume. tests/test_methods.py runs
+all methods.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from safetensors import safe_open
 from common.errors import ConfigError, RunError
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
 
-SMALL: dict[str, Any] = {"head.min-steps": 60, "head.epochs": 2, "fedavg.local-epochs": 2, "fedavg.rounds": 2, "alpha": 1.0}
+SMALL: dict[str, Any] = {
+    "head.min-steps": 60,
+    "head.epochs": 2,
+    "fedavg.local-epochs": 2,
+    "fedavg.rounds": 2,
+    "alpha": 1.0,
+}
 PRIVATE: dict[str, Any] = {
     "epsilon": 8.0,
     "delta": 1e-5,
@@ -37,9 +45,9 @@ def used(folder: Path) -> Json:
 def test_what_a_site_keeps_of_its_own_makes_it_better_there(tmp_path: Path) -> None:
     own = {}
     for method in ("fedavg", "fedlambda", "knn-per"):
-        per_site = used(run_federation(tmp_path / method, sites(3), method=method, **SMALL | {"alpha": 0.3}))["accuracy"][
-            "per_site"
-        ]
+        per_site = used(
+            run_federation(tmp_path / method, sites(3), method=method, **SMALL | {"alpha": 0.3})
+        )["accuracy"]["per_site"]
         own[method] = sum(per_site.values()) / 3
     assert min(own["fedlambda"], own["knn-per"]) > own["fedavg"]
 
@@ -47,17 +55,31 @@ def test_what_a_site_keeps_of_its_own_makes_it_better_there(tmp_path: Path) -> N
 def test_privacy_of_many_rounds_is_one_promise(tmp_path: Path) -> None:
     metrics = used(run_federation(tmp_path, sites(2), method="dp-fedavg", **SMALL | PRIVATE))
     card = metrics["privacy"]
-    assert (card["mechanism"], card["epsilon"], card["relation"]) == ("dp-sgd", 8.0, "add or remove one record")
+    assert (card["mechanism"], card["epsilon"], card["relation"]) == (
+        "dp-sgd",
+        8.0,
+        "add or remove one record",
+    )
     assert "all rounds together" in card["covers"]
     ledgers = list((tmp_path / "site-state").rglob("*.jsonl"))
     releases = [json.loads(line) for file in ledgers for line in file.read_text().splitlines()]
-    rounds = [(entry["round"], entry["events"][0]["count"]) for entry in releases if entry["kind"] == "release"]
+    rounds = [
+        (entry["round"], entry["events"][0]["count"])
+        for entry in releases
+        if entry["kind"] == "release"
+    ]
     assert sorted(rounds) == [(1, 3), (1, 3), (2, 3), (2, 3)]
 
 
 @pytest.mark.parametrize("settings", [{}, {"method": "scaffold"}])
 def test_the_convnet_is_trained_in_rounds_as_well(tmp_path: Path, settings: dict[str, Any]) -> None:
-    convnet = {"method": "fedavg", "fedavg.model": "convnet", "fedavg.width": 8, "fedavg.batch-size": 16, "partition": "iid"}
+    convnet = {
+        "method": "fedavg",
+        "fedavg.model": "convnet",
+        "fedavg.width": 8,
+        "fedavg.batch-size": 16,
+        "partition": "iid",
+    }
     folder = run_federation(tmp_path, sites(2), **SMALL | convnet | settings)
     assert used(folder)["accuracy"]["model"] > 0.3
     with safe_open(folder / "model.safetensors", "pt") as model:
@@ -74,7 +96,11 @@ def test_a_convnet_that_cannot_be_built_is_refused_in_one_line(tmp_path: Path) -
 def test_rounds_are_recorded_one_by_one(tmp_path: Path) -> None:
     metrics = used(run_federation(tmp_path, sites(2), method="fedavg", **SMALL))
     assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
-    assert metrics["rounds"][0]["bytes_up"] < metrics["rounds"][1]["bytes_up"] <= metrics["bytes"]["up"]
+    assert (
+        metrics["rounds"][0]["bytes_up"]
+        < metrics["rounds"][1]["bytes_up"]
+        <= metrics["bytes"]["up"]
+    )
     assert metrics["rounds"][1]["accuracy"] == pytest.approx(metrics["accuracy"]["model"])
 
 
@@ -95,7 +121,9 @@ def test_nonsense_from_one_site_moves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedyogi", "scaffold"])
-def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(tmp_path: Path, method: str) -> None:
+def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(
+    tmp_path: Path, method: str
+) -> None:
     settings = SMALL | {"method": method, "fedavg.rounds": 3}
     whole = run_federation(tmp_path / "whole", sites(2), **settings)
     grid = InProcessGrid(sites(2))
@@ -103,12 +131,20 @@ def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(tmp_path
 
     def dies(messages: Any) -> Any:
         chosen = list(messages)
-        if any(m.metadata.message_type == "train" for m in chosen) and len(list(rounds_done())) == 2:
+        if (
+            any(m.metadata.message_type == "train" for m in chosen)
+            and len(list(rounds_done())) == 2
+        ):
             raise ConnectionError("the SuperLink is gone")
         return asked(chosen)
 
     def rounds_done() -> Any:
-        return [e for f in (tmp_path / "half" / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        return [
+            e
+            for f in (tmp_path / "half" / "runs").glob("*")
+            for e in events_of(f)
+            if e["event"] == "round"
+        ]
 
     grid.push_messages = dies  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
@@ -117,14 +153,23 @@ def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(tmp_path
     assert metrics_of(half)["status"] == "failed"
     resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
     assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3]
-    with safe_open(whole / "model.safetensors", "pt") as one, safe_open(resumed / "model.safetensors", "pt") as other:
+    with (
+        safe_open(whole / "model.safetensors", "pt") as one,
+        safe_open(resumed / "model.safetensors", "pt") as other,
+    ):
         assert bool((one.get_tensor("weight") == other.get_tensor("weight")).all())
 
 
 def test_only_a_run_with_the_same_settings_can_be_resumed(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(2), method="fedavg", **SMALL)
     with pytest.raises(RunError, match="other settings"):
-        run_federation(tmp_path, sites(2), method="fedavg", **SMALL | {"fedavg.local-epochs": 3}, resume=str(folder))
+        run_federation(
+            tmp_path,
+            sites(2),
+            method="fedavg",
+            **SMALL | {"fedavg.local-epochs": 3},
+            resume=str(folder),
+        )
     with pytest.raises(RunError, match="has no checkpoint"):
         run_federation(tmp_path, sites(2), method="fedavg", **SMALL, resume=str(tmp_path))
 

@@ -1,4 +1,6 @@
-"""The number of passes that the coordinator makes over all sites does not grow with them, so its time is linear in them."""
+"""The number of passes that the coordinator makes over all sites does not grow with them, so its
+time is linear in them.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def passes(sites: int, how: str, folder: Path) -> int:
 
     def answer(message: Message, context: Context) -> Message:
         name = names[context.node_id]
-        info = {"status": "ok", "site": name, "receipt": f"{'0' * 32}:1:{context.node_id}:{'0' * 64}"}
+        info = {
+            "status": "ok",
+            "site": name,
+            "receipt": f"{'0' * 32}:1:{context.node_id}:{'0' * 64}",
+        }
         if message.metadata.message_type != "train":
             return Message(to_record(None, info | {"correct": 1, "tested": 2}), reply_to=message)
         sent = payload(run, name)
@@ -82,7 +88,9 @@ def test_passes_over_all_sites_do_not_grow_with_their_number(how: str, tmp_path:
     assert few == many
 
 
-def test_a_node_is_shown_the_receipts_of_its_name_and_of_the_site_it_was_before(tmp_path: Path) -> None:
+def test_a_node_is_shown_the_receipts_of_its_name_and_of_the_site_it_was_before(
+    tmp_path: Path,
+) -> None:
     receipts = Receipts(str(tmp_path), "", FedPFT().recorder)
     north, south, later = (f"{digit * 32}:1:{digit}:{'0' * 64}" for digit in "123")
     receipts.take("north", 1, north)

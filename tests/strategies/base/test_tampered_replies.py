@@ -55,7 +55,9 @@ def info(**fields: Any) -> Fault:
     """A site that changes the numbers sent with its surrogate."""
 
     def rewrite(record: RecordDict) -> None:
-        record[INFO] = ConfigRecord(dict(record.config_records[INFO]) | {k.replace("_", "-"): v for k, v in fields.items()})
+        record[INFO] = ConfigRecord(
+            dict(record.config_records[INFO]) | {k.replace("_", "-"): v for k, v in fields.items()}
+        )
 
     return Fault(reply=rewrite)
 
@@ -73,7 +75,10 @@ def halves(field: str, *values: float) -> Change:
 
 def narrow(message: pb.Surrogate) -> None:
     """A consistent surrogate of one dimension fewer."""
-    for name, table in (("means", message.mixtures.means), ("variances", message.mixtures.spread[0])):
+    for name, table in (
+        ("means", message.mixtures.means),
+        ("variances", message.mixtures.spread[0]),
+    ):
         values = unpack(table, name, tuple(table.shape))
         table.CopyFrom(pack(values[:, :-1], logarithm=table.logarithm))
 
@@ -126,7 +131,10 @@ TAMPERED: dict[str, tuple[Fault, str]] = {
     "nan": (edit(halves("means", np.nan)), "means: a number that is not finite"),
     "infinity": (edit(halves("means", np.inf)), "means: a number that is not finite"),
     "infinite variance": (edit(halves("spread", 6e4)), "variances: a number that is not finite"),
-    "scale": (edit(lambda m: setattr(m.mixtures.means, "scale", float("nan"))), "means with scale nan"),
+    "scale": (
+        edit(lambda m: setattr(m.mixtures.means, "scale", float("nan"))),
+        "means with scale nan",
+    ),
     "overflow": (edit(lambda m: setattr(m.mixtures.means, "scale", 1e30)), "too large"),
     "dimension": (edit(narrow), "features of dimension 63; the other sites have 64"),
     "ragged": (edit(ragged), "fill the shape"),
@@ -146,10 +154,19 @@ TAMPERED: dict[str, tuple[Fault, str]] = {
     "another site": (edit(header(site="0")), "names another site as its sender"),
     "no body": (edit(lambda m: m.ClearField("mixtures")), "0 counts"),
     "empty": (Fault(payload=lambda payload: b""), "schema version 0"),
-    "noise": (Fault(payload=lambda payload: b"\xff" * 500), "500 bytes that are not a valid surrogate"),
-    "cut off": (Fault(payload=lambda payload: payload[:-1]), "bytes that are not a valid surrogate"),
+    "noise": (
+        Fault(payload=lambda payload: b"\xff" * 500),
+        "500 bytes that are not a valid surrogate",
+    ),
+    "cut off": (
+        Fault(payload=lambda payload: payload[:-1]),
+        "bytes that are not a valid surrogate",
+    ),
     "no payload": (Fault(reply=lambda record: record.pop(PAYLOAD)), "a reply without a surrogate"),
-    "no array": (Fault(reply=lambda record: record.update({PAYLOAD: ArrayRecord()})), "a reply without a surrogate"),
+    "no array": (
+        Fault(reply=lambda record: record.update({PAYLOAD: ArrayRecord()})),
+        "a reply without a surrogate",
+    ),
     "no info": (Fault(reply=lambda record: record.pop(INFO)), "announced"),
     "unknown code": (info(status="see /mnt/" + SECRET), "the site failed; its own log says why"),
     "uncountable": (info(extra=[]), "cannot be counted"),
@@ -161,12 +178,16 @@ TAMPERED: dict[str, tuple[Fault, str]] = {
 def test_a_tampered_reply_is_refused_with_the_reason(tmp_path: Path, case: str) -> None:
     fault, reason = TAMPERED[case]
     grid = InProcessGrid(sites(3), {1: fault})
-    folder = run_federation(tmp_path, grid, report=case in ("unknown code", "traversal"), classes=DIGITS, **DIAG)
+    folder = run_federation(
+        tmp_path, grid, report=case in ("unknown code", "traversal"), classes=DIGITS, **DIAG
+    )
     nameless = case in ("no info", "uncountable", "traversal")
     found = outcome(folder, "node 1002" if nameless else "1", "rejected")
     assert reason in found
     assert "\n" not in found
-    assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}, "relearn would learn from what was refused"
+    assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}, (
+        "relearn would learn from what was refused"
+    )
     assert not files_with(SECRET, folder)
     assert 1 not in grid.asked("evaluate")
 
@@ -182,7 +203,9 @@ def test_a_payload_larger_than_announced_is_refused_unread(tmp_path: Path) -> No
 
 def test_a_payload_larger_than_the_run_allows_is_refused_unread(tmp_path: Path) -> None:
     fault = Fault(payload=lambda payload: b"\0" * (2**20 + 1))
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: fault}), max_payload_mib=1, **DIAG)
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(3), {1: fault}), max_payload_mib=1, **DIAG
+    )
     assert "at most 1048576 are allowed" in outcome(folder, "node 1002", "rejected")
 
 
@@ -193,11 +216,15 @@ def test_more_than_was_asked_for_is_refused(tmp_path: Path) -> None:
         table.CopyFrom(pack(loadings.repeat(1, 2)))
 
     settings = FAST | {"partition": "iid", "fedpft.rank": 4}
-    folder = run_federation(tmp_path / "rank", InProcessGrid(sites(3), {1: edit(more_rank)}), **settings)
+    folder = run_federation(
+        tmp_path / "rank", InProcessGrid(sites(3), {1: edit(more_rank)}), **settings
+    )
     assert "rank 8; at most 4 is allowed" in outcome(folder, "1", "rejected")
     with_two = settings | {"fedpft.components": 2}
     fault = edit(lambda message: message.mixtures.components.__setitem__(slice(0, 2), [3, 1]))
-    folder = run_federation(tmp_path / "components", InProcessGrid(sites(3), {1: fault}), **with_two)
+    folder = run_federation(
+        tmp_path / "components", InProcessGrid(sites(3), {1: fault}), **with_two
+    )
     assert "3 components in a class; at most 2 are allowed" in outcome(folder, "1", "rejected")
 
 
@@ -215,13 +242,17 @@ def test_a_site_cannot_claim_more_right_answers_than_records(tmp_path: Path) -> 
     def boast(record: RecordDict) -> None:
         record.config_records[INFO]["correct"] = 10**6
 
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(reply=boast, kind="evaluate")}), **FAST)
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(3), {1: Fault(reply=boast, kind="evaluate")}), **FAST
+    )
     assert set(metrics_of(folder)["accuracy"]["per_site"]) == {"0", "2"}
     (failed,) = (event for event in events_of(folder) if event["event"] == "evaluation-failed")
     assert failed["site"] == "1"
 
 
-@pytest.mark.parametrize("change", [narrow, header(fingerprint="f" * 64), header(site="2"), halves("means", np.nan)])
+@pytest.mark.parametrize(
+    "change", [narrow, header(fingerprint="f" * 64), header(site="2"), halves("means", np.nan)]
+)
 def test_a_late_surrogate_passes_the_same_checks(tmp_path: Path, change: Change) -> None:
     fault = Fault(late="evaluate", payload=edit(change).payload)
     folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: fault}), **DIAG, **SHORT)
@@ -240,7 +271,9 @@ def test_a_refused_site_does_not_block_its_name(tmp_path: Path) -> None:
 
 def test_most_sites_decide_which_backbone_it_is_unless_the_run_says(tmp_path: Path) -> None:
     other = "f" * 64
-    folder = run_federation(tmp_path / "most", InProcessGrid(sites(3), {1: edit(header(fingerprint=other))}), **DIAG)
+    folder = run_federation(
+        tmp_path / "most", InProcessGrid(sites(3), {1: edit(header(fingerprint=other))}), **DIAG
+    )
     assert "differs from the other sites'" in outcome(folder, "1", "rejected")
     grid = InProcessGrid(sites(3), {1: edit(header(fingerprint=other))})
     with pytest.raises(RunError, match="1 of 3 sites can be used"):

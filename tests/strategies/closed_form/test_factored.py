@@ -57,4 +57,6 @@ def test_sums_are_the_same_with_few_factors_and_with_many(parts: int) -> None:
     total = CovarianceSum(40)
     total.add_factor(covariance().factor)
     total.add_matrix(exact, 0.5)
-    torch.testing.assert_close(total.divided(1.0), exact / 2 + covariance().factor @ covariance().factor.T)
+    torch.testing.assert_close(
+        total.divided(1.0), exact / 2 + covariance().factor @ covariance().factor.T
+    )

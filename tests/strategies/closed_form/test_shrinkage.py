@@ -18,9 +18,13 @@ def statistics(n: int, d: int, classes: int, decay: float = 1.0, seed: int = 0) 
     labels = torch.randint(0, classes, (n,), generator=generator)
     turn = torch.linalg.qr(torch.randn(d, d, generator=generator))[0]
     means = torch.randn(classes, d, generator=generator) / 3
-    x = ((means[labels] + torch.randn(n, d, generator=generator)) * torch.logspace(0, -decay, d)) @ turn
+    x = (
+        (means[labels] + torch.randn(n, d, generator=generator)) * torch.logspace(0, -decay, d)
+    ) @ turn
     counts = torch.bincount(labels, minlength=classes).double()
-    centres = torch.zeros(classes, d).index_add_(0, labels, x).double() / counts.clamp_min(1)[:, None]
+    centres = (
+        torch.zeros(classes, d).index_add_(0, labels, x).double() / counts.clamp_min(1)[:, None]
+    )
     apart = x.double() - centres[labels]
     return Statistics(counts, centres, apart.T @ apart / n)
 
@@ -33,23 +37,36 @@ CASES = [
     (4000, 12, 30, 0.5),
     (90, 8, 2, 0.0),
 ]
-# Large enough for the projection onto a Krylov space; the last but one has less records than dimensions.
-LARGE = [(4000, 400, 4, 0.5), (4000, 400, 4, 2.0), (1200, 480, 8, 1.0), (300, 400, 4, 1.0), (20_000, 400, 4, 3.0)]
+# Large enough for the projection onto a Krylov space; the last but one has less records than
+# dimensions.
+LARGE = [
+    (4000, 400, 4, 0.5),
+    (4000, 400, 4, 2.0),
+    (1200, 480, 8, 1.0),
+    (300, 400, 4, 1.0),
+    (20_000, 400, 4, 3.0),
+]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_chosen_values_are_those_of_all_eigenvectors(case, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_chosen_values_are_those_of_all_eigenvectors(
+    case, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
     found = statistics(*case)
     fast = lda(found), ridge(found)
     monkeypatch.setattr("strategies.closed_form.tridiagonal.FEWEST", 10**9)
     slow = lda(found), ridge(found)
     for ours, exact in zip(fast, slow, strict=True):
         assert ours.shrinkage == pytest.approx(exact.shrinkage, abs=1e-6)
-        torch.testing.assert_close(ours.weight, exact.weight, rtol=1e-5, atol=1e-5 * float(exact.weight.abs().max()))
+        torch.testing.assert_close(
+            ours.weight, exact.weight, rtol=1e-5, atol=1e-5 * float(exact.weight.abs().max())
+        )
 
 
 @pytest.mark.parametrize("case", LARGE)
-def test_the_values_chosen_in_a_krylov_space_are_those_of_all_eigenvectors(case, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_values_chosen_in_a_krylov_space_are_those_of_all_eigenvectors(
+    case, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
     found = statistics(*case)
     fast = chosen(found)
     monkeypatch.setattr("strategies.closed_form.tridiagonal.MOST_PROJECTED", 0)
@@ -58,13 +75,24 @@ def test_the_values_chosen_in_a_krylov_space_are_those_of_all_eigenvectors(case,
 
 def test_sums_over_all_eigenvalues_are_kept_by_a_projection() -> None:
     found = statistics(4000, 400, 4)
-    reduced, values = Tridiagonal.of(found.matrix, found.means.T, projected=True), torch.linalg.eigvalsh(found.matrix)
+    reduced, values = (
+        Tridiagonal.of(found.matrix, found.means.T, projected=True),
+        torch.linalg.eigvalsh(found.matrix),
+    )
     assert len(reduced.values) < 400
     assert float(reduced.weights.sum()) == pytest.approx(400)
     assert reduced.sum_of(reduced.values) == pytest.approx(float(values.sum()), rel=1e-6)
-    share = [float(v) for v in (reduced.sum_of(reduced.values / (reduced.values + 0.05)), (values / (values + 0.05)).sum())]
+    share = [
+        float(v)
+        for v in (
+            reduced.sum_of(reduced.values / (reduced.values + 0.05)),
+            (values / (values + 0.05)).sum(),
+        )
+    ]
     assert share[0] == pytest.approx(share[1], rel=0.02)
-    solution = torch.linalg.solve(0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), found.means.T)
+    solution = torch.linalg.solve(
+        0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), found.means.T
+    )
     close(reduced.solved(0.9, 0.1).T @ reduced.columns, solution.T @ found.means.T)
 
 
@@ -72,7 +100,9 @@ def test_columns_that_span_few_directions_are_projected_as_well() -> None:
     found = statistics(4000, 400, 4)
     columns = found.means[:1].T.expand(-1, 4)
     reduced = Tridiagonal.of(found.matrix, columns, projected=True)
-    solution = torch.linalg.solve(0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), columns)
+    solution = torch.linalg.solve(
+        0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), columns
+    )
     close(reduced.solved(0.9, 0.1).T @ reduced.columns, solution.T @ columns)
 
 
@@ -82,8 +112,12 @@ def test_shifted_systems_are_those_of_the_matrix(d: int) -> None:
     matrix, columns = found.matrix, found.means.T
     reduced = Tridiagonal.of(matrix, columns)
     mean = float(matrix.diagonal().mean())
-    torch.testing.assert_close(reduced.values, torch.linalg.eigvalsh(matrix), rtol=1e-4, atol=1e-5 * mean)
-    exact = torch.linalg.solve(0.9 * matrix + 0.1 * mean * torch.eye(d, dtype=torch.float64), columns)
+    torch.testing.assert_close(
+        reduced.values, torch.linalg.eigvalsh(matrix), rtol=1e-4, atol=1e-5 * mean
+    )
+    exact = torch.linalg.solve(
+        0.9 * matrix + 0.1 * mean * torch.eye(d, dtype=torch.float64), columns
+    )
     ours = reduced.solved(0.9, 0.1 * mean)
     close(ours.T @ reduced.columns, exact.T @ columns)
     close(ours.T @ reduced.times(ours), exact.T @ matrix @ exact)

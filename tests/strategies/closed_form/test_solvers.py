@@ -37,7 +37,11 @@ def surrogate(x, y, site, family="gram", **settings):
     """The surrogate of one site, with the classes that it has."""
     present = y.unique()
     table = fit(
-        x.clone(), torch.searchsorted(present, y), len(present), MixtureSettings(family, **settings), torch.Generator()
+        x.clone(),
+        torch.searchsorted(present, y),
+        len(present),
+        MixtureSettings(family, **settings),
+        torch.Generator(),
     )
     header = Header("fedpft", "run", site, "backbone", tuple(CLASSES[i] for i in present.tolist()))
     return Surrogate(header, table)
@@ -86,11 +90,19 @@ def test_every_family_keeps_the_class_means_and_the_total_variance(family, compo
 def test_lda_is_scikit_learns(shrinkage):
     x, y = records()
     ours = lda(pooled(sites(x, y, skewed(y)), CLASSES), shrinkage)
-    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x.double().numpy(), y.numpy())
-    np.testing.assert_allclose(ours.weight, theirs.coef_, rtol=1e-3, atol=1e-3 * np.abs(theirs.coef_).max())
-    np.testing.assert_allclose(ours.bias, theirs.intercept_, rtol=1e-3, atol=1e-3 * np.abs(theirs.intercept_).max())
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(
+        x.double().numpy(), y.numpy()
+    )
+    np.testing.assert_allclose(
+        ours.weight, theirs.coef_, rtol=1e-3, atol=1e-3 * np.abs(theirs.coef_).max()
+    )
+    np.testing.assert_allclose(
+        ours.bias, theirs.intercept_, rtol=1e-3, atol=1e-3 * np.abs(theirs.intercept_).max()
+    )
     fresh, _ = records(4000, seed=0)
-    same = (fresh.double() @ ours.weight.T + ours.bias).argmax(1).numpy() == theirs.predict(fresh.double().numpy())
+    same = (fresh.double() @ ours.weight.T + ours.bias).argmax(1).numpy() == theirs.predict(
+        fresh.double().numpy()
+    )
     assert same.mean() >= 0.999
 
 
@@ -99,7 +111,9 @@ def test_naive_bayes_divides_every_dimension_by_its_variance_within_classes():
     statistics = pooled(sites(x, y, skewed(y)), CLASSES)
     ours, wide = naive_bayes(statistics, 0.0), x.double()
     variances = (wide - torch.stack([wide[y == c].mean(0) for c in range(4)])[y]).square().mean(0)
-    scores = -((wide[:, None] - statistics.means) ** 2 / variances).sum(2) / 2 + statistics.priors.log()
+    scores = (
+        -((wide[:, None] - statistics.means) ** 2 / variances).sum(2) / 2 + statistics.priors.log()
+    )
     found = wide @ ours.weight.T + ours.bias
     # Equal up to what all classes share.
     np.testing.assert_allclose(found - found[:, :1], scores - scores[:, :1], rtol=1e-3, atol=1e-2)
@@ -112,10 +126,14 @@ def test_ridge_is_scikit_learns(shrinkage):
     ours = ridge(pooled(sites(x, y, skewed(y)), CLASSES), shrinkage)
     alpha = shrinkage * np.var(wide, axis=0).mean() * len(wide)
     theirs = Ridge(alpha).fit(wide, np.eye(4)[y.numpy()])
-    np.testing.assert_allclose(ours.weight, theirs.coef_, rtol=1e-3, atol=1e-3 * np.abs(theirs.coef_).max())
+    np.testing.assert_allclose(
+        ours.weight, theirs.coef_, rtol=1e-3, atol=1e-3 * np.abs(theirs.coef_).max()
+    )
     np.testing.assert_allclose(ours.bias, theirs.intercept_, rtol=1e-3, atol=1e-3)
     fresh = records(4000, seed=0)[0].double()
-    same = (fresh @ ours.weight.T + ours.bias).argmax(1).numpy() == theirs.predict(fresh.numpy()).argmax(1)
+    same = (fresh @ ours.weight.T + ours.bias).argmax(1).numpy() == theirs.predict(
+        fresh.numpy()
+    ).argmax(1)
     assert same.mean() >= 0.999
 
 
@@ -163,11 +181,23 @@ def test_solvers_are_those_of_the_settings_and_auto_knows_the_families():
 
     def solver(family, **keys):
         components = keys.pop("components", 1)
-        settings = {"fedpft.covariance": family, "fedpft.components": components, "head.min-steps": 1, "defence": "none"}
-        parts = [surrogate(x[k::3], y[k::3], str(k), family, components=components) for k in range(3)]
+        settings = {
+            "fedpft.covariance": family,
+            "fedpft.components": components,
+            "head.min-steps": 1,
+            "defence": "none",
+        }
+        parts = [
+            surrogate(x[k::3], y[k::3], str(k), family, components=components) for k in range(3)
+        ]
         return learn(parts, parse_run(settings | keys), "cpu").solver
 
-    assert [solver(family) for family in ("gram", "lowrank", "diag", "spherical")] == ["lda", "lda", "sampled", "sampled"]
+    assert [solver(family) for family in ("gram", "lowrank", "diag", "spherical")] == [
+        "lda",
+        "lda",
+        "sampled",
+        "sampled",
+    ]
     assert solver("lowrank", components=3) == "sampled"
     assert solver("diag", **{"head.solver": "ridge"}) == "ridge"
     assert solver("gram", **{"head.solver": "sampled"}) == "sampled"
@@ -199,9 +229,16 @@ def test_qda_is_scikit_learns(family):
 
     x, y = records(1200, 6)
     parts = [surrogate(x[k::3], y[k::3], str(k), family) for k in range(3)]
-    settings = {"fedpft.covariance": family, "head.solver": "qda", "head.shrinkage": 0.0, "defence": "none"}
+    settings = {
+        "fedpft.covariance": family,
+        "head.solver": "qda",
+        "head.shrinkage": 0.0,
+        "defence": "none",
+    }
     model = learn(parts, parse_run(settings), "cpu", CLASSES).head
-    theirs = (QuadraticDiscriminantAnalysis() if family == "full" else GaussianNB()).fit(x.double().numpy(), y.numpy())
+    theirs = (QuadraticDiscriminantAnalysis() if family == "full" else GaussianNB()).fit(
+        x.double().numpy(), y.numpy()
+    )
     fresh, _ = records(4000, 6, seed=0)
     assert (model.predict(fresh).numpy() == theirs.predict(fresh.double().numpy())).mean() >= 0.998
     again = unpack_classifier(pack_classifier(model))
@@ -224,7 +261,9 @@ def test_qda_from_files_is_the_same_and_damaged_ones_are_refused(tmp_path):
 def test_qda_with_too_few_records_names_the_class_and_the_way_out():
     x, y = records(40, 20)
     config = parse_run({"fedpft.covariance": "full", "head.solver": "qda"})
-    with pytest.raises(RunError, match=r"class 'a' has \d+ records at all sites.* needs 21; use head.solver"):
+    with pytest.raises(
+        RunError, match=r"class 'a' has \d+ records at all sites.* needs 21; use head.solver"
+    ):
         learn([surrogate(x, y, "0", "full")], config, "cpu", CLASSES)
 
 

@@ -29,7 +29,10 @@ from strategies.closed_form.statistics import Statistics, sum_of
 from strategies.pooling.total import Total
 from tests.examples import CLASSES, records, statistics_of, three_hospitals
 
-MODULES = [f"strategies.closed_form.{each.name}" for each in pkgutil.iter_modules(strategies.closed_form.__path__)]
+MODULES = [
+    f"strategies.closed_form.{each.name}"
+    for each in pkgutil.iter_modules(strategies.closed_form.__path__)
+]
 EYE = torch.eye(2, dtype=torch.float64)
 
 
@@ -44,11 +47,20 @@ def data(draw: drawn.DrawFn) -> tuple[Tensor, Tensor, Tensor, int]:
 
     Classes and parts may be empty, or have one record.
     """
-    count, classes, parts = draw(drawn.integers(1, 40)), draw(drawn.integers(1, 5)), draw(drawn.integers(1, 4))
+    count, classes, parts = (
+        draw(drawn.integers(1, 40)),
+        draw(drawn.integers(1, 5)),
+        draw(drawn.integers(1, 4)),
+    )
     generator = torch.Generator().manual_seed(draw(drawn.integers(0, 2**16)))
-    offset, scale = draw(drawn.sampled_from((0.0, 3.0, 1e4))), draw(drawn.sampled_from((1e-3, 1.0, 50.0)))
+    offset, scale = (
+        draw(drawn.sampled_from((0.0, 3.0, 1e4))),
+        draw(drawn.sampled_from((1e-3, 1.0, 50.0))),
+    )
     dimension = draw(drawn.integers(1, 6))
-    features = offset + scale * torch.randn(count, dimension, generator=generator, dtype=torch.float64)
+    features = offset + scale * torch.randn(
+        count, dimension, generator=generator, dtype=torch.float64
+    )
     labels = torch.randint(0, classes, (count,), generator=generator)
     return features, labels, torch.randint(0, parts, (count,), generator=generator), classes
 
@@ -67,9 +79,14 @@ def close(ours: Statistics, exact: Statistics) -> None:
 
 
 @given(data())
-def test_the_sum_over_parts_is_the_statistics_of_all_records(drawn_data: tuple[Tensor, Tensor, Tensor, int]) -> None:
+def test_the_sum_over_parts_is_the_statistics_of_all_records(
+    drawn_data: tuple[Tensor, Tensor, Tensor, int],
+) -> None:
     features, labels, parts, classes = drawn_data
-    of_parts = [statistics_of(features[parts == k], labels[parts == k], classes) for k in parts.unique().tolist()]
+    of_parts = [
+        statistics_of(features[parts == k], labels[parts == k], classes)
+        for k in parts.unique().tolist()
+    ]
     exact = statistics_of(features, labels, classes)
     close(sum_of(of_parts), exact)
     close(sum_of(reversed(of_parts)), exact)
@@ -84,12 +101,17 @@ def test_the_covariance_of_all_records_and_the_variances_are_numpys(
     drawn_data: tuple[Tensor, Tensor, Tensor, int],
 ) -> None:
     features, labels, parts, classes = drawn_data
-    of_parts = [statistics_of(features[parts == k], labels[parts == k], classes) for k in parts.unique().tolist()]
+    of_parts = [
+        statistics_of(features[parts == k], labels[parts == k], classes)
+        for k in parts.unique().tolist()
+    ]
     ours, x = sum_of(of_parts), features.numpy()
     square = 1e-14 * max(1.0, float(ours.means.abs().max())) ** 2
     exact = np.cov(x.T, bias=True).reshape(x.shape[1], x.shape[1])
     np.testing.assert_allclose(ours.total(), exact, rtol=1e-9, atol=square)
-    np.testing.assert_allclose(ours.between().T @ ours.between(), ours.total() - ours.matrix, rtol=1e-6, atol=square)
+    np.testing.assert_allclose(
+        ours.between().T @ ours.between(), ours.total() - ours.matrix, rtol=1e-6, atol=square
+    )
     np.testing.assert_allclose(ours.mean, x.mean(0), rtol=1e-12, atol=1e-12)
     assert ours.variances is not None
     for label in labels.unique().tolist():
@@ -99,7 +121,9 @@ def test_the_covariance_of_all_records_and_the_variances_are_numpys(
 
 
 @given(data(), drawn.integers(1, 5))
-def test_a_part_of_the_weight_is_as_many_records_fewer(drawn_data: tuple[Tensor, Tensor, Tensor, int], times: int) -> None:
+def test_a_part_of_the_weight_is_as_many_records_fewer(
+    drawn_data: tuple[Tensor, Tensor, Tensor, int], times: int
+) -> None:
     features, labels, parts, classes = drawn_data
     whole = statistics_of(features, labels, classes)
     repeated = statistics_of(features.repeat(times, 1), labels.repeat(times), classes)
@@ -110,7 +134,9 @@ def test_a_part_of_the_weight_is_as_many_records_fewer(drawn_data: tuple[Tensor,
 
 
 @given(data())
-def test_classes_without_records_may_be_left_out(drawn_data: tuple[Tensor, Tensor, Tensor, int]) -> None:
+def test_classes_without_records_may_be_left_out(
+    drawn_data: tuple[Tensor, Tensor, Tensor, int],
+) -> None:
     features, labels, _, classes = drawn_data
     present, renamed = labels.unique(return_inverse=True)
     exact = statistics_of(features, renamed, len(present))
@@ -126,13 +152,19 @@ def test_the_means_and_variances_of_all_parts_are_those_of_scikit_learn(
     drawn_data: tuple[Tensor, Tensor, Tensor, int],
 ) -> None:
     features, labels, parts, classes = drawn_data
-    ours = sum_of(statistics_of(features[parts == k], labels[parts == k], classes) for k in parts.unique().tolist())
+    ours = sum_of(
+        statistics_of(features[parts == k], labels[parts == k], classes)
+        for k in parts.unique().tolist()
+    )
     known = GaussianNB(var_smoothing=0).fit(features.numpy(), labels.numpy())
     kept = ours.within(torch.from_numpy(known.classes_))
     np.testing.assert_allclose(kept.means, known.theta_, rtol=1e-9, atol=1e-9)
     assert kept.variances is not None
     np.testing.assert_allclose(
-        kept.variances, known.var_, rtol=1e-6, atol=1e-14 * max(1.0, float(features.abs().max())) ** 2
+        kept.variances,
+        known.var_,
+        rtol=1e-6,
+        atol=1e-14 * max(1.0, float(features.abs().max())) ** 2,
     )
     np.testing.assert_allclose(kept.priors, known.class_prior_)
 
@@ -152,8 +184,14 @@ def test_a_secure_sum_has_the_statistics_of_all_records_for_the_classes_that_hav
     whole = records()
     x, y = whole.features, whole.labels
     exact = statistics_of(x, y, 4)
-    tensors = {"counts": exact.counts, "sums": exact.counts[:, None] * exact.means, "squares": fold(x.T @ x)}
-    ours, header = of_total(Total(Header("afl", "run", "coordinator", "f", ("a", "b", "c", "none")), tensors))
+    tensors = {
+        "counts": exact.counts,
+        "sums": exact.counts[:, None] * exact.means,
+        "squares": fold(x.T @ x),
+    }
+    ours, header = of_total(
+        Total(Header("afl", "run", "coordinator", "f", ("a", "b", "c", "none")), tensors)
+    )
     assert header.classes == CLASSES
     torch.testing.assert_close(ours.counts, exact.counts[:3])
     torch.testing.assert_close(ours.means, exact.means[:3])
@@ -176,16 +214,24 @@ def test_factors_are_kept_while_they_are_few() -> None:
         ((table(1, 1), EYE.float(), EYE), r"means in torch\.float32"),
         ((table(1, 1), EYE, EYE.float()), r"covariance in torch\.float32"),
         ((table(1, 1), EYE, EYE, EYE.float()), r"variances in torch\.float32"),
-        ((table(1, 1), EYE, Factored(EYE.float(), table(1, 1))), r"covariance's factor in torch\.float32"),
+        (
+            (table(1, 1), EYE, Factored(EYE.float(), table(1, 1))),
+            r"covariance's factor in torch\.float32",
+        ),
         ((table(1, 1, 1), EYE, EYE), r"counts of shape \(3,\), but of \(2,\)"),
         ((table(1, 1), EYE[0], EYE), r"means of shape \(2,\), which must be \(C, d\)"),
         ((table(1, 1), EYE, EYE[:1]), r"covariance of shape \(1, 2\), but of \(2, 2\)"),
-        ((table(1, 1), EYE, Factored(EYE[:1], table(1, 1))), r"covariance's factor of shape \(1, 2\)"),
+        (
+            (table(1, 1), EYE, Factored(EYE[:1], table(1, 1))),
+            r"covariance's factor of shape \(1, 2\)",
+        ),
         ((table(1, 1), EYE, Factored(EYE, table(1))), r"covariance's variances of shape \(1,\)"),
         ((table(1, 1), EYE, EYE, EYE[:1]), r"variances of shape \(1, 2\)"),
     ],
 )
-def test_single_precision_and_shapes_that_do_not_agree_are_refused(parts: tuple[Any, ...], why: str) -> None:
+def test_single_precision_and_shapes_that_do_not_agree_are_refused(
+    parts: tuple[Any, ...], why: str
+) -> None:
     with pytest.raises(ValueError, match=why):
         Statistics(*parts)
 

@@ -17,7 +17,9 @@ NUMBERS = iter(range(100_000, 200_000))
 
 
 def learned(home: Path, count: int = 3) -> tuple[list[NodeConfig], Path]:
-    """Hospitals after a private run, each with 60 held-out records and a policy without exact numbers; the run folder."""
+    """Hospitals after a private run, each with 60 held-out records and a policy without exact
+    numbers; the run folder.
+    """
     nodes, folder = federation(home, count)
     rows = rows_of_classes()[120 * count :]
     for number, node in enumerate(nodes):
@@ -47,18 +49,28 @@ def evaluated(
     return folder, json.loads((folder / "evaluation.json").read_text())
 
 
-def surveyed(home: Path, nodes: list[NodeConfig], epsilon: float = 4.0, **more: Any) -> tuple[Path, Json]:
+def surveyed(
+    home: Path, nodes: list[NodeConfig], epsilon: float = 4.0, **more: Any
+) -> tuple[Path, Json]:
     """A survey of these hospitals: run folder and result."""
     folder = counted(home, nodes, survey_settings(CLASSES, CountingBudget(epsilon, 1e-5)) | more)
     return folder, json.loads((folder / "survey.json").read_text())
 
 
-def counted(home: Path, nodes: list[NodeConfig], settings: dict[str, Any], faults: dict[int, Fault] | None = None) -> Path:
+def counted(
+    home: Path,
+    nodes: list[NodeConfig],
+    settings: dict[str, Any],
+    faults: dict[int, Fault] | None = None,
+) -> Path:
     grid = InProcessGrid(nodes, faults, run_id=next(NUMBERS))
     return run_federation(home, grid, report=False, **settings)
 
 
 def entries(node: NodeConfig) -> list[Json]:
     """The releases in a hospital's ledger."""
-    ledger = Ledger(Path(str(node["state-dir"])) / "ledgers", dataset_id(str(node["data"]), str(node["data-dir"])))
+    ledger = Ledger(
+        Path(str(node["state-dir"])) / "ledgers",
+        dataset_id(str(node["data"]), str(node["data-dir"])),
+    )
     return [entry for entry in ledger.entries() if entry["kind"] == "release"]

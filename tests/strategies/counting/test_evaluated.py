@@ -1,4 +1,6 @@
-"""The model that sites receive for an evaluation: sites accept it, and it decides like the model of the run."""
+"""The model that sites receive for an evaluation: sites accept it, and it decides like the model of
+the run.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,18 @@ HEADER = Header("fedpft", "run", "coordinator", "f", ("no", "yes", "perhaps"))
 
 def head(size: float) -> Head:
     generator = torch.Generator().manual_seed(0)
-    return Head(HEADER, size * torch.randn(3, 20, generator=generator), 4 * size * torch.randn(3, generator=generator))
+    return Head(
+        HEADER,
+        size * torch.randn(3, 20, generator=generator),
+        4 * size * torch.randn(3, generator=generator),
+    )
 
 
 @pytest.mark.parametrize("size", [1.0, 9e3, 3e4, 1e9])
 def test_a_head_with_large_weights_decides_the_same_within_the_limit_of_sites(size: float) -> None:
-    """A private run leaves such weights where the noise that is subtracted is nearly all of a variance."""
+    """A private run leaves such weights where the noise that is subtracted is nearly all of a
+    variance.
+    """
     honest = head(size)
     sent = bounded(honest)
     x = torch.randn(2000, 20, generator=torch.Generator().manual_seed(1))

@@ -64,11 +64,17 @@ def with_own_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCoun
 
 
 def with_joint_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCounts:
-    """The secure sum of the tables of sites that each add a part of the noise, without the masks, which cancel.
+    """The secure sum of the tables of sites that each add a part of the noise, without the masks,
+    which cancel.
 
     No site is lost, so the noise for lost sites is taken out.
     """
-    chosen = {"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": "c0,c1", "secure-sum": True}
+    chosen = {
+        "counting.kind": "evaluation",
+        "counting.digest": "0" * 64,
+        "classes": "c0,c1",
+        "secure-sum": True,
+    }
     run = parse_run(chosen | {"epsilon": epsilon, "delta": DELTA})
     claim, rules = run.mechanism, rules_of(run.settings, len(sites))
     assert claim is not None
@@ -76,10 +82,18 @@ def with_joint_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCo
     total = {name: np.zeros(math.prod(shape), dtype=np.uint32) for name, shape in shapes.items()}
     for exact in sites:
         seed = os.urandom(32)
-        drawn, spare = noise_of_site(claim, numbers, shapes, rules, seed), spare_of(claim, numbers, shapes, rules, seed)
-        parts = {name: numbers[name].encode(exact[name]) + drawn[name] - spare.get(name, 0) for name in shapes}
+        drawn, spare = (
+            noise_of_site(claim, numbers, shapes, rules, seed),
+            spare_of(claim, numbers, shapes, rules, seed),
+        )
+        parts = {
+            name: numbers[name].encode(exact[name]) + drawn[name] - spare.get(name, 0)
+            for name in shapes
+        }
         total = {name: total[name] + words(parts[name]) for name in shapes}
-    tables = {name: numbers[name].decode(total[name]).reshape(shape) for name, shape in shapes.items()}
+    tables = {
+        name: numbers[name].decode(total[name]).reshape(shape) for name, shape in shapes.items()
+    }
     sigmas = noise_of_sum(claim, numbers, shapes, rules, len(sites), removed=len(sites))
     return PooledCounts(tables, {name: sigma**2 for name, sigma in sigmas.items()})
 
@@ -88,7 +102,8 @@ def with_joint_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCo
 def runs(
     apart: float, epsilon: float, count: int, sites: int = SITES, joint: bool = False
 ) -> tuple[list[dict[str, object]], list[float], list[float]]:
-    """Results of 500 runs over sites with own records each time, and the exact AUROC and accuracy of each.
+    """Results of 500 runs over sites with own records each time, and the exact AUROC and accuracy
+    of each.
 
     count: records of a site. joint: whether the noise is one joint noise in a secure sum.
     """
@@ -97,7 +112,10 @@ def runs(
     for _ in range(RUNS):
         parts = [draw(generator, count, apart) for _ in range(sites)]
         exact = [
-            count_decisions(*part, torch.ones(count, dtype=torch.float64), 2, run.settings.counting.bins) for part in parts
+            count_decisions(
+                *part, torch.ones(count, dtype=torch.float64), 2, run.settings.counting.bins
+            )
+            for part in parts
         ]
         pooled = (with_joint_noise if joint else with_own_noise)(exact, epsilon)
         scores, labels = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -117,12 +135,20 @@ def held(results: list[dict[str, object]], at: tuple[str, ...], truths: list[flo
     return count
 
 
-@pytest.mark.parametrize(("apart", "epsilon", "count"), [(1.0, 1.0, 600), (2.5, 1.0, 600), (2.5, 4.0, 100)])
-def test_the_interval_of_a_noisy_auroc_holds_the_truth_in_95_of_100_runs(apart: float, epsilon: float, count: int) -> None:
+@pytest.mark.parametrize(
+    ("apart", "epsilon", "count"), [(1.0, 1.0, 600), (2.5, 1.0, 600), (2.5, 4.0, 100)]
+)
+def test_the_interval_of_a_noisy_auroc_holds_the_truth_in_95_of_100_runs(
+    apart: float, epsilon: float, count: int
+) -> None:
     results, exact, _ = runs(apart, epsilon, count)
     truth = 0.5 * (1 + math.erf(apart / 2))
-    assert held(results, ("classes", "c1", "auroc"), exact) >= FEWEST, "the AUROC of the records themselves"
-    assert held(results, ("classes", "c1", "auroc"), [truth] * RUNS) >= FEWEST, "the AUROC behind the records"
+    assert held(results, ("classes", "c1", "auroc"), exact) >= FEWEST, (
+        "the AUROC of the records themselves"
+    )
+    assert held(results, ("classes", "c1", "auroc"), [truth] * RUNS) >= FEWEST, (
+        "the AUROC behind the records"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,27 +167,42 @@ def test_the_intervals_of_rates_hold_the_truth_in_95_of_100_runs(
 
 def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() -> None:
     """The noise is a part of the interval that matters here: the test above can fail."""
-    run, generator, multiplier = settings(2), torch.Generator().manual_seed(3), gaussian_noise_multiplier(1.0, 1e-5)
+    run, generator, multiplier = (
+        settings(2),
+        torch.Generator().manual_seed(3),
+        gaussian_noise_multiplier(1.0, 1e-5),
+    )
     kept = 0
     counted = tables_of(run.settings.counting, 2)
     for _ in range(RUNS):
         exact = count_decisions(
-            *(drawn := draw(generator, 50, 1.0)), torch.ones(50, dtype=torch.float64), 2, run.settings.counting.bins
+            *(drawn := draw(generator, 50, 1.0)),
+            torch.ones(50, dtype=torch.float64),
+            2,
+            run.settings.counting.bins,
         )
         sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
         table = next(each.value for each in release(sums, multiplier) if each.name == "decisions")
         truth = float((drawn[0].argmax(1) == drawn[1]).double().mean())
         interval = rate(table.diagonal(), table[~torch.eye(2, dtype=torch.bool)], 0.0)
-        kept += interval.low is not None and interval.high is not None and interval.low <= truth <= interval.high
+        kept += (
+            interval.low is not None
+            and interval.high is not None
+            and interval.low <= truth <= interval.high
+        )
     assert kept < FEWEST
 
 
 def test_without_noise_the_auroc_is_scikit_learns_of_the_binned_scores() -> None:
     run, (scores, labels) = settings(2, 64), draw(torch.Generator().manual_seed(1), 500, 1.5)
-    exact = count_decisions(scores, labels, torch.ones(500, dtype=torch.float64), 2, run.settings.counting.bins)
+    exact = count_decisions(
+        scores, labels, torch.ones(500, dtype=torch.float64), 2, run.settings.counting.bins
+    )
     found = auroc(exact["scores"][0], 0.0)
     true = exact_area(scores[:, 1] - scores[:, 0], labels)
-    assert true == pytest.approx(roc_auc_score(labels.numpy(), (scores[:, 1] - scores[:, 0]).numpy()))
+    assert true == pytest.approx(
+        roc_auc_score(labels.numpy(), (scores[:, 1] - scores[:, 0]).numpy())
+    )
     bins = np.floor(((scores[:, 1] - scores[:, 0]).numpy() + 8) * 4)
     assert found.value == pytest.approx(roc_auc_score(labels.numpy(), bins))
     assert found.low is not None

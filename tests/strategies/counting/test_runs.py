@@ -1,4 +1,6 @@
-"""Evaluations and surveys of hospitals: what leaves is charged, what the policy allows is exact, and nothing else shows."""
+"""Evaluations and surveys of hospitals: what leaves is charged, what the policy allows is exact,
+and nothing else shows.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def learned_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[N
 
 
 @pytest.fixture
-def hospitals(learned_once: tuple[Path, list[NodeConfig], Path], home: Path) -> tuple[list[NodeConfig], Path]:
+def hospitals(
+    learned_once: tuple[Path, list[NodeConfig], Path], home: Path
+) -> tuple[list[NodeConfig], Path]:
     """Fresh ledgers and policies in `home`; data and run of all tests together."""
     _, nodes, run = learned_once
     fresh = [
@@ -57,7 +61,9 @@ def exact_accuracy(nodes: list[NodeConfig], run: Path) -> float:
     """Of the model on all held-out records, computed as `site evaluate` does."""
     model, right, tested = read_signed_model(run / "model.fedsurrogate"), 0, 0
     for node in nodes:
-        found = held_out(model, parse_node_config(node), Source(str(node["held-out-dir"]), "imagefolder"))
+        found = held_out(
+            model, parse_node_config(node), Source(str(node["held-out-dir"]), "imagefolder")
+        )
         decided = model.classifier.predict(found.features)
         right, tested = right + int((decided == found.labels).sum()), tested + len(found.labels)
     return right / tested
@@ -74,8 +80,14 @@ def test_a_noisy_evaluation_is_charged_at_each_hospital_and_holds_the_exact_valu
     multiplier = gaussian_noise_multiplier(4.0, 1e-5)
     for node in nodes:
         (entry,) = entries(node)
-        assert (entry["method"], entry["mechanism"], entry["epsilon"]) == ("evaluation", "counts", 4.0)
-        assert [event["noise_multiplier"] for event in entry["events"]] == [pytest.approx(multiplier)]
+        assert (entry["method"], entry["mechanism"], entry["epsilon"]) == (
+            "evaluation",
+            "counts",
+            4.0,
+        )
+        assert [event["noise_multiplier"] for event in entry["events"]] == [
+            pytest.approx(multiplier)
+        ]
         assert entry["sensitivities"] == {"decisions": 1.0, "scores": pytest.approx(3**0.5)}
     card = metrics_of(folder)["privacy"]
     assert (card["mechanism"], card["epsilon"]) == ("counts", 4.0)
@@ -93,7 +105,9 @@ def test_a_hospital_that_does_not_allow_it_is_nowhere_shown_alone(
     assert result["sites"] == 3
 
 
-def test_the_held_out_records_are_counted_and_no_others(home: Path, hospitals: tuple[list[NodeConfig], Path]) -> None:
+def test_the_held_out_records_are_counted_and_no_others(
+    home: Path, hospitals: tuple[list[NodeConfig], Path]
+) -> None:
     nodes, run = hospitals
     for k in range(3):
         allow(home, k, 'exact-counts = ["evaluation"]\nshow-evaluation = true\n')
@@ -142,11 +156,15 @@ def test_a_survey_counts_training_records_and_small_cells_do_not_leave(
     assert entries(nodes[2]) == []
 
 
-def test_a_noisy_survey_is_charged_and_near_the_truth(home: Path, hospitals: tuple[list[NodeConfig], Path]) -> None:
+def test_a_noisy_survey_is_charged_and_near_the_truth(
+    home: Path, hospitals: tuple[list[NodeConfig], Path]
+) -> None:
     nodes, _ = hospitals
     _, result = surveyed(home, nodes)
     assert result["records"]["value"] == pytest.approx(360, abs=30)
-    assert [(e["method"], e["sensitivities"]) for e in entries(nodes[0])] == [("survey", {"records": 1.0})]
+    assert [(e["method"], e["sensitivities"]) for e in entries(nodes[0])] == [
+        ("survey", {"records": 1.0})
+    ]
 
 
 def test_a_hospital_without_held_out_records_a_silent_one_and_a_liar_do_not_stop_the_others(
@@ -154,30 +172,53 @@ def test_a_hospital_without_held_out_records_a_silent_one_and_a_liar_do_not_stop
 ) -> None:
     nodes, run = hospitals
     nodes[0] = {key: value for key, value in nodes[0].items() if key != "held-out-dir"}
-    folder, result = evaluated(home, nodes, run, faults={1: Fault(offline=True)}, deadline=2.0, quorum=0.1)
+    folder, result = evaluated(
+        home, nodes, run, faults={1: Fault(offline=True)}, deadline=2.0, quorum=0.1
+    )
     assert result["sites"] == 1
-    assert {e["event"]: e["site"] for e in events_of(folder) if e["event"] in ("rejected", "dropped")} == {
+    assert {
+        e["event"]: e["site"] for e in events_of(folder) if e["event"] in ("rejected", "dropped")
+    } == {
         "rejected": "clinic-0",
         "dropped": "node 1002",
     }
     assert entries(nodes[0]) == []
 
 
-def test_another_model_than_the_settings_name_is_not_sent(home: Path, hospitals: tuple[list[NodeConfig], Path]) -> None:
+def test_another_model_than_the_settings_name_is_not_sent(
+    home: Path, hospitals: tuple[list[NodeConfig], Path]
+) -> None:
     nodes, run = hospitals
     with pytest.raises(RunError, match=r"not the model that counting\.digest names"):
         evaluated(home, nodes, run, **{"counting.digest": "0" * 64})
     assert entries(nodes[0]) == []
 
 
-def test_a_simulated_evaluation_shows_the_exact_values_next_to_the_noisy_ones(tmp_path: Path) -> None:
-    settings = {"output-dir": str(tmp_path), "device": "cpu", "classes": "0,1,2", "image-size": 8, "seed": 4}
-    run = simulate_here(3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False)
+def test_a_simulated_evaluation_shows_the_exact_values_next_to_the_noisy_ones(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "output-dir": str(tmp_path),
+        "device": "cpu",
+        "classes": "0,1,2",
+        "image-size": 8,
+        "seed": 4,
+    }
+    run = simulate_here(
+        3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False
+    )
     asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5))
-    folder = simulate_here(sites, asked | {"output-dir": str(tmp_path), "device": "cpu"}, lambda event: None, report=False)
+    folder = simulate_here(
+        sites,
+        asked | {"output-dir": str(tmp_path), "device": "cpu"},
+        lambda event: None,
+        report=False,
+    )
     result = json.loads((folder / "evaluation.json").read_text())
     assert sites == 3
-    assert result["exact"]["accuracy"]["value"] == pytest.approx(metrics_of(run)["accuracy"]["model"])
+    assert result["exact"]["accuracy"]["value"] == pytest.approx(
+        metrics_of(run)["accuracy"]["model"]
+    )
     assert result["exact"]["noise"] == {"decisions": 0.0, "scores": 0.0}
     exact, noisy = (result[at]["accuracy"] if at else result["accuracy"] for at in ("exact", ""))
     assert noisy["high"] - noisy["low"] > exact["high"] - exact["low"]

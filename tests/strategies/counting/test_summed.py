@@ -1,4 +1,6 @@
-"""Counts through secure sums: exact or with one joint noise, and nothing of a single hospital anywhere."""
+"""Counts through secure sums: exact or with one joint noise, and nothing of a single hospital
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from server_app.site_values import noisy_values, value_settings
 from server_app.survey_estimate import estimate_of, features_with
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation
-from tests.strategies.counting.hospitals import NUMBERS, allow, entries, evaluated, learned, surveyed
+from tests.strategies.counting.hospitals import (
+    NUMBERS,
+    allow,
+    entries,
+    evaluated,
+    learned,
+    surveyed,
+)
 
 Json = dict[str, Any]
 Hospitals = tuple[list[NodeConfig], Path]
@@ -51,11 +60,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hospitals(learned_once: tuple[Path, list[NodeConfig], Path], home: Path) -> Hospitals:
-    """Three hospitals with fresh ledgers, which allow counts by secure sums only with joint noise; and a run's folder."""
+    """Three hospitals with fresh ledgers, which allow counts by secure sums only with joint noise;
+    and a run's folder.
+    """
     _, nodes, run = learned_once
     own = {"state-dir": "state", "policy": "policy", "witness-dir": "witness"}
     fresh = [
-        node | {key: str(home / f"{name}-{k}{'.toml' * (key == 'policy')}") for key, name in own.items()}
+        node
+        | {key: str(home / f"{name}-{k}{'.toml' * (key == 'policy')}") for key, name in own.items()}
         for k, node in enumerate(nodes)
     ]
     permit(home, NOISY)
@@ -67,10 +79,14 @@ def permit(home: Path, text: str, count: int = 3) -> None:
         allow(home, number, text)
 
 
-def test_the_sum_of_exact_counts_is_that_of_the_single_ones(home: Path, hospitals: Hospitals) -> None:
+def test_the_sum_of_exact_counts_is_that_of_the_single_ones(
+    home: Path, hospitals: Hospitals
+) -> None:
     nodes, run = hospitals
     permit(home, EXACT)
-    plain, summed = (evaluated(home, nodes, run, epsilon=0.0, **settings)[1] for settings in ({}, SUMMED))
+    plain, summed = (
+        evaluated(home, nodes, run, epsilon=0.0, **settings)[1] for settings in ({}, SUMMED)
+    )
     assert summed.pop("secure_sum") is True
     assert plain.pop("per_site") == {}
     assert summed == plain
@@ -90,12 +106,16 @@ def test_neither_a_message_nor_a_file_of_the_coordinator_shows_one_hospitals_cou
     assert len(vectors) == 3
     assert (total == words(sum(vectors.values()))).all()
     wire = b"".join(
-        array.data for m in [*grid.sent, *grid.received] for r in m.content.array_records.values() for array in r.values()
+        array.data
+        for m in [*grid.sent, *grid.received]
+        for r in m.content.array_records.values()
+        for array in r.values()
     )
     said = "".join(str(dict(r)) for m in grid.received for r in m.content.config_records.values())
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     for vector in vectors.values():
-        # The decisions of this hospital, and what the two others have together: as numbers, as counts and as text.
+        # The decisions of this hospital, and what the two others have together: as numbers, as
+        # counts and as text.
         for numbers in (words(vector), total - words(vector)):
             decisions = numbers[:9]
             for form in (decisions.astype("<u4").tobytes(), decisions.astype("<f8").tobytes()):
@@ -112,7 +132,9 @@ def test_neither_a_message_nor_a_file_of_the_coordinator_shows_one_hospitals_cou
     assert "secure sum" in (folder / "report.html").read_text()
 
 
-def test_one_joint_noise_is_charged_at_each_hospital_and_is_in_the_intervals(home: Path, hospitals: Hospitals) -> None:
+def test_one_joint_noise_is_charged_at_each_hospital_and_is_in_the_intervals(
+    home: Path, hospitals: Hospitals
+) -> None:
     nodes, run = hospitals
     permit(home, EXACT)
     exact = evaluated(home, nodes, run, epsilon=0.0)[1]["accuracy"]["value"]
@@ -124,8 +146,14 @@ def test_one_joint_noise_is_charged_at_each_hospital_and_is_in_the_intervals(hom
     multiplier = gaussian_noise_multiplier(4.0, 1e-5)
     for node in nodes:
         entry = entries(node)[-1]
-        assert (entry["method"], entry["mechanism"], entry["epsilon"]) == ("evaluation", "secure-sums", 4.0)
-        assert [event["noise_multiplier"] for event in entry["events"]] == [pytest.approx(multiplier)]
+        assert (entry["method"], entry["mechanism"], entry["epsilon"]) == (
+            "evaluation",
+            "secure-sums",
+            4.0,
+        )
+        assert [event["noise_multiplier"] for event in entry["events"]] == [
+            pytest.approx(multiplier)
+        ]
         assert entry["sensitivities"] == {"decisions": 1.0, "scores": pytest.approx(3**0.5)}
         assert entry["facts"]["local-epsilon"] > 4.0
     # Two of three sites give the whole noise, so that of three has 3/2 of its variance.
@@ -149,7 +177,9 @@ def test_values_of_hospitals_from_a_secure_sum(home: Path, hospitals: Hospitals)
     assert found[0] == found[1]
 
 
-def test_the_estimate_after_a_summed_survey_divides_the_records_evenly(home: Path, hospitals: Hospitals) -> None:
+def test_the_estimate_after_a_summed_survey_divides_the_records_evenly(
+    home: Path, hospitals: Hospitals
+) -> None:
     nodes, _ = hospitals
     folder, result = surveyed(home, nodes, **SUMMED)
     assert result["records"]["value"] == pytest.approx(360, abs=30)
@@ -159,8 +189,12 @@ def test_the_estimate_after_a_summed_survey_divides_the_records_evenly(home: Pat
     assert "in the secure sum over all sites" in write_report(folder).read_text()
 
 
-def test_a_survey_training_and_evaluations_of_the_same_hospitals_are_all_exact_sums(tmp_path: Path) -> None:
-    """With a split that the run draws, a survey counts the records that train: the others would be the difference."""
+def test_a_survey_training_and_evaluations_of_the_same_hospitals_are_all_exact_sums(
+    tmp_path: Path,
+) -> None:
+    """With a split that the run draws, a survey counts the records that train: the others would be
+    the difference.
+    """
     nodes = four_hospitals(tmp_path)
     asked = survey_settings(CLASSES, CountingBudget(0.0, 0.0, secure_sum=True)) | {"image-size": 8}
     survey = run_federation(tmp_path, nodes, **asked)
@@ -171,11 +205,15 @@ def test_a_survey_training_and_evaluations_of_the_same_hospitals_are_all_exact_s
     assert [row["value"] for row in surveyed_records.values()] == counts
     for _ in range(2):
         asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_sum=True))
-        result = json.loads((run_federation(tmp_path, nodes, **asked) / "evaluation.json").read_text())
+        result = json.loads(
+            (run_federation(tmp_path, nodes, **asked) / "evaluation.json").read_text()
+        )
         assert result["records"]["value"] == 4 * 30
 
 
-def test_a_difference_of_evaluations_shows_neither_a_hospital_nor_a_held_out_record(tmp_path: Path) -> None:
+def test_a_difference_of_evaluations_shows_neither_a_hospital_nor_a_held_out_record(
+    tmp_path: Path,
+) -> None:
     nodes = four_hospitals(tmp_path)
     training = {"fedpft.covariance": "gram", "classes": ",".join(CLASSES), "image-size": 8} | SUMMED
     run = run_federation(tmp_path, nodes, **training)
@@ -186,7 +224,9 @@ def test_a_difference_of_evaluations_shows_neither_a_hospital_nor_a_held_out_rec
     run_federation(tmp_path, nodes, **asked)
     image = next(Path(str(nodes[3]["held-out-dir"])).rglob("*.png"))
     image.unlink()
-    with pytest.raises(RunError, match=r"nothing was revealed; clinic-3: lost after its shares: .*policy"):
+    with pytest.raises(
+        RunError, match=r"nothing was revealed; clinic-3: lost after its shares: .*policy"
+    ):
         run_federation(tmp_path, nodes, **asked | {"dropouts": 0.0})
     assert "data have changed" in log_of(nodes[3])
 
@@ -222,7 +262,9 @@ def test_counts_that_no_records_give_end_the_run(
         evaluated(home, nodes, run, **SUMMED)
 
 
-def test_a_hospital_that_allows_only_its_own_noise_takes_no_part(home: Path, hospitals: Hospitals) -> None:
+def test_a_hospital_that_allows_only_its_own_noise_takes_no_part(
+    home: Path, hospitals: Hospitals
+) -> None:
     nodes, run = hospitals
     permit(home, 'mechanisms = ["counts"]\n')
     with pytest.raises(RunError, match="quorum"):
@@ -233,7 +275,10 @@ def test_a_hospital_that_allows_only_its_own_noise_takes_no_part(home: Path, hos
 def test_a_hospital_that_requires_secure_sums_now_takes_part(tmp_path: Path) -> None:
     nodes = four_hospitals(tmp_path, "require-secure-sum = true\n")
     run = run_federation(
-        tmp_path, nodes, **{"fedpft.covariance": "gram", "classes": ",".join(CLASSES), "image-size": 8}, **SUMMED
+        tmp_path,
+        nodes,
+        **{"fedpft.covariance": "gram", "classes": ",".join(CLASSES), "image-size": 8},
+        **SUMMED,
     )
     for secure_sum in (True, False):
         asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_sum))
@@ -245,8 +290,16 @@ def test_a_hospital_that_requires_secure_sums_now_takes_part(tmp_path: Path) -> 
 
 
 def test_a_simulated_evaluation_has_one_joint_noise_and_no_exact_values(tmp_path: Path) -> None:
-    settings = {"output-dir": str(tmp_path), "device": "cpu", "classes": "0,1,2", "image-size": 8, "seed": 4}
-    run = simulate_here(4, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False)
+    settings = {
+        "output-dir": str(tmp_path),
+        "device": "cpu",
+        "classes": "0,1,2",
+        "image-size": 8,
+        "seed": 4,
+    }
+    run = simulate_here(
+        4, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False
+    )
     results = []
     for secure_sum in (False, True):
         asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5, secure_sum))
@@ -260,7 +313,9 @@ def test_a_simulated_evaluation_has_one_joint_noise_and_no_exact_values(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "survey", "values"])
-@pytest.mark.parametrize("fault", ["", "one record is in one cell only", "all sites count as honest"])
+@pytest.mark.parametrize(
+    "fault", ["", "one record is in one cell only", "all sites count as honest"]
+)
 def test_counts_with_joint_noise_cost_no_more_than_the_claim(kind: str, fault: str) -> None:
     """All tables move by their whole sensitivity at once, and only the honest sites' noise counts."""
     run = parse_run(RUN | {"counting.kind": kind, "epsilon": 1.0, "delta": 1e-5})
@@ -269,8 +324,13 @@ def test_counts_with_joint_noise_cost_no_more_than_the_claim(kind: str, fault: s
     numbers, shapes = numbers_of(run, 10), shapes_of(run.plan, len(run.settings.classes), 1)
     given = claim
     if fault.startswith("one"):
-        given = replace(claim, noise={name: (sigma / bound, 1.0) for name, (sigma, bound) in claim.noise.items()})
-    variances = site_variances(given, numbers, shapes, replace(rules, colluding=0) if fault.startswith("all") else rules)
+        given = replace(
+            claim,
+            noise={name: (sigma / bound, 1.0) for name, (sigma, bound) in claim.noise.items()},
+        )
+    variances = site_variances(
+        given, numbers, shapes, replace(rules, colluding=0) if fault.startswith("all") else rules
+    )
     spent = 0.0
     for name, shape in shapes.items():
         moved = claim.noise[name][1] / numbers[name].step + torch.tensor(shape).prod().sqrt().item()
@@ -289,7 +349,9 @@ def test_what_cannot_be_summed_is_refused() -> None:
 
 
 def four_hospitals(home: Path, policy: str = "") -> list[NodeConfig]:
-    """Hospitals without a split in their files, with 30 held-out images each, which know each other's keys."""
+    """Hospitals without a split in their files, with 30 held-out images each, which know each
+    other's keys.
+    """
     from client_app.node_config import parse_node_config
     from client_app.offline.keys import private_key
     from common.security.sealing import public_key
@@ -303,15 +365,22 @@ def four_hospitals(home: Path, policy: str = "") -> list[NodeConfig]:
             "site": f"clinic-{k}",
             "data": "imagefolder",
             "data-dir": str(write_images(home / f"images-{k}", rows[k:160:4])),
-            "held-out-dir": str(write_images(home / f"held-{k}", rows[160 + 30 * k : 190 + 30 * k])),
+            "held-out-dir": str(
+                write_images(home / f"held-{k}", rows[160 + 30 * k : 190 + 30 * k])
+            ),
             "policy": str(home / f"policy-{k}.toml"),
             "peers": str(home / "peers.toml"),
         }
         node |= {f"{name}-dir": str(home / f"{name}-{k}") for name in ("state", "cache", "witness")}
         open_new(node)
         nodes.append(node)
-    lasting = {node["site"]: public_key(private_key(parse_node_config(node), str(node["site"]))).hex() for node in nodes}
-    (home / "peers.toml").write_text("".join(f'{site} = "{key}"\n' for site, key in lasting.items()))
+    lasting = {
+        node["site"]: public_key(private_key(parse_node_config(node), str(node["site"]))).hex()
+        for node in nodes
+    }
+    (home / "peers.toml").write_text(
+        "".join(f'{site} = "{key}"\n' for site, key in lasting.items())
+    )
     return nodes
 
 

@@ -1,4 +1,6 @@
-"""Values of hospitals in a deployment: right decisions of models of some sites, counted with noise at every hospital."""
+"""Values of hospitals in a deployment: right decisions of models of some sites, counted with noise
+at every hospital.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,25 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Node
 
 
 def exact_shares(nodes: list[NodeConfig], run: Path) -> dict[frozenset[str], float]:
-    """Accuracy of the models of all subsets on all held-out records, with the 16-bit heads that sites received."""
+    """Accuracy of the models of all subsets on all held-out records, with the 16-bit heads that
+    sites received.
+    """
     signed, config = read_signed_model(run / "model.fedsurrogate"), run_config_of(run)
     strategy, sent = stored(config, run)
     received = read_model(run / "value-heads.pb")
     assert isinstance(received, Ensemble)
-    records = [held_out(signed, parse_node_config(n), Source(str(n["held-out-dir"]), "imagefolder")) for n in nodes]
+    records = [
+        held_out(signed, parse_node_config(n), Source(str(n["held-out-dir"]), "imagefolder"))
+        for n in nodes
+    ]
     found = {frozenset[str](): 1 / 3}
     for some, model in zip(subsets_of(SITES), received.heads, strict=True):
         learned_again = model_of(strategy, sent, some, config.settings.classes)
         assert isinstance(learned_again, Head)
-        both = [torch.cat([each.weight, each.bias[:, None]], 1).flatten() for each in (bounded(learned_again), model)]
+        both = [
+            torch.cat([each.weight, each.bias[:, None]], 1).flatten()
+            for each in (bounded(learned_again), model)
+        ]
         assert torch.cosine_similarity(*both, dim=0) > 1 - 1e-5
         counts = [model.accuracy(each.features, CLASSES, each.labels) for each in records]
         found[some] = sum(right for right, _ in counts) / sum(tested for _, tested in counts)
@@ -56,7 +66,9 @@ def asked(home: Path, nodes: list[NodeConfig], run: Path, epsilon: float) -> dic
     return noisy_values(run, SITES, json.loads((folder / "values.json").read_text()), len(CLASSES))
 
 
-def test_exact_counts_give_the_values_that_the_models_have(hospitals: tuple[Path, list[NodeConfig], Path]) -> None:
+def test_exact_counts_give_the_values_that_the_models_have(
+    hospitals: tuple[Path, list[NodeConfig], Path],
+) -> None:
     home, nodes, run = hospitals
     for k in range(3):
         allow(home, k, 'exact-counts = ["values"]\n')
@@ -68,11 +80,15 @@ def test_exact_counts_give_the_values_that_the_models_have(hospitals: tuple[Path
         assert each["error"] == 0
 
 
-def test_noisy_values_are_charged_and_as_near_as_their_errors(hospitals: tuple[Path, list[NodeConfig], Path]) -> None:
+def test_noisy_values_are_charged_and_as_near_as_their_errors(
+    hospitals: tuple[Path, list[NodeConfig], Path],
+) -> None:
     home, nodes, run = hospitals
     before = len(entries(nodes[0]))
     result = asked(home, nodes, run, 8.0)
-    true = {each.site: each.shapley for each in site_values(SITES, exact_shares(nodes, run).__getitem__)}
+    true = {
+        each.site: each.shapley for each in site_values(SITES, exact_shares(nodes, run).__getitem__)
+    }
     for each in result["sites"]:
         # The number of tested records is noisy too; five deviations, and a twentieth for that.
         assert each["shapley"] == pytest.approx(true[each["site"]], abs=5 * each["error"] + 0.05)
@@ -82,7 +98,9 @@ def test_noisy_values_are_charged_and_as_near_as_their_errors(hospitals: tuple[P
     assert (last["method"], last["sensitivities"]["right"]) == ("values", pytest.approx(8**0.5))
 
 
-def test_noise_that_hides_the_values_is_an_error(hospitals: tuple[Path, list[NodeConfig], Path]) -> None:
+def test_noise_that_hides_the_values_is_an_error(
+    hospitals: tuple[Path, list[NodeConfig], Path],
+) -> None:
     _, _, run = hospitals
     with pytest.raises(RunError, match="the noise hides the values"):
         noisy_values(run, SITES, {"right": [20, *[10] * 7], "noise": 9.0}, 3)

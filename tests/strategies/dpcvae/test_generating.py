@@ -37,7 +37,10 @@ def begun(config: Run) -> Training:
     training = Training.begin(config, CLASSES, "f", 4)
     one = torch.tensor([[3.0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
     other = torch.tensor([[0, 1.0, 0, 0], [0, 2.0, 0, 0], [0, 0, 0, 0]])
-    take_in(training, [reported("one", [3, 0, 0], one, config), reported("other", [1, 4, 0], other, config)])
+    take_in(
+        training,
+        [reported("one", [3, 0, 0], one, config), reported("other", [1, 4, 0], other, config)],
+    )
     return training
 
 
@@ -69,7 +72,10 @@ def test_decoders_are_averaged_by_the_reported_sizes_in_single_precision() -> No
 def test_a_site_that_came_too_late_to_tell_its_size_weighs_as_the_median_one() -> None:
     training = begun(run())
     before = training.model["linear.weight"]
-    assert {key for key in training.memory if key.startswith(SIZES)} == {SIZES + "one", SIZES + "other"}
+    assert {key for key in training.memory if key.startswith(SIZES)} == {
+        SIZES + "one",
+        SIZES + "other",
+    }
     take_in(training, [moved("late", 2.0, training), moved("other", 0.0, training)])
     assert torch.allclose(training.model["linear.weight"] - before, torch.tensor(2.0 * 3 / 8))
 
@@ -90,7 +96,9 @@ def test_means_lost_in_noise_are_drawn_to_the_mean_of_all() -> None:
     assert float((means[1] - true[1]).norm()) < float((raw[1] - true[1]).norm())
     assert float((means[2] - means[:1].mean(0)).norm()) < 0.2
     with pytest.raises(RunError, match="no class stands out"):
-        class_means([reported("one", [0, 0, 0], sums, config)], config.mechanism, config.settings.dpcvae)
+        class_means(
+            [reported("one", [0, 0, 0], sums, config)], config.mechanism, config.settings.dpcvae
+        )
 
 
 def test_a_checkpoint_keeps_the_sizes_and_the_means() -> None:

@@ -1,4 +1,6 @@
-"""Runs of DP-CVAE: they learn, compose the budget, resume, keep encoders at the sites, and no site can stop them."""
+"""Runs of DP-CVAE: they learn, compose the budget, resume, keep encoders at the sites, and no site
+can stop them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from common.wire.model_proto import pack_parameters, unpack_parameters
 from common.wire.records import INFO, PAYLOAD
 from server_app.report.build import write_report
 from server_app.runs.plan import plan
-from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.grid import (
+    FIRST_NODE,
+    Fault,
+    InProcessGrid,
+    events_of,
+    metrics_of,
+    run_federation,
+    sites,
+)
 from tests.registry import sent_numbers
 
 SMALL: dict[str, Any] = {
@@ -56,7 +66,9 @@ def ledgers(folder: Path) -> list[list[dict[str, Any]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 @pytest.mark.parametrize("private", [False, True])
-def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(tmp_path: Path, method: str, private: bool) -> None:
+def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(
+    tmp_path: Path, method: str, private: bool
+) -> None:
     settings = {"method": method, "dpcvae.local-epochs": 2} | (PRIVATE if private else {})
     folder = run_federation(tmp_path, sites(3), **SMALL | settings)
     metrics = metrics_of(folder)
@@ -65,7 +77,9 @@ def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(tmp_path: Path, metho
     assert set(metrics["downstream"]) == {"0", "1", "2"}
     assert 0 < metrics["fidelity"]["sliced"] < metrics["fidelity"]["sinkhorn"] < 2
     for name, row in metrics["downstream"].items():
-        assert row["accuracy-mixed"] == pytest.approx(metrics["accuracy"]["per_site"][name], abs=1e-6)
+        assert row["accuracy-mixed"] == pytest.approx(
+            metrics["accuracy"]["per_site"][name], abs=1e-6
+        )
         assert row["accuracy-local"] > 0.5
     read_generator(folder / "generator.safetensors")
     assert (metrics["privacy"] is None) is not private
@@ -73,16 +87,22 @@ def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(tmp_path: Path, metho
         assert metrics["rounds"][-1]["epsilon"] == pytest.approx(20.0, rel=1e-3)
         for entries in ledgers(tmp_path):
             assert [entry["round"] for entry in entries] == [1, 2, 3, 4]
-            spent = epsilon_spent([GaussianEvent(**event) for entry in entries for event in entry["events"]], 1e-5)
+            spent = epsilon_spent(
+                [GaussianEvent(**event) for entry in entries for event in entry["events"]], 1e-5
+            )
             assert spent == pytest.approx(metrics["privacy"]["epsilon"], rel=1e-3)
             assert spent <= 20.0 * (1 + 1e-9)
-        assert read_manifest(folder / "generator.safetensors")["privacy"]["epsilon"] == pytest.approx(20.0, rel=1e-3)
+        assert read_manifest(folder / "generator.safetensors")["privacy"][
+            "epsilon"
+        ] == pytest.approx(20.0, rel=1e-3)
     page = write_report(folder).read_text()
     assert "How well the synthetic embeddings work at each site" in page
     assert "Real against synthetic features" in page
     assert "Which classes each site has" in page
     reported = [event.get("counts") for event in events_of(folder) if event["event"] == "replied"]
-    assert sum(sum(counts.values()) for counts in reported[:3]) == pytest.approx(1797 * 0.8, rel=0.2)
+    assert sum(sum(counts.values()) for counts in reported[:3]) == pytest.approx(
+        1797 * 0.8, rel=0.2
+    )
     assert reported[3:] == [None] * (len(reported) - 3)
 
 
@@ -92,7 +112,11 @@ def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Pat
     folder = run_federation(tmp_path, grid, **settings)
     kept = [load_file(file) for file in (tmp_path / "site-state").rglob("kept-4.safetensors")]
     assert len(kept) == 2
-    payloads = [m.content.array_records[PAYLOAD][PAYLOAD].data for m in grid.received if PAYLOAD in m.content.array_records]
+    payloads = [
+        m.content.array_records[PAYLOAD][PAYLOAD].data
+        for m in grid.received
+        if PAYLOAD in m.content.array_records
+    ]
     config = json.loads((folder / "manifest.json").read_text())["config"]
     assert config["dpcvae.hidden"] == 16
     from common.run import parse_run
@@ -116,7 +140,9 @@ def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
-def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(tmp_path: Path, method: str) -> None:
+def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
+    tmp_path: Path, method: str
+) -> None:
     settings = SMALL | {"method": method, "dpcvae.local-epochs": 1}
     whole = run_federation(tmp_path / "whole", sites(2), **settings)
     (half,) = interrupted(tmp_path / "half", settings, after=2)
@@ -133,7 +159,9 @@ def interrupted(folder: Path, settings: dict[str, Any], after: int) -> list[Path
 
     def dies(messages: Any) -> Any:
         chosen = list(messages)
-        done = [e for f in (folder / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        done = [
+            e for f in (folder / "runs").glob("*") for e in events_of(f) if e["event"] == "round"
+        ]
         if any(m.metadata.message_type == "train" for m in chosen) and len(done) == after:
             raise ConnectionError("the SuperLink is gone")
         return push(chosen)
@@ -144,16 +172,18 @@ def interrupted(folder: Path, settings: dict[str, Any], after: int) -> list[Path
     return list((folder / "runs").iterdir())
 
 
-def test_a_private_run_that_was_interrupted_pays_for_the_round_that_was_lost(tmp_path: Path) -> None:
+def test_a_private_run_that_was_interrupted_pays_for_the_round_that_was_lost(
+    tmp_path: Path,
+) -> None:
     settings = SMALL | PRIVATE
     (half,) = interrupted(tmp_path, settings, after=2)
     resumed = metrics_of(run_federation(tmp_path, sites(2), **settings, resume=str(half)))
     assert "4 are charged" in resumed["stopped"]
     assert len(resumed["rounds"]) == 3
     for entries in ledgers(tmp_path):
-        assert epsilon_spent([GaussianEvent(**event) for entry in entries for event in entry["events"]], 1e-5) <= 20.0 * (
-            1 + 1e-9
-        )
+        assert epsilon_spent(
+            [GaussianEvent(**event) for entry in entries for event in entry["events"]], 1e-5
+        ) <= 20.0 * (1 + 1e-9)
 
 
 def test_a_private_first_round_that_failed_is_not_asked_for_twice(tmp_path: Path) -> None:
@@ -198,18 +228,29 @@ def test_a_site_without_its_state_is_refused_by_name_and_the_others_go_on(tmp_pa
         (lambda p: replace(p, records=0), "0 records"),
     ],
 )  # fmt: skip
-def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(tmp_path: Path, change: Any, message: str) -> None:
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"dpcvae.rounds": 2})
+def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(
+    tmp_path: Path, change: Any, message: str
+) -> None:
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"dpcvae.rounds": 2}
+    )
     assert metrics_of(folder)["sites"]["used"] >= 2
-    refused = [event for event in events_of(folder) if event["event"] == "rejected" and event["round"] == 1]
+    refused = [
+        event for event in events_of(folder) if event["event"] == "rejected" and event["round"] == 1
+    ]
     assert [event["site"] for event in refused] == ["1"]
     assert message in refused[0]["reason"]
 
 
-def test_a_site_under_privacy_tells_nothing_of_its_own_and_keeps_the_generator(tmp_path: Path) -> None:
+def test_a_site_under_privacy_tells_nothing_of_its_own_and_keeps_the_generator(
+    tmp_path: Path,
+) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("epsilon-per-run = 20\nepsilon-total = 20\n")
-    nodes = [{**node, "data": "digits", "policy": str(policy), "site": f"h{i}"} for i, node in enumerate(sites(2))]
+    nodes = [
+        {**node, "data": "digits", "policy": str(policy), "site": f"h{i}"}
+        for i, node in enumerate(sites(2))
+    ]
     grid = InProcessGrid(nodes)
     folder = run_federation(tmp_path, grid, **SMALL | PRIVATE)
     metrics = metrics_of(folder)
@@ -225,13 +266,17 @@ def test_a_site_under_privacy_tells_nothing_of_its_own_and_keeps_the_generator(t
 
 
 @pytest.mark.slow
-def test_a_site_that_comes_back_under_another_number_goes_on_with_its_encoder(tmp_path: Path) -> None:
+def test_a_site_that_comes_back_under_another_number_goes_on_with_its_encoder(
+    tmp_path: Path,
+) -> None:
     grid = InProcessGrid(sites(3))
     push, new = grid.push_messages, FIRST_NODE + 50
 
     def restarted(messages: Any) -> Any:
         chosen = list(messages)
-        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        done = [
+            e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"
+        ]
         if len(done) == 2 and FIRST_NODE + 1 in grid.node_configs:
             grid.node_configs[new] = grid.node_configs.pop(FIRST_NODE + 1)
             grid._states[new] = grid._states[FIRST_NODE]
@@ -239,22 +284,34 @@ def test_a_site_that_comes_back_under_another_number_goes_on_with_its_encoder(tm
         return push(chosen)
 
     grid.push_messages = restarted  # type: ignore[method-assign]
-    folder = run_federation(tmp_path, grid, **SMALL | PRIVATE | {"dpcvae.rounds": 5, "deadline": 1.0})
-    assert [(e["site"], e["round"]) for e in events_of(folder) if e["event"] == "joined"] == [("1", 4)]
-    asked = [m for m in grid.sent if m.metadata.dst_node_id == new and m.metadata.message_type == "train"]
+    folder = run_federation(
+        tmp_path, grid, **SMALL | PRIVATE | {"dpcvae.rounds": 5, "deadline": 1.0}
+    )
+    assert [(e["site"], e["round"]) for e in events_of(folder) if e["event"] == "joined"] == [
+        ("1", 4)
+    ]
+    asked = [
+        m for m in grid.sent if m.metadata.dst_node_id == new and m.metadata.message_type == "train"
+    ]
     # Round two was the last in which it was used: it continues from there, not from the start.
     reported = [m.content.config_records["info"] for m in asked]
     assert [(info["round"], info["confirmed"]) for info in reported] == [(4, 2), (5, 4)]
-    assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 2, 4, 5]
+    assert [
+        e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"
+    ] == [1, 2, 4, 5]
     assert metrics_of(folder)["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
 
 
-def test_nobody_is_dropped_for_quorum_when_a_site_comes_back_under_another_number(tmp_path: Path) -> None:
+def test_nobody_is_dropped_for_quorum_when_a_site_comes_back_under_another_number(
+    tmp_path: Path,
+) -> None:
     grid = InProcessGrid(sites(2))
     nodes, new = grid.get_node_ids, FIRST_NODE + 50
 
     def renumbered() -> Any:
-        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        done = [
+            e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"
+        ]
         if len(done) == 1 and FIRST_NODE + 1 in grid.node_configs:
             grid.node_configs[new] = grid.node_configs.pop(FIRST_NODE + 1)
             grid._states[new] = grid._states[FIRST_NODE]
@@ -271,7 +328,9 @@ def test_a_site_that_takes_anothers_name_during_the_run_is_refused_by_name(tmp_p
     nodes, new = grid.get_node_ids, FIRST_NODE + 50
 
     def joined() -> Any:
-        done = [e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        done = [
+            e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"
+        ]
         if len(done) == 1 and new not in grid.node_configs:
             grid.node_configs[new] = dict(grid.node_configs[FIRST_NODE])
             grid._states[new] = grid._states[FIRST_NODE]
@@ -280,11 +339,15 @@ def test_a_site_that_takes_anothers_name_during_the_run_is_refused_by_name(tmp_p
     grid.get_node_ids = joined  # type: ignore[method-assign]
     folder = run_federation(tmp_path, grid, **SMALL)
     refused = [e for e in events_of(folder) if e["event"] == "rejected"]
-    assert {e["reason"] for e in refused} == {"the site reports the name '0', which is another site's"}
+    assert {e["reason"] for e in refused} == {
+        "the site reports the name '0', which is another site's"
+    }
     assert metrics_of(folder)["sites"]["used"] == 2
 
 
-def test_a_full_disk_costs_a_site_the_round_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_a_site_the_round_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage, failed = sys.modules["client_app.requests"].stage_file, []
 
     def full(file: Path, content: bytes) -> Path:
@@ -296,7 +359,9 @@ def test_a_full_disk_costs_a_site_the_round_and_not_the_run(tmp_path: Path, monk
     monkeypatch.setattr(sys.modules["client_app.requests"], "stage_file", full)
     folder = run_federation(tmp_path, sites(2), **SMALL | PRIVATE)
     assert [e["round"] for e in events_of(folder) if e["event"] == "rejected"] == [2]
-    assert [e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"] == [1, 3, 4]
+    assert [
+        e["round"] for e in events_of(folder) if e["event"] == "replied" and e["site"] == "1"
+    ] == [1, 3, 4]
     rounds = sorted([entry["round"] for entry in entries] for entries in ledgers(tmp_path))
     assert rounds == [[1, 2, 3, 4], [1, 3, 4]]
 
@@ -304,10 +369,16 @@ def test_a_full_disk_costs_a_site_the_round_and_not_the_run(tmp_path: Path, monk
 def test_numbers_a_site_makes_up_about_the_generator_are_left_out(tmp_path: Path) -> None:
     def boasts(record: Any) -> None:
         info = dict(record.config_records[INFO])
-        info |= {"downstream.accuracy-local": 1e308, "downstream.sliced": -1.0, "downstream.other": 0.5}
+        info |= {
+            "downstream.accuracy-local": 1e308,
+            "downstream.sliced": -1.0,
+            "downstream.other": 0.5,
+        }
         record[INFO] = ConfigRecord(info)
 
-    folder = run_federation(tmp_path, InProcessGrid(sites(2), {1: Fault(reply=boasts, kind="evaluate")}), **SMALL)
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(2), {1: Fault(reply=boasts, kind="evaluate")}), **SMALL
+    )
     row = metrics_of(folder)["downstream"]["1"]
     assert not {"accuracy-local", "sliced", "other"} & row.keys()
     assert "How well the synthetic embeddings work" in write_report(folder).read_text()

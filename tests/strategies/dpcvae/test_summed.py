@@ -1,4 +1,6 @@
-"""DP-CVAE and DP-CGAN in secure sums: the same generator as with updates in clear, and nothing of a single site."""
+"""DP-CVAE and DP-CGAN in secure sums: the same generator as with updates in clear, and nothing of a
+single site.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write
 from tests.grid import InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.strategies.dpcvae.test_runs import SMALL, ledgers
 
-FEW: dict[str, Any] = {"dpcvae.rounds": 3, "dpcvae.local-epochs": 1, "dpcvae.synthetic": 30, "head.min-steps": 30}
+FEW: dict[str, Any] = {
+    "dpcvae.rounds": 3,
+    "dpcvae.local-epochs": 1,
+    "dpcvae.synthetic": 30,
+    "head.min-steps": 30,
+}
 PLAIN: dict[str, Any] = SMALL | FEW | {"max-share": 0, "classes": "0,1,2,3,4,5,6,7,8,9"}
 SECURE = PLAIN | {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2, "secure-sum-records": 2000}
 PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5}
@@ -41,16 +48,24 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["dpcvae", "counts and equal weights", "dpcgan"],
 )
-def test_the_generator_is_that_of_the_same_run_without_secure_sums(tmp_path: Path, settings: dict[str, Any]) -> None:
-    plain, secure = (run_federation(tmp_path, sites(4), **each | settings) for each in (PLAIN, SECURE))
-    before, after = (read_generator(folder / "generator.safetensors").tensors for folder in (plain, secure))
+def test_the_generator_is_that_of_the_same_run_without_secure_sums(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    plain, secure = (
+        run_federation(tmp_path, sites(4), **each | settings) for each in (PLAIN, SECURE)
+    )
+    before, after = (
+        read_generator(folder / "generator.safetensors").tensors for folder in (plain, secure)
+    )
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         # Replies in clear have 16 bits.
         close = 0.02 * float(tensor.abs().max()) + 0.02
         assert float((after[name] - tensor).abs().max()) < close, name
     assert after[COUNTS].tolist() == before[COUNTS].round().tolist()
-    assert [entry["used"] for entry in metrics_of(secure)["rounds"]] == [4] * len(metrics_of(plain)["rounds"])
+    assert [entry["used"] for entry in metrics_of(secure)["rounds"]] == [4] * len(
+        metrics_of(plain)["rounds"]
+    )
     assert metrics_of(secure)["parameters"] == metrics_of(plain)["parameters"]
 
 
@@ -67,11 +82,16 @@ def test_no_message_and_no_file_holds_class_sums_or_an_update_of_one_site(
     monkeypatch.setattr(masked, "mask", keep)
     grid = InProcessGrid(sites(4), run_id=4730)
     folder = run_federation(tmp_path, grid, report=True, alpha=1000.0, **SECURE)
-    assert [len(each) for each in seen[:4] + seen[4:8]] == [10 * 65] * 4 + [1 + metrics_of(folder)["parameters"]] * 4
+    assert [len(each) for each in seen[:4] + seen[4:8]] == [10 * 65] * 4 + [
+        1 + metrics_of(folder)["parameters"]
+    ] * 4
     total = unpack_total((folder / "sum.pb").read_bytes())[2]
     assert (total == words(sum(seen[-4:]))).all()
     wire = b"".join(
-        array.data for m in [*grid.sent, *grid.received] for r in m.content.array_records.values() for array in r.values()
+        array.data
+        for m in [*grid.sent, *grid.received]
+        for r in m.content.array_records.values()
+        for array in r.values()
     )
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     for vector in seen:
@@ -85,18 +105,24 @@ def test_no_message_and_no_file_holds_class_sums_or_an_update_of_one_site(
 
 def test_the_ledgers_hold_the_noise_of_every_site_as_without_secure_sums(tmp_path: Path) -> None:
     plain, secure = (
-        run_federation(tmp_path / name, sites(4), **each | PRIVATE) for name, each in (("a", PLAIN), ("b", SECURE))
+        run_federation(tmp_path / name, sites(4), **each | PRIVATE)
+        for name, each in (("a", PLAIN), ("b", SECURE))
     )
     assert metrics_of(secure)["privacy"] == metrics_of(plain)["privacy"]
     events = [
-        sorted(str([(entry["mechanism"], entry["events"]) for entry in each]) for each in ledgers(tmp_path / name))
+        sorted(
+            str([(entry["mechanism"], entry["events"]) for entry in each])
+            for each in ledgers(tmp_path / name)
+        )
         for name in "ab"
     ]
     assert events[0] == events[1]
     assert [entry["epsilon"] for entry in metrics_of(secure)["rounds"]] == [
         entry["epsilon"] for entry in metrics_of(plain)["rounds"]
     ]
-    manifests = [read_manifest(folder / "generator.safetensors")["privacy"] for folder in (plain, secure)]
+    manifests = [
+        read_manifest(folder / "generator.safetensors")["privacy"] for folder in (plain, secure)
+    ]
     assert manifests[0] == manifests[1]
     # The noise is new in every run.
     assert metrics_of(secure)["accuracy"]["model"] > 0.3
@@ -107,7 +133,10 @@ def test_the_ledgers_hold_the_noise_of_every_site_as_without_secure_sums(tmp_pat
     [
         ({"round": 1, "confirmed": 0}, "class sums under the masks of the others' updates"),
         ({"round": 3, "confirmed": 2}, "another noise is charged than that which is added"),
-        ({"confirmed": 0}, "a site that has hardly any weight, so that the sum is the update of another"),
+        (
+            {"confirmed": 0},
+            "a site that has hardly any weight, so that the sum is the update of another",
+        ),
     ],
 )
 def test_a_coordinator_that_tells_one_site_of_another_round_gets_nothing(
@@ -145,8 +174,19 @@ def test_every_hospital_keeps_the_generator(tmp_path: Path, federation: dict[str
             "data": "imagefolder",
             "data-dir": str(write_images(tmp_path / str(k), rows[k:160:4])),
         }
-        nodes.append(node | {f"{name}-dir": str(tmp_path / f"{name}-{k}") for name in ("state", "cache", "witness")})
-    settings = federation | {"classes": ",".join(CLASSES), "image-size": 8, "dpcvae.rounds": 2, "colluding": 1 / 3}
+        nodes.append(
+            node
+            | {
+                f"{name}-dir": str(tmp_path / f"{name}-{k}")
+                for name in ("state", "cache", "witness")
+            }
+        )
+    settings = federation | {
+        "classes": ",".join(CLASSES),
+        "image-size": 8,
+        "dpcvae.rounds": 2,
+        "colluding": 1 / 3,
+    }
     folder = run_federation(tmp_path, nodes, **settings)
     own = read_generator(folder / "generator.safetensors").tensors
     for k in range(4):

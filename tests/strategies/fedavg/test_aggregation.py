@@ -17,7 +17,9 @@ HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
 
 
 def update(records: int, **tensors: Tensor) -> Parameters:
-    return Parameters(HEADER, 1, {name.replace("_", "."): tensor for name, tensor in tensors.items()}, records)
+    return Parameters(
+        HEADER, 1, {name.replace("_", "."): tensor for name, tensor in tensors.items()}, records
+    )
 
 
 def run(method: str, **settings: Any) -> Any:
@@ -36,14 +38,24 @@ def test_the_model_moves_by_the_mean_weighed_by_records(method: str) -> None:
 
 def test_private_updates_weigh_alike() -> None:
     new, _ = aggregate(
-        run("fedavg"), {"w": torch.zeros(1)}, [update(0, w=torch.ones(1)), update(0, w=3 * torch.ones(1))], {}, 2
+        run("fedavg"),
+        {"w": torch.zeros(1)},
+        [update(0, w=torch.ones(1)), update(0, w=3 * torch.ones(1))],
+        {},
+        2,
     )
     assert float(new["w"]) == 2
 
 
 def test_many_small_updates_do_not_lose_their_mean() -> None:
     """In half precision, thirty times a thirtieth gives 0.997."""
-    new, _ = aggregate(run("fedavg"), {"w": torch.ones(1)}, [update(1, w=torch.full((1,), 1e-4)) for _ in range(30)], {}, 30)
+    new, _ = aggregate(
+        run("fedavg"),
+        {"w": torch.ones(1)},
+        [update(1, w=torch.full((1,), 1e-4)) for _ in range(30)],
+        {},
+        30,
+    )
     assert float(new["w"]) == pytest.approx(1.0001, abs=1e-6)
 
 
@@ -54,7 +66,9 @@ def test_fedyogi_takes_the_steps_computed_by_hand() -> None:
     first, second, expected = torch.zeros(2), torch.zeros(2), model["w"].clone()
     for moved in ([[0.2, -0.4], [0.0, 0.2]], [[-0.3, 0.1], [0.1, 0.1]], [[0.01, 0.0], [0.0, 0.0]]):
         deltas = torch.tensor(moved)
-        model, memory = aggregate(config, model, [update(3, w=deltas[0]), update(1, w=deltas[1])], memory, 2)
+        model, memory = aggregate(
+            config, model, [update(3, w=deltas[0]), update(1, w=deltas[1])], memory, 2
+        )
         mean = 0.75 * deltas[0] + 0.25 * deltas[1]
         first = 0.9 * first + 0.1 * mean
         second = second - 0.01 * mean**2 * torch.sign(second - mean**2)
@@ -80,13 +94,21 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_been(method: str) -> None:
     training = with_memory(Training.begin(config, ("a", "b"), "f", 3))
 
     def more(each: Training) -> None:
-        tensors = {name: torch.randn(shape, generator=generator) for name, shape in sorted(each.shapes().items())}
+        tensors = {
+            name: torch.randn(shape, generator=generator)
+            for name, shape in sorted(each.shapes().items())
+        }
         absorb(each, [Parameters(HEADER, each.round + 1, tensors, 2)], 1)
 
     more(training)
     training.history.append({"round": 1, "accuracy": None})
     copy = Training.load(config, training.save(), "checkpoint")
-    assert (copy.round, copy.lineage, copy.classes, copy.history) == (1, training.lineage, ("a", "b"), training.history)
+    assert (copy.round, copy.lineage, copy.classes, copy.history) == (
+        1,
+        training.lineage,
+        ("a", "b"),
+        training.history,
+    )
     state = generator.get_state()
     more(training)
     generator.set_state(state)

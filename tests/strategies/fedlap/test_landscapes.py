@@ -1,4 +1,6 @@
-"""FedLAP's coordinator: radius rules by hand, one site equals training on its synthetic set, hostile sets."""
+"""FedLAP's coordinator: radius rules by hand, one site equals training on its synthetic set,
+hostile sets.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from strategies.base.training import Training
 from strategies.fedlap.landscapes import common_radius, has_finite_gradient, learn, limited_radii
 
 CLASSES = ("a", "b", "c")
-SETTINGS = FedLAPSettings(width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min", memory=0.5)
+SETTINGS = FedLAPSettings(
+    width=4, images_per_class=2, server_steps=10, trust_radius=5.0, rule="min", memory=0.5
+)
 NOTHING: Tensors = {}
 
 
@@ -33,9 +37,15 @@ def model() -> dict[str, torch.Tensor]:
 
 
 def synthetic(
-    site: str = "s", *, classes: tuple[str, ...] = ("a", "c"), radius: float = 5.0, records: int = 10
+    site: str = "s",
+    *,
+    classes: tuple[str, ...] = ("a", "c"),
+    radius: float = 5.0,
+    records: int = 10,
 ) -> Synthetic:
-    values = torch.randn(2 * len(classes), 64, generator=torch.Generator().manual_seed(sum(map(ord, site))))
+    values = torch.randn(
+        2 * len(classes), 64, generator=torch.Generator().manual_seed(sum(map(ord, site)))
+    )
     labels = torch.arange(len(classes)).repeat_interleave(2)
     return Synthetic(Header("fedlap", "r", site, "f", classes), 1, values, labels, radius, records)
 
@@ -43,7 +53,10 @@ def synthetic(
 def walked(*sets: Synthetic, memory: Tensors = NOTHING, **changes: Any) -> SimpleNamespace:
     """A round's descent, and the model and memory after it."""
     run = parse_run({"method": "fedlap"})
-    config = replace(run, settings=run.settings.model_copy(update={"fedlap": SETTINGS.model_copy(update=changes)}))
+    config = replace(
+        run,
+        settings=run.settings.model_copy(update={"fedlap": SETTINGS.model_copy(update=changes)}),
+    )
     training = Training(config, CLASSES, "f", 64, model(), memory)
     found = learn(training, sets)
     return SimpleNamespace(**vars(found), model=training.model, memory=training.memory)
@@ -65,7 +78,9 @@ def test_the_radius_of_a_rule(rule: str, radii: list[float], wanted: float) -> N
 
 
 def test_the_learning_rate_falls_with_the_root_of_the_round_or_as_a_cosine() -> None:
-    assert [FedLAPSettings(learning_rate=0.6).rate(number) for number in (1, 4, 9)] == pytest.approx([0.6, 0.3, 0.2])
+    assert [
+        FedLAPSettings(learning_rate=0.6).rate(number) for number in (1, 4, 9)
+    ] == pytest.approx([0.6, 0.3, 0.2])
     cosine = FedLAPSettings(learning_rate=0.6, cosine=True, rounds=4)
     assert [cosine.rate(number) for number in (1, 3)] == pytest.approx([0.6, 0.3])
 
@@ -85,7 +100,9 @@ def test_one_site_equals_training_on_its_synthetic_set() -> None:
     truth = torch.tensor([0, 0, 2, 2])  # class indices of the run, not of the site
     for _ in range(10):
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(body(synthetic().values.reshape(-1, 1, 8, 8)), truth).backward()
+        torch.nn.functional.cross_entropy(
+            body(synthetic().values.reshape(-1, 1, 8, 8)), truth
+        ).backward()
         optimiser.step()
         schedule.step()
     for name, parameter in module.named_parameters():
@@ -97,8 +114,14 @@ def test_one_site_equals_training_on_its_synthetic_set() -> None:
 def test_a_site_weighs_as_many_records_as_it_has() -> None:
     one, other = synthetic("a"), synthetic("b")
     twice = walked(one, replace(other, records=20))
-    assert all(torch.allclose(twice.model[n], t, atol=1e-5) for n, t in walked(one, other, replace(other)).model.items())
-    assert any(not torch.allclose(twice.model[n], t, atol=1e-4) for n, t in walked(one, other).model.items())
+    assert all(
+        torch.allclose(twice.model[n], t, atol=1e-5)
+        for n, t in walked(one, other, replace(other)).model.items()
+    )
+    assert any(
+        not torch.allclose(twice.model[n], t, atol=1e-4)
+        for n, t in walked(one, other).model.items()
+    )
 
 
 def test_the_model_ends_inside_the_radius_the_rule_gives() -> None:
@@ -106,14 +129,18 @@ def test_the_model_ends_inside_the_radius_the_rule_gives() -> None:
     held = walked(synthetic("a", radius=free / 4), synthetic("b", radius=free / 2))
     assert held.moved == pytest.approx(free / 4, rel=1e-4)
     assert held.at_edge > 0
-    assert walked(synthetic("a", radius=free / 4), synthetic("b", radius=free / 2), rule="max").moved > free / 4
+    assert (
+        walked(synthetic("a", radius=free / 4), synthetic("b", radius=free / 2), rule="max").moved
+        > free / 4
+    )
 
 
 def test_images_of_the_round_before_count_as_much_as_those_of_this_round() -> None:
     before = walked(synthetic("a")).memory
     together = walked(synthetic("b"), synthetic("a"))
     assert all(
-        torch.allclose(walked(synthetic("b"), memory=before).model[n], t, atol=1e-6) for n, t in together.model.items()
+        torch.allclose(walked(synthetic("b"), memory=before).model[n], t, atol=1e-6)
+        for n, t in together.model.items()
     )
     alone = walked(synthetic("b"))
     assert any(not torch.allclose(alone.model[n], t, atol=1e-4) for n, t in together.model.items())
@@ -125,7 +152,10 @@ def test_by_default_images_are_remembered_without_privacy_only() -> None:
     assert (usual, default.remembered(private=True)) == (0.33, 0.0)
     assert chosen.remembered(private=True) == chosen.remembered(private=False) == 0.2
     for epsilon in (0.0, 8.0):
-        update = {"epsilon": epsilon, "fedlap": SETTINGS.model_copy(update={"memory": default.memory})}
+        update = {
+            "epsilon": epsilon,
+            "fedlap": SETTINGS.model_copy(update={"memory": default.memory}),
+        }
         run = parse_run({"method": "fedlap"})
         config = replace(run, settings=run.settings.model_copy(update=update))
         training = Training(config, CLASSES, "f", 64, model(), NOTHING)
@@ -137,8 +167,12 @@ def test_three_rounds_are_remembered_and_older_ones_count_less() -> None:
     memory = NOTHING
     for name in "abcde":
         memory = walked(synthetic(name), memory=memory).memory
-    assert torch.equal(memory["values"].flatten(1), torch.cat([synthetic(name).values for name in "edc"]))
-    assert torch.allclose(memory["weights"].reshape(3, 4).sum(1), torch.tensor([7.0, 4.0, 2.0]) / 13)
+    assert torch.equal(
+        memory["values"].flatten(1), torch.cat([synthetic(name).values for name in "edc"])
+    )
+    assert torch.allclose(
+        memory["weights"].reshape(3, 4).sum(1), torch.tensor([7.0, 4.0, 2.0]) / 13
+    )
 
 
 def test_the_wire_keeps_what_half_precision_keeps() -> None:
@@ -162,7 +196,10 @@ def test_the_wire_keeps_what_half_precision_keeps() -> None:
         ({"values": torch.zeros(4, 81)}, "dimension 81"),
         ({"values": torch.full((4, 64), 1e5)}, "not finite, or beyond"),
         ({"values": torch.full((4, 64), math.nan)}, "not finite"),
-        ({"values": torch.zeros(5, 64), "labels": torch.tensor([0, 0, 1, 1, 1])}, "3 synthetic records of a class"),
+        (
+            {"values": torch.zeros(5, 64), "labels": torch.tensor([0, 0, 1, 1, 1])},
+            "3 synthetic records of a class",
+        ),
         ({"labels": torch.tensor([0, 0, 0, 1])}, "images-per-class = 2"),
         ({"round": 2}, "round 2, this is round 1"),
         ({"records": 0}, "represent 0"),
@@ -208,7 +245,9 @@ def test_a_set_without_a_finite_gradient_differs_from_a_good_one() -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "convnet"])
 def test_what_is_learned_is_what_the_sites_get(kind: str) -> None:
-    config = parse_run({"method": "fedlap", "fedlap.model": kind, "fedlap.width": 4, "fedlap.images-per-class": 2})
+    config = parse_run(
+        {"method": "fedlap", "fedlap.model": kind, "fedlap.width": 4, "fedlap.images-per-class": 2}
+    )
     training = Training.begin(config, CLASSES, "f", 64)
     sets = [synthetic("a"), synthetic("b", classes=CLASSES)]
     learn(training, sets)

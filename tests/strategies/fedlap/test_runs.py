@@ -21,7 +21,15 @@ from common.wire.model_proto import pack_synthetic, unpack_synthetic
 from common.wire.records import INFO
 from server_app.report.build import write_report
 from server_app.runs.presets import preset_settings, presets
-from tests.grid import FIRST_NODE, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.grid import (
+    FIRST_NODE,
+    Fault,
+    InProcessGrid,
+    events_of,
+    metrics_of,
+    run_federation,
+    sites,
+)
 
 SMALL: dict[str, Any] = {
     "method": "fedlap",
@@ -47,13 +55,19 @@ def tampered(change: Callable[[Synthetic], Synthetic]) -> Fault:
 
 
 def ledger_of(folder: Path) -> list[dict[str, Any]]:
-    lines = [line for file in (folder / "site-state").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    lines = [
+        line
+        for file in (folder / "site-state").rglob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
     return [entry for entry in map(json.loads, lines) if entry["kind"] == "release"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("private", [False, True])
-def test_a_run_learns_and_tells_its_radii_its_budget_and_its_images(tmp_path: Path, private: bool) -> None:
+def test_a_run_learns_and_tells_its_radii_its_budget_and_its_images(
+    tmp_path: Path, private: bool
+) -> None:
     folder = run_federation(tmp_path, sites(3), **SMALL | (PRIVATE if private else {}))
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
@@ -65,7 +79,9 @@ def test_a_run_learns_and_tells_its_radii_its_budget_and_its_images(tmp_path: Pa
     if private:
         assert first["epsilon"] < second["epsilon"] <= 50.0
         assert second["epsilon"] == pytest.approx(50.0, rel=1e-3)
-        spent = [GaussianEvent(**event) for entry in ledger_of(tmp_path)[:2] for event in entry["events"]]
+        spent = [
+            GaussianEvent(**event) for entry in ledger_of(tmp_path)[:2] for event in entry["events"]
+        ]
         assert len(ledger_of(tmp_path)) == 6
         assert epsilon_spent(spent, 1e-5) == pytest.approx(50.0, rel=1e-3)
     page = write_report(folder).read_text()
@@ -77,13 +93,17 @@ def test_a_run_learns_and_tells_its_radii_its_budget_and_its_images(tmp_path: Pa
 
 @pytest.mark.parametrize("model", ["mlp", "linear"])
 def test_features_go_the_same_way_as_images(tmp_path: Path, model: str) -> None:
-    folder = run_federation(tmp_path, sites(2), **SMALL | {"fedlap.model": model, "fedlap.images-per-class": 4})
+    folder = run_federation(
+        tmp_path, sites(2), **SMALL | {"fedlap.model": model, "fedlap.images-per-class": 4}
+    )
     assert metrics_of(folder)["accuracy"]["model"] > 0.3
     assert "What the sites sent" not in write_report(folder).read_text()
 
 
 @pytest.mark.slow
-def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(tmp_path: Path) -> None:
+def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
+    tmp_path: Path,
+) -> None:
     settings = SMALL | {"fedlap.rounds": 3}
     whole = run_federation(tmp_path / "whole", sites(2), **settings)
     grid = InProcessGrid(sites(2))
@@ -91,7 +111,12 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(t
 
     def dies(messages: Any) -> Any:
         chosen = list(messages)
-        done = [e for f in (tmp_path / "half" / "runs").glob("*") for e in events_of(f) if e["event"] == "round"]
+        done = [
+            e
+            for f in (tmp_path / "half" / "runs").glob("*")
+            for e in events_of(f)
+            if e["event"] == "round"
+        ]
         if any(m.metadata.message_type == "train" for m in chosen) and len(done) == 2:
             raise ConnectionError("the SuperLink is gone")
         return push(chosen)
@@ -121,8 +146,12 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(t
         (lambda s: replace(s, round=7), "round 7"),
     ],
 )  # fmt: skip
-def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(tmp_path: Path, change: Any, message: str) -> None:
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"fedlap.rounds": 1})
+def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(
+    tmp_path: Path, change: Any, message: str
+) -> None:
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"fedlap.rounds": 1}
+    )
     metrics = metrics_of(folder)
     assert metrics["sites"] == {"invited": 3, "used": 2, "rejected": 1, "dropped": 0}
     (refused,) = (event for event in events_of(folder) if event["event"] == "rejected")
@@ -137,11 +166,16 @@ def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:
         assert entry["radii"]["1"] == pytest.approx(1e-12)
         assert entry["radius"] == pytest.approx(statistics.median(entry["radii"].values()) / 10)
         assert entry["moved"] > entry["radius"] / 2
-    assert [event["sites"] for event in events_of(folder) if event["event"] == "radius-raised"] == [["1"], ["1"]]
+    assert [event["sites"] for event in events_of(folder) if event["event"] == "radius-raised"] == [
+        ["1"],
+        ["1"],
+    ]
 
 
 def test_a_site_that_comes_late_to_every_round_is_named_and_asked_again(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {2: Fault(offline=True)}), **SMALL | {"deadline": 0.3})
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(3), {2: Fault(offline=True)}), **SMALL | {"deadline": 0.3}
+    )
     assert [e.get("round") for e in events_of(folder) if e["event"] == "dropped"] == [1, 2]
     assert metrics_of(folder)["status"] == "ok"
 
@@ -155,14 +189,18 @@ def test_a_given_noise_stops_at_the_last_affordable_round_and_says_so(tmp_path: 
     assert 1 < done < 9
     assert metrics["status"] == "ok"
     assert metrics["rounds"][-1]["epsilon"] <= 9.0
-    assert metrics["privacy"]["epsilon"] == pytest.approx(metrics["rounds"][-1]["epsilon"], rel=1e-6)
+    assert metrics["privacy"]["epsilon"] == pytest.approx(
+        metrics["rounds"][-1]["epsilon"], rel=1e-6
+    )
     assert f"allows {done} of 9 rounds" in metrics["stopped"]
     assert "stopped early" in write_report(folder).read_text()
     with pytest.raises(ConfigError, match="one round spends"):
         run_federation(tmp_path, sites(2), **SMALL | PRIVATE | noise | {"epsilon": 0.5})
 
 
-def test_sites_whose_own_budget_ends_in_the_middle_leave_the_model_of_the_last_round(tmp_path: Path) -> None:
+def test_sites_whose_own_budget_ends_in_the_middle_leave_the_model_of_the_last_round(
+    tmp_path: Path,
+) -> None:
     policy = tmp_path / "policy.toml"
     # Four rounds with the same noise; a site's own limit allows two.
     noise = {"epsilon": 20.0, "fedlap.noise-multiplier": 1.0, "fedlap.rounds": 3}
@@ -222,7 +260,9 @@ def test_a_budget_that_affords_no_round_is_a_failure(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("epsilon-per-run = 20.0\nepsilon-total = 0.1\n")
     with pytest.raises(RunError, match="quorum missed"):
-        run_federation(tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | {"epsilon": 20.0})
+        run_federation(
+            tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | {"epsilon": 20.0}
+        )
 
 
 @pytest.mark.parametrize("name", presets())

@@ -1,4 +1,6 @@
-"""Chains of sites: each adds to the relay; a failing site is skipped; sealed relays cannot be read or changed."""
+"""Chains of sites: each adds to the relay; a failing site is skipped; sealed relays cannot be read
+or changed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from common.wire.model_proto import pack_parameters, pack_relay, unpack_paramete
 from common.wire.records import unpack_surrogate
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
 
-CHAIN: dict[str, Any] = {"fedpft.topology": "chain", "head.min-steps": 100, "head.epochs": 2, "alpha": 0.5}
+CHAIN: dict[str, Any] = {
+    "fedpft.topology": "chain",
+    "head.min-steps": 100,
+    "head.epochs": 2,
+    "alpha": 0.5,
+}
 ORDER = {"fedpft.order": "0,1,2"}
 
 
@@ -28,7 +35,9 @@ def hops(folder: Path) -> list[Json]:
 
 
 def relay(folder: Path) -> Any:
-    return [unpack_surrogate(payload) for payload in unpack_relay((folder / "relay.bin").read_bytes())]
+    return [
+        unpack_surrogate(payload) for payload in unpack_relay((folder / "relay.bin").read_bytes())
+    ]
 
 
 def test_heads_get_better_along_the_chain_and_counts_add_up(tmp_path: Path) -> None:
@@ -46,9 +55,15 @@ def test_heads_get_better_along_the_chain_and_counts_add_up(tmp_path: Path) -> N
 def test_fewer_bits_cost_a_chain_little_accuracy(tmp_path: Path) -> None:
     found, sizes = {}, {}
     for bits in (16, 8, 4):
-        folder = run_federation(tmp_path / str(bits), sites(3), **CHAIN | ORDER | {"alpha": 100.0, "fedpft.bits": bits})
-        found[bits], sizes[bits] = metrics_of(folder)["accuracy"]["model"], (folder / "relay.bin").stat().st_size
-    # Of 359 test records, two points are seven; over six seeds, 8 bits cost 0.05 points and 4 bits 0.1.
+        folder = run_federation(
+            tmp_path / str(bits), sites(3), **CHAIN | ORDER | {"alpha": 100.0, "fedpft.bits": bits}
+        )
+        found[bits], sizes[bits] = (
+            metrics_of(folder)["accuracy"]["model"],
+            (folder / "relay.bin").stat().st_size,
+        )
+    # Of 359 test records, two points are seven; over six seeds, 8 bits cost 0.05 points and 4 bits
+    # 0.1.
     assert found[8] >= found[16] - 0.01, found
     assert found[4] >= found[16] - 0.02, found
     assert sizes[4] < sizes[8] < sizes[16]
@@ -59,7 +74,8 @@ def test_the_order_is_the_runs_or_the_seeds(tmp_path: Path) -> None:
     named = run_federation(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "2,0,1"})
     assert [hop["site"] for hop in hops(named)] == ["2", "0", "1"]
     orders = {
-        tuple(hop["site"] for hop in hops(run_federation(tmp_path, sites(3), **CHAIN, seed=seed))) for seed in range(3)
+        tuple(hop["site"] for hop in hops(run_federation(tmp_path, sites(3), **CHAIN, seed=seed)))
+        for seed in range(3)
     }
     assert len(orders) > 1
     with pytest.raises(RunError, match="none of the connected sites; use these names: 0, 1, 2"):
@@ -84,11 +100,16 @@ def test_a_dead_site_is_skipped_and_named(tmp_path: Path, seal: bool) -> None:
     folder = run_federation(tmp_path, grid, **CHAIN | ORDER, deadline=1.0, **{"fedpft.seal": seal})
     assert [hop["site"] for hop in hops(folder)] == ["0", "2"]
     (dropped,) = [event for event in events_of(folder) if event["event"] == "dropped"]
-    assert (dropped["site"], dropped["reason"]) == ("1", "skipped in the chain: no reply before the deadline")
+    assert (dropped["site"], dropped["reason"]) == (
+        "1",
+        "skipped in the chain: no reply before the deadline",
+    )
     assert hops(folder)[1]["accuracy"] > hops(folder)[0]["accuracy"]
 
 
-def test_a_site_that_passes_on_nonsense_is_skipped_and_the_relay_before_it_used(tmp_path: Path) -> None:
+def test_a_site_that_passes_on_nonsense_is_skipped_and_the_relay_before_it_used(
+    tmp_path: Path,
+) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[: len(payload) // 2])})
     folder = run_federation(tmp_path, grid, **CHAIN | ORDER)
     assert [hop["site"] for hop in hops(folder)] == ["0", "2"]
@@ -97,18 +118,30 @@ def test_a_site_that_passes_on_nonsense_is_skipped_and_the_relay_before_it_used(
 
 def test_under_privacy_every_sites_promise_is_its_own(tmp_path: Path) -> None:
     folder = run_federation(
-        tmp_path, sites(3), **CHAIN | ORDER, epsilon=4.0, delta=1e-5, **{"fedpft.covariance": "spherical"}
+        tmp_path,
+        sites(3),
+        **CHAIN | ORDER,
+        epsilon=4.0,
+        delta=1e-5,
+        **{"fedpft.covariance": "spherical"},
     )
     passed = relay(folder)
     assert [surrogate.header.site for surrogate in passed] == ["0", "1", "2"]
     metrics = metrics_of(folder)
-    assert {site: card["epsilon"] for site, card in metrics["privacy"]["per_site"].items()} == dict.fromkeys("012", 4.0)
+    assert {
+        site: card["epsilon"] for site, card in metrics["privacy"]["per_site"].items()
+    } == dict.fromkeys("012", 4.0)
     assert metrics["accuracy"]["model"] > 0.7
 
 
 def test_kd_goes_along_the_same_chain(tmp_path: Path) -> None:
     folder = run_federation(
-        tmp_path, sites(2), method="kd", **{"head.min-steps": 100}, partition="classes", **{"classes-per-site": 5}
+        tmp_path,
+        sites(2),
+        method="kd",
+        **{"head.min-steps": 100},
+        partition="classes",
+        **{"classes-per-site": 5},
     )
     first, second = (hop["accuracy"] for hop in hops(folder))
     # The first site has half of the classes; the second learns classes that it does not have.
@@ -144,7 +177,9 @@ def parameters(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_a_sealed_chain_gives_the_same_heads_and_shows_the_coordinator_nothing(tmp_path: Path) -> None:
+def test_a_sealed_chain_gives_the_same_heads_and_shows_the_coordinator_nothing(
+    tmp_path: Path,
+) -> None:
     opened = run_federation(tmp_path / "open", sites(3), **CHAIN | ORDER)
     grid = InProcessGrid(sites(3))
     sealed = run_federation(tmp_path / "sealed", grid, **CHAIN | ORDER, **{"fedpft.seal": True})
@@ -177,18 +212,31 @@ def test_a_relay_that_changes_one_byte_is_noticed_and_named(tmp_path: Path, plac
     # Between the first and the second site.
     grid = InProcessGrid(sites(3), {0: Fault(payload=flip)})
     folder = run_federation(tmp_path, grid, **CHAIN | ORDER, quorum=0.3, **{"fedpft.seal": True})
-    rejected = {event["site"]: event["reason"] for event in events_of(folder) if event["event"] == "rejected"}
+    rejected = {
+        event["site"]: event["reason"]
+        for event in events_of(folder)
+        if event["event"] == "rejected"
+    }
     # Both later sites notice; then the first site's part is left out, and they continue.
     assert rejected.keys() == {"1", "0"}
-    assert all("what was relayed to the site was changed on its way" in reason for reason in rejected.values())
+    assert all(
+        "what was relayed to the site was changed on its way" in reason
+        for reason in rejected.values()
+    )
     assert sorted(hop["site"] for hop in hops(folder)) == ["1", "2"]
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_site_that_passes_on_nonsense_in_a_sealed_chain_stops_nobody_else(tmp_path: Path, bad: int) -> None:
+def test_a_site_that_passes_on_nonsense_in_a_sealed_chain_stops_nobody_else(
+    tmp_path: Path, bad: int
+) -> None:
     grid = InProcessGrid(sites(4), {bad: Fault(payload=lambda payload: b"nonsense" * 100)})
-    folder = run_federation(tmp_path, grid, **CHAIN, **{"fedpft.order": "0,1,2,3", "fedpft.seal": True})
-    assert sorted(hop["site"] for hop in hops(folder)) == [str(site) for site in range(4) if site != bad]
+    folder = run_federation(
+        tmp_path, grid, **CHAIN, **{"fedpft.order": "0,1,2,3", "fedpft.seal": True}
+    )
+    assert sorted(hop["site"] for hop in hops(folder)) == [
+        str(site) for site in range(4) if site != bad
+    ]
     first, second = (event for event in events_of(folder) if event["event"] == "rejected")
     # The next site first fails. It gets a new request without the bad part, and is used.
     assert (first["site"], second["site"]) == (str(bad + 1), str(bad))
@@ -208,13 +256,20 @@ def test_pinned_keys_are_believed_rather_than_the_coordinators(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_several_samples_a_record_are_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a class is far from spherical, one sample per record loses more accuracy at every chain step."""
+def test_several_samples_a_record_are_worth_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a class is far from spherical, one sample per record loses more accuracy at every chain
+    step.
+    """
     found = {}
     for draws in (1, 10):
         monkeypatch.setattr("client_app.methods.fedpft.chain.MOST_DRAWS", draws)
         runs = [
-            run_federation(tmp_path / f"{draws}-{seed}", sites(8), **CHAIN, seed=seed, partition="iid") for seed in range(2)
+            run_federation(
+                tmp_path / f"{draws}-{seed}", sites(8), **CHAIN, seed=seed, partition="iid"
+            )
+            for seed in range(2)
         ]
         found[draws] = sum(hops(folder)[-1]["accuracy"] for folder in runs) / 2
     assert found[10] > found[1]
@@ -233,7 +288,9 @@ def test_the_surrogates_of_others_cannot_be_changed_in_a_private_chain(tmp_path:
         return pack_relay([*parts[:-2], parts[-1]])
 
     private = {"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "spherical"}
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(payload=forge)}), **CHAIN | ORDER | private)
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(3), {1: Fault(payload=forge)}), **CHAIN | ORDER | private
+    )
     (rejected,) = [event for event in events_of(folder) if event["event"] == "rejected"]
     assert rejected["site"] == "1"
     assert "are not as they were" in rejected["reason"]
@@ -243,10 +300,14 @@ def test_the_surrogates_of_others_cannot_be_changed_in_a_private_chain(tmp_path:
 def test_a_head_of_the_wrong_shape_goes_no_further(tmp_path: Path) -> None:
     def flat(payload: bytes) -> bytes:
         head = unpack_parameters(payload)
-        return pack_parameters(replace(head, tensors={"weight": torch.ones(1, 1, 5), "bias": torch.ones(7)}))
+        return pack_parameters(
+            replace(head, tensors={"weight": torch.ones(1, 1, 5), "bias": torch.ones(7)})
+        )
 
     grid = InProcessGrid(sites(2), {1: Fault(payload=flat)})
-    folder = run_federation(tmp_path, grid, method="kd", **{"head.min-steps": 20}, **{"fedpft.order": "0,1"})
+    folder = run_federation(
+        tmp_path, grid, method="kd", **{"head.min-steps": 20}, **{"fedpft.order": "0,1"}
+    )
     (rejected,) = [event for event in events_of(folder) if event["event"] == "rejected"]
     assert "tensors that are not this run's" in rejected["reason"]
 
@@ -255,27 +316,49 @@ def test_a_head_of_the_wrong_shape_goes_no_further(tmp_path: Path) -> None:
 def test_a_name_cannot_be_taken_from_a_site_that_is_there(tmp_path: Path, method: str) -> None:
     nodes = sites(3)
     nodes[2]["site"] = "0"
-    settings: dict[str, Any] = CHAIN if method == "fedpft" else {"method": method, "head.min-steps": 20, "fedavg.rounds": 1}
+    settings: dict[str, Any] = (
+        CHAIN
+        if method == "fedpft"
+        else {"method": method, "head.min-steps": 20, "fedavg.rounds": 1}
+    )
     folder = run_federation(tmp_path, nodes, **settings)
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
     assert metrics["sites"]["used"] == 2
     (rejected,) = {event["reason"] for event in events_of(folder) if event["event"] == "rejected"}
-    assert ("which is another site's" if method == "fedavg" else "names another site as its sender") in rejected
+    assert (
+        "which is another site's" if method == "fedavg" else "names another site as its sender"
+    ) in rejected
 
 
 def test_names_of_small_classes_stay_at_home(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     labels = torch.tensor([0] * 50 + [1] * 50 + [2])
-    features = torch.randn(101, 4, generator=torch.Generator().manual_seed(0)) + 3 * torch.eye(3, 4)[labels]
+    features = (
+        torch.randn(101, 4, generator=torch.Generator().manual_seed(0))
+        + 3 * torch.eye(3, 4)[labels]
+    )
     for part in ("train", "test"):
         content = {"x": features, "y": labels}
-        save_file(content, tmp_path / f"f-{part}.safetensors", {"classes": "cat,dog,rare-disease", "fingerprint": "f" * 16})
+        save_file(
+            content,
+            tmp_path / f"f-{part}.safetensors",
+            {"classes": "cat,dog,rare-disease", "fingerprint": "f" * 16},
+        )
     (tmp_path / "policy.toml").write_text("without-dp = true\nsmallest-class = 10\n")
-    node: dict[str, Any] = {"site": "north", "data": "safetensors", "data-dir": str(tmp_path), "dataset": "f"}
+    node: dict[str, Any] = {
+        "site": "north",
+        "data": "safetensors",
+        "data-dir": str(tmp_path),
+        "dataset": "f",
+    }
     node |= {"policy": str(tmp_path / "policy.toml"), "state-dir": str(tmp_path / "state")}
     for settings in ({"method": "average"}, CHAIN, {"method": "fedavg", "fedavg.rounds": 1}):
         folder = run_federation(tmp_path / str(settings)[:20], [dict(node)], **settings)
         assert metrics_of(folder)["status"] == "ok"
-        assert not [path for path in folder.rglob("*") if path.is_file() and b"rare-disease" in path.read_bytes()]
+        assert not [
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and b"rare-disease" in path.read_bytes()
+        ]

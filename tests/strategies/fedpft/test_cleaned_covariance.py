@@ -1,4 +1,6 @@
-"""The covariance from one joint noise: unbiased without noise, nearer to the truth with it, and never singular."""
+"""The covariance from one joint noise: unbiased without noise, nearer to the truth with it, and
+never singular.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ def matrix_of(found: LowRank) -> Tensor:
 
 
 def noisy(truth: Tensor, noise: float, seed: int) -> Tensor:
-    drawn = noise * torch.randn(D, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    drawn = noise * torch.randn(
+        D, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return truth + (drawn + drawn.T) / 2
 
 
 @pytest.fixture
 def truth() -> Tensor:
     """Eigenvalues that fall like those of features, in random directions."""
-    vectors = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=torch.Generator().manual_seed(9)))[0]
+    vectors = torch.linalg.qr(
+        torch.randn(D, D, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    )[0]
     values = 1 / torch.arange(1, D + 1, dtype=torch.float64)
     return (vectors * values) @ vectors.T
 
@@ -43,7 +49,11 @@ def test_it_is_nearer_to_the_truth_than_what_was_released(truth: Tensor, noise: 
     radius = noise * math.sqrt(2 * D)
     for seed in range(3):
         released = noisy(truth, noise, seed)
-        error = matrix_of(cleaned(released, noise)) - RIDGE * radius * torch.eye(D, dtype=torch.float64) - truth
+        error = (
+            matrix_of(cleaned(released, noise))
+            - RIDGE * radius * torch.eye(D, dtype=torch.float64)
+            - truth
+        )
         assert error.norm() < 0.75 * (released - truth).norm()
 
 
@@ -58,15 +68,23 @@ def components(means: Tensor, noise: float) -> Components:
     count = len(means)
     ones = torch.ones(count, dtype=torch.float64)
     names = tuple(map(str, range(count)))
-    return Components(names, torch.arange(count), means, noise * ones.diag(), 100 * ones, ones / count)
+    return Components(
+        names, torch.arange(count), means, noise * ones.diag(), 100 * ones, ones / count
+    )
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
 def test_expected_class_means_are_nearer_to_the_true_ones(truth: Tensor, power: float) -> None:
-    """Whether they differ alike in all directions, or most in those of large variance; most of all where noise is large."""
+    """Whether they differ alike in all directions, or most in those of large variance; most of all
+    where noise is large.
+    """
     generator = torch.Generator().manual_seed(1)
     values, vectors = torch.linalg.eigh(truth)
-    true = torch.randn(10, D, dtype=torch.float64, generator=generator) * (values**power).sqrt() @ vectors.T
+    true = (
+        torch.randn(10, D, dtype=torch.float64, generator=generator)
+        * (values**power).sqrt()
+        @ vectors.T
+    )
     covariance = LowRank(vectors * values.sqrt(), torch.zeros(D, dtype=torch.float64))
     for ratio, most in ((0.3, 0.9), (3.0, 0.6)):
         noise = ratio * float(true.square().mean())

@@ -1,4 +1,6 @@
-"""Federations with differential privacy in one process: accepted replies, refusals, and repeatability."""
+"""Federations with differential privacy in one process: accepted replies, refusals, and
+repeatability.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,16 @@ from common.run import parse_run
 from common.surrogates.surrogates import SumsSurrogate
 from common.wire.records import unpack_surrogate
 from server_app.relearn import relearn
-from tests.grid import FAST, Fault, InProcessGrid, metrics_of, outcome, run_federation, sites, surrogates_of
+from tests.grid import (
+    FAST,
+    Fault,
+    InProcessGrid,
+    metrics_of,
+    outcome,
+    run_federation,
+    sites,
+    surrogates_of,
+)
 
 PRIVATE = FAST | {"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "spherical"}
 
@@ -41,7 +52,10 @@ def test_the_same_seed_twice_gives_the_same_but_for_the_noise(tmp_path: Path) ->
     features = torch.randn(900, 4, generator=torch.Generator().manual_seed(0))
     for settings in ({}, {"fedpft.components": 2}, {"fedpft.privacy": "theorem-4.1"}):
         run = parse_run({"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "diag", **settings})  # type: ignore[dict-item]
-        first, second = (make_surrogate(SiteData(features, labels, ("a", "b"), "f", "s"), run).surrogate for _ in range(2))
+        first, second = (
+            make_surrogate(SiteData(features, labels, ("a", "b"), "f", "s"), run).surrogate
+            for _ in range(2)
+        )
         assert (first.header, first.claim) == (second.header, second.claim)
         if isinstance(first, SumsSurrogate) and isinstance(second, SumsSurrogate):
             for name in ("counts", "sums", "squares"):
@@ -49,7 +63,10 @@ def test_the_same_seed_twice_gives_the_same_but_for_the_noise(tmp_path: Path) ->
         else:
             assert not (first.mixtures.means == second.mixtures.means).any()  # type: ignore[union-attr]
     plain = parse_run({})
-    first, second = (make_surrogate(SiteData(features, labels, ("a", "b"), "f", "s"), plain).surrogate for _ in range(2))
+    first, second = (
+        make_surrogate(SiteData(features, labels, ("a", "b"), "f", "s"), plain).surrogate
+        for _ in range(2)
+    )
     assert torch.equal(first.mixtures.means, second.mixtures.means)  # type: ignore[union-attr]
 
 
@@ -132,9 +149,12 @@ def test_a_surrogate_without_privacy_is_refused_in_a_private_run(tmp_path: Path)
         return message.SerializeToString()
 
     settings = PRIVATE | {"fedpft.covariance": "lowrank"}
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(payload=replay)}), **settings)
-    assert "tensors counts, factor, means, variances, weights; expected counts, sums, squares" in outcome(
-        folder, "1", "rejected"
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(3), {1: Fault(payload=replay)}), **settings
+    )
+    assert (
+        "tensors counts, factor, means, variances, weights; expected counts, sums, squares"
+        in outcome(folder, "1", "rejected")
     )
 
 

@@ -1,4 +1,6 @@
-"""A head from noisy sums: the textbook's without noise, unbiased with noise, and without classes hidden by noise."""
+"""A head from noisy sums: the textbook's without noise, unbiased with noise, and without classes
+hidden by noise.
+"""
 
 from dataclasses import replace
 
@@ -44,8 +46,12 @@ def data(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(count, DIMENSION, generator=generator) @ mixing + centres[labels], labels
 
 
-def made(features: Tensor, labels: Tensor, epsilon: float, family: str = "spherical", site: str = "s") -> SumsSurrogate:
-    run = parse_run({"epsilon": epsilon, "delta": 1e-5, "fedpft.covariance": family, "fedpft.rank": DIMENSION})
+def made(
+    features: Tensor, labels: Tensor, epsilon: float, family: str = "spherical", site: str = "s"
+) -> SumsSurrogate:
+    run = parse_run(
+        {"epsilon": epsilon, "delta": 1e-5, "fedpft.covariance": family, "fedpft.rank": DIMENSION}
+    )
     found = make_surrogate(SiteData(features, labels, CLASSES, "f" * 16, site), run).surrogate
     assert isinstance(found, SumsSurrogate)
     return found
@@ -53,7 +59,9 @@ def made(features: Tensor, labels: Tensor, epsilon: float, family: str = "spheri
 
 def quiet(surrogate: SumsSurrogate) -> SumsSurrogate:
     """The same surrogate with almost no claimed noise, for comparison with noise-free formulas."""
-    return replace(surrogate, sums=replace(surrogate.sums, sigmas=dict.fromkeys(surrogate.sums.sigmas, 1e-9)))
+    return replace(
+        surrogate, sums=replace(surrogate.sums, sigmas=dict.fromkeys(surrogate.sums.sigmas, 1e-9))
+    )
 
 
 def test_without_noise_spherical_is_the_nearest_class_mean() -> None:
@@ -61,7 +69,9 @@ def test_without_noise_spherical_is_the_nearest_class_mean() -> None:
     head, _ = learn_from_sums([made(features, labels, PLENTY)], "spherical", 1)
     unit = clip(features, 0.0)[0]
     means = torch.stack([unit[labels == c].mean(0) for c in range(3)])
-    variance = (1 - float((torch.bincount(labels) / 3000 * means.square().sum(1)).sum())) / DIMENSION
+    variance = (
+        1 - float((torch.bincount(labels) / 3000 * means.square().sum(1)).sum())
+    ) / DIMENSION
     assert torch.allclose(head.weight * variance, means, atol=1e-4)
     bias = -means.square().sum(1) / (2 * variance) + (torch.bincount(labels) / 3000).log()
     assert torch.allclose(head.bias - head.bias.mean(), bias - bias.mean(), atol=1e-2)
@@ -70,14 +80,19 @@ def test_without_noise_spherical_is_the_nearest_class_mean() -> None:
 def test_without_noise_full_is_linear_discriminant_analysis() -> None:
     features, labels = data(6000)
     thirds = [slice(0, 1000), slice(1000, 3000), slice(3000, 6000)]
-    sites = [quiet(made(features[rows], labels[rows], PLENTY, "full", str(i))) for i, rows in enumerate(thirds)]
+    sites = [
+        quiet(made(features[rows], labels[rows], PLENTY, "full", str(i)))
+        for i, rows in enumerate(thirds)
+    ]
     head, _ = learn_from_sums(sites, "full", 1)
     unit = clip(features, 0.0)[0].numpy()
     peer = LinearDiscriminantAnalysis(solver="lsqr").fit(unit, labels.numpy())
     agreed = float(np.mean(head.predict(features).numpy() == peer.predict(unit)))
     # The spherical head agrees on 0.95 of them; the two weight sites differently, by n^2 here.
     assert agreed > 0.98
-    assert head.accuracy(features, CLASSES, labels)[0] == pytest.approx(peer.score(unit, labels.numpy()) * 6000, rel=0.01)
+    assert head.accuracy(features, CLASSES, labels)[0] == pytest.approx(
+        peer.score(unit, labels.numpy()) * 6000, rel=0.01
+    )
 
 
 def test_means_are_unbiased_and_as_noisy_as_reported() -> None:
@@ -88,7 +103,14 @@ def test_means_are_unbiased_and_as_noisy_as_reported() -> None:
         surrogate = made(features, labels, 1.0)
         # Noise of a count scales its mean; this test is on the noise of the sums.
         known = {"counts": 0.0, "sums": surrogate.sums.sigmas["sums"]}
-        pooled = pool([replace(surrogate, sums=replace(surrogate.sums, counts=torch.bincount(labels), sigmas=known))])
+        pooled = pool(
+            [
+                replace(
+                    surrogate,
+                    sums=replace(surrogate.sums, counts=torch.bincount(labels), sigmas=known),
+                )
+            ]
+        )
         errors.append(pooled.means - true)
         noise.append(pooled.noise.diagonal())
     errors_ = torch.stack(errors)
@@ -100,7 +122,9 @@ def test_sites_without_a_class_add_no_noise_to_it() -> None:
     features, labels = data(3000)
     empty = torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.int64)
     alone = pool([made(features, labels, 1.0)]).noise
-    crowd = pool([made(features, labels, 1.0), *(made(*empty, 1.0, site=str(i)) for i in range(9))]).noise
+    crowd = pool(
+        [made(features, labels, 1.0), *(made(*empty, 1.0, site=str(i)) for i in range(9))]
+    ).noise
     assert float((crowd.diagonal() / alone.diagonal()).mean()) < 1.2
 
 
@@ -131,11 +155,18 @@ def test_sites_that_agree_are_found_to_and_so_are_sites_that_differ() -> None:
 def test_means_drawn_together_are_nearer_to_the_true_ones_than_either_extreme() -> None:
     generator, d, sites = torch.Generator().manual_seed(0), 200, 8
     shared = torch.randn(3, d, generator=generator, dtype=torch.float64)
-    labels, records = torch.arange(3).repeat(sites), torch.full((3 * sites,), 100.0, dtype=torch.float64)
-    true = shared[labels] + 0.5 * torch.randn(3 * sites, d, generator=generator, dtype=torch.float64)
+    labels, records = (
+        torch.arange(3).repeat(sites),
+        torch.full((3 * sites,), 100.0, dtype=torch.float64),
+    )
+    true = shared[labels] + 0.5 * torch.randn(
+        3 * sites, d, generator=generator, dtype=torch.float64
+    )
     noise = torch.full((3 * sites,), 0.25, dtype=torch.float64)
     noisy = true + 0.5 * torch.randn(3 * sites, d, generator=generator, dtype=torch.float64)
-    drawn, share = shrink(Components(CLASSES, labels, noisy, noise.diag(), records, records / records.sum()))
+    drawn, share = shrink(
+        Components(CLASSES, labels, noisy, noise.diag(), records, records / records.sum())
+    )
     # Noise and difference are equal, so half of the observed difference is real.
     assert share == pytest.approx(0.5, abs=0.05)
     pooled = torch.stack([noisy[labels == c].mean(0) for c in range(3)])[labels]
@@ -148,7 +179,9 @@ def test_the_noise_of_drawn_means_is_what_repetition_shows() -> None:
     (own, kept), repeated = (by_site(sites), shrink(by_site(sites))[0]), []
     mixing = kept.means @ torch.linalg.pinv(own.means)
     for _ in range(2000):
-        noise = own.noise.diagonal().sqrt()[:, None] * torch.randn(own.means.shape, dtype=torch.float64)
+        noise = own.noise.diagonal().sqrt()[:, None] * torch.randn(
+            own.means.shape, dtype=torch.float64
+        )
         repeated.append(mixing @ noise)
     measured = torch.stack(repeated).flatten(1).reshape(2000, *own.means.shape)
     covariance = torch.einsum("tid,tjd->ij", measured, measured) / (2000 * DIMENSION)
@@ -163,8 +196,17 @@ def test_without_noise_least_squares_is_that_of_the_records() -> None:
     counts = torch.bincount(labels).double()
     centred = unit - means[labels]
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(unit))
-    spread = LowRank(vectors * (values - values.min() / 2).sqrt(), (values.min() / 2).expand(DIMENSION))
-    exact = Components(CLASSES, torch.arange(3), means, torch.zeros(3, 3, dtype=torch.float64), counts, counts / 6000)
+    spread = LowRank(
+        vectors * (values - values.min() / 2).sqrt(), (values.min() / 2).expand(DIMENSION)
+    )
+    exact = Components(
+        CLASSES,
+        torch.arange(3),
+        means,
+        torch.zeros(3, 3, dtype=torch.float64),
+        counts,
+        counts / 6000,
+    )
     weight, bias = least_squares(exact, spread)
     inputs = np.hstack([unit.numpy(), np.ones((6000, 1))])
     peer = np.linalg.lstsq(inputs, np.eye(3)[labels.numpy()], rcond=None)[0]
@@ -176,16 +218,27 @@ def test_taking_the_noise_of_means_off_makes_the_least_squares_better() -> None:
     """Compares the mean square error of scores on records around the true means, over repetitions."""
     d, labels = 300, torch.arange(6) % 3
     generator = torch.Generator().manual_seed(0)
-    true = torch.nn.functional.normalize(torch.randn(6, d, generator=generator, dtype=torch.float64), dim=1) * 0.7
+    true = (
+        torch.nn.functional.normalize(
+            torch.randn(6, d, generator=generator, dtype=torch.float64), dim=1
+        )
+        * 0.7
+    )
     records = torch.full((6,), 50.0, dtype=torch.float64)
-    spread = LowRank(torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), 0.51 / d, dtype=torch.float64))
+    spread = LowRank(
+        torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), 0.51 / d, dtype=torch.float64)
+    )
     noise = 0.3 / d
     wanted = torch.nn.functional.one_hot(labels).double()
 
     def error(claimed: float, noisy: Tensor) -> float:
         claim = claimed * torch.eye(6, dtype=torch.float64)
-        weight, bias = least_squares(Components(CLASSES, labels, noisy, claim, records, records / 300), spread)
-        missed = (true @ weight.T + bias - wanted).square().sum(1).mean() + 0.51 / d * weight.square().sum()
+        weight, bias = least_squares(
+            Components(CLASSES, labels, noisy, claim, records, records / 300), spread
+        )
+        missed = (true @ weight.T + bias - wanted).square().sum(
+            1
+        ).mean() + 0.51 / d * weight.square().sum()
         return float(missed)
 
     errors = []
@@ -198,20 +251,34 @@ def test_taking_the_noise_of_means_off_makes_the_least_squares_better() -> None:
 
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
 def test_the_covariance_within_classes_is_unbiased_however_noisy_the_means_are(family: str) -> None:
-    """The square of a noisy mean contains its noise; it is subtracted with the mean, so it must be added back."""
+    """The square of a noisy mean contains its noise; it is subtracted with the mean, so it must be
+    added back.
+    """
     d, generator = 12, torch.Generator().manual_seed(0)
-    true = torch.nn.functional.normalize(torch.randn(3, d, generator=generator, dtype=torch.float64), dim=1) * 0.3
+    true = (
+        torch.nn.functional.normalize(
+            torch.randn(3, d, generator=generator, dtype=torch.float64), dim=1
+        )
+        * 0.3
+    )
     variances = torch.linspace(0.5, 1.5, d, dtype=torch.float64) * (1 - 0.09) / d
-    records, noise = torch.tensor([20.0, 30.0, 50.0], dtype=torch.float64), torch.tensor([4e-3, 6e-3, 2e-3]).double()
+    records, noise = (
+        torch.tensor([20.0, 30.0, 50.0], dtype=torch.float64),
+        torch.tensor([4e-3, 6e-3, 2e-3]).double(),
+    )
     shares = records / 100
     second = torch.diag(variances) + (shares[:, None] * true).T @ true
     squares = {"diag": second.diagonal(), "full": fold(second), "lowrank": fold(second)}.get(family)
     made_ = made(*data(30), 1.0, "diag" if family == "spherical" else family)
-    sums = replace(made_.sums, counts=records.float(), squares=None if squares is None else squares * 100)
+    sums = replace(
+        made_.sums, counts=records.float(), squares=None if squares is None else squares * 100
+    )
     sigmas = {"counts": 1.0, "sums": 1.0, "squares": 1e-9}
     found = []
     for _ in range(400):
-        means = true + noise.sqrt()[:, None] * torch.randn(3, d, generator=generator, dtype=torch.float64)
+        means = true + noise.sqrt()[:, None] * torch.randn(
+            3, d, generator=generator, dtype=torch.float64
+        )
         seen = Components(CLASSES, torch.arange(3), means, noise.diag(), records, shares)
         covariance = within([replace(made_, sums=replace(sums, sigmas=sigmas))], seen, family, d)
         found.append(covariance.factor.square().sum(1) + covariance.variances)
@@ -223,7 +290,9 @@ def test_the_covariance_within_classes_is_unbiased_however_noisy_the_means_are(f
 
 
 @pytest.mark.parametrize("dimension", [8, 64])
-def test_the_variance_of_one_class_from_noisy_sums_is_unbiased_in_any_dimension(dimension: int) -> None:
+def test_the_variance_of_one_class_from_noisy_sums_is_unbiased_in_any_dimension(
+    dimension: int,
+) -> None:
     """Every dimension adds its noise to the square of a mean."""
     generator = torch.Generator().manual_seed(0)
     mean = torch.nn.functional.normalize(torch.randn(dimension, generator=generator), dim=0) * 0.7
@@ -231,7 +300,9 @@ def test_the_variance_of_one_class_from_noisy_sums_is_unbiased_in_any_dimension(
     energies = []
     for _ in range(600):
         noisy = count * mean + sigma * torch.randn(dimension, generator=generator)
-        found = as_mixtures(Sums(torch.tensor([count]), noisy[None], None, {"counts": 1.0, "sums": sigma}))
+        found = as_mixtures(
+            Sums(torch.tensor([count]), noisy[None], None, {"counts": 1.0, "sums": sigma})
+        )
         assert found is not None
         (variances,) = vars(found[0].covariance).values()
         energies.append(1 - dimension * float(variances[0]))
@@ -245,7 +316,9 @@ def test_where_sites_differ_one_mean_a_class_is_too_few() -> None:
 
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 3, (4000,), generator=generator)
-    features = [centres(site)[labels] + torch.randn(4000, 64, generator=generator) for site in range(2)]
+    features = [
+        centres(site)[labels] + torch.randn(4000, 64, generator=generator) for site in range(2)
+    ]
     # The second site has the first site's classes in another order: their means almost cancel.
     features[1] = (-centres(0).roll(1, 0))[labels] + torch.randn(4000, 64, generator=generator)
     sites = [made(features[i], labels, 4.0, site=str(i)) for i in range(2)]
@@ -273,7 +346,9 @@ def test_a_class_lost_in_noise_is_not_in_the_head() -> None:
 
 def test_with_nothing_but_noise_there_is_nothing_to_learn() -> None:
     run = parse_run({"epsilon": 0.01, "delta": 1e-5, "fedpft.covariance": "spherical"})
-    nobody = make_surrogate(SiteData(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s"), run).surrogate
+    nobody = make_surrogate(
+        SiteData(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s"), run
+    ).surrogate
     assert isinstance(nobody, SumsSurrogate)
     silent = replace(nobody, sums=replace(nobody.sums, counts=torch.zeros(3)))
     with pytest.raises(RunError, match="no class stands out"):
@@ -289,7 +364,9 @@ def test_a_spike_above_the_noise_is_found_and_noise_alone_is_round() -> None:
     generator, d = torch.Generator().manual_seed(0), 200
     noise = torch.randn(d, d, generator=generator, dtype=torch.float64)
     noise = (noise + noise.T) / 2
-    direction = torch.nn.functional.normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
+    direction = torch.nn.functional.normalize(
+        torch.randn(d, generator=generator, dtype=torch.float64), dim=0
+    )
     identity = 50 * torch.eye(d, dtype=torch.float64)
     assert _spiked(identity + noise, 1.1, d).factor.shape[1] == 0
     strong = _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.1, d)
@@ -298,21 +375,32 @@ def test_a_spike_above_the_noise_is_found_and_noise_alone_is_round() -> None:
     assert float((found @ direction).abs() / found.norm()) > 0.95
     # Frobenius-optimal: the spike times the share of its energy along the eigenvector.
     assert float(found.square().sum()) == pytest.approx(80 * (1 - (10 / 80) ** 2), rel=0.1)
-    assert _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.0, 0).factor.shape[1] == 0
+    assert (
+        _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.0, 0).factor.shape[1]
+        == 0
+    )
 
 
 def test_a_weak_spike_is_as_long_as_it_was_before_the_noise() -> None:
     generator, d = torch.Generator().manual_seed(0), 200
     noise = torch.randn(d, d, generator=generator, dtype=torch.float64)
-    direction = torch.nn.functional.normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
-    matrix = 50 * torch.eye(d, dtype=torch.float64) + (noise + noise.T) / 2 + 30 * torch.outer(direction, direction)
+    direction = torch.nn.functional.normalize(
+        torch.randn(d, generator=generator, dtype=torch.float64), dim=0
+    )
+    matrix = (
+        50 * torch.eye(d, dtype=torch.float64)
+        + (noise + noise.T) / 2
+        + 30 * torch.outer(direction, direction)
+    )
     longest = float(_spiked(matrix, 1.0, d).factor.square().sum(0).max())
     # As above: a spike of 30 in noise whose eigenvalues end at 20 keeps 30 (1 - (10 / 30)^2).
     assert longest == pytest.approx(30 * (1 - (10 / 30) ** 2), rel=0.1)
 
 
 def test_a_variance_below_the_noise_is_not_taken_for_zero() -> None:
-    """Otherwise this noise would get nearly all the weight; accuracy with full covariances once fell from 56 to 25 %."""
+    """Otherwise this noise would get nearly all the weight; accuracy with full covariances once
+    fell from 56 to 25 %.
+    """
     matrix = torch.diag(torch.cat([torch.ones(49), torch.tensor([-3.0])]).double())
     found = _spiked(matrix, 0.2, None)
     assert float(found.variances.min()) > 0.8
@@ -325,8 +413,12 @@ def test_variances_are_drawn_together_as_far_as_they_are_noise() -> None:
     true = torch.linspace(0.5, 1.5, 400, dtype=torch.float64)
     assert torch.allclose(_diagonal(true, 1e-9).variances, true)
     assert torch.allclose(_diagonal(true, 10.0).variances, torch.ones(400, dtype=torch.float64))
-    noisy = true + 0.3 * torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert float((_diagonal(noisy, 0.3).variances - true).norm()) < 0.85 * float((noisy - true).norm())
+    noisy = true + 0.3 * torch.randn(
+        400, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    assert float((_diagonal(noisy, 0.3).variances - true).norm()) < 0.85 * float(
+        (noisy - true).norm()
+    )
     assert float(_diagonal(true - 2, 0.1).variances.min()) > 0
 
 
@@ -337,11 +429,17 @@ def test_so_few_variances_are_not_drawn_together(count: int) -> None:
     assert torch.allclose(_diagonal(measured, 0.5).variances, measured)
 
 
-@pytest.mark.parametrize("matrix", [torch.zeros(4, 4), -torch.eye(4), torch.diag(torch.tensor([1.0, -1, 0, 0]))])
+@pytest.mark.parametrize(
+    "matrix", [torch.zeros(4, 4), -torch.eye(4), torch.diag(torch.tensor([1.0, -1, 0, 0]))]
+)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_whatever_noise_made_of_the_second_moments_the_covariance_can_be_inverted(matrix: Tensor, noise: float) -> None:
+def test_whatever_noise_made_of_the_second_moments_the_covariance_can_be_inverted(
+    matrix: Tensor, noise: float
+) -> None:
     for rank in (None, 1):
-        weight, trace = _times_inverse(_spiked(matrix.double(), noise, rank), torch.ones(2, 4, dtype=torch.float64))
+        weight, trace = _times_inverse(
+            _spiked(matrix.double(), noise, rank), torch.ones(2, 4, dtype=torch.float64)
+        )
         assert weight.isfinite().all()
         assert 0 < trace < float("inf")
     assert float(_diagonal(matrix.diagonal().double(), noise).variances.min()) > 0
@@ -349,12 +447,18 @@ def test_whatever_noise_made_of_the_second_moments_the_covariance_can_be_inverte
 
 @pytest.mark.parametrize("rule", ["median", "trimmed"])
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])
-def test_of_sites_that_are_all_alike_robust_pooling_learns_what_one_of_them_says(family: str, rule: str) -> None:
+def test_of_sites_that_are_all_alike_robust_pooling_learns_what_one_of_them_says(
+    family: str, rule: str
+) -> None:
     one = quiet(made(*data(3000), PLENTY, family))
     alike = [replace(one, header=replace(one.header, site=f"s{number}")) for number in range(4)]
     features = data(500, 1)[0]
-    heads = (learn_from_sums(sites, family, 2, how)[0] for sites, how in ((alike, rule), ([one], "none")))
-    robust, plain = ((clip(features, 0.0)[0] @ head.weight.T + head.bias).softmax(1) for head in heads)
+    heads = (
+        learn_from_sums(sites, family, 2, how)[0] for sites, how in ((alike, rule), ([one], "none"))
+    )
+    robust, plain = (
+        (clip(features, 0.0)[0] @ head.weight.T + head.bias).softmax(1) for head in heads
+    )
     assert torch.allclose(robust, plain, atol=0.02)
 
 
@@ -369,7 +473,9 @@ def test_the_solver_is_the_inverse() -> None:
     assert trace == pytest.approx(float(inverse.trace()))
 
 
-@pytest.mark.parametrize("settings", [{}, {"fedpft.components": 3}, {"fedpft.privacy": "theorem-4.1"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"fedpft.components": 3}, {"fedpft.privacy": "theorem-4.1"}]
+)
 def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(6000) % 3
@@ -377,7 +483,11 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
     run = parse_run({"epsilon": 8.0, "delta": 1e-5, "fedpft.covariance": "spherical", **settings})  # type: ignore[dict-item]
     sent = [
         unpack_surrogate(
-            pack_surrogate(make_surrogate(SiteData(features[i::2], labels[i::2], CLASSES, "f", str(i)), run).surrogate)
+            pack_surrogate(
+                make_surrogate(
+                    SiteData(features[i::2], labels[i::2], CLASSES, "f", str(i)), run
+                ).surrogate
+            )
         )
         for i in range(2)
     ]
@@ -390,7 +500,9 @@ def test_a_public_centre_goes_round_and_is_part_of_the_head() -> None:
     features, labels = data(3000)
     centre = torch.full((DIMENSION,), 0.5)
     run = parse_run({"epsilon": PLENTY, "delta": 1e-5, "fedpft.covariance": "spherical"})
-    shifted = make_surrogate(SiteData(features + 0.5, labels, CLASSES, "f", "s"), run, centre=centre).surrogate
+    shifted = make_surrogate(
+        SiteData(features + 0.5, labels, CLASSES, "f", "s"), run, centre=centre
+    ).surrogate
     plain = make_surrogate(SiteData(features, labels, CLASSES, "f", "s"), run).surrogate
     assert shifted.claim is not None
     assert len(shifted.claim.centre) == 16

@@ -1,4 +1,6 @@
-"""Learning from mixtures: as accurate as from the data, in bounded memory, and with separate streams per site."""
+"""Learning from mixtures: as accurate as from the data, in bounded memory, and with separate
+streams per site.
+"""
 
 from dataclasses import replace
 
@@ -24,17 +26,29 @@ NAMES = ("cat", "dog", "eel", "fox")
 QUICK = HeadSettings(epochs=5, min_steps=300, learning_rate=0.01)
 
 
-def records(n: int, classes: int = 4, seed: int = 0, spread: float = 8.0, dimension: int = 6) -> tuple[Tensor, Tensor]:
+def records(
+    n: int, classes: int = 4, seed: int = 0, spread: float = 8.0, dimension: int = 6
+) -> tuple[Tensor, Tensor]:
     """One spherical blob per class, the same blobs for every seed."""
     centres = torch.randn(classes, dimension, generator=torch.Generator().manual_seed(99)) * spread
     y = torch.arange(n) % classes
     return centres[y] + torch.randn(n, dimension, generator=torch.Generator().manual_seed(seed)), y
 
 
-def surrogate(site: str, x: Tensor, y: Tensor, names: tuple[str, ...] = NAMES, family: str = "diag") -> Surrogate:
+def surrogate(
+    site: str, x: Tensor, y: Tensor, names: tuple[str, ...] = NAMES, family: str = "diag"
+) -> Surrogate:
     present = y.unique()
-    mixtures = fit(x, torch.searchsorted(present, y), len(present), MixtureSettings(family, 2, 3), torch.Generator())
-    return Surrogate(Header("fedpft", "run", site, "print", tuple(names[i] for i in present.tolist())), mixtures)
+    mixtures = fit(
+        x,
+        torch.searchsorted(present, y),
+        len(present),
+        MixtureSettings(family, 2, 3),
+        torch.Generator(),
+    )
+    return Surrogate(
+        Header("fedpft", "run", site, "print", tuple(names[i] for i in present.tolist())), mixtures
+    )
 
 
 def three_sites(family: str = "diag", factor: float = 1.0, spread: float = 8.0) -> list[Surrogate]:
@@ -80,7 +94,9 @@ def test_sixteen_bits_on_both_ways_cost_no_accuracy(family: str) -> None:
     sites = three_sites(family, spread=1.0)
     x, y = records(4000, seed=77, spread=1.0)
     direct = learn(sites, QUICK, 0)
-    travelled = unpack_classifier(pack_classifier(learn([unpack_surrogate(pack_surrogate(s)) for s in sites], QUICK, 0)))
+    travelled = unpack_classifier(
+        pack_classifier(learn([unpack_surrogate(pack_surrogate(s)) for s in sites], QUICK, 0))
+    )
     assert abs(accuracy(travelled, x, y) - accuracy(direct, x, y)) < 0.005
 
 
@@ -96,7 +112,9 @@ def test_the_scale_of_features_costs_no_accuracy(family: str, factor: float) -> 
 def test_constant_features_survive_learning_and_the_way_down(family: str) -> None:
     x, y = records(300, seed=1)
     x = torch.cat([x, torch.full((300, 2), 0.1)], 1)
-    head = unpack_classifier(pack_classifier(learn([surrogate("0", x, y, family=family)], QUICK, 0)))
+    head = unpack_classifier(
+        pack_classifier(learn([surrogate("0", x, y, family=family)], QUICK, 0))
+    )
     x_test, y_test = records(1000, seed=77)
     assert accuracy(head, torch.cat([x_test, torch.full((1000, 2), 0.1)], 1), y_test) > 0.99
 
@@ -140,7 +158,9 @@ def test_chunks_are_even_and_sum_to_the_counts(classes: list[tuple[int, int]], c
     parts = [share.chunk(index, chunks) for index in range(chunks)]
     assert [sum(column) for column in zip(*parts, strict=True)] == counts
     for part in parts:
-        assert all(n // chunks <= size <= -(-n // chunks) for n, size in zip(counts, part, strict=True))
+        assert all(
+            n // chunks <= size <= -(-n // chunks) for n, size in zip(counts, part, strict=True)
+        )
 
 
 def test_learning_again_without_a_site_is_learning_as_if_it_had_never_been() -> None:
@@ -200,7 +220,8 @@ def test_streams_differ_by_seed_site_and_class() -> None:
 def test_moments_are_those_of_the_pooled_samples() -> None:
     factor = 200
     sites = [
-        replace(s, mixtures=replace(s.mixtures, counts=s.mixtures.counts * factor)) for s in three_sites("full", spread=2.0)
+        replace(s, mixtures=replace(s.mixtures, counts=s.mixtures.counts * factor))
+        for s in three_sites("full", spread=2.0)
     ]
     drawn, _ = sample(sites, NAMES, 0, 10**9)
     mean, variance = sampling._moments([s.mixtures for s in sites])
@@ -216,7 +237,10 @@ def test_every_class_is_drawn_as_often_as_it_has_records() -> None:
 
 
 def test_a_limit_keeps_the_shares_and_every_class() -> None:
-    sites = [named("0", standard((60_000, 30_000, 1)), ("cat", "dog", "eel")), named("1", standard((30_000,)), ("cat",))]
+    sites = [
+        named("0", standard((60_000, 30_000, 1)), ("cat", "dog", "eel")),
+        named("1", standard((30_000,)), ("cat",)),
+    ]
     _, labels = sample(sites, NAMES, 0, 1200)
     assert torch.bincount(labels, minlength=4).tolist() == [900, 300, 1, 0]
 
@@ -225,15 +249,23 @@ def test_huge_counts_are_learned_from_within_the_limit() -> None:
     x, y = records(400, seed=1)
     site = surrogate("0", x, y)
     huge = replace(site, mixtures=replace(site.mixtures, counts=torch.full((4,), 10**8)))
-    head = learn([huge], HeadSettings(epochs=1, min_steps=0, learning_rate=0.01, max_samples=20_000), 0)
+    head = learn(
+        [huge], HeadSettings(epochs=1, min_steps=0, learning_rate=0.01, max_samples=20_000), 0
+    )
     assert accuracy(head, *records(1000, seed=77)) > 0.99
 
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [(("10", "9", "2"), ("2", "9", "10")), (("10", "9", "b"), ("10", "9", "b")), (("01", "1"), ("01", "1"))],
+    [
+        (("10", "9", "2"), ("2", "9", "10")),
+        (("10", "9", "b"), ("10", "9", "b")),
+        (("01", "1"), ("01", "1")),
+    ],
 )
-def test_classes_are_in_the_order_of_numbers_or_names(names: tuple[str, ...], expected: tuple[str, ...]) -> None:
+def test_classes_are_in_the_order_of_numbers_or_names(
+    names: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
     sites = [named(str(i), standard((5,)), (name,)) for i, name in enumerate(names)]
     assert class_order(sites) == class_order(sites[::-1]) == expected
 
@@ -259,6 +291,8 @@ def test_nothing_to_learn_from_is_an_error() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_learns_what_the_processor_learns() -> None:
     x, y = records(2000, seed=77, spread=1.0)
-    here, there = (learn(three_sites(spread=1.0), QUICK, 0, device=device) for device in ("cpu", "cuda"))
+    here, there = (
+        learn(three_sites(spread=1.0), QUICK, 0, device=device) for device in ("cpu", "cuda")
+    )
     assert there.weight.device.type == "cpu"
     assert abs(accuracy(here, x, y) - accuracy(there, x, y)) < 0.01

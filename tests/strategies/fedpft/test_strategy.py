@@ -1,4 +1,6 @@
-"""A fault of one site excludes that site and never ends the run; the run folder names the site and the reason."""
+"""A fault of one site excludes that site and never ends the run; the run folder names the site and
+the reason.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_offline_site_is_dropped_by_the_deadline(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT)
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT
+    )
     assert outcome(folder, "node 1002", "dropped") == "no reply before the deadline"
     assert metrics_of(folder)["bytes"]["up_per_site"]["node 1002"] == 0
 
@@ -55,9 +59,13 @@ def test_a_reply_that_came_while_another_held_the_line_is_used(tmp_path: Path) -
     assert metrics_of(folder)["sites"]["used"] == 2
 
 
-def test_a_site_that_is_away_for_a_moment_is_not_asked_after_and_its_reply_not_lost(tmp_path: Path) -> None:
+def test_a_site_that_is_away_for_a_moment_is_not_asked_after_and_its_reply_not_lost(
+    tmp_path: Path,
+) -> None:
     class Leaky(InProcessGrid):
-        """Like Flower, this grid forgets a message if its reply is requested while the node is away."""
+        """Like Flower, this grid forgets a message if its reply is requested while the node is
+        away.
+        """
 
         back = 0.0
 
@@ -70,7 +78,10 @@ def test_a_site_that_is_away_for_a_moment_is_not_asked_after_and_its_reply_not_l
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             for message in self.sent if self.away else ():
-                if message.metadata.dst_node_id == 1002 and message.metadata.message_id in message_ids:
+                if (
+                    message.metadata.dst_node_id == 1002
+                    and message.metadata.message_id in message_ids
+                ):
                     self._waiting.pop(message.metadata.message_id, None)
             return super().pull_messages(message_ids)
 
@@ -89,7 +100,9 @@ def test_a_late_surrogate_is_kept_for_relearn_and_named(tmp_path: Path) -> None:
     (late,) = (event for event in events_of(folder) if event["event"] == "late")
     assert late["site"] == "1"
     assert set(surrogates_of(folder)) == {"0.pb", "1.pb", "2.pb"}
-    on_time = run_federation(tmp_path / "alone", InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT)
+    on_time = run_federation(
+        tmp_path / "alone", InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT
+    )
     ours, theirs = (load_file(path / "model.safetensors") for path in (folder, on_time))
     assert all(ours[name].equal(theirs[name]) for name in ours), "a late surrogate changed the head"
 
@@ -103,14 +116,22 @@ def test_nothing_of_an_exception_at_a_site_reaches_the_run_folder(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["evaluate", "query.compare"])
 @pytest.mark.parametrize("fault", ["crash", "offline"])
-def test_a_failure_after_the_surrogate_costs_only_the_measurement(tmp_path: Path, kind: str, fault: str) -> None:
-    broken = {"kind": kind} | ({"offline": True} if fault == "offline" else {"crash": RuntimeError(SECRET)})
-    grid = InProcessGrid(sites(3), {node: Fault(**broken) for node in range(3 if kind != "evaluate" else 1)})
+def test_a_failure_after_the_surrogate_costs_only_the_measurement(
+    tmp_path: Path, kind: str, fault: str
+) -> None:
+    broken = {"kind": kind} | (
+        {"offline": True} if fault == "offline" else {"crash": RuntimeError(SECRET)}
+    )
+    grid = InProcessGrid(
+        sites(3), {node: Fault(**broken) for node in range(3 if kind != "evaluate" else 1)}
+    )
     folder = run_federation(tmp_path, grid, **FAST, **SHORT)
     metrics = metrics_of(folder)
     assert (metrics["status"], metrics["sites"]["used"]) == ("ok", 3)
     assert ("model" in metrics["accuracy"]) == (kind == "evaluate")
-    assert set(metrics["accuracy"]["per_site"]) == ({"1", "2"} if kind == "evaluate" else {"0", "1", "2"})
+    assert set(metrics["accuracy"]["per_site"]) == (
+        {"1", "2"} if kind == "evaluate" else {"0", "1", "2"}
+    )
     name = "evaluation-failed" if kind == "evaluate" else "comparison-failed"
     (failed,) = (event for event in events_of(folder) if event["event"] == name)
     assert failed.get("site", "0") == "0"
@@ -122,8 +143,12 @@ def test_two_sites_cannot_have_one_name(tmp_path: Path) -> None:
     nodes[0]["site"] = nodes[2]["site"] = "clinic"
     folder = run_federation(tmp_path, nodes, **FAST)
     (refused,) = (event for event in events_of(folder) if event["event"] == "rejected")
-    assert refused["site"] in ("node 1001", "node 1003"), "which of the two was refused must be clear"
-    assert "names another site as its sender: 'clinic'" in outcome(folder, refused["site"], "rejected")
+    assert refused["site"] in ("node 1001", "node 1003"), (
+        "which of the two was refused must be clear"
+    )
+    assert "names another site as its sender: 'clinic'" in outcome(
+        folder, refused["site"], "rejected"
+    )
     assert set(surrogates_of(folder)) == {"clinic.pb", "1.pb"}
 
 
@@ -141,10 +166,15 @@ def hidden(tmp_path: Path, name: str) -> tuple[NodeConfig, str]:
         case "misspelt key":
             return own | {"data-dri": str(empty)}, "cannot work with these settings"
         case _:
-            return own | {"partition-id": 7, "data-dir": str(empty)}, "cannot work with these settings"
+            return own | {
+                "partition-id": 7,
+                "data-dir": str(empty),
+            }, "cannot work with these settings"
 
 
-@pytest.mark.parametrize("name", ["missing folder", "no images", "misspelt key", "partition that is not there"])
+@pytest.mark.parametrize(
+    "name", ["missing folder", "no images", "misspelt key", "partition that is not there"]
+)
 def test_a_site_that_cannot_work_tells_a_code_and_no_path(tmp_path: Path, name: str) -> None:
     config, reported = hidden(tmp_path, name)
     nodes = sites(3)
@@ -153,12 +183,16 @@ def test_a_site_that_cannot_work_tells_a_code_and_no_path(tmp_path: Path, name: 
     unread = name in ("misspelt key", "partition that is not there")
     assert reported in outcome(folder, "node 1002" if unread else "1", "rejected")
     assert not files_with(SECRET, folder)
-    assert unread or files_with(SECRET, tmp_path / "site-state"), "the site's own log tells the detail"
+    assert unread or files_with(SECRET, tmp_path / "site-state"), (
+        "the site's own log tells the detail"
+    )
 
 
 def test_where_too_few_sites_are_there_nobody_is_asked(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(2))
-    with pytest.raises(RunError, match=r"quorum missed: 2 of 3 sites are connected, quorum = 0.9 needs 3"):
+    with pytest.raises(
+        RunError, match=r"quorum missed: 2 of 3 sites are connected, quorum = 0.9 needs 3"
+    ):
         run_federation(tmp_path, grid, **FAST | SHORT | {"sites": 3, "quorum": 0.9})
     assert not grid.sent
     (folder,) = (tmp_path / "runs").iterdir()
@@ -168,8 +202,17 @@ def test_where_too_few_sites_are_there_nobody_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_missed_quorum_fails_the_run_but_not_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"quorum missed: 2 of 3 sites can be used, quorum = 0.9 needs 3"):
-        run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), report=True, quorum=0.9, **FAST, **SHORT)
+    with pytest.raises(
+        RunError, match=r"quorum missed: 2 of 3 sites can be used, quorum = 0.9 needs 3"
+    ):
+        run_federation(
+            tmp_path,
+            InProcessGrid(sites(3), {1: Fault(offline=True)}),
+            report=True,
+            quorum=0.9,
+            **FAST,
+            **SHORT,
+        )
     (folder,) = (tmp_path / "runs").iterdir()
     metrics = metrics_of(folder)
     assert metrics["status"] == "failed"
@@ -182,4 +225,6 @@ def test_a_missed_quorum_fails_the_run_but_not_its_folder(tmp_path: Path) -> Non
 
 def test_expected_sites_that_never_came_count_against_the_quorum(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="2 of 5 sites can be used"):
-        run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), sites=5, **FAST, **SHORT)
+        run_federation(
+            tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), sites=5, **FAST, **SHORT
+        )

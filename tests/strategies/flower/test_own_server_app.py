@@ -16,7 +16,13 @@ from tests.e2e.processes import submit, wait
 from tests.grid import FAST, ROOT, InProcessGrid, sites
 
 EXAMPLE = ROOT / "examples" / "own_server_app"
-QUICK = {**FAST, "fedlap.image-steps": 5, "fedlap.server-steps": 5, "dpcvae.local-epochs": 1, "dpcvae.synthetic": 100}
+QUICK = {
+    **FAST,
+    "fedlap.image-steps": 5,
+    "fedlap.server-steps": 5,
+    "dpcvae.local-epochs": 1,
+    "dpcvae.synthetic": 100,
+}
 
 
 @pytest.mark.parametrize(("method", "rounds"), [("fedpft", 1), ("fedlap", 2), ("dpcvae", 3)])
@@ -30,17 +36,27 @@ def test_the_example_runs_each_strategy(
     monkeypatch.syspath_prepend(str(EXAMPLE))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
-    config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
+        "config"
+    ]
     flat = {"method": method, "alpha": config["alpha"], "device": "cpu", **QUICK}
-    flat |= {f"{name}.{key}": value for name in ("fedlap", "dpcvae") for key, value in config[name].items()}
-    grid = InProcessGrid(sites(3, state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache")))
+    flat |= {
+        f"{name}.{key}": value
+        for name in ("fedlap", "dpcvae")
+        for key, value in config[name].items()
+    }
+    grid = InProcessGrid(
+        sites(3, state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
+    )
     grid.run_config = dict(flat)
     app = importlib.import_module("own_server_app.server").app
     app(grid, Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(flat)))
     shown = capsys.readouterr().out
     assert "accuracy" in shown
     assert f"{{{rounds}:" in shown, shown
-    assert {path.name for path in tmp_path.iterdir()} == {"state", "cache"}, "nothing is kept that nobody asked for"
+    assert {path.name for path in tmp_path.iterdir()} == {"state", "cache"}, (
+        "nothing is kept that nobody asked for"
+    )
 
 
 def test_the_example_fits_on_a_page() -> None:
@@ -49,11 +65,18 @@ def test_the_example_fits_on_a_page() -> None:
 
 
 @pytest.mark.slow
-def test_flower_runs_the_example_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_runs_the_example_in_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     environment = flower_environment(tmp_path)
     with superlink(tmp_path, environment) as name:
-        flags = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1", "--run-config", "head.min-steps=20")
+        flags = (
+            "--federation-config",
+            "num-supernodes=2 client-resources-num-cpus=1",
+            "--run-config",
+            "head.min-steps=20",
+        )
         run = submit(tmp_path, name, EXAMPLE, tmp_path, *flags)
         status = wait(tmp_path, name, run)
     assert status == DONE, (tmp_path / "superlink.log").read_text()[-3000:]

@@ -1,4 +1,6 @@
-"""Every strategy with Flower's interface: the result of `start`, and equal learning in Flower's own loop."""
+"""Every strategy with Flower's interface: the result of `start`, and equal learning in Flower's own
+loop.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,17 @@ NAMES = {
 }
 # One method per strategy, and the chain.
 ONE_EACH: dict[str, dict[str, Any]] = {
-    name: {"method": name} for name in ("fedpft", "average", "local", "kd", "fedavg", "fedlap", "dpcvae")
+    name: {"method": name}
+    for name in ("fedpft", "average", "local", "kd", "fedavg", "fedlap", "dpcvae")
 } | {"chain": {"method": "fedpft", "fedpft.topology": "chain"}}
 
 
 class FlowerGrid(InProcessGrid):
     """A grid with the method that Flower's own loop calls."""
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
 
@@ -61,7 +66,9 @@ def settings_of(tmp_path: Path, **settings: Any) -> dict[str, Any]:
     return FEW | {"output-dir": str(tmp_path / "runs")} | settings
 
 
-def grid_for(tmp_path: Path, settings: dict[str, Any], count: int = 3, faults: dict[int, Fault] | None = None) -> FlowerGrid:
+def grid_for(
+    tmp_path: Path, settings: dict[str, Any], count: int = 3, faults: dict[int, Fault] | None = None
+) -> FlowerGrid:
     """Sites with the run-config that Flower gives them."""
     nodes = sites(count, state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
     grid = FlowerGrid(nodes, faults)
@@ -82,7 +89,9 @@ def test_strategies_of_the_registry_are_flower_strategies() -> None:
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [(FedPFT, 1), (FedLAP, 2), (DPCVAE, 2)])
-def test_the_result_holds_the_model_and_the_metrics_of_every_round(tmp_path: Path, kind: Any, rounds: int) -> None:
+def test_the_result_holds_the_model_and_the_metrics_of_every_round(
+    tmp_path: Path, kind: Any, rounds: int
+) -> None:
     method = kind.__name__.lower()
     settings = settings_of(tmp_path, method=method)
     strategy, seen = kind(settings), []
@@ -113,7 +122,9 @@ def test_flowers_own_loop_learns_what_start_learns(tmp_path: Path, name: str) ->
     settings = settings_of(tmp_path, **ONE_EACH[name])
     config = parse_run(settings)
     ours = strategy_of(config)(settings).start(grid_for(tmp_path, settings), ArrayRecord())
-    theirs = Strategy.start(strategy_of(config)(settings), grid_for(tmp_path, settings), ArrayRecord(), num_rounds=3)
+    theirs = Strategy.start(
+        strategy_of(config)(settings), grid_for(tmp_path, settings), ArrayRecord(), num_rounds=3
+    )
     assert set(numbers(ours)) == set(numbers(theirs))
     for key, array in numbers(ours).items():
         np.testing.assert_array_equal(array, numbers(theirs)[key])
@@ -128,8 +139,12 @@ def test_flowers_own_loop_learns_what_start_learns(tmp_path: Path, name: str) ->
 def test_configure_train_asks_each_connected_node_once(tmp_path: Path, kind: Any) -> None:
     settings = settings_of(tmp_path, method=kind.__name__.lower())
     strategy, grid = kind(settings), grid_for(tmp_path, settings)
-    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord({"server-round": 1}), grid))
-    assert sorted(m.metadata.dst_node_id for m in messages) == [FIRST_NODE + index for index in range(3)]
+    messages = list(
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord({"server-round": 1}), grid)
+    )
+    assert sorted(m.metadata.dst_node_id for m in messages) == [
+        FIRST_NODE + index for index in range(3)
+    ]
     assert {m.metadata.message_type for m in messages} == {"train"}
     assert grid.asked("train") == [], "Flower pushes what configure_train returns"
 
@@ -138,7 +153,9 @@ def test_configure_train_asks_each_connected_node_once(tmp_path: Path, kind: Any
 def test_a_site_that_fails_does_not_stop_start(tmp_path: Path, kind: Any) -> None:
     settings = settings_of(tmp_path, method=kind.__name__.lower())
     strategy = kind(settings)
-    result = strategy.start(grid_for(tmp_path, settings, faults={1: Fault(crash=RuntimeError("broken"))}), ArrayRecord())
+    result = strategy.start(
+        grid_for(tmp_path, settings, faults={1: Fault(crash=RuntimeError("broken"))}), ArrayRecord()
+    )
     assert all(metrics["used"] == 2 for metrics in result.train_metrics_clientapp.values())
     assert result.arrays
     assert strategy.outcome.sites[FIRST_NODE + 1].fate == "rejected"
@@ -173,7 +190,10 @@ def test_training_begins_with_the_initial_arrays_and_ends_after_num_rounds(tmp_p
         ({"timeout": 0.0}, "timeout"),
         ({"train_config": ConfigRecord({"lr": 0.1})}, "lr"),
         ({"evaluate_config": ConfigRecord({"lr": 0.1})}, "lr"),
-        ({"initial_arrays": ArrayRecord({"a": Array(np.zeros(3, np.float32))})}, "other names or shapes"),
+        (
+            {"initial_arrays": ArrayRecord({"a": Array(np.zeros(3, np.float32))})},
+            "other names or shapes",
+        ),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_refused_before_a_site_trains(
@@ -187,7 +207,11 @@ def test_an_argument_that_cannot_be_used_is_refused_before_a_site_trains(
 
 
 def test_a_strategy_without_settings_runs_its_own_method() -> None:
-    assert (FedPFT().config.settings.method, FedLAP().config.settings.method, DPCVAE().config.settings.method) == (
+    assert (
+        FedPFT().config.settings.method,
+        FedLAP().config.settings.method,
+        DPCVAE().config.settings.method,
+    ) == (
         "fedpft",
         "fedlap",
         "dpcvae",
@@ -195,7 +219,9 @@ def test_a_strategy_without_settings_runs_its_own_method() -> None:
     assert DPCVAE({"method": "dpcgan"}).config.settings.method == "dpcgan"
 
 
-@pytest.mark.parametrize("settings", [{"method": "fedpft"}, {"fedlap.rounds": 0}, {"no-such-key": 1}])
+@pytest.mark.parametrize(
+    "settings", [{"method": "fedpft"}, {"fedlap.rounds": 0}, {"no-such-key": 1}]
+)
 def test_settings_of_another_strategy_or_wrong_ones_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         FedLAP(settings)

@@ -34,9 +34,13 @@ def test_sites_of_one_class_each_give_the_head_of_all_records_together() -> None
     head = head_of([each.sums() for each in three_hospitals(whole)], ridge)
     features, labels = whole.features, whole.labels
     covariance = (features - features.mean(0)).square().mean()
-    known = Ridge(alpha=float(ridge * covariance * len(labels))).fit(features.numpy(), torch.eye(3)[labels].numpy())
+    known = Ridge(alpha=float(ridge * covariance * len(labels))).fit(
+        features.numpy(), torch.eye(3)[labels].numpy()
+    )
     torch.testing.assert_close(head.weight, torch.tensor(known.coef_).float(), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(head.bias, torch.tensor(known.intercept_).float(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        head.bias, torch.tensor(known.intercept_).float(), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_a_site_that_keeps_half_of_its_weight_counts_half() -> None:
@@ -44,13 +48,17 @@ def test_a_site_that_keeps_half_of_its_weight_counts_half() -> None:
     whole = everything.sums()
     half = Hospital("half", everything.features[::2], everything.labels[::2]).sums()
     twice = head_of([half, whole], 0.01)
-    doubled = replace(whole, tensors={name: 2 * t for name, t in whole.tensors.items()}, records=2 * whole.records)
+    doubled = replace(
+        whole, tensors={name: 2 * t for name, t in whole.tensors.items()}, records=2 * whole.records
+    )
     torch.testing.assert_close(head_of([half, doubled], 0.01, {"s": 0.5}).weight, twice.weight)
 
 
 def spoiled(name: str, value: Tensor, records_of_it: int = 200) -> bytes:
     sent = records().sums()
-    return pack_parameters(replace(sent, tensors=dict(sent.tensors) | {name: value}, records=records_of_it))
+    return pack_parameters(
+        replace(sent, tensors=dict(sent.tensors) | {name: value}, records=records_of_it)
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,9 @@ def test_a_covariance_without_an_inverse_is_refused_for_a_ridge_of_zero_with_wha
 
 def test_a_ridge_that_is_too_small_is_replaced_by_a_larger_one_which_is_stated() -> None:
     for ridge, added in ((1e-18, True), (0.1, False)):
-        learned = Analytic({"method": "afl", "afl.ridge": ridge}).learn([without_an_inverse()], CLASSES)
+        learned = Analytic({"method": "afl", "afl.ridge": ridge}).learn(
+            [without_an_inverse()], CLASSES
+        )
         assert isinstance(learned.model, Head)
         assert learned.model.weight.isfinite().all()
         assert ("added-ridge" in learned.facts) == added

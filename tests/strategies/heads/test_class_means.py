@@ -1,4 +1,6 @@
-"""FedCOF: covariances and head from class means alone, against numpy; and replies that no records have."""
+"""FedCOF: covariances and head from class means alone, against numpy; and replies that no records
+have.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,29 @@ def records(count: int, seed: int = 0, noise: float = 1.0) -> tuple[Tensor, Tens
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 3, (count,), generator=generator)
     mix = torch.eye(D) + torch.ones(D, D).triu(1) / 2
-    return 3 * torch.eye(3, D)[labels] + noise * torch.randn(count, D, generator=generator) @ mix + 1, labels
+    return 3 * torch.eye(3, D)[labels] + noise * torch.randn(
+        count, D, generator=generator
+    ) @ mix + 1, labels
 
 
-def task(features: Tensor, labels: Tensor, site: str = "s", limits: SiteLimits | None = None, **settings: object) -> Task:
+def task(
+    features: Tensor,
+    labels: Tensor,
+    site: str = "s",
+    limits: SiteLimits | None = None,
+    **settings: object,
+) -> Task:
     data = LabelledFeatures(features, labels)
-    run = parse_run({"method": "fedcof", "sites": 1} | {f"fedcof.{key}": value for key, value in settings.items()})
+    run = parse_run(
+        {"method": "fedcof", "sites": 1}
+        | {f"fedcof.{key}": value for key, value in settings.items()}
+    )
     return Task(
-        run, NodeConfig(), site, SiteFeatures(data, data, CLASSES, "f", 0.0, simulated=False), limits or SiteLimits()
+        run,
+        NodeConfig(),
+        site,
+        SiteFeatures(data, data, CLASSES, "f", 0.0, simulated=False),
+        limits or SiteLimits(),
     )
 
 
@@ -49,18 +66,24 @@ def received(features: Tensor, labels: Tensor, site: str = "s", **settings: obje
 
 
 def of_sites(count: int, features: Tensor, labels: Tensor, **settings: object) -> list[Parameters]:
-    return [received(features[k::count], labels[k::count], f"s{k}", **settings) for k in range(count)]
+    return [
+        received(features[k::count], labels[k::count], f"s{k}", **settings) for k in range(count)
+    ]
 
 
 def expected(sent: list[Parameters]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Records, means, and covariance of each class by the paper's formula, from the same class means."""
+    """Records, means, and covariance of each class by the paper's formula, from the same class
+    means.
+    """
     counts, means, covariances = [], [], []
     for c in range(3):
         n = np.concatenate([each.tensors["counts"][c].double().numpy() for each in sent])
         mu = np.concatenate([each.tensors["means"][c].double().numpy() for each in sent])[n > 0]
         n = n[n > 0]
         mean = (n[:, None] * mu).sum(0) / n.sum()
-        covariances.append(sum(w * np.outer(m - mean, m - mean) for w, m in zip(n, mu, strict=True)) / (len(n) - 1))
+        covariances.append(
+            sum(w * np.outer(m - mean, m - mean) for w, m in zip(n, mu, strict=True)) / (len(n) - 1)
+        )
         counts.append(n.sum())
         means.append(mean)
     return np.array(counts), np.array(means), np.array(covariances)
@@ -72,7 +95,9 @@ def test_the_scatter_within_classes_is_the_papers(groups: int) -> None:
     found = Groups.of(sent, [1.0] * 7, CLASSES)
     counts, _, covariances = expected(sent)
     assert len(found.weights) == 7 * 3 * groups
-    np.testing.assert_allclose(found.within(), ((counts - 1)[:, None, None] * covariances).sum(0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        found.within(), ((counts - 1)[:, None, None] * covariances).sum(0), rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("shrinkage", [0.1, 1.0, 10.0])
@@ -85,8 +110,14 @@ def test_the_head_solves_the_normal_equations_with_these_covariances(shrinkage: 
     gram = total + (counts - 1).sum() * gamma * np.eye(D) + counts.sum() * np.outer(mean, mean)
     weight = np.linalg.solve(gram, (counts[:, None] * means).T).T
     weight /= np.linalg.norm(weight, axis=1, keepdims=True)
-    np.testing.assert_allclose(fedcof_weight(Groups.of(sent, [1.0] * 7, CLASSES), shrinkage), weight, rtol=1e-9, atol=1e-9)
-    head = ClassMeans({"method": "fedcof", "fedcof.shrinkage": shrinkage, "max-share": 0.0}).learn(sent, CLASSES).model
+    np.testing.assert_allclose(
+        fedcof_weight(Groups.of(sent, [1.0] * 7, CLASSES), shrinkage), weight, rtol=1e-9, atol=1e-9
+    )
+    head = (
+        ClassMeans({"method": "fedcof", "fedcof.shrinkage": shrinkage, "max-share": 0.0})
+        .learn(sent, CLASSES)
+        .model
+    )
     assert isinstance(head, Head)
     np.testing.assert_allclose(head.weight, weight, rtol=1e-5, atol=1e-6)
     assert not head.bias.any()
@@ -109,7 +140,9 @@ def test_no_mean_is_of_fewer_records_than_the_settings_say() -> None:
     with pytest.raises(Exception, match=r"fedcof\.samples-per-group"):
         task(features, labels, **{"samples-per-group": 1})
     few = received(features[:12], labels[:12], groups=50).tensors["counts"]
-    assert (few > 0).sum(1).tolist() == (torch.bincount(labels[:12], minlength=3) > 0).long().tolist()
+    assert (few > 0).sum(1).tolist() == (
+        torch.bincount(labels[:12], minlength=3) > 0
+    ).long().tolist()
 
 
 def test_a_sites_own_limit_on_components_is_one_on_groups() -> None:
@@ -121,8 +154,12 @@ def test_a_sites_own_limit_on_components_is_one_on_groups() -> None:
 def test_the_groups_are_the_same_in_every_run() -> None:
     features, labels = records(300)
     one, other = task(features, labels, groups=4), task(features, labels, groups=4)
-    other = replace(other, run=replace(other.run, settings=other.run.settings.model_copy(update={"seed": 5})))
-    first, second = (ClassMeans(each.run).unpack(class_means(each).payload).tensors for each in (one, other))
+    other = replace(
+        other, run=replace(other.run, settings=other.run.settings.model_copy(update={"seed": 5}))
+    )
+    first, second = (
+        ClassMeans(each.run).unpack(class_means(each).payload).tensors for each in (one, other)
+    )
     assert torch.equal(first["means"], second["means"])
 
 
@@ -136,8 +173,12 @@ def test_one_site_has_no_spread_and_still_gives_a_head() -> None:
 def test_a_model_for_fewer_classes_is_that_of_their_means() -> None:
     sent = of_sites(5, *records(900))
     strategy = ClassMeans({"method": "fedcof", "max-share": 0.0})
-    fewer = [each for each in (strategy.restricted(one, ("a", "c")) for one in sent) if each is not None]
-    assert [each.records for each in fewer] == [round(float(each.tensors["counts"].sum())) for each in fewer]
+    fewer = [
+        each for each in (strategy.restricted(one, ("a", "c")) for one in sent) if each is not None
+    ]
+    assert [each.records for each in fewer] == [
+        round(float(each.tensors["counts"].sum())) for each in fewer
+    ]
     head = strategy.learn(fewer, ("a", "c")).model
     assert isinstance(head, Head)
     assert head.weight.shape == (2, D)
@@ -182,12 +223,16 @@ def test_one_site_of_ten_with_huge_means_costs_at_most_three_points(claimed: int
     far = torch.zeros(3, 1, D)
     far[0, 0, 1], far[1, 0, 0], far[2, 0, 0] = 1e6, 1e6, -1e6
     header, counts = replace(sent[0].header, site="hostile"), torch.full((3, 1), float(claimed))
-    hostile = replace(sent[0], header=header, tensors={"counts": counts, "means": far}, records=3 * claimed)
+    hostile = replace(
+        sent[0], header=header, tensors={"counts": counts, "means": far}, records=3 * claimed
+    )
     assert accuracy([*sent, strategy.unpack(pack_parameters(hostile))]) > accuracy(sent) - 0.03
 
 
 @pytest.mark.parametrize("groups", [1, 2, 5, 8])
-def test_the_plan_has_the_bytes_of_the_groups_that_have_records(tmp_path: Path, groups: int) -> None:
+def test_the_plan_has_the_bytes_of_the_groups_that_have_records(
+    tmp_path: Path, groups: int
+) -> None:
     settings = {"method": "fedcof", "fedcof.groups": groups, "sites": 3}
     grid = InProcessGrid(sites(3))
     run_federation(tmp_path, grid, partition="iid", **settings)
@@ -199,7 +244,9 @@ def test_the_plan_has_the_bytes_of_the_groups_that_have_records(tmp_path: Path, 
 
 def test_another_number_of_groups_than_the_runs_is_refused() -> None:
     sent = Parameters(
-        Header("fedcof", parse_run({"method": "fedcof", "fedcof.groups": 3}).digest, "s", "f", ("a",)),
+        Header(
+            "fedcof", parse_run({"method": "fedcof", "fedcof.groups": 3}).digest, "s", "f", ("a",)
+        ),
         1,
         {"counts": torch.tensor([[2.0, 0.0]]), "means": torch.zeros(1, 2, 3)},
         2,

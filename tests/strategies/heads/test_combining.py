@@ -18,7 +18,9 @@ from strategies.heads.combining import combine
 CLASSES = ("a", "b", "c")
 
 
-def head(site: str, classes: tuple[str, ...], weight: Tensor, bias: Tensor, records: int) -> Parameters:
+def head(
+    site: str, classes: tuple[str, ...], weight: Tensor, bias: Tensor, records: int
+) -> Parameters:
     tensors = {
         "weight": weight,
         "bias": bias,
@@ -30,7 +32,9 @@ def head(site: str, classes: tuple[str, ...], weight: Tensor, bias: Tensor, reco
 
 ONE = head("1", ("a", "b", "c"), torch.eye(3), torch.tensor([1.0, 2.0, 3.0]), 30)
 # It has only two classes, in reverse order.
-OTHER = head("2", ("c", "a"), torch.tensor([[0.0, 0.0, 5.0], [3.0, 0.0, 0.0]]), torch.tensor([1.0, -1.0]), 10)
+OTHER = head(
+    "2", ("c", "a"), torch.tensor([[0.0, 0.0, 5.0], [3.0, 0.0, 0.0]]), torch.tensor([1.0, -1.0]), 10
+)
 
 
 def model(method: str, *heads: Parameters) -> object:

@@ -1,4 +1,6 @@
-"""GH-OFL: NB-diag against scikit-learn, the Fisher subspace against scipy, and FisherMix near the discriminant."""
+"""GH-OFL: NB-diag against scikit-learn, the Fisher subspace against scipy, and FisherMix near the
+discriminant.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,22 @@ def records(count: int = 600, seed: int = 0) -> tuple[Tensor, Tensor]:
     return 3 * torch.eye(3, D)[labels] + noise + 1, labels
 
 
-def received(features: Tensor, labels: Tensor, site: str = "s", head: str = "fishermix") -> Parameters:
+def received(
+    features: Tensor, labels: Tensor, site: str = "s", head: str = "fishermix"
+) -> Parameters:
     run = parse_run({"method": "gh-ofl", "sites": 1, "ghofl.head": head})
     data = LabelledFeatures(features, labels)
-    made = Task(run, NodeConfig(), site, SiteFeatures(data, data, CLASSES, "f", 0.0, simulated=False))
+    made = Task(
+        run, NodeConfig(), site, SiteFeatures(data, data, CLASSES, "f", 0.0, simulated=False)
+    )
     return GaussianHeads(run).unpack(released_sums(made).payload)
 
 
 def of_sites(features: Tensor, labels: Tensor) -> list[Parameters]:
     """Four sites; the first two have no record of class c."""
-    parts = torch.where(labels == 2, 2 + torch.arange(len(labels)) % 2, torch.arange(len(labels)) % 4)
+    parts = torch.where(
+        labels == 2, 2 + torch.arange(len(labels)) % 2, torch.arange(len(labels)) % 4
+    )
     return [received(features[parts == k], labels[parts == k], f"s{k}") for k in range(4)]
 
 
@@ -92,7 +100,9 @@ def test_fishermix_is_the_same_for_any_partition_but_rounding() -> None:
     features, labels = records()
 
     def head(sent: list[Parameters]) -> Classifier:
-        return fisher_mix(pooled_sums(sent, {}, CLASSES), sent[0].header, seed=0, max_samples=3000)[0]
+        return fisher_mix(pooled_sums(sent, {}, CLASSES), sent[0].header, seed=0, max_samples=3000)[
+            0
+        ]
 
     one, four = head([received(features, labels)]), head(of_sites(features, labels))
     unseen, _ = records(2000, seed=1)

@@ -24,7 +24,9 @@ def test_the_head_is_the_papers_for_sites_of_one_class_each() -> None:
     means, counts = np.stack([x[y == c].mean(0) for c in range(3)]), np.bincount(y)
     weight = means @ np.linalg.inv(np.cov(x.T))
     np.testing.assert_allclose(head.weight, weight, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(head.bias, np.log(counts / len(y)) - (weight * means).sum(1) / 2, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        head.bias, np.log(counts / len(y)) - (weight * means).sum(1) / 2, rtol=1e-4, atol=1e-5
+    )
 
 
 def without_variance() -> Hospital:
@@ -45,7 +47,9 @@ def test_a_dimension_without_variance_has_no_weight() -> None:
 def test_the_ridge_that_a_singular_covariance_took_is_stated() -> None:
     strategy = GlobalStatistics({"method": "fedcgs"})
     assert not strategy.learn([records().sums()], CLASSES).facts
-    assert 0 < float(strategy.learn([without_variance().sums()], CLASSES).facts["added-ridge"]) < 1e-9
+    assert (
+        0 < float(strategy.learn([without_variance().sums()], CLASSES).facts["added-ridge"]) < 1e-9
+    )
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.5])
@@ -57,4 +61,6 @@ def test_the_ridge_of_the_settings_is_a_share_of_the_mean_variance(ridge: float)
     assert isinstance(head, Head)
     covariance = np.cov(whole.features.numpy().T)
     covariance += ridge * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    np.testing.assert_allclose(head.weight, np.linalg.solve(covariance, means.numpy().T).T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        head.weight, np.linalg.solve(covariance, means.numpy().T).T, rtol=1e-4, atol=1e-5
+    )

@@ -1,4 +1,6 @@
-"""The public map of a secure sum: from public files alone, and the same at sites, coordinator and model."""
+"""The public map of a secure sum: from public files alone, and the same at sites, coordinator and
+model.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,16 @@ def files(folder: Path, head: torch.Tensor, public: torch.Tensor) -> dict[str, A
 
 
 def test_scores_of_the_head_are_kept_and_large_variances_are_not(tmp_path: Path) -> None:
-    """A direction that varies a hundredfold and tells nothing apart takes next to nothing of a record's norm."""
+    """A direction that varies a hundredfold and tells nothing apart takes next to nothing of a
+    record's norm.
+    """
     generator = torch.Generator().manual_seed(0)
     head = torch.cat([torch.zeros(12, 1), torch.randn(12, 15, generator=generator)], 1)
-    public = torch.randn(400, 16, generator=generator) * torch.cat([torch.tensor([100.0]), torch.ones(15)]) + 5
+    public = (
+        torch.randn(400, 16, generator=generator)
+        * torch.cat([torch.tensor([100.0]), torch.ones(15)])
+        + 5
+    )
     found = read_map(parse_run(SECURE | files(tmp_path, head, public)))
     assert found.projection is not None
     assert found.centre is not None
@@ -57,7 +65,11 @@ def test_scores_of_the_head_are_kept_and_large_variances_are_not(tmp_path: Path)
 
 
 def test_a_map_survives_the_wire_and_changes_its_digest() -> None:
-    maps = [PublicMap(torch.eye(3)[:2]), PublicMap(None, torch.ones(3)), PublicMap(torch.eye(3)[:2], torch.ones(3))]
+    maps = [
+        PublicMap(torch.eye(3)[:2]),
+        PublicMap(None, torch.ones(3)),
+        PublicMap(torch.eye(3)[:2], torch.ones(3)),
+    ]
     digests = {map_digest(pack_map(each)) for each in (*maps, PublicMap())}
     assert len(digests) == 4
     assert map_digest(pack_map(PublicMap())) == b""
@@ -77,7 +89,9 @@ def test_dimensions_follow_from_public_numbers() -> None:
     """More for more records and a larger epsilon; as set, if they are."""
 
     def dimensions(**settings: Any) -> int:
-        return dimensions_of(parse_run(SECURE | {key.replace("_", "-"): v for key, v in settings.items()}))
+        return dimensions_of(
+            parse_run(SECURE | {key.replace("_", "-"): v for key, v in settings.items()})
+        )
 
     by_epsilon = [dimensions(epsilon=epsilon) for epsilon in (1.0, 2.0, 4.0, 8.0)]
     assert by_epsilon == sorted(by_epsilon)

@@ -1,4 +1,6 @@
-"""Robust centres, capped weights and the screen as plain functions: against other definitions and false data."""
+"""Robust centres, capped weights and the screen as plain functions: against other definitions and
+false data.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from common.errors import ConfigError
 from common.models.parameters import CONTROL, Parameters
 from common.run import parse_run
 from common.surrogates.surrogates import Header
-from strategies.pooling.robust_centres import coordinate_median, median_weights, robust_tensors, trimmed_mean
+from strategies.pooling.robust_centres import (
+    coordinate_median,
+    median_weights,
+    robust_tensors,
+    trimmed_mean,
+)
 from strategies.pooling.site_weights import shares_kept
 from strategies.robustness.class_points import ClassPoints
 from strategies.robustness.screening import screen
@@ -33,14 +40,18 @@ def test_without_weights_the_median_and_the_trimmed_mean_are_the_textbooks() -> 
         expected = torch.quantile(points, 0.5, dim=0)
         assert torch.allclose(coordinate_median(points, torch.ones(count)), expected, atol=1e-6)
         trimmed = torch.tensor(trim_mean(points.numpy(), 0.2))
-        assert torch.allclose(trimmed_mean(points, torch.ones(count)).float(), trimmed.float(), atol=1e-5)
+        assert torch.allclose(
+            trimmed_mean(points, torch.ones(count)).float(), trimmed.float(), atol=1e-5
+        )
 
 
 def test_a_weight_of_two_is_the_point_twice() -> None:
     points, weights = torch.randn(5, 3), torch.tensor([2.0, 1, 1, 2, 1])
     twice = torch.cat([points, points[[0, 3]]])
     for rule in (coordinate_median, trimmed_mean, geometric_median):
-        assert torch.allclose(rule(points, weights).float(), rule(twice, torch.ones(7)).float(), atol=1e-4)
+        assert torch.allclose(
+            rule(points, weights).float(), rule(twice, torch.ones(7)).float(), atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("rule", [coordinate_median, geometric_median])
@@ -65,7 +76,9 @@ counts = st.lists(st.lists(st.floats(0, 1e8), min_size=3, max_size=3), min_size=
 
 
 @given(counts, st.floats(1, 10), st.sampled_from([1.0, 2.0]))
-def test_no_site_weighs_more_than_so_many_times_the_median_site(rows: list[list[float]], share: float, power: float) -> None:
+def test_no_site_weighs_more_than_so_many_times_the_median_site(
+    rows: list[list[float]], share: float, power: float
+) -> None:
     kept = shares_kept(rows, share, power)
     weighed = [(sum(row) * part) ** power for row, part in zip(rows, kept, strict=True)]
     middle = sorted(sum(row) for row in rows)[(len(rows) - 1) // 2]
@@ -97,9 +110,13 @@ def honest(spread: float = 0.1) -> ClassPoints:
     centres = 3 * torch.randn(CLASSES, DIMENSION)
     means = centres + spread * torch.randn(SITES, CLASSES, DIMENSION)
     counts = torch.full((SITES, CLASSES), 100.0)
-    sites, classes = (tuple(f"{kind}{i}" for i in range(n)) for kind, n in (("site", SITES), ("class", CLASSES)))
+    sites, classes = (
+        tuple(f"{kind}{i}" for i in range(n)) for kind, n in (("site", SITES), ("class", CLASSES))
+    )
     zeros = torch.zeros(SITES, CLASSES)
-    return ClassPoints(sites, classes, means, counts, 1 / counts, zeros, torch.zeros(SITES), float(DIMENSION))
+    return ClassPoints(
+        sites, classes, means, counts, 1 / counts, zeros, torch.zeros(SITES), float(DIMENSION)
+    )
 
 
 def test_honest_sites_are_not_suspected_also_when_one_has_another_scanner() -> None:
@@ -141,7 +158,10 @@ def test_updates_that_are_far_or_trained_on_other_labels_are_found() -> None:
     updates = [update(site, common + 0.5 * torch.randn(50)) for site in range(8)]
     assert screen_updates(updates) == []
     lies = [update(8, 100 * common), update(9, torch.randn(50))]
-    assert {suspect.site: suspect.kind for suspect in screen_updates(updates + lies)} == {"8": "far", "9": "opposed"}
+    assert {suspect.site: suspect.kind for suspect in screen_updates(updates + lies)} == {
+        "8": "far",
+        "9": "opposed",
+    }
 
 
 def test_what_travels_next_to_an_update_is_judged_as_well() -> None:
@@ -149,7 +169,11 @@ def test_what_travels_next_to_an_update_is_judged_as_well() -> None:
 
     def reply(site: int, name: str, value: torch.Tensor) -> Parameters:
         sent = update(site, common + 0.5 * torch.randn(50))
-        wide = {} if name.startswith(CONTROL) else {"mean": torch.zeros(50), "deviation": torch.ones(50)}
+        wide = (
+            {}
+            if name.startswith(CONTROL)
+            else {"mean": torch.zeros(50), "deviation": torch.ones(50)}
+        )
         return replace(sent, tensors={**sent.tensors, **wide, name: value})
 
     for name in (CONTROL + "weight", "mean", "deviation"):
@@ -173,17 +197,29 @@ def test_robust_pooling_gives_each_site_one_vote_whatever_it_claims() -> None:
         {"method": "kd", "defence": "median"},
         {"fedpft.topology": "chain", "defence": "screen"},
         {"method": "ensemble", "defence": "median"},
-        {"fedpft.components": 2, "epsilon": 1.0, "delta": 1e-5, "fedpft.covariance": "spherical", "defence": "screen"},
+        {
+            "fedpft.components": 2,
+            "epsilon": 1.0,
+            "delta": 1e-5,
+            "fedpft.covariance": "spherical",
+            "defence": "screen",
+        },
     ],
 )
-def test_a_defence_that_is_not_defined_is_refused_with_what_is(flat: dict[str, str | float]) -> None:
+def test_a_defence_that_is_not_defined_is_refused_with_what_is(
+    flat: dict[str, str | float],
+) -> None:
     with pytest.raises(ConfigError, match=r"is not defined for method = .*; use 'auto' or 'none'"):
         parse_run(flat)
 
 
-def test_the_default_screens_fedpft_only_and_no_setting_of_it_changes_what_sites_are_asked() -> None:
+def test_the_default_screens_fedpft_only_and_no_setting_of_it_changes_what_sites_are_asked() -> (
+    None
+):
     assert parse_run({}).defence == "screen"
-    assert {parse_run({"method": name}).defence for name in ("fedavg", "fedlap", "average", "dpcvae")} == {"none"}
+    assert {
+        parse_run({"method": name}).defence for name in ("fedavg", "fedlap", "average", "dpcvae")
+    } == {"none"}
     assert parse_run({"fedpft.topology": "chain"}).defence == "none"
     assert parse_run({}).digest == parse_run({"defence": "median", "max-share": 7.0}).digest
     with pytest.raises(ConfigError, match="at least 1"):

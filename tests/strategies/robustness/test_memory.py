@@ -1,4 +1,6 @@
-"""The screen of many sites: it holds one table of their class means, and decides as if it held several."""
+"""The screen of many sites: it holds one table of their class means, and decides as if it held
+several.
+"""
 
 import pytest
 import torch
@@ -22,7 +24,9 @@ def sites(count: int = 30) -> list[Surrogate]:
         means = centres + 0.3 * torch.randn(3, 8, generator=generator)
         if site == count - 1:
             means = means[[1, 2, 0]]
-        mixtures = Mixtures(torch.full((3,), 40), torch.arange(3), torch.ones(3), means, Spherical(torch.ones(3)))
+        mixtures = Mixtures(
+            torch.full((3,), 40), torch.arange(3), torch.ones(3), means, Spherical(torch.ones(3))
+        )
         found.append(Surrogate(Header("fedpft", "r", f"s{site}", "f", CLASSES), mixtures))
     return found
 
@@ -32,10 +36,15 @@ def test_a_table_of_class_means_leaves_the_surrogates_as_they_are() -> None:
     before = [surrogate.mixtures.means.clone() for surrogate in surrogates]
     points = of_mixtures(surrogates, CLASSES)
     assert points.means.shape == (30, 3, 8)
-    assert all(torch.equal(each.mixtures.means, means) for each, means in zip(surrogates, before, strict=True))
+    assert all(
+        torch.equal(each.mixtures.means, means)
+        for each, means in zip(surrogates, before, strict=True)
+    )
 
 
-def test_the_number_of_sites_that_are_copied_at_a_time_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_sites_that_are_copied_at_a_time_changes_no_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     points = of_mixtures(sites(), CLASSES)
     found = []
     for together in (1, 7, 1000):

@@ -1,4 +1,6 @@
-"""The map of the sites: distances against POT, and a swapped label, inverted images and another kind of images are seen."""
+"""The map of the sites: distances against POT, and a swapped label, inverted images and another
+kind of images are seen.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ DIMENSION, RECORDS = 24, 450
 
 
 def records(seed: int, kind: str = "") -> tuple[Tensor, list[str]]:
-    """Records of three classes. kind: "swapped" labels of two classes, "inverted" features, or "other" images."""
+    """Records of three classes. kind: "swapped" labels of two classes, "inverted" features, or
+    "other" images.
+    """
     shared = torch.Generator().manual_seed(0)
     means = 2.0 * torch.randn(3, DIMENSION, generator=shared)
     shift = 3.0 * torch.randn(DIMENSION, generator=shared)
@@ -71,14 +75,21 @@ def test_swapped_inverted_and_other_sites_are_seen(settings: dict[str, object]) 
 
 
 def test_three_odd_sites_among_six_are_named_and_the_honest_half_is_not() -> None:
-    """With medians over all other sites, half of which are odd, the site with inverted images seems usual."""
-    found = site_map(parsed(surrogates(["", "", "", "swapped", "inverted", "other"], covariance="spherical")))  # type: ignore[arg-type]
+    """With medians over all other sites, half of which are odd, the site with inverted images seems
+    usual.
+    """
+    found = site_map(
+        parsed(surrogates(["", "", "", "swapped", "inverted", "other"], covariance="spherical"))
+    )  # type: ignore[arg-type]
     assert found is not None
     assert set(found.odd) == {"swapped-3", "inverted-4", "other-5"}
 
 
 def test_privacy_noise_is_not_taken_for_swapped_labels() -> None:
-    generator, settings = torch.Generator().manual_seed(0), {"covariance": "spherical", "epsilon": 2.0, "delta": 1e-5}
+    generator, settings = (
+        torch.Generator().manual_seed(0),
+        {"covariance": "spherical", "epsilon": 2.0, "delta": 1e-5},
+    )
     labels, accused = torch.arange(40) % 2, 0
     for _ in range(10):
         means = 0.5 * torch.randn(2, 600, generator=generator)
@@ -110,7 +121,10 @@ def test_in_few_dimensions_the_distance_is_that_of_pot() -> None:
     generator = torch.Generator().manual_seed(1)
     sites, moments = [], []
     for number in range(2):
-        x = torch.randn(4000, 3, generator=generator) @ torch.randn(3, 3, generator=generator) + number
+        x = (
+            torch.randn(4000, 3, generator=generator) @ torch.randn(3, 3, generator=generator)
+            + number
+        )
         x = torch.cat([x, x + 5])
         labels = ["a"] * 4000 + ["b"] * 4000
         sites.append(fs.fit(x, labels, site=f"s{number}", covariance="full"))
@@ -123,7 +137,9 @@ def test_in_few_dimensions_the_distance_is_that_of_pot() -> None:
 
     wanted = [bures_wasserstein_distance(*numbers(0, c), *numbers(1, c)) for c in (0, 1)]
     traces = torch.tensor([float(moments[k][c][1].trace()) for k in (0, 1) for c in (0, 1)])
-    assert float(found.distances[0, 1]) == pytest.approx(sum(wanted) / 2 / float(traces.median()) ** 0.5, rel=0.15)
+    assert float(found.distances[0, 1]) == pytest.approx(
+        sum(wanted) / 2 / float(traces.median()) ** 0.5, rel=0.15
+    )
 
 
 def test_points_keep_distances_that_two_dimensions_can_show() -> None:

@@ -1,4 +1,6 @@
-"""The screen where most sites have a few records, often one a class: their variances are zero, and say nothing."""
+"""The screen where most sites have a few records, often one a class: their variances are zero, and
+say nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ FAMILIES = ("spherical", "diag", "lowrank", "gram")
 
 
 def federation(family: str, tiny: int) -> list[Surrogate]:
-    """Sites of one data set: the first `tiny` with one record of each of three classes, the others with 60 of two."""
+    """Sites of one data set: the first `tiny` with one record of each of three classes, the others
+    with 60 of two.
+    """
     generator = torch.Generator().manual_seed(tiny)
     centres = 2 * torch.randn(len(CLASSES), DIMENSION, generator=generator)
     sites = []
@@ -25,10 +29,14 @@ def federation(family: str, tiny: int) -> list[Surrogate]:
         held, count = (3, 1) if index < tiny else (2, 60)
         classes = sorted(torch.randperm(len(CLASSES), generator=generator)[:held].tolist())
         labels = torch.arange(held).repeat_interleave(count)
-        features = centres[torch.tensor(classes)][labels] + torch.randn(len(labels), DIMENSION, generator=generator)
+        features = centres[torch.tensor(classes)][labels] + torch.randn(
+            len(labels), DIMENSION, generator=generator
+        )
         mixtures = fit(features, labels, held, MixtureSettings(family, rank=4), generator)
         names = tuple(CLASSES[label] for label in classes)
-        sites.append(Surrogate(Header("fedpft", "run", f"site {index}", "backbone", names), mixtures))
+        sites.append(
+            Surrogate(Header("fedpft", "run", f"site {index}", "backbone", names), mixtures)
+        )
     return sites
 
 

@@ -1,4 +1,6 @@
-"""DP-FedAvg with joint noise: sums of clipped gradients plus noise of the right size, the coordinator's step, and runs."""
+"""DP-FedAvg with joint noise: sums of clipped gradients plus noise of the right size, the
+coordinator's step, and runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federati
 
 CLASSES = ",".join(map(str, range(10)))
 JOINT: dict[str, Any] = {
-    **{"method": "dp-fedavg", "classes": CLASSES, "secure-sum": True, "colluding": 0.0, "dropouts": 0.2},
+    **{
+        "method": "dp-fedavg",
+        "classes": CLASSES,
+        "secure-sum": True,
+        "colluding": 0.0,
+        "dropouts": 0.2,
+    },
     **{"epsilon": 4.0, "delta": 1e-5, "fedavg.rounds": 3},
 }
 
@@ -35,7 +43,9 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
 
 
-def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exact: list[np.ndarray] = []
     noise: list[np.ndarray] = []
     encode, noise_of_site = masked.numbers_of, masked.noise_of_site
@@ -63,7 +73,10 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path
     records = fixed["records"].decode(words(sum(exact[5:])))[0]
     assert float(records) == pytest.approx(1438, abs=1), "all training records of the digits"
     assert claim is not None
-    shapes, rules = shapes_of(config.plan, len(CLASSES.split(",")), 64), rules_of(config.settings, 5)
+    shapes, rules = (
+        shapes_of(config.plan, len(CLASSES.split(",")), 64),
+        rules_of(config.settings, 5),
+    )
     assert rules.honest == 3
     variances = site_variances(claim, fixed, shapes, rules)
     # Two rounds of five sites; the honest three alone have the noise that the claim names.
@@ -71,21 +84,37 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(tmp_path: Path
     statistic = float((drawn**2).sum()) / variances["gradients"]
     assert 1e-6 < stats.chi2.cdf(statistic, drawn.size) < 1 - 1e-6
     sigma, bound = claim.noise["gradients"]
-    assert rules.honest * variances["gradients"] * fixed["gradients"].step ** 2 >= (sigma / bound) ** 2
+    assert (
+        rules.honest * variances["gradients"] * fixed["gradients"].step ** 2 >= (sigma / bound) ** 2
+    )
 
 
 def test_the_coordinator_takes_steps_with_momentum_along_the_mean_clipped_gradient() -> None:
-    config = parse_run(JOINT | {"classes": "a,b,c", "fedavg.clip": 0.7, "fedavg.learning-rate": 2.0})
+    config = parse_run(
+        JOINT | {"classes": "a,b,c", "fedavg.clip": 0.7, "fedavg.learning-rate": 2.0}
+    )
     claim = config.mechanism
     training = Training.begin(config, ("a", "b", "c"), "f", 4)
     header = Header("dp-fedavg", "r", "coordinator", "f", ("a", "b", "c"))
-    generator, expected, velocity = torch.Generator().manual_seed(0), dict(training.model), {"weight": 0.0, "bias": 0.0}
+    generator, expected, velocity = (
+        torch.Generator().manual_seed(0),
+        dict(training.model),
+        {"weight": 0.0, "bias": 0.0},
+    )
     counted = []
     for number in range(3):
-        bias, weight = torch.randn(3, generator=generator).double(), torch.randn(3, 4, generator=generator).double()
+        bias, weight = (
+            torch.randn(3, generator=generator).double(),
+            torch.randn(3, 4, generator=generator).double(),
+        )
         counted.append(50.0 + 10 * number)
-        tensors = {"records": torch.tensor([counted[-1]]), "gradients": torch.cat([bias, weight.flatten()])}
-        absorb_total(Total(header, tensors, {"records": 1.0, "gradients": 1.0}, claim), training, ["1", "2"])
+        tensors = {
+            "records": torch.tensor([counted[-1]]),
+            "gradients": torch.cat([bias, weight.flatten()]),
+        }
+        absorb_total(
+            Total(header, tensors, {"records": 1.0, "gradients": 1.0}, claim), training, ["1", "2"]
+        )
         mean = sum(counted) / len(counted)
         for name, gradient, slower in (("weight", weight, 1.0), ("bias", bias, BIAS)):
             velocity[name] = MOMENTUM * velocity[name] + 0.7 * gradient / mean
@@ -101,16 +130,31 @@ def test_a_number_of_records_below_its_noise_is_not_divided_by() -> None:
     tensors = {"records": torch.tensor([-30.0]), "gradients": torch.ones(10).double()}
     total = Total(training.header(), tensors, {"records": 40.0, "gradients": 1.0}, config.mechanism)
     absorb_total(total, training, ["1", "2"])
-    assert torch.allclose(training.model["weight"], torch.full((2, 4), -config.settings.fedavg.joint_rate(2) / 40))
+    assert torch.allclose(
+        training.model["weight"], torch.full((2, 4), -config.settings.fedavg.joint_rate(2) / 40)
+    )
 
 
 def test_a_run_learns_and_better_than_with_the_noise_of_every_site(tmp_path: Path) -> None:
-    """The same number of steps on all records with the same clip and epsilon; only the noise differs."""
+    """The same number of steps on all records with the same clip and epsilon; only the noise
+    differs.
+    """
     settings = JOINT | {"epsilon": 1.0, "fedavg.rounds": 6}
-    step = {"fedavg.noise": "site", "fedavg.sample-rate": 1.0, "fedavg.local-epochs": 1, "fedavg.batch-size": 180}
+    step = {
+        "fedavg.noise": "site",
+        "fedavg.sample-rate": 1.0,
+        "fedavg.local-epochs": 1,
+        "fedavg.batch-size": 180,
+    }
     rate = {"fedavg.learning-rate": 15.0}
-    joint, alone = (metrics_of(run_federation(tmp_path, sites(8), **settings | rate | each)) for each in ({}, step))
-    assert (joint["privacy"]["mechanism"], alone["privacy"]["mechanism"]) == ("secure-sums", "dp-sgd")
+    joint, alone = (
+        metrics_of(run_federation(tmp_path, sites(8), **settings | rate | each))
+        for each in ({}, step)
+    )
+    assert (joint["privacy"]["mechanism"], alone["privacy"]["mechanism"]) == (
+        "secure-sums",
+        "dp-sgd",
+    )
     assert joint["accuracy"]["model"] > 0.5
     assert joint["accuracy"]["model"] > alone["accuracy"]["model"] + 0.1
     assert [entry["epsilon"] for entry in joint["rounds"]][-1] == pytest.approx(1.0)
@@ -143,7 +187,9 @@ def test_the_report_and_the_model_say_what_the_noise_covers(tmp_path: Path) -> N
 def test_a_modulus_without_room_for_the_noise_is_refused_before_any_vector(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(4))
     tiny = {"epsilon": 0.001, "secure-sum-records": 1, "fedavg.rounds": 50}
-    with pytest.raises(RunError, match="secure-sum-records: the noise on records does not fit into the modulus"):
+    with pytest.raises(
+        RunError, match="secure-sum-records: the noise on records does not fit into the modulus"
+    ):
         run_federation(tmp_path, grid, **JOINT | tiny)
     assert not grid.asked("query.sum_shares")
     config = parse_run(JOINT | tiny)
@@ -180,7 +226,10 @@ def test_only_dp_fedavg_in_a_secure_sum_has_joint_noise() -> None:
 
 def test_rounds_follow_the_noise_where_the_settings_name_none() -> None:
     usual = {"fedavg.rounds": 0}
-    found = [parse_run(JOINT | usual | {"epsilon": epsilon}).settings.fedavg.rounds for epsilon in (1.0, 2.0)]
+    found = [
+        parse_run(JOINT | usual | {"epsilon": epsilon}).settings.fedavg.rounds
+        for epsilon in (1.0, 2.0)
+    ]
     assert found == [20, 30]
     assert parse_run(JOINT | usual | {"fedavg.noise": "site"}).settings.fedavg.rounds == 10
     assert parse_run({"method": "fedavg"}).settings.fedavg.rounds == 10
@@ -188,7 +237,9 @@ def test_rounds_follow_the_noise_where_the_settings_name_none() -> None:
 
 @pytest.mark.parametrize("classes", [2, 10])
 @pytest.mark.parametrize("common", [0.0, 3.0, 30.0])
-def test_the_usual_rate_does_not_diverge_however_alike_features_are(classes: int, common: float) -> None:
+def test_the_usual_rate_does_not_diverge_however_alike_features_are(
+    classes: int, common: float
+) -> None:
     """The larger the part that all features share, the larger the curvature along it."""
     names = tuple(map(str, range(classes)))
     config = parse_run(JOINT | {"classes": ",".join(names), "fedavg.rounds": 30})
@@ -199,12 +250,19 @@ def test_the_usual_rate_does_not_diverge_however_alike_features_are(classes: int
     losses = []
     for _ in range(30):
         given = {name: tensor.clone().requires_grad_() for name, tensor in training.model.items()}
-        loss = torch.nn.functional.cross_entropy(features @ given["weight"].T + given["bias"], labels, reduction="sum")
+        loss = torch.nn.functional.cross_entropy(
+            features @ given["weight"].T + given["bias"], labels, reduction="sum"
+        )
         bias, weight = torch.autograd.grad(loss, [given["bias"], given["weight"]])
-        tensors = {"records": torch.tensor([400.0]), "gradients": torch.cat([bias, weight.flatten()]).double()}
+        tensors = {
+            "records": torch.tensor([400.0]),
+            "gradients": torch.cat([bias, weight.flatten()]).double(),
+        }
         # These gradients are not shortened to the clip; the noise leaves room for longer ones.
         sigmas = {"records": 1.0, "gradients": 1000.0}
-        absorb_total(Total(training.header(), tensors, sigmas, config.mechanism), training, ["1", "2"])
+        absorb_total(
+            Total(training.header(), tensors, sigmas, config.mechanism), training, ["1", "2"]
+        )
         losses.append(float(loss) / 400)
     assert losses[-1] < losses[0]
     assert max(losses) < 1.5 * losses[0]

@@ -1,4 +1,6 @@
-"""FedAvg through secure sums: the same model as with updates in clear, a new sum in each round, and lost sites."""
+"""FedAvg through secure sums: the same model as with updates in clear, a new sum in each round, and
+lost sites.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,31 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"fedavg.model": "mlp"}, {"method": "fedprox"}, {"method": "fedyogi"}, {"method": "fedsgd"}],
+    [
+        {},
+        {"fedavg.model": "mlp"},
+        {"method": "fedprox"},
+        {"method": "fedyogi"},
+        {"method": "fedsgd"},
+    ],
     ids=["fedavg", "mlp", "fedprox", "fedyogi", "fedsgd"],
 )
-def test_each_round_is_that_of_the_same_run_without_secure_sums(tmp_path: Path, settings: dict[str, Any]) -> None:
-    plain, secure = (metrics_of(run_federation(tmp_path, sites(4), **run | settings))["rounds"] for run in (PLAIN, SECURE))
+def test_each_round_is_that_of_the_same_run_without_secure_sums(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    plain, secure = (
+        metrics_of(run_federation(tmp_path, sites(4), **run | settings))["rounds"]
+        for run in (PLAIN, SECURE)
+    )
     assert [entry["round"] for entry in secure] == [1, 2, 3]
     for before, after in zip(plain, secure, strict=True):
         assert after["accuracy"] == pytest.approx(before["accuracy"], abs=0.006)
         assert after["used"] == 4
 
 
-def test_every_round_has_new_keys_and_no_update_is_in_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_round_has_new_keys_and_no_update_is_in_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, bytes]] = []
     real = masked.mask
 
@@ -54,7 +69,10 @@ def test_every_round_has_new_keys_and_no_update_is_in_a_message(tmp_path: Path, 
     folder = run_federation(tmp_path, grid, report=True, **SECURE)
     assert len({key for key, _ in seen}) == len(seen) == 12
     wire = b"".join(
-        array.data for m in [*grid.sent, *grid.received] for r in m.content.array_records.values() for array in r.values()
+        array.data
+        for m in [*grid.sent, *grid.received]
+        for r in m.content.array_records.values()
+        for array in r.values()
     )
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     for _, vector in seen:
@@ -64,7 +82,9 @@ def test_every_round_has_new_keys_and_no_update_is_in_a_message(tmp_path: Path, 
     assert "secure sum" in (folder / "report.html").read_text()
 
 
-def test_a_site_lost_in_the_first_round_takes_part_in_none_and_costs_no_other(tmp_path: Path) -> None:
+def test_a_site_lost_in_the_first_round_takes_part_in_none_and_costs_no_other(
+    tmp_path: Path,
+) -> None:
     grid = InProcessGrid(sites(5), {4: Fault(offline=True, kind="query.sum_shares")})
     folder = run_federation(tmp_path, grid, deadline=2.0, **SECURE)
     assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [4, 4, 4]
@@ -79,19 +99,36 @@ def test_too_few_sites_end_the_run_and_the_round_is_named(tmp_path: Path) -> Non
 
 def test_an_update_beyond_the_range_is_refused_not_cut(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing was revealed"):
-        run_federation(tmp_path, sites(4), **SECURE, **{"secure-sum-range": 1e-6, "secure-sum-records": 2000})
+        run_federation(
+            tmp_path, sites(4), **SECURE, **{"secure-sum-range": 1e-6, "secure-sum-records": 2000}
+        )
 
 
 @pytest.mark.parametrize("method", ["dp-fedavg", "dp-fedprox"])
-def test_noise_of_training_at_each_site_is_as_without_secure_sums(tmp_path: Path, method: str) -> None:
-    settings = {"method": method, "epsilon": 8.0, "delta": 1e-5, "fedavg.rounds": 4, "fedavg.noise": "site"}
-    plain, secure = (metrics_of(run_federation(tmp_path, sites(4), **run | settings)) for run in (PLAIN, SECURE))
+def test_noise_of_training_at_each_site_is_as_without_secure_sums(
+    tmp_path: Path, method: str
+) -> None:
+    settings = {
+        "method": method,
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "fedavg.rounds": 4,
+        "fedavg.noise": "site",
+    }
+    plain, secure = (
+        metrics_of(run_federation(tmp_path, sites(4), **run | settings)) for run in (PLAIN, SECURE)
+    )
     assert secure["privacy"] == plain["privacy"]
     assert secure["privacy"]["mechanism"] == "dp-sgd"
-    assert [entry["epsilon"] for entry in secure["rounds"]] == [entry["epsilon"] for entry in plain["rounds"]]
-    # The noise is new in every run: 0.65 to 0.83 in eight runs. A sum wrapped or scaled wrongly gives about 0.1.
+    assert [entry["epsilon"] for entry in secure["rounds"]] == [
+        entry["epsilon"] for entry in plain["rounds"]
+    ]
+    # The noise is new in every run: 0.65 to 0.83 in eight runs. A sum wrapped or scaled wrongly
+    # gives about 0.1.
     assert min(run["accuracy"]["model"] for run in (plain, secure)) > 0.4
-    assert not any(name.startswith("noise") or name == "local-epsilon" for name in secure["learning"])
+    assert not any(
+        name.startswith("noise") or name == "local-epsilon" for name in secure["learning"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Secure sums over the grid: exact totals, nothing of a single site in any message or file, lost sites, and refusals."""
+"""Secure sums over the grid: exact totals, nothing of a single site in any message or file, lost
+sites, and refusals.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +52,25 @@ def lost(names: tuple[str, ...], kind: str, **fault: Any) -> dict[int, Fault]:
     return {int(name): Fault(offline=not fault, kind=kind, **fault) for name in names}
 
 
-@pytest.mark.parametrize("settings", [SECURE, PRIVATE, SECURE | {"method": "afl"}], ids=["exact", "private", "afl"])
+@pytest.mark.parametrize(
+    "settings", [SECURE, PRIVATE, SECURE | {"method": "afl"}], ids=["exact", "private", "afl"]
+)
 def test_the_total_is_exact_and_nothing_holds_one_sites_part(
     tmp_path: Path, vectors: Vectors, settings: dict[str, Any]
 ) -> None:
     grid = InProcessGrid(sites(5), run_id=4711)
-    # A class that one site alone has is in the sum as that site has it; here all sites have all classes.
+    # A class that one site alone has is in the sum as that site has it; here all sites have all
+    # classes.
     folder = run_federation(tmp_path, grid, alpha=1000.0, **settings)
     names, numbers = total_in(folder)
     assert names == ("0", "1", "2", "3", "4")
     assert (numbers == words(sum(vectors.values()))).all()
     assert metrics_of(folder)["accuracy"]["model"] > 0.9
     wire = b"".join(
-        array.data for m in [*grid.sent, *grid.received] for r in m.content.array_records.values() for array in r.values()
+        array.data
+        for m in [*grid.sent, *grid.received]
+        for r in m.content.array_records.values()
+        for array in r.values()
     )
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     secret = [words(vector) for vector in vectors.values()]
@@ -86,7 +94,9 @@ def test_the_total_is_exact_and_nothing_holds_one_sites_part(
 )
 def test_the_model_is_that_of_the_same_run_without_secure_sums(tmp_path: Path, method: str) -> None:
     plain, secure = (
-        metrics_of(run_federation(tmp_path, sites(4), method=method, **settings))["accuracy"]["model"]
+        metrics_of(run_federation(tmp_path, sites(4), method=method, **settings))["accuracy"][
+            "model"
+        ]
         for settings in (GRAM, SECURE)
     )
     assert abs(plain - secure) < 0.01
@@ -133,7 +143,9 @@ def test_noise_for_lost_sites_is_taken_out_when_none_is_lost(
     monkeypatch.setattr(masked, "noise_of_site", spare_of)
     learn = strategy.fedpft_head_from_sum
     monkeypatch.setattr(
-        strategy, "fedpft_head_from_sum", lambda total, config: (totals.append(total), learn(total, config))[1]
+        strategy,
+        "fedpft_head_from_sum",
+        lambda total, config: (totals.append(total), learn(total, config))[1],
     )
     grid = InProcessGrid(sites(5), lost(("4",), "train") if lost_one else {})
     folder = run_federation(tmp_path, grid, deadline=1.0, report=False, **PRIVATE)
@@ -149,8 +161,12 @@ def test_noise_for_lost_sites_is_taken_out_when_none_is_lost(
 
 
 def test_sites_lost_at_different_steps(tmp_path: Path, vectors: Vectors) -> None:
-    """One after its keys, another after its masked vector: the sum is of four, and three complete it."""
-    grid = InProcessGrid(sites(5), lost(("1",), "query.sum_shares") | lost(("3",), "query.sum_list"))
+    """One after its keys, another after its masked vector: the sum is of four, and three complete
+    it.
+    """
+    grid = InProcessGrid(
+        sites(5), lost(("1",), "query.sum_shares") | lost(("3",), "query.sum_list")
+    )
     folder = run_federation(tmp_path, grid, deadline=1.0, **SECURE)
     names, numbers = total_in(folder)
     assert names == ("0", "2", "3", "4")
@@ -166,7 +182,9 @@ def test_too_few_sites_end_the_run_and_are_named(tmp_path: Path, kind: str) -> N
     assert not list(tmp_path.glob("runs/*/sum.pb"))
 
 
-def test_a_quorum_that_is_missed_after_the_shares_ends_the_run_before_any_charge(tmp_path: Path) -> None:
+def test_a_quorum_that_is_missed_after_the_shares_ends_the_run_before_any_charge(
+    tmp_path: Path,
+) -> None:
     grid = InProcessGrid(sites(5), lost(("4",), "query.sum_shares"))
     with pytest.raises(RunError, match="quorum missed: 4 of 5 sites have shared their secrets"):
         run_federation(tmp_path, grid, deadline=0.5, quorum=1.0, **PRIVATE)
@@ -206,13 +224,17 @@ def test_a_flipped_bit_is_noise_in_one_number(tmp_path: Path, vectors: Vectors) 
         message.numbers = bytes(numbers)
         return message.SerializeToString(deterministic=True)
 
-    folder = run_federation(tmp_path, InProcessGrid(sites(5), lost(("2",), "train", payload=flip)), **SECURE)
+    folder = run_federation(
+        tmp_path, InProcessGrid(sites(5), lost(("2",), "train", payload=flip)), **SECURE
+    )
     off = (total_in(folder)[1] - words(sum(vectors.values()))).astype(np.int32)
     assert abs(off[flipped]) == 2**8
     assert np.flatnonzero(off).tolist() == [flipped]
 
 
-def test_sums_that_no_records_have_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_that_no_records_have_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A false vector made the covariance negative, and its factorisation never ended."""
     real = masked.mask
 
@@ -328,7 +350,9 @@ def test_a_projection_is_part_of_the_model_and_of_every_file_of_it(tmp_path: Pat
     """With as many dimensions as there are, an orthogonal projection changes nothing."""
     rotation = torch.linalg.qr(torch.randn(64, 64))[0]
     plain = run_federation(tmp_path, sites(4), **SECURE)
-    turned = run_federation(tmp_path, sites(4), **SECURE, **projected(tmp_path, "projection", rotation))
+    turned = run_federation(
+        tmp_path, sites(4), **SECURE, **projected(tmp_path, "projection", rotation)
+    )
     before, after = (metrics_of(folder)["accuracy"] for folder in (plain, turned))
     assert abs(before["model"] - after["model"]) < 0.01
     model = load_model(turned / "model.safetensors")
@@ -337,10 +361,14 @@ def test_a_projection_is_part_of_the_model_and_of_every_file_of_it(tmp_path: Pat
     again = unpack_classifier(pack_classifier(model))
     features = torch.rand(50, 64)
     assert (again.predict(features) == model.predict(features)).all()
-    assert (load_model(plain / "model.safetensors").predict(features) == model.predict(features)).float().mean() > 0.95
+    assert (
+        load_model(plain / "model.safetensors").predict(features) == model.predict(features)
+    ).float().mean() > 0.95
 
 
-def test_a_projection_from_a_classification_head_has_fewer_dimensions_and_less_noise(tmp_path: Path) -> None:
+def test_a_projection_from_a_classification_head_has_fewer_dimensions_and_less_noise(
+    tmp_path: Path,
+) -> None:
     head = torch.randn(30, 64)
     settings = PRIVATE | projected(tmp_path, "fc.weight", head) | {"features.dimensions": 20}
     folder = run_federation(tmp_path, sites(4), **settings)
@@ -354,7 +382,11 @@ def test_a_projection_from_a_classification_head_has_fewer_dimensions_and_less_n
 
 def test_public_images_centre_and_whiten_and_the_model_does_the_same(tmp_path: Path) -> None:
     save_file({"x": torch.rand(100, 64)}, tmp_path / "public.safetensors")
-    settings = PRIVATE | projected(tmp_path, "fc.weight", torch.randn(30, 64)) | {"features.dimensions": 20}
+    settings = (
+        PRIVATE
+        | projected(tmp_path, "fc.weight", torch.randn(30, 64))
+        | {"features.dimensions": 20}
+    )
     settings |= {"fedpft.public": str(tmp_path / "public.safetensors")}
     folder = run_federation(tmp_path, sites(4), report=False, **settings)
     model = load_model(folder / "model.safetensors")
@@ -362,11 +394,18 @@ def test_public_images_centre_and_whiten_and_the_model_does_the_same(tmp_path: P
     assert model.centre is not None
     assert len(model.centre) == 64
     assert metrics_of(folder)["accuracy"]["model"] > 0.6
-    assert (unpack_classifier(pack_classifier(model)).predict(torch.eye(64)) == model.predict(torch.eye(64))).all()
+    assert (
+        unpack_classifier(pack_classifier(model)).predict(torch.eye(64))
+        == model.predict(torch.eye(64))
+    ).all()
 
 
-@pytest.mark.parametrize("matrix", [torch.ones(3, 60), torch.ones(64), torch.full((2, 64), torch.nan)])
-def test_a_projection_that_does_not_fit_is_refused_before_any_site_is_charged(tmp_path: Path, matrix: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "matrix", [torch.ones(3, 60), torch.ones(64), torch.full((2, 64), torch.nan)]
+)
+def test_a_projection_that_does_not_fit_is_refused_before_any_site_is_charged(
+    tmp_path: Path, matrix: torch.Tensor
+) -> None:
     grid = InProcessGrid(sites(4))
     settings = projected(tmp_path, "projection", matrix)
     with pytest.raises((ConfigError, RunError), match="projection"):

@@ -16,11 +16,15 @@ from common.models.generators import fresh_companion, fresh_generator
 from common.run import parse_run
 
 
-def one_by_one(modules: nn.ModuleList, losses: Any, count: int, clip: float) -> tuple[dict[str, Tensor], Tensor]:
+def one_by_one(
+    modules: nn.ModuleList, losses: Any, count: int, clip: float
+) -> tuple[dict[str, Tensor], Tensor]:
     """The reference: every record's gradient computed alone."""
     names, parameters = zip(*modules.named_parameters(), strict=True)
     each = losses()
-    total = {name: torch.zeros_like(parameter) for name, parameter in zip(names, parameters, strict=True)}
+    total = {
+        name: torch.zeros_like(parameter) for name, parameter in zip(names, parameters, strict=True)
+    }
     norms = []
     for index in range(count):
         gradient = torch.autograd.grad(each[index], parameters, retain_graph=True)
@@ -34,13 +38,23 @@ def one_by_one(modules: nn.ModuleList, losses: Any, count: int, clip: float) -> 
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 @pytest.mark.parametrize("hidden", [0, 16])
 @pytest.mark.parametrize("clip", [1e-3, 0.05, 1e3])
-def test_the_sum_is_that_of_records_clipped_one_by_one(method: str, hidden: int, clip: float) -> None:
+def test_the_sum_is_that_of_records_clipped_one_by_one(
+    method: str, hidden: int, clip: float
+) -> None:
     run = parse_run({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 4})
     shared, companion = (make(run, 3, 20).double() for make in (fresh_generator, fresh_companion))
     x, labels = torch.randn(9, 20).double(), torch.arange(9) % 3
 
     def fresh_trainer() -> Any:
-        return trainer_of(shared, companion, run.settings.dpcvae, 3, torch.ones(3), False, torch.Generator().manual_seed(5))
+        return trainer_of(
+            shared,
+            companion,
+            run.settings.dpcvae,
+            3,
+            torch.ones(3),
+            False,
+            torch.Generator().manual_seed(5),
+        )
 
     trainer = fresh_trainer()
     noise = trainer.noise(9).double()
@@ -49,7 +63,8 @@ def test_the_sum_is_that_of_records_clipped_one_by_one(method: str, hidden: int,
     expected, norms = one_by_one(again.modules, lambda: again.losses(x, labels, noise), 9, clip)
     assert sums.keys() == expected.keys()
     for name, tensor in sums.items():
-        # Factors of a product are on a grid of 2^-22 of the clip: an error of half a step for each of nine records.
+        # Factors of a product are on a grid of 2^-22 of the clip: an error of half a step for each
+        # of nine records.
         assert torch.allclose(tensor, expected[name], rtol=3e-6, atol=9 * 2.0**-22 * clip), name
     assert cut == int((norms > clip).sum())
 
@@ -72,7 +87,9 @@ def test_the_sum_is_that_of_opacus() -> None:
     norms = torch.cat([part.flatten(1) for part in each], 1).norm(dim=1)
     factors = (0.3 / norms).clamp_max(1.0)
     for found, part in zip(sums.values(), each, strict=True):
-        assert torch.allclose(found.float(), torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7)
+        assert torch.allclose(
+            found.float(), torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38, 3e22])

@@ -16,7 +16,9 @@ from client_app.methods.fedpft import private_surrogate
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("into", "out"), [(10, 3), (3, 10), (16, 32), (1, 1), (74, 2)])
-def test_a_widened_layer_and_its_gradients_are_those_of_the_layer(bias: bool, into: int, out: int) -> None:
+def test_a_widened_layer_and_its_gradients_are_those_of_the_layer(
+    bias: bool, into: int, out: int
+) -> None:
     layer, found = nn.Linear(into, out, bias=bias).double(), []
     values = torch.randn(5, into, dtype=torch.float64, requires_grad=True)
     for wide in (False, True):
@@ -26,7 +28,9 @@ def test_a_widened_layer_and_its_gradients_are_those_of_the_layer(bias: bool, in
         else:
             made = layer(values)
         assert made.shape == (5, out)
-        found.append([made, *torch.autograd.grad(made.square().sum(), [values, *layer.parameters()])])
+        found.append(
+            [made, *torch.autograd.grad(made.square().sum(), [values, *layer.parameters()])]
+        )
     for plain, widened in zip(*found, strict=True):
         torch.testing.assert_close(plain, widened)
 
@@ -45,11 +49,18 @@ def test_narrow_models_take_many_records_at_a_time(classes: int, dimension: int)
     values = torch.randn(150, dimension + classes) * 1e3
     if platform.machine() in ("x86_64", "AMD64"):
         assert way_of(inputs_gradient, [values], model, parameters).rows == TOGETHER
-    (together,) = (torch.cat(parts) for parts in zip(*per_record(inputs_gradient, [values], model, parameters), strict=True))
+    (together,) = (
+        torch.cat(parts)
+        for parts in zip(*per_record(inputs_gradient, [values], model, parameters), strict=True)
+    )
     order = torch.randperm(150)
-    moved = torch.cat([part for (part,) in per_record(inputs_gradient, [values[order]], model, parameters)])
+    moved = torch.cat(
+        [part for (part,) in per_record(inputs_gradient, [values[order]], model, parameters)]
+    )
     assert torch.equal(together[order], moved)
-    alone = torch.cat([part for (part,) in per_record(inputs_gradient, [values[[7]]], model, parameters)])
+    alone = torch.cat(
+        [part for (part,) in per_record(inputs_gradient, [values[[7]]], model, parameters)]
+    )
     assert torch.equal(alone[0], together[7])
 
 
@@ -58,7 +69,9 @@ def test_records_go_one_at_a_time_where_nothing_else_helps() -> None:
         return [values + torch.arange(len(values))[:, None]]
 
     assert way_of(by_place, [torch.zeros(3, 4)], "by place", []).rows == 1
-    found = torch.cat([part for (part,) in per_record(by_place, [torch.zeros(3, 4)], "by place", [])])
+    found = torch.cat(
+        [part for (part,) in per_record(by_place, [torch.zeros(3, 4)], "by place", [])]
+    )
     assert torch.equal(found, torch.zeros(3, 4))
 
 
@@ -69,7 +82,9 @@ def test_shares_of_components_depend_on_no_other_record(
 ) -> None:
     monkeypatch.setattr(record_chunks, "_known", {})
     generator, shares = torch.Generator().manual_seed(3), list[list[Tensor]]()
-    features = torch.nn.functional.normalize(torch.randn(200, d, generator=generator, dtype=torch.float64))
+    features = torch.nn.functional.normalize(
+        torch.randn(200, d, generator=generator, dtype=torch.float64)
+    )
     means = torch.randn(1, k, d, generator=generator, dtype=torch.float64) * variance**0.5
 
     def watched(*arguments: object) -> Iterator[list[Tensor]]:
@@ -83,7 +98,9 @@ def test_shares_of_components_depend_on_no_other_record(
         data = private_surrogate.Clipped(
             some, torch.zeros(len(some), dtype=torch.int64), torch.ones(len(some)).double(), 0.0
         )
-        private_surrogate._expected(data, means, torch.ones(1, k).double(), torch.tensor([variance]).double())
+        private_surrogate._expected(
+            data, means, torch.ones(1, k).double(), torch.tensor([variance]).double()
+        )
     with_it, without = (torch.cat(parts) for parts in shares)
     assert torch.equal(with_it[1:], without)
 

@@ -37,7 +37,9 @@ HEADER = Header("dpcvae", "run", "s", "f", ("a", "b", "c"))
 QUICK = HeadSettings(min_steps=200, epochs=1, learning_rate=0.05)
 
 
-def clouds(count: int, seed: int = 0, spread: float = 0.3, dimension: int = 6) -> LabelledEmbeddings:
+def clouds(
+    count: int, seed: int = 0, spread: float = 0.3, dimension: int = 6
+) -> LabelledEmbeddings:
     random = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 3
     x = torch.eye(3, dimension)[labels] + spread * torch.randn(count, dimension, generator=random)
@@ -71,7 +73,10 @@ def test_a_tie_gives_half_and_a_useless_partner_gets_nothing() -> None:
     assert mix(own, wrong, QUICK, 0, 0.2).share > 0.5
     few = own.take(torch.cat([torch.arange(0, 150, 3)[:6], torch.tensor([1])]))
     helped = mix(few, same, QUICK, 1, 0.5)
-    assert helped.scores(clouds(90, 5))["mixed"].accuracy >= helped.scores(clouds(90, 5))["local"].accuracy
+    assert (
+        helped.scores(clouds(90, 5))["mixed"].accuracy
+        >= helped.scores(clouds(90, 5))["local"].accuracy
+    )
 
 
 def test_the_own_head_never_sees_the_validation_records() -> None:
@@ -80,7 +85,10 @@ def test_the_own_head_never_sees_the_validation_records() -> None:
     flipped = own.labels.clone()
     flipped[order[:12]] = (flipped[order[:12]] + 1) % 3
     shared = fixed(torch.tensor([1.0, 0.0, 0.0]))
-    one, other = (mix(LabelledEmbeddings(own.features, labels), shared, QUICK, 7, 0.2) for labels in (own.labels, flipped))
+    one, other = (
+        mix(LabelledEmbeddings(own.features, labels), shared, QUICK, 7, 0.2)
+        for labels in (own.labels, flipped)
+    )
     assert torch.equal(one.local.weight, other.local.weight)
 
 
@@ -104,15 +112,24 @@ def test_coarser_labels_take_every_class_once() -> None:
             grouped(wrong, ("car", "cat", "dog"))
 
 
-def test_the_out_of_distribution_score_is_the_distance_of_mahalanobis_to_the_nearest_class() -> None:
+def test_the_out_of_distribution_score_is_the_distance_of_mahalanobis_to_the_nearest_class() -> (
+    None
+):
     from scipy.spatial.distance import mahalanobis
     from sklearn.covariance import LedoitWolf
 
     known, asked = clouds(300), clouds(9, 4).features
     means = [known.features[known.labels == k].mean(0).double().numpy() for k in range(3)]
-    around = np.stack([x - means[k] for x, k in zip(known.features.double().numpy(), known.labels.tolist(), strict=True)])
+    around = np.stack(
+        [
+            x - means[k]
+            for x, k in zip(known.features.double().numpy(), known.labels.tolist(), strict=True)
+        ]
+    )
     precision = LedoitWolf(assume_centered=True).fit(around).precision_
-    expected = [min(mahalanobis(x, m, precision) ** 2 for m in means) for x in asked.double().numpy()]
+    expected = [
+        min(mahalanobis(x, m, precision) ** 2 for m in means) for x in asked.double().numpy()
+    ]
     assert torch.allclose(out_of_distribution(known, asked), torch.tensor(expected), rtol=1e-4)
     far = torch.zeros(5, 6)
     far[:, 5] = -1
@@ -141,7 +158,10 @@ def generator_file(tmp_path: Path) -> Path:
     from client_app.features.site_features import dataset_features
     from common.models.generators import scaled
 
-    run, node = parse_run({"method": "dpcvae", "dpcvae.hidden": 0}), NodeConfig(cache_dir=str(tmp_path / "cache"))
+    run, node = (
+        parse_run({"method": "dpcvae", "dpcvae.hidden": 0}),
+        NodeConfig(cache_dir=str(tmp_path / "cache")),
+    )
     dataset = share(run, node).dataset
     found = dataset_features(dataset, run, node, policy_of(node).cache_mib)
     x, labels = scaled(torch.as_tensor(found.x).float()), dataset.labels
@@ -149,7 +169,9 @@ def generator_file(tmp_path: Path) -> Path:
     tensors[MEANS] = torch.stack([x[labels == k].mean(0) for k in range(10)])
     tensors[COUNTS] = torch.tensor([1.0] * 9 + [11.0])
     header = Header("dpcvae", "run", "coordinator", found.fingerprint, tuple(map(str, range(10))))
-    (tmp_path / "generator.safetensors").write_bytes(pack_generator(Generator(header, run, tensors)))
+    (tmp_path / "generator.safetensors").write_bytes(
+        pack_generator(Generator(header, run, tensors))
+    )
     return tmp_path / "generator.safetensors"
 
 
@@ -158,32 +180,63 @@ def call(*arguments: str) -> Any:
 
 
 @pytest.mark.slow
-def test_from_a_generator_to_a_classifier_one_command_each(tmp_path: Path, generator_file: Path) -> None:
-    out, node = str(tmp_path / "set.safetensors"), f"cache-dir='{tmp_path}/cache' partition-id=0 num-partitions=3"
+def test_from_a_generator_to_a_classifier_one_command_each(
+    tmp_path: Path, generator_file: Path
+) -> None:
+    out, node = (
+        str(tmp_path / "set.safetensors"),
+        f"cache-dir='{tmp_path}/cache' partition-id=0 num-partitions=3",
+    )
     made = call("synthesize", str(generator_file), "--per-class", "150", "--out", out)
     assert made.exit_code == 0, made.output
     assert "no differential privacy" in made.output
     assert load_file(out)["x"].shape == (1500, 64)
     heads = str(tmp_path / "heads.safetensors")
-    reported = json.loads(call("classify", out, "--node-config", node, "--out", heads, "--json").output)
+    reported = json.loads(
+        call("classify", out, "--node-config", node, "--out", heads, "--json").output
+    )
     assert reported["scores"]["synthetic"]["accuracy"] > 0.6
     assert reported["scores"]["mixed"]["accuracy"] > 0.8
-    assert set(load_file(heads)) == {"local.weight", "local.bias", "synthetic.weight", "synthetic.bias"}
+    assert set(load_file(heads)) == {
+        "local.weight",
+        "local.bias",
+        "synthetic.weight",
+        "synthetic.bias",
+    }
     coarse = json.loads(
-        call("classify", out, "--node-config", node, "--groups", "low=0,1,2,3,4; high=5,6,7,8,9", "--json").output
+        call(
+            "classify",
+            out,
+            "--node-config",
+            node,
+            "--groups",
+            "low=0,1,2,3,4; high=5,6,7,8,9",
+            "--json",
+        ).output
     )
     assert coarse["classes"] == ["low", "high"]
     csv = tmp_path / "scores.csv"
-    strange = json.loads(call("ood", out, "--node-config", node, "--unknown", "0", "--out", str(csv), "--json").output)
+    strange = json.loads(
+        call(
+            "ood", out, "--node-config", node, "--unknown", "0", "--out", str(csv), "--json"
+        ).output
+    )
     assert strange["area"]["both"] > 0.6
     assert len(csv.read_text().splitlines()) == strange["tested"] + 1
-    for shown in (call("classify", out, "--node-config", node), call("ood", out, "--node-config", node)):
+    for shown in (
+        call("classify", out, "--node-config", node),
+        call("ood", out, "--node-config", node),
+    ):
         assert shown.exit_code == 0
         assert "test records" in shown.output
 
 
-def test_a_set_can_have_the_federations_own_mix_of_classes(tmp_path: Path, generator_file: Path) -> None:
-    reported = call("synthesize", str(tmp_path), "--total", "40", "--out", str(tmp_path / "s"), "--json")
+def test_a_set_can_have_the_federations_own_mix_of_classes(
+    tmp_path: Path, generator_file: Path
+) -> None:
+    reported = call(
+        "synthesize", str(tmp_path), "--total", "40", "--out", str(tmp_path / "s"), "--json"
+    )
     assert json.loads(reported.output)["records"] == 40
     assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
     assert generator_file.exists()
@@ -194,9 +247,13 @@ def test_a_run_is_found_by_its_number_with_the_settings_of_a_container(
 ) -> None:
     (tmp_path / "generators").mkdir()
     generator_file.rename(tmp_path / "generators" / "77-north.safetensors")
-    monkeypatch.setenv("FEDSURROGATE_NODE_CONFIG", f"site='north' data='digits' state-dir='{tmp_path}'")
+    monkeypatch.setenv(
+        "FEDSURROGATE_NODE_CONFIG", f"site='north' data='digits' state-dir='{tmp_path}'"
+    )
     for run in ("latest", "77"):
-        made = call("synthesize", run, "--per-class", "2", "--out", str(tmp_path / f"{run}.safetensors"))
+        made = call(
+            "synthesize", run, "--per-class", "2", "--out", str(tmp_path / f"{run}.safetensors")
+        )
         assert made.exit_code == 0, made.exception
         assert load_file(tmp_path / f"{run}.safetensors")["x"].shape == (20, 64)
 
@@ -205,10 +262,31 @@ def test_a_run_is_found_by_its_number_with_the_settings_of_a_container(
     ("arguments", "message"),
     [
         (("synthesize", "{g}", "--out", "x"), "either --per-class"),
-        (("synthesize", "{g}", "--per-class", "1", "--total", "2", "--out", "x"), "either --per-class"),
-        (("synthesize", "nowhere", "--per-class", "1", "--out", "x"), "neither a run folder nor a file"),
-        (("synthesize", "latest", "--per-class", "1", "--out", "x", "--node-config", "state-dir='{d}'"), "it has: none"),
-        (("synthesize", "{d}/cache", "--per-class", "1", "--out", "x"), "has no generator.safetensors"),
+        (
+            ("synthesize", "{g}", "--per-class", "1", "--total", "2", "--out", "x"),
+            "either --per-class",
+        ),
+        (
+            ("synthesize", "nowhere", "--per-class", "1", "--out", "x"),
+            "neither a run folder nor a file",
+        ),
+        (
+            (
+                "synthesize",
+                "latest",
+                "--per-class",
+                "1",
+                "--out",
+                "x",
+                "--node-config",
+                "state-dir='{d}'",
+            ),
+            "it has: none",
+        ),
+        (
+            ("synthesize", "{d}/cache", "--per-class", "1", "--out", "x"),
+            "has no generator.safetensors",
+        ),
         (("classify", "{g}", "--node-config", "data='digits'"), "not a synthetic embeddings"),
     ],
 )
@@ -224,5 +302,12 @@ def test_mistakes_are_reported_in_one_line(
 def test_embeddings_of_another_backbone_are_refused(tmp_path: Path, generator_file: Path) -> None:
     out = str(tmp_path / "set.safetensors")
     assert call("synthesize", str(generator_file), "--per-class", "5", "--out", out).exit_code == 0
-    found = call("classify", out, "--node-config", f"data='digits' cache-dir='{tmp_path}/cache'", "-c", "image-size=16")
+    found = call(
+        "classify",
+        out,
+        "--node-config",
+        f"data='digits' cache-dir='{tmp_path}/cache'",
+        "-c",
+        "image-size=16",
+    )
     assert "give the run's backbone" in str(found.exception)

@@ -1,4 +1,6 @@
-"""A site that trains a generator: Poisson steps, one event per round, an encoder that stays at the site."""
+"""A site that trains a generator: Poisson steps, one event per round, an encoder that stays at the
+site.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from client_app.node_config import NodeConfig
 from common.errors import ConfigError, StateError, SurrogateError
 from common.files import replace_file
 from common.models.generators import COUNTS, MEANS, SUMS, fresh_companion, fresh_generator
-from common.privacy.accounting import GaussianEvent, calibrate, epsilon_spent, gaussian_noise_multiplier
+from common.privacy.accounting import (
+    GaussianEvent,
+    calibrate,
+    epsilon_spent,
+    gaussian_noise_multiplier,
+)
 from common.run import Run, parse_run
 from common.wire.model_proto import unpack_parameters
 from strategies.base.training import Training
@@ -40,7 +47,10 @@ def run(**settings: Any) -> Run:
 def records(count: int = RECORDS) -> LabelledFeatures:
     random = torch.Generator().manual_seed(3)
     labels = torch.arange(count) % 2
-    return LabelledFeatures(torch.randn(count, DIMENSION, generator=random) + 3 * torch.eye(3, DIMENSION)[labels], labels)
+    return LabelledFeatures(
+        torch.randn(count, DIMENSION, generator=random) + 3 * torch.eye(3, DIMENSION)[labels],
+        labels,
+    )
 
 
 class Site:
@@ -55,7 +65,9 @@ class Site:
 
     def task(self) -> Task:
         reported = {"round": self.training.round + 1, "lineage": "abc", "confirmed": self.confirmed}
-        return Task(self.config, self.node, "s", self.found, payload=self.training.payload(), info=reported)
+        return Task(
+            self.config, self.node, "s", self.found, payload=self.training.payload(), info=reported
+        )
 
     def round(self) -> MethodOutput:
         """Run one round; the site stores its state, and the coordinator uses the reply."""
@@ -69,8 +81,9 @@ class Site:
 
 @pytest.mark.slow
 def test_the_published_budget_needs_the_published_noise() -> None:
-    # 250 epochs of 1,613 records in batches of 256: the reference code uses noise 5.59 and claims epsilon 1. Opacus' PRV
-    # accountant, whose bound is looser by a hundredth of epsilon, needs 19.4.
+    # 250 epochs of 1,613 records in batches of 256: the reference code uses noise 5.59 and claims
+    # epsilon 1. Opacus' PRV accountant, whose bound is looser by a hundredth of epsilon, needs
+    # 19.4.
     assert calibrate(1.0, 1e-4, 1 / 7, 1750) == pytest.approx(19.4, rel=0.02)
     assert epsilon_spent([GaussianEvent(5.59, 1 / 7, 1750)], 1e-4) == pytest.approx(4.19, rel=0.02)
 
@@ -78,15 +91,21 @@ def test_the_published_budget_needs_the_published_noise() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 @pytest.mark.parametrize("rate", [1.0, 0.2])
-def test_the_rounds_events_compose_to_what_was_asked_for_and_not_more(tmp_path: Path, method: str, rate: float) -> None:
-    config = run(**PRIVATE | {"method": method, "dpcvae.sample-rate": rate, "dpcvae.local-epochs": 2})
+def test_the_rounds_events_compose_to_what_was_asked_for_and_not_more(
+    tmp_path: Path, method: str, rate: float
+) -> None:
+    config = run(
+        **PRIVATE | {"method": method, "dpcvae.sample-rate": rate, "dpcvae.local-epochs": 2}
+    )
     site = Site(tmp_path, config)
     assert config.mechanism is not None
     events: list[GaussianEvent] = []
     for number in range(1, 5):
         events += entry(config, "1", site.round(), number).events
         if number in (1, 3):
-            assert epsilon_spent(events, 1e-5) == pytest.approx(config.mechanism.epsilon_after(number), rel=1e-9)
+            assert epsilon_spent(events, 1e-5) == pytest.approx(
+                config.mechanism.epsilon_after(number), rel=1e-9
+            )
     spent = epsilon_spent(events, 1e-5)
     assert spent <= 6.0
     assert spent == pytest.approx(6.0, rel=2e-3)
@@ -99,7 +118,9 @@ def test_the_rounds_events_compose_to_what_was_asked_for_and_not_more(tmp_path: 
 
 
 @pytest.mark.slow
-def test_every_step_of_every_round_takes_its_own_poisson_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_of_every_round_takes_its_own_poisson_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[Tensor] = []
     real = dpcvae.poisson_sample
 
@@ -120,7 +141,8 @@ def test_every_step_of_every_round_takes_its_own_poisson_sample(tmp_path: Path, 
     site = Site(tmp_path, config)
     for _ in range(4):
         site.round()
-    # A shuffling loader gives batches of one size, each record once per pass; here sizes are binomial.
+    # A shuffling loader gives batches of one size, each record once per pass; here sizes are
+    # binomial.
     assert len(drawn) == 3 * config.settings.dpcvae.private_steps == 90
     assert seen == [len(rows) for rows in drawn]
     assert statistics.mean(seen) == pytest.approx(0.3 * RECORDS, abs=3)
@@ -139,15 +161,26 @@ def test_noise_samples_and_encodings_are_never_the_same_twice(tmp_path: Path) ->
 
 
 def test_the_noise_of_encodings_is_secret_under_privacy_and_repeats_without() -> None:
-    """A record's gradient depends on the noise of its encoding; reproducible noise would hide nothing."""
+    """A record's gradient depends on the noise of its encoding; reproducible noise would hide
+    nothing.
+    """
     for private in (True, False):
         config, found = run(**(PRIVATE if private else {})), []
         for _ in range(2):
             torch.manual_seed(0)
-            shared, companion = fresh_generator(config, 3, DIMENSION), fresh_companion(config, 3, DIMENSION)
+            shared, companion = (
+                fresh_generator(config, 3, DIMENSION),
+                fresh_companion(config, 3, DIMENSION),
+            )
             seeded = torch.Generator().manual_seed(0)
-            trainer = trainer_of(shared, companion, config.settings.dpcvae, 2, torch.ones(3), private, seeded)
-            found.append(trainer.losses(records().features, records().labels, trainer.noise(len(records().labels))).detach())
+            trainer = trainer_of(
+                shared, companion, config.settings.dpcvae, 2, torch.ones(3), private, seeded
+            )
+            found.append(
+                trainer.losses(
+                    records().features, records().labels, trainer.noise(len(records().labels))
+                ).detach()
+            )
         assert bool((found[0] == found[1]).any()) is not private
         assert torch.equal(*found) is not private
 
@@ -157,12 +190,16 @@ def test_the_noise_of_encodings_is_secret_under_privacy_and_repeats_without() ->
 def test_every_step_of_a_round_is_divided_by_the_same_public_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float
 ) -> None:
-    """The divisor is the expected sample size from the released class sizes, not the actual sample size."""
+    """The divisor is the expected sample size from the released class sizes, not the actual sample
+    size.
+    """
     divisors: list[float] = []
     drawn: list[int] = []
     whole = dpcvae.private_gradient
 
-    def spy(trainer: Any, embeddings: Tensor, labels: Tensor, clip: float, noise: float, expected: float) -> Any:
+    def spy(
+        trainer: Any, embeddings: Tensor, labels: Tensor, clip: float, noise: float, expected: float
+    ) -> Any:
         drawn.append(len(labels))
         divisors.append(expected)
         return whole(trainer, embeddings, labels, clip, noise, expected)
@@ -176,14 +213,24 @@ def test_every_step_of_a_round_is_divided_by_the_same_public_number(
     assert divisors[0] == pytest.approx(max(1.0, rate * float(counts.clamp_min(0).sum())), rel=1e-2)
 
 
-def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
-        "common.privacy.gaussian_mechanism.system_normals", lambda shape: torch.zeros(tuple(shape), dtype=torch.float64)
+        "common.privacy.gaussian_mechanism.system_normals",
+        lambda shape: torch.zeros(tuple(shape), dtype=torch.float64),
     )
     config, part = run(**PRIVATE), records()
     shared, companion = fresh_generator(config, 3, DIMENSION), fresh_companion(config, 3, DIMENSION)
     noise = torch.randn(RECORDS, 8, generator=torch.Generator().manual_seed(0))
-    trainer = CVAETrainer(shared, companion, config.settings.dpcvae, 0.1, 1.0, lambda shape: noise[: shape[0], : shape[1]])  # type: ignore[arg-type]
+    trainer = CVAETrainer(
+        shared,
+        companion,
+        config.settings.dpcvae,
+        0.1,
+        1.0,
+        lambda shape: noise[: shape[0], : shape[1]],
+    )  # type: ignore[arg-type]
     for drawn in (0, 1, 7, 40):
         x, y = part.features[:drawn], part.labels[:drawn]
         total, _ = clipped_sums(trainer.modules, trainer.losses, (x, y, trainer.noise(drawn)), 0.1)
@@ -209,12 +256,16 @@ def test_the_first_round_releases_sizes_and_sums_of_norm_one(tmp_path: Path) -> 
     assert torch.allclose(reported[SUMS], expected, atol=0.05)
     scaled = expected[:2] / 60 * DIMENSION**0.5
     assert torch.allclose(site.training.model[MEANS][:2], scaled, atol=5e-3)
-    assert set(unpack_parameters(Site(tmp_path / "n", run(**{"dpcvae.opening": "counts"})).round().payload).tensors) == {
-        COUNTS
-    }
+    assert set(
+        unpack_parameters(
+            Site(tmp_path / "n", run(**{"dpcvae.opening": "counts"})).round().payload
+        ).tensors
+    ) == {COUNTS}
 
 
-def test_under_privacy_the_first_round_is_noisy_tells_no_number_and_names_all_classes(tmp_path: Path) -> None:
+def test_under_privacy_the_first_round_is_noisy_tells_no_number_and_names_all_classes(
+    tmp_path: Path,
+) -> None:
     config = run(**PRIVATE)
     made = Site(tmp_path, config).round()
     reported, claim = unpack_parameters(made.payload), config.mechanism
@@ -245,7 +296,9 @@ def test_the_encoder_is_where_it_was_when_the_site_comes_back(tmp_path: Path) ->
 
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("damage", ["gone", "cut", "of another run"])
-def test_a_site_that_has_lost_its_state_does_not_go_on(tmp_path: Path, private: bool, damage: str) -> None:
+def test_a_site_that_has_lost_its_state_does_not_go_on(
+    tmp_path: Path, private: bool, damage: str
+) -> None:
     site = Site(tmp_path / "mine", run(**(PRIVATE if private else {})))
     for _ in range(2):
         site.round()
@@ -283,7 +336,9 @@ def test_the_encoder_never_leaves(tmp_path: Path) -> None:
         for number in range(3):
             made = site.round()
             names = set(unpack_parameters(made.payload).tensors)
-            assert names == ({COUNTS, SUMS} if number == 0 else set(site.training.model) - {MEANS, COUNTS})
+            assert names == (
+                {COUNTS, SUMS} if number == 0 else set(site.training.model) - {MEANS, COUNTS}
+            )
             (kept,) = made.keep.values()
             assert b"companion." in kept
             assert b"companion" not in made.payload
@@ -301,14 +356,23 @@ def test_a_given_noise_stops_at_the_last_affordable_round() -> None:
     rounds = config.rounds
     assert config.mechanism is not None
     assert 2 < rounds < 50
-    assert config.mechanism.epsilon_after(rounds) <= 6.0 < config.mechanism.epsilon_after(rounds + 1)
+    assert (
+        config.mechanism.epsilon_after(rounds) <= 6.0 < config.mechanism.epsilon_after(rounds + 1)
+    )
     with pytest.raises(ConfigError, match="one round spends"):
         _ = run(**PRIVATE | {"dpcvae.noise-multiplier": 0.5, "dpcvae.rounds": 50}).rounds
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("rounds", 1), ("opening-share", 1.0), ("beta", -1.0), ("clip", 0.0), ("optimiser", "lbfgs"), ("latent", -1)],
+    [
+        ("rounds", 1),
+        ("opening-share", 1.0),
+        ("beta", -1.0),
+        ("clip", 0.0),
+        ("optimiser", "lbfgs"),
+        ("latent", -1),
+    ],
 )
 def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"dpcvae\.{setting}"):
@@ -325,7 +389,9 @@ def test_a_private_round_learns_the_spread_of_the_classes(tmp_path: Path) -> Non
     learned = site.training.model["variance.weight"].flatten().exp()
     part = records(3000)
     unit = part.features / part.features.norm(dim=1, keepdim=True) * DIMENSION**0.5
-    around = unit - torch.stack([unit[part.labels == label].mean(0) for label in range(2)])[part.labels]
+    around = (
+        unit - torch.stack([unit[part.labels == label].mean(0) for label in range(2)])[part.labels]
+    )
     decoded = site.training.model["linear.weight"][:, :2]
     total = learned + decoded.square().sum(1)
     # The noise differs in every run, and may be large in one dimension.

@@ -23,8 +23,13 @@ def site(method: str, flip: bool) -> tuple[Task, Head]:
     """A site and a federated head that is right for it, or (`flip`) wrong."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 2
-    features = torch.randn(300, 4, generator=generator) + 4 * (2 * labels - 1)[:, None] * torch.eye(1, 4)
-    train, test = LabelledFeatures(features[:200], labels[:200]), LabelledFeatures(features[200:], labels[200:])
+    features = torch.randn(300, 4, generator=generator) + 4 * (2 * labels - 1)[:, None] * torch.eye(
+        1, 4
+    )
+    train, test = (
+        LabelledFeatures(features[:200], labels[:200]),
+        LabelledFeatures(features[200:], labels[200:]),
+    )
     found = SiteFeatures(train, test, ("a", "b"), "f", 0.0, simulated=False)
     run = parse_run({"method": method, "head.min-steps": 100, "head.learning-rate": 0.05})
     weight = torch.eye(2, 4) * 0
@@ -43,7 +48,11 @@ def test_a_site_is_right_whether_the_federated_head_is_or_not(method: str, flip:
 
 
 def test_the_share_is_zero_or_one_where_only_one_part_is_right() -> None:
-    sure, wrong, labels = torch.eye(2)[[0, 1, 0]], 1 - torch.eye(2)[[0, 1, 0]], torch.tensor([0, 1, 0])
+    sure, wrong, labels = (
+        torch.eye(2)[[0, 1, 0]],
+        1 - torch.eye(2)[[0, 1, 0]],
+        torch.tensor([0, 1, 0]),
+    )
     assert _share(sure, wrong, labels) == 1
     assert _share(wrong, sure, labels) == 0
 

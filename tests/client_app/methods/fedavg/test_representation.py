@@ -20,7 +20,12 @@ from common.models.networks import HEAD, body_of, fresh, parameters_of
 from common.models.parameters import Parameters
 from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_classifier, pack_parameters, unpack_classifier, unpack_parameters
+from common.wire.model_proto import (
+    pack_classifier,
+    pack_parameters,
+    unpack_classifier,
+    unpack_parameters,
+)
 from common.wire.records import from_record
 from tests.grid import FAST, InProcessGrid, run_federation, sites
 
@@ -29,7 +34,9 @@ LABELS = torch.arange(90) % 3
 
 
 def run(**settings: Any) -> Run:
-    return parse_run({"method": "fedrep", "fedavg.width": 6, "fedavg.local-epochs": 3} | FAST | settings)
+    return parse_run(
+        {"method": "fedrep", "fedavg.width": 6, "fedavg.local-epochs": 3} | FAST | settings
+    )
 
 
 def task(config: Run, question: bytes | None = None) -> Task:
@@ -37,7 +44,9 @@ def task(config: Run, question: bytes | None = None) -> Task:
     values[:, 0] += 3 * LABELS
     records = LabelledFeatures(values, LABELS, None)
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
-    return Task(config, NodeConfig(), "s", found, payload=question, info={"round": 1, "lineage": "abc"})
+    return Task(
+        config, NodeConfig(), "s", found, payload=question, info={"round": 1, "lineage": "abc"}
+    )
 
 
 def header(config: Run) -> Header:
@@ -91,7 +100,11 @@ def test_a_site_judges_the_body_with_its_own_head() -> None:
 
 def test_a_body_of_another_network_is_refused() -> None:
     config = run()
-    for wrong in ({}, {"hidden.weight": torch.zeros(6, 8)}, body() | {HEAD + "weight": torch.zeros(3, 6)}):
+    for wrong in (
+        {},
+        {"hidden.weight": torch.zeros(6, 8)},
+        body() | {HEAD + "weight": torch.zeros(3, 6)},
+    ):
         question = pack_parameters(Parameters(header(config), 1, wrong))
         with pytest.raises(SurrogateError):
             update_body(task(config, question))
@@ -100,7 +113,12 @@ def test_a_body_of_another_network_is_refused() -> None:
 @pytest.mark.slow
 def test_no_message_of_a_run_holds_a_head(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(2))
-    settings = FAST | {"method": "fedrep", "fedavg.rounds": 2, "fedavg.local-epochs": 1, "alpha": 1.0}
+    settings = FAST | {
+        "method": "fedrep",
+        "fedavg.rounds": 2,
+        "fedavg.local-epochs": 1,
+        "alpha": 1.0,
+    }
     run_federation(tmp_path, grid, **settings)
     seen = 0
     for message in [*grid.sent, *grid.received]:
@@ -109,7 +127,9 @@ def test_no_message_of_a_run_holds_a_head(tmp_path: Path) -> None:
         if payload is None:
             continue
         if kind == "train":
-            assert not [name for name in unpack_parameters(payload).tensors if name.startswith(HEAD)]
+            assert not [
+                name for name in unpack_parameters(payload).tensors if name.startswith(HEAD)
+            ]
         else:
             model = unpack_classifier(payload)
             assert isinstance(model, Network)

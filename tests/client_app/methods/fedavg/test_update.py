@@ -1,4 +1,6 @@
-"""A site's update in a round, compared with plain training, with micro-batches, and between methods."""
+"""A site's update in a round, compared with plain training, with micro-batches, and between
+methods.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +38,9 @@ CLASSES = ("a", "b", "c")
 def data(count: int = 120, dimension: int = 16) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % 3
-    return torch.rand(count, dimension, generator=generator) + torch.eye(3, dimension)[labels], labels
+    return torch.rand(count, dimension, generator=generator) + torch.eye(3, dimension)[
+        labels
+    ], labels
 
 
 def task(folder: Path, run: Run, training: Training) -> Task:
@@ -44,12 +48,18 @@ def task(folder: Path, run: Run, training: Training) -> Task:
     records = LabelledFeatures(features, labels)
     node = NodeConfig(state_dir=str(folder))
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
-    reported = {"round": training.round + 1, "lineage": training.lineage, "confirmed": training.round}
+    reported = {
+        "round": training.round + 1,
+        "lineage": training.lineage,
+        "confirmed": training.round,
+    }
     return Task(run, node, "s", found, payload=training.payload(), info=reported)
 
 
 def run(method: str, **settings: Any) -> Run:
-    return parse_run({"method": method, "fedavg.local-epochs": 2, "fedavg.batch-size": 32} | settings)
+    return parse_run(
+        {"method": method, "fedavg.local-epochs": 2, "fedavg.batch-size": 32} | settings
+    )
 
 
 def moved(folder: Path, config: Run) -> dict[str, Tensor]:
@@ -66,26 +76,57 @@ def test_fedavg_with_one_site_is_plain_training(kind: Any) -> None:
     plain = network(kind, 16, 3, training.model)
     rate = step_length(kind, config.settings.fedavg, features)
     for number in range(3):
-        train(plain, features, labels, config.settings.fedavg, rate, torch.Generator().manual_seed(number))
+        train(
+            plain,
+            features,
+            labels,
+            config.settings.fedavg,
+            rate,
+            torch.Generator().manual_seed(number),
+        )
         module = network(kind, 16, 3, training.model)
-        train(module, features, labels, config.settings.fedavg, rate, torch.Generator().manual_seed(number))
-        change = {name: parameter.detach() - training.model[name] for name, parameter in module.named_parameters()}
-        training.model, _ = aggregate(config, training.model, [Parameters(training.header(), 1, change, 120)], {}, 1)
+        train(
+            module,
+            features,
+            labels,
+            config.settings.fedavg,
+            rate,
+            torch.Generator().manual_seed(number),
+        )
+        change = {
+            name: parameter.detach() - training.model[name]
+            for name, parameter in module.named_parameters()
+        }
+        training.model, _ = aggregate(
+            config, training.model, [Parameters(training.header(), 1, change, 120)], {}, 1
+        )
     for name, parameter in plain.named_parameters():
         assert torch.allclose(training.model[name], parameter, atol=1e-6)
 
 
-def test_over_the_wire_one_site_stays_within_half_precision_of_plain_training(tmp_path: Path) -> None:
+def test_over_the_wire_one_site_stays_within_half_precision_of_plain_training(
+    tmp_path: Path,
+) -> None:
     config = run("fedavg")
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     plain = network("linear", 16, 3, training.model)
     rate = step_length("linear", config.settings.fedavg, data()[0])
     for _ in range(3):
         asked = task(tmp_path, config, training)
-        train(plain, *data(), config.settings.fedavg, rate, stream(config.settings.seed, asked.site, asked.round))
-        absorb(training, [unpack_parameters(site_function(config.plan.combination)(asked).payload)], 1)
+        train(
+            plain,
+            *data(),
+            config.settings.fedavg,
+            rate,
+            stream(config.settings.seed, asked.site, asked.round),
+        )
+        absorb(
+            training, [unpack_parameters(site_function(config.plan.combination)(asked).payload)], 1
+        )
     for name, parameter in plain.named_parameters():
-        assert torch.allclose(training.model[name], parameter, atol=5e-3 * float(parameter.abs().max()))
+        assert torch.allclose(
+            training.model[name], parameter, atol=5e-3 * float(parameter.abs().max())
+        )
 
 
 def test_fedprox_without_mu_is_fedavg_and_with_it_stays_closer(tmp_path: Path) -> None:
@@ -102,11 +143,21 @@ def test_the_proximal_gradient_is_that_of_half_mu_times_the_squared_distance() -
     features, labels = data()
     module, mu, rate = linear(16, 3), 0.7, 0.1
     weight = [parameter.detach().clone() for parameter in module.parameters()]
-    train(module, features, labels, config.settings.fedavg, rate, torch.Generator().manual_seed(0), Variant(mu=mu))
+    train(
+        module,
+        features,
+        labels,
+        config.settings.fedavg,
+        rate,
+        torch.Generator().manual_seed(0),
+        Variant(mu=mu),
+    )
     copy = linear(16, 3)
     for _ in range(2):
         loss = torch.nn.functional.cross_entropy(copy(features), labels)
-        loss = loss + mu / 2 * sum((p - w).square().sum() for p, w in zip(copy.parameters(), weight, strict=True))
+        loss = loss + mu / 2 * sum(
+            (p - w).square().sum() for p, w in zip(copy.parameters(), weight, strict=True)
+        )
         gradients = torch.autograd.grad(loss, list(copy.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(copy.parameters(), gradients, strict=True):
@@ -122,7 +173,9 @@ def test_scaffold_with_zero_control_variates_is_fedavg(tmp_path: Path) -> None:
         assert torch.equal(own[name], tensor)
 
 
-def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_disk(tmp_path: Path) -> None:
+def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_disk(
+    tmp_path: Path,
+) -> None:
     config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     first = task(tmp_path, config, training)
@@ -136,42 +189,66 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     assert torch.allclose(kept["weight"], module.weight.grad, atol=1e-5)
     absorb(training, [answer], 1)
     # With one site, c equals c_i: the correction is zero, and the second round equals FedAvg's.
-    second = unpack_parameters(site_function(config.plan.combination)(task(tmp_path, config, training)).payload)
+    second = unpack_parameters(
+        site_function(config.plan.combination)(task(tmp_path, config, training)).payload
+    )
     own, _ = split_control(second.tensors)
     moving = network("linear", 16, 3, training.model)
     rate = step_length("linear", config.settings.fedavg, data()[0])
     train(moving, *data(), config.settings.fedavg, rate, torch.Generator().manual_seed(0))
-    assert torch.allclose(own["weight"], moving.weight.detach() - training.model["weight"], atol=5e-3)
+    assert torch.allclose(
+        own["weight"], moving.weight.detach() - training.model["weight"], atol=5e-3
+    )
 
 
-def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(tmp_path: Path) -> None:
-    """Karimireddy et al. 2020, algorithm 1: y - x = -rate (g + c - c_i), and c_i+ = c_i - c + (x - y) / rate = g."""
+def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(
+    tmp_path: Path,
+) -> None:
+    """Karimireddy et al. 2020, algorithm 1: y - x = -rate (g + c - c_i), and c_i+ = c_i - c + (x -
+    y) / rate = g.
+    """
     config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     absorb(
-        training, [unpack_parameters(site_function(config.plan.combination)(task(tmp_path, config, training)).payload)], 1
+        training,
+        [
+            unpack_parameters(
+                site_function(config.plan.combination)(task(tmp_path, config, training)).payload
+            )
+        ],
+        1,
     )
     generator, shape = torch.Generator().manual_seed(7), training.model["weight"].shape
     own, common = (
-        {"weight": torch.randn(shape, generator=generator), "bias": torch.randn(3, generator=generator)} for _ in range(2)
+        {
+            "weight": torch.randn(shape, generator=generator),
+            "bias": torch.randn(3, generator=generator),
+        }
+        for _ in range(2)
     )
     asked = task(tmp_path, config, training)
     scaffold.write_control(asked.state, 1, own)
     model = unpack_parameters(training.payload())
     tensors = {**training.model, **{CONTROL + name: tensor for name, tensor in common.items()}}
-    answer = site_function(config.plan.combination)(replace(asked, payload=pack_parameters(replace(model, tensors=tensors))))
+    answer = site_function(config.plan.combination)(
+        replace(asked, payload=pack_parameters(replace(model, tensors=tensors)))
+    )
     moved, control = split_control(unpack_parameters(answer.payload).tensors)
     module = network("linear", 16, 3, training.model)
     torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
     rate = step_length("linear", config.settings.fedavg, data()[0])
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
-        assert torch.allclose(moved[name], -rate * (parameter.grad + common[name] - own[name]), atol=0.02 * rate)
+        assert torch.allclose(
+            moved[name], -rate * (parameter.grad + common[name] - own[name]), atol=0.02 * rate
+        )
         assert torch.allclose(control[name], parameter.grad - own[name], atol=0.02)
 
 
 def test_fedsgd_takes_one_step_and_dsfl_sends_the_largest_half(tmp_path: Path) -> None:
-    assert float(moved(tmp_path, run("fedsgd"))["weight"].norm()) < float(moved(tmp_path, run("fedavg"))["weight"].norm())
+    assert float(moved(tmp_path, run("fedsgd"))["weight"].norm()) < float(
+        moved(tmp_path, run("fedavg"))["weight"].norm()
+    )
     sparse = moved(tmp_path, run("dsfl", **{"fedavg.keep": 0.25}))
     assert sum(int((tensor != 0).sum()) for tensor in sparse.values()) == round(0.25 * (16 * 3 + 3))
 
@@ -183,13 +260,20 @@ def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
     other = unpack_parameters(training.payload())
     for changed in (replace(other.header, run="x"), replace(other.header, fingerprint="g")):
         with pytest.raises(SurrogateError, match="a model of run"):
-            site_function(config.plan.combination)(replace(asked, payload=pack_parameters(replace(other, header=changed))))
+            site_function(config.plan.combination)(
+                replace(asked, payload=pack_parameters(replace(other, header=changed)))
+            )
     with pytest.raises(SurrogateError, match="a round without a model"):
         site_function(config.plan.combination)(replace(asked, payload=None))
 
 
 def private(**settings: Any) -> tuple[Run, Mechanism]:
-    config = run("dp-fedavg", epsilon=2.0, delta=1e-5, **({"fedavg.rounds": 2, "fedavg.sample-rate": 0.2} | settings))
+    config = run(
+        "dp-fedavg",
+        epsilon=2.0,
+        delta=1e-5,
+        **({"fedavg.rounds": 2, "fedavg.sample-rate": 0.2} | settings),
+    )
     claim = config.mechanism
     assert claim is not None
     return config, claim
@@ -199,11 +283,15 @@ def private(**settings: Any) -> tuple[Run, Mechanism]:
 def test_every_records_gradient_is_clipped_as_one_by_one(kind: str) -> None:
     features, labels = data(40)
     module = linear(16, 3) if kind == "linear" else convnet(16, 3, 4)
-    total, cut = private_training._clipped_sum(GradSampleModule(module, loss_reduction="sum"), features, labels, 0.5)
+    total, cut = private_training._clipped_sum(
+        GradSampleModule(module, loss_reduction="sum"), features, labels, 0.5
+    )
     expected = [torch.zeros_like(parameter) for parameter in module.parameters()]
     longer = 0
     for row in range(40):
-        loss = torch.nn.functional.cross_entropy(module(features[row : row + 1]), labels[row : row + 1])
+        loss = torch.nn.functional.cross_entropy(
+            module(features[row : row + 1]), labels[row : row + 1]
+        )
         gradients = torch.autograd.grad(loss, list(module.parameters()))
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
         longer += bool(norm > 0.5)
@@ -214,7 +302,13 @@ def test_every_records_gradient_is_clipped_as_one_by_one(kind: str) -> None:
         assert torch.allclose(found.float(), wanted, atol=1e-5)
 
 
-JOINT: dict[str, Any] = {"secure-sum": True, "classes": "a,b,c", "epsilon": 2.0, "delta": 1e-5, "fedavg.clip": 0.5}
+JOINT: dict[str, Any] = {
+    "secure-sum": True,
+    "classes": "a,b,c",
+    "epsilon": 2.0,
+    "delta": 1e-5,
+    "fedavg.clip": 0.5,
+}
 
 
 def summed(folder: Path, kind: str, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -222,18 +316,24 @@ def summed(folder: Path, kind: str, features: Tensor, labels: Tensor) -> dict[st
     config = run("dp-fedavg", **JOINT, **{"fedavg.model": kind, "fedavg.width": 4})
     training = Training.begin(config, CLASSES, "f", 16)
     generator = torch.Generator().manual_seed(1)
-    training.model = {name: torch.randn(t.shape, generator=generator) for name, t in training.model.items()}
+    training.model = {
+        name: torch.randn(t.shape, generator=generator) for name, t in training.model.items()
+    }
     records = LabelledFeatures(features, labels)
     asked = task(folder, config, training)
     found, claim = weighted_update(replace(asked, found=replace(asked.found, train=records)))
     assert claim == config.mechanism
     # As received, in half precision.
-    module = network(config.settings.fedavg.kind, 16, 3, unpack_parameters(training.payload()).tensors)
+    module = network(
+        config.settings.fedavg.kind, 16, 3, unpack_parameters(training.payload()).tensors
+    )
     if kind == "linear":
         features = torch.nn.functional.normalize(features)
     sums = {name: torch.zeros_like(parameter) for name, parameter in module.named_parameters()}
     for row in range(len(labels)):
-        loss = torch.nn.functional.cross_entropy(module(features[row : row + 1]), labels[row : row + 1])
+        loss = torch.nn.functional.cross_entropy(
+            module(features[row : row + 1]), labels[row : row + 1]
+        )
         gradients = torch.autograd.grad(loss, list(module.parameters()))
         norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
         for name, gradient in zip(sums, gradients, strict=True):
@@ -243,7 +343,9 @@ def summed(folder: Path, kind: str, features: Tensor, labels: Tensor) -> dict[st
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "convnet"])
-def test_gradients_for_joint_noise_are_those_of_records_one_by_one(tmp_path: Path, kind: str) -> None:
+def test_gradients_for_joint_noise_are_those_of_records_one_by_one(
+    tmp_path: Path, kind: str
+) -> None:
     found = summed(tmp_path, kind, *data(40))
     assert torch.allclose(found["gradients"].float(), found["expected"], atol=1e-4)
     assert found["records"].tolist() == [40]
@@ -257,16 +359,24 @@ def test_one_record_moves_the_sums_for_joint_noise_by_at_most_one(
     """Also a record far from all others. Without the clip it moves the gradients by more."""
     if not clips:
         for module in ("record_gradients", "linear_clipping"):
-            monkeypatch.setattr(f"client_app.methods.dp.{module}.clip_factors", lambda norms, clip: torch.ones_like(norms))
+            monkeypatch.setattr(
+                f"client_app.methods.dp.{module}.clip_factors",
+                lambda norms, clip: torch.ones_like(norms),
+            )
     features, labels = data(40)
     features[-1] = 1000 * features[-1].flip(0)
-    more, fewer = summed(tmp_path, kind, features, labels), summed(tmp_path, kind, features[:-1], labels[:-1])
+    more, fewer = (
+        summed(tmp_path, kind, features, labels),
+        summed(tmp_path, kind, features[:-1], labels[:-1]),
+    )
     moved = {name: float((more[name] - fewer[name]).norm()) for name in ("gradients", "records")}
     assert moved["records"] == 1
     assert (moved["gradients"] <= 1) == clips
 
 
-def test_a_site_that_protects_patients_takes_no_part_in_joint_noise_of_records(tmp_path: Path) -> None:
+def test_a_site_that_protects_patients_takes_no_part_in_joint_noise_of_records(
+    tmp_path: Path,
+) -> None:
     config = run("dp-fedavg", **JOINT)
     asked = task(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
     patients = replace(asked.found.train, units=("p",) * 120)
@@ -301,7 +411,9 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
             flat = torch.cat([part.flatten() for part in total])
             signal.append(float(flat.norm()) / (sigma * len(flat) ** 0.5))
             with torch.no_grad():
-                for parameter, gradient, before in zip(copy.parameters(), total, (start, torch.zeros(3)), strict=True):
+                for parameter, gradient, before in zip(
+                    copy.parameters(), total, (start, torch.zeros(3)), strict=True
+                ):
                     parameter -= rate * ((gradient + sigma) / 32 + mu * (parameter - before))
         assert torch.allclose(module.weight, copy.weight, atol=1e-5)
         assert facts["clip-fraction"] <= 1
@@ -314,7 +426,11 @@ def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
     made = site_function(config.plan.combination)(task(tmp_path, config, training))
     assert made.claim == claim
-    everything = [event for number in range(config.rounds) for event in entry(config, "1", made, number + 1).events]
+    everything = [
+        event
+        for number in range(config.rounds)
+        for event in entry(config, "1", made, number + 1).events
+    ]
     assert epsilon_spent(everything, 1e-5) == pytest.approx(2.0, rel=2e-3)
     assert epsilon_spent(everything, 1e-5) <= 2.0
     assert unpack_parameters(made.payload).records == 0
@@ -332,13 +448,17 @@ def test_patients_are_not_promised_what_protects_records(tmp_path: Path) -> None
     asked = task(tmp_path, config, with_memory(Training.begin(config, CLASSES, "f", 16)))
     records = replace(asked.found.train, units=tuple(map(str, range(120))))
     with pytest.raises(ConfigError, match="protects single records"):
-        site_function(config.plan.combination)(replace(asked, found=replace(asked.found, train=records)))
+        site_function(config.plan.combination)(
+            replace(asked, found=replace(asked.found, train=records))
+        )
 
 
 def test_a_gradient_that_is_not_finite_does_not_poison_the_sum() -> None:
     features, labels = data(3)
     features[1] = torch.inf
-    total, _ = private_training._clipped_sum(GradSampleModule(linear(16, 3), loss_reduction="sum"), features, labels, 1.0)
+    total, _ = private_training._clipped_sum(
+        GradSampleModule(linear(16, 3), loss_reduction="sum"), features, labels, 1.0
+    )
     assert all(bool(tensor.isfinite().all()) for tensor in total)
     assert parameters_of(linear(16, 3)).keys() == {"weight", "bias"}
 
@@ -346,7 +466,8 @@ def test_a_gradient_that_is_not_finite_does_not_poison_the_sum() -> None:
 def test_augmentation_trains_the_same_network_on_changed_images(tmp_path: Path) -> None:
     small = {"fedavg.model": "convnet", "fedavg.width": 4}
     plain, same, changed = (
-        moved(tmp_path, run("fedavg", **small, **{"fedavg.augment": names})) for names in ("", "", "crop,flip,colour")
+        moved(tmp_path, run("fedavg", **small, **{"fedavg.augment": names}))
+        for names in ("", "", "crop,flip,colour")
     )
     assert plain.keys() == changed.keys()
     assert all(torch.equal(plain[name], same[name]) for name in plain)

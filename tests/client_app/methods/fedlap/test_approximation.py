@@ -62,19 +62,32 @@ def real(count: int = 90) -> LandscapeRecords:
 
 
 def run(**settings: Any) -> Run:
-    small: dict[str, Any] = {"fedlap.model": "convnet", "fedlap.width": 4, "fedlap.images-per-class": 3}
+    small: dict[str, Any] = {
+        "fedlap.model": "convnet",
+        "fedlap.width": 4,
+        "fedlap.images-per-class": 3,
+    }
     small |= {"fedlap.image-steps": 12, "fedlap.rounds": 3}
     return parse_run({"method": "fedlap"} | small | settings)
 
 
-def task(folder: Path, config: Run, *, round: int = 1, confirmed: int = 0, units: bool = False) -> Task:
+def task(
+    folder: Path, config: Run, *, round: int = 1, confirmed: int = 0, units: bool = False
+) -> Task:
     values, labels = real().values.flatten(1) * 0.25 + 0.5, real().labels
     records = LabelledFeatures(values, labels, ("p",) * len(labels) if units else None)
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
     training = Training.begin(config, CLASSES, "f", 64)
     training.round = round - 1
     reported = {"round": round, "lineage": "abc", "confirmed": confirmed}
-    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, payload=training.payload(), info=reported)
+    return Task(
+        config,
+        NodeConfig(state_dir=str(folder)),
+        "s",
+        found,
+        payload=training.payload(),
+        info=reported,
+    )
 
 
 def sent(made: MethodOutput) -> Synthetic:
@@ -95,14 +108,20 @@ class Looks:
 
 @pytest.mark.slow
 def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
-    """Means of four starts that differ by 1e-6: the steps amplify rounding, which differs between processors."""
+    """Means of four starts that differ by 1e-6: the steps amplify rounding, which differs between
+    processors.
+    """
     body, model = body_and_model()
     target = gradient(body, model, real())
     settings = FedLAPSettings(image_steps=300, image_learning_rate=5.0)
 
     def apart(records: LandscapeRecords) -> float:
         mine = torch.cat([part.flatten() for part in gradient(body, model, records).values()])
-        return 1 - float(torch.cosine_similarity(mine, torch.cat([part.flatten() for part in target.values()]), dim=0))
+        return 1 - float(
+            torch.cosine_similarity(
+                mine, torch.cat([part.flatten() for part in target.values()]), dim=0
+            )
+        )
 
     mismatches, angles = [], []
     for start in range(4):
@@ -111,7 +130,9 @@ def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
         noise += 1e-6 * start * torch.randn(20, 1, 8, 8, generator=generator)
         begin = LandscapeRecords.evenly(noise, torch.arange(20) % 2)
         matching = Matching(settings, 0.1, 0.1)
-        made, story = synthesise(body, model, begin, Looks(lambda here: target), matching, unchanged())
+        made, story = synthesise(
+            body, model, begin, Looks(lambda here: target), matching, unchanged()
+        )
         mismatches.append(story.last / story.first)
         angles.append(apart(made) / apart(begin))
         assert torch.equal(made.labels, begin.labels)
@@ -129,10 +150,16 @@ def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() ->
         looked.append(distance(here, model))
         return gradient(body, here, real())
 
-    settings = FedLAPSettings(trajectories=2, loops=3, batches=2, image_steps=1, model_steps=2, trust_radius=100.0)
-    _, story = synthesise(body, model, begin, Looks(look), Matching(settings, 0.1, 0.1), unchanged())
+    settings = FedLAPSettings(
+        trajectories=2, loops=3, batches=2, image_steps=1, model_steps=2, trust_radius=100.0
+    )
+    _, story = synthesise(
+        body, model, begin, Looks(look), Matching(settings, 0.1, 0.1), unchanged()
+    )
     assert story.looks == len(looked) == settings.private_steps == 12
-    assert looked[0] == looked[1] == looked[6] == looked[7] == 0, "every trajectory begins at the model"
+    assert looked[0] == looked[1] == looked[6] == looked[7] == 0, (
+        "every trajectory begins at the model"
+    )
     assert 0 < looked[2] == looked[3] < looked[4] == looked[5]
     looked.clear()
     near = settings.model_copy(update={"trust_radius": 1e-6})
@@ -140,8 +167,12 @@ def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() ->
     assert len(looked) == 4, "a trajectory that has left the trust region is over"
 
 
-def turning_point(seed: int) -> tuple[nn.Module, dict[str, Tensor], LandscapeRecords, LandscapeRecords]:
-    """Random images, nearly all labelled as the first class: a model first learns the class shares, then overfits."""
+def turning_point(
+    seed: int,
+) -> tuple[nn.Module, dict[str, Tensor], LandscapeRecords, LandscapeRecords]:
+    """Random images, nearly all labelled as the first class: a model first learns the class shares,
+    then overfits.
+    """
     body, model = body_and_model()
     synthetic = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
     return body, model, LandscapeRecords.evenly(synthetic, torch.tensor([0, 0, 0, 0, 0, 1])), real()
@@ -153,7 +184,8 @@ def test_the_radius_equals_a_brute_force_search(seed: int) -> None:
     path = [here for here, _ in walk(body, model, synthetic, 0.1, 40, 50.0, unchanged())]
     losses = [total_loss(body, here, true) for here in path]
     best = losses.index(min(losses))
-    # The real loss has its minimum within the walk, and no four rises before it; the synthetic loss keeps falling.
+    # The real loss has its minimum within the walk, and no four rises before it; the synthetic loss
+    # keeps falling.
     assert 0 < best < len(path) - 5
     assert all(min(losses[step + 1 : step + 4]) < min(losses[: step + 1]) for step in range(best))
     own = [total_loss(body, here, synthetic) for here in path]
@@ -170,8 +202,12 @@ def test_the_radius_equals_a_brute_force_search(seed: int) -> None:
     assert close <= 1e-3
 
 
-def test_a_sites_radius_is_that_of_its_real_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a whole round: the walk follows the synthetic records, and the loss of the real ones stops it."""
+def test_a_sites_radius_is_that_of_its_real_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a whole round: the walk follows the synthetic records, and the loss of the real ones stops
+    it.
+    """
     seen: list[tuple[LandscapeRecords, LandscapeRecords]] = []
     whole = effective_radius
 
@@ -182,7 +218,9 @@ def test_a_sites_radius_is_that_of_its_real_records(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(fedlap, "effective_radius", spy)
     made = sent(approximate(task(tmp_path, run())))
     ((walked, judged),) = seen
-    assert torch.allclose(walked.values.flatten(1), made.values, atol=2e-3 * float(made.values.abs().max()))
+    assert torch.allclose(
+        walked.values.flatten(1), made.values, atol=2e-3 * float(made.values.abs().max())
+    )
     assert torch.allclose(judged.values, real().values, atol=1e-5)
     assert torch.equal(judged.labels, real().labels)
 
@@ -204,7 +242,9 @@ def test_a_search_costs_no_more_than_its_share() -> None:
 
 
 @pytest.mark.parametrize("clip", [0.05, 1.0, 100.0])
-def test_clipped_sums_equal_micro_batches_of_one(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clipped_sums_equal_micro_batches_of_one(
+    clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body, model = body_and_model()
     records = real(20)
     change = next(draws((), torch.Generator()))
@@ -227,7 +267,12 @@ def test_no_record_moves_a_clipped_sum_by_more_than_the_clip() -> None:
     body, model = body_and_model()
     change = next(draws((), torch.Generator()))
     values = torch.stack(
-        [torch.full((1, 8, 8), 1e6), torch.full((1, 8, 8), torch.nan), torch.zeros(1, 8, 8), real().values[0]]
+        [
+            torch.full((1, 8, 8), 1e6),
+            torch.full((1, 8, 8), torch.nan),
+            torch.zeros(1, 8, 8),
+            real().values[0],
+        ]
     )
     for index in range(4):
         one = LandscapeRecords.evenly(values[index : index + 1], torch.tensor([1]))
@@ -239,7 +284,9 @@ def test_noise_is_added_once_and_divided_by_the_public_size() -> None:
     body, model = body_and_model()
     looks = PrivateGradient(body, real(4), 2.0, 3.0, 1e-9, 50)
     change = next(draws((), torch.Generator()))
-    flat = torch.cat([torch.cat([part.flatten() for part in looks(model, change).values()]) for _ in range(20)])
+    flat = torch.cat(
+        [torch.cat([part.flatten() for part in looks(model, change).values()]) for _ in range(20)]
+    )
     # No record is drawn: only noise of standard deviation 3 x 2 / 50 remains.
     assert float(flat.std()) == pytest.approx(0.12, rel=0.02)
     assert looks.facts()["clip-fraction"] == 0
@@ -253,7 +300,9 @@ def test_a_site_is_shown_how_far_its_gradients_stand_out_and_how_many_were_too_l
     total, cut = clipped_sum(body, model, real(4), 2.0, change)
     flat = torch.cat([part.flatten() for part in total])
     facts = looks.facts()
-    assert facts["signal-to-noise-gradients"] == pytest.approx(float(flat.norm()) / (6.0 * len(flat) ** 0.5))
+    assert facts["signal-to-noise-gradients"] == pytest.approx(
+        float(flat.norm()) / (6.0 * len(flat) ** 0.5)
+    )
     assert facts["clip-fraction"] == cut / len(real(4).labels)
     # Norms 5, which is the clip, and 10.
     sums = sums_like([torch.zeros(2)], 5.0)
@@ -278,18 +327,28 @@ def test_without_privacy_a_round_repeats_to_the_last_bit_and_spends_nothing(tmp_
     check_synthetic(answer, config.settings.fedlap, CLASSES, 64, 1, private=False)
     assert answer.header.classes == ("a", "b"), "images of the classes the site has"
     assert answer.records == 90
-    assert {"real-gradients-seconds", "image-steps-seconds", "radius-search-seconds"} == one.answer.keys()
+    assert {
+        "real-gradients-seconds",
+        "image-steps-seconds",
+        "radius-search-seconds",
+    } == one.answer.keys()
 
 
 @pytest.mark.slow
-def test_a_private_round_names_all_classes_tells_no_numbers_and_has_one_event(tmp_path: Path) -> None:
+def test_a_private_round_names_all_classes_tells_no_numbers_and_has_one_event(
+    tmp_path: Path,
+) -> None:
     config = run(**PRIVATE, **{"fedlap.loops": 2, "fedlap.batches": 3, "fedlap.sample-rate": 0.3})
     made = approximate(task(tmp_path, config))
     answer, claim = sent(made), config.mechanism
     check_synthetic(answer, config.settings.fedlap, CLASSES, 64, 1, private=True)
     assert claim is not None
     assert answer.header.classes == CLASSES
-    assert (answer.records, answer.radius, made.answer) == (0, config.settings.fedlap.trust_radius, {})
+    assert (answer.records, answer.radius, made.answer) == (
+        0,
+        config.settings.fedlap.trust_radius,
+        {},
+    )
     assert entry(config, "1", made).events == (GaussianEvent(claim.noise_multiplier, 0.3, 6),)
     assert claim.epsilon_after(3) <= 4.0 < claim.epsilon_after(4)
     assert claim.epsilon_after(3) > 3.95
@@ -303,12 +362,20 @@ def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_pa
     replace_file(file, content)
     for confirmed, same in ((1, True), (0, False)):
         second = sent(
-            approximate(task(tmp_path, run(**{"fedlap.image-learning-rate": 1e-6, "seed": 1}), confirmed=confirmed))
+            approximate(
+                task(
+                    tmp_path,
+                    run(**{"fedlap.image-learning-rate": 1e-6, "seed": 1}),
+                    confirmed=confirmed,
+                )
+            )
         )
         assert torch.allclose(second.values, sent(first).values, atol=0.01) is same
     replace_file(file, b"half a fi")
     again = sent(approximate(task(tmp_path, config, confirmed=1)))
-    assert torch.allclose(again.values, sent(first).values, atol=0.01), "noise again, of the same seed"
+    assert torch.allclose(again.values, sent(first).values, atol=0.01), (
+        "noise again, of the same seed"
+    )
 
 
 def test_patients_are_refused_because_records_are_what_is_protected(tmp_path: Path) -> None:

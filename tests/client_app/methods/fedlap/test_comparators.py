@@ -36,7 +36,11 @@ IMAGES = 3
 
 
 def run(method: str, **settings: Any) -> Run:
-    small: dict[str, Any] = {"fedlap.model": "linear", "fedlap.images-per-class": IMAGES, "fedlap.rounds": 2}
+    small: dict[str, Any] = {
+        "fedlap.model": "linear",
+        "fedlap.images-per-class": IMAGES,
+        "fedlap.rounds": 2,
+    }
     return parse_run({"method": method} | small | settings)
 
 
@@ -60,7 +64,9 @@ def sent(made: MethodOutput) -> Synthetic:
 
 def begun(config: Run, classes: int = 2) -> Tensor:
     """The noise that a site begins from."""
-    noise = torch.randn(classes * IMAGES, 64, generator=stream(config.settings.seed, "fedlap", "s", "begin"))
+    noise = torch.randn(
+        classes * IMAGES, 64, generator=stream(config.settings.seed, "fedlap", "s", "begin")
+    )
     return noise / 8
 
 
@@ -70,12 +76,17 @@ def real_means() -> Tensor:
     return torch.stack([unit[label == LABELS].mean(0) for label in (0, 1)])
 
 
-def test_one_step_of_dsc_is_the_closed_form_of_gradient_matching_on_a_linear_model(tmp_path: Path) -> None:
-    """At zero weights the gradient of class c is (1/C - [j = c]) m_c in row j, for the mean m_c of its records. So every
-    row's cosine is that of two means, and its derivative is known.
+def test_one_step_of_dsc_is_the_closed_form_of_gradient_matching_on_a_linear_model(
+    tmp_path: Path,
+) -> None:
+    """At zero weights the gradient of class c is (1/C - [j = c]) m_c in row j, for the mean m_c of
+    its records. So every row's cosine is that of two means, and its derivative is known.
     """
     rate = 40.0
-    config = run("dsc", **{"fedlap.image-steps": 1, "fedlap.mse-weight": 0.0, "fedlap.image-learning-rate": rate})
+    config = run(
+        "dsc",
+        **{"fedlap.image-steps": 1, "fedlap.mse-weight": 0.0, "fedlap.image-learning-rate": rate},
+    )
     made = sent(dsc(task(tmp_path, config)))
     assert made.header.classes == CLASSES[:2]
     wanted = []
@@ -83,10 +94,13 @@ def test_one_step_of_dsc_is_the_closed_form_of_gradient_matching_on_a_linear_mod
         mean = start.mean(0)
         cosine = torch.cosine_similarity(mean, real, dim=0)
         slope = -(real / real.norm() - cosine * mean / mean.norm()) / mean.norm() / IMAGES
-        # Weight and bias of two classes are four tensors; the bias's gradient does not depend on the records.
+        # Weight and bias of two classes are four tensors; the bias's gradient does not depend on
+        # the records.
         wanted.append(start - rate * slope / 4)
     assert torch.allclose(made.values, torch.cat(wanted), atol=2e-3)
-    assert made.radius == pytest.approx(config.settings.fedlap.trust_radius), "DSC has no radius of its own"
+    assert made.radius == pytest.approx(config.settings.fedlap.trust_radius), (
+        "DSC has no radius of its own"
+    )
 
 
 def test_feddm_without_perturbation_matches_the_means_of_the_classes(tmp_path: Path) -> None:
@@ -101,7 +115,9 @@ def test_feddm_draws_models_inside_its_radius_and_none_without_one() -> None:
     far = []
     for _ in range(50):
         drawn = perturbed(model, 3.0, generator)
-        far.append(torch.cat([(drawn[name] - model[name]).flatten() for name in model]).norm().item())
+        far.append(
+            torch.cat([(drawn[name] - model[name]).flatten() for name in model]).norm().item()
+        )
     assert max(far) <= 3.0 * (1 + 1e-5)
     assert max(far) > 2 > 1 > min(far), "distances spread over the ball"
     same = perturbed(model, 0.0, generator)
@@ -115,14 +131,22 @@ def test_real_and_synthetic_statistics_of_the_same_records_are_equal(statistic: 
     records = LandscapeRecords.evenly(values, LABELS)
     change = next(draws((), torch.Generator()))
     real = Batches(body, records, 0, torch.Generator(), statistic)(parameters_of(module), change)
-    found, slope = statistic.slope(body, parameters_of(module), records, change, list(real.values()), 0.0, 0.0)
+    found, slope = statistic.slope(
+        body, parameters_of(module), records, change, list(real.values()), 0.0, 0.0
+    )
     assert abs(found) < 1e-4
-    assert float(slope.norm()) < 1e-2 * _slope_of_others(statistic, body, parameters_of(module), records, change, real)
+    assert float(slope.norm()) < 1e-2 * _slope_of_others(
+        statistic, body, parameters_of(module), records, change, real
+    )
 
 
-def _slope_of_others(statistic: Any, body: Any, model: Any, records: LandscapeRecords, change: Any, real: Any) -> float:
+def _slope_of_others(
+    statistic: Any, body: Any, model: Any, records: LandscapeRecords, change: Any, real: Any
+) -> float:
     other = LandscapeRecords.evenly(records.values.flip(1), records.labels)
-    return float(statistic.slope(body, model, other, change, list(real.values()), 0.0, 0.0)[1].norm())
+    return float(
+        statistic.slope(body, model, other, change, list(real.values()), 0.0, 0.0)[1].norm()
+    )
 
 
 def test_a_batch_has_records_of_every_class() -> None:
@@ -137,7 +161,9 @@ def test_a_batch_has_records_of_every_class() -> None:
 
 
 @pytest.mark.slow
-def test_the_epsilon_of_psg_is_the_accountants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_epsilon_of_psg_is_the_accountants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[int] = []
     whole = PrivateGradient.__call__
 
@@ -147,31 +173,48 @@ def test_the_epsilon_of_psg_is_the_accountants(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(PrivateGradient, "__call__", spy)
     budget: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(CLASSES)}
-    several: dict[str, Any] = {"fedlap.trajectories": 5, "fedlap.batches": 2, "fedlap.sample-rate": 0.5}
+    several: dict[str, Any] = {
+        "fedlap.trajectories": 5,
+        "fedlap.batches": 2,
+        "fedlap.sample-rate": 0.5,
+    }
     config = run("psg", **budget | several | {"fedlap.image-steps": 2})
     made = psg(task(tmp_path, config))
     (event,) = entry(config, "1", made).events
     assert (event.count, event.sample_rate) == (len(looks), 0.5) == (10, 0.5)
     accountant = PLDAccountant()
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.5, gaussian), event.count * config.settings.fedlap.rounds)
+    accountant.compose(
+        dp_accounting.PoissonSampledDpEvent(0.5, gaussian),
+        event.count * config.settings.fedlap.rounds,
+    )
     assert accountant.get_epsilon(1e-5) == pytest.approx(4.0, rel=0.01)
     assert sent(made).header.classes == CLASSES, "the labels do not show which classes a site has"
     assert sent(made).records == 0
 
 
 def test_psg_begins_every_trajectory_at_another_random_model(tmp_path: Path) -> None:
-    settings = {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(CLASSES), "fedlap.model": "mlp", "fedlap.width": 8}
+    settings = {
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "classes": ",".join(CLASSES),
+        "fedlap.model": "mlp",
+        "fedlap.width": 8,
+    }
     asked = task(tmp_path, run("psg", **settings))
     received = asked.received_model().tensors
-    one, other = (comparators._fresh(asked, received, torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    one, other = (
+        comparators._fresh(asked, received, torch.Generator().manual_seed(seed)) for seed in (1, 2)
+    )
     assert one.keys() == other.keys() == received.keys()
     assert not torch.equal(one["hidden.weight"], other["hidden.weight"])
     assert not torch.equal(one["hidden.weight"], received["hidden.weight"])
 
 
 @pytest.mark.parametrize("method", ["dsc", "feddm"])
-def test_methods_that_match_class_by_class_refuse_privacy_and_classes_without_records(method: str) -> None:
+def test_methods_that_match_class_by_class_refuse_privacy_and_classes_without_records(
+    method: str,
+) -> None:
     with pytest.raises(ConfigError, match=r"does not support it; use .*'psg'"):
         run(method, epsilon=4.0, delta=1e-5)
     with pytest.raises(ConfigError, match="matches each class by its own records"):

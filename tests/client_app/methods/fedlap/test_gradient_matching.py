@@ -19,12 +19,18 @@ NETWORKS = {"convnet": convnet(256, 4, 16), "mlp": mlp(256, 4, 16), "linear": li
 
 
 def records(body: nn.Module, seed: int, dtype: torch.dtype = torch.float64) -> LandscapeRecords:
-    shape = (12, 1, 16, 16) if isinstance(body[0] if isinstance(body, nn.Sequential) else body, nn.Conv2d) else (12, 256)
+    shape = (
+        (12, 1, 16, 16)
+        if isinstance(body[0] if isinstance(body, nn.Sequential) else body, nn.Conv2d)
+        else (12, 256)
+    )
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return LandscapeRecords.evenly(values.to(dtype), LABELS)
 
 
-def exact(body: nn.Module, model: dict[str, Tensor], mine: LandscapeRecords, target: Any, change: Change) -> tuple[Any, Any]:
+def exact(
+    body: nn.Module, model: dict[str, Tensor], mine: LandscapeRecords, target: Any, change: Change
+) -> tuple[Any, Any]:
     at = {name: tensor.detach().requires_grad_() for name, tensor in model.items()}
     values = mine.values.clone().requires_grad_()
     found = loss(body, at, LandscapeRecords(change(values), mine.labels, mine.weights))
@@ -47,7 +53,9 @@ def test_the_slope_in_32_bits_is_the_exact_derivative(kind: str, augment: str) -
     single = {name: tensor.float() for name, tensor in model.items()}
     goal = [tensor.float() for tensor in target]
     mine = records(body, 2, torch.float32)
-    found, ours = matching_slope(body.float(), single, [mine], change, lambda a: mismatch(a, goal, 0.1))
+    found, ours = matching_slope(
+        body.float(), single, [mine], change, lambda a: mismatch(a, goal, 0.1)
+    )
     assert found == pytest.approx(wanted, rel=1e-4)
     assert float((ours - slope).norm() / slope.norm()) < 1e-2
     assert not any(layer._forward_hooks for layer in body.modules()), "the network is as before"

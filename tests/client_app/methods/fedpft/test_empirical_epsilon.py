@@ -1,9 +1,11 @@
-"""Empirical lower bound on epsilon: the real release code, run 100,000 times on a worst-case pair of data sets.
+"""Empirical lower bound on epsilon: the real release code, run 100,000 times on a worst-case pair
+of data sets.
 
-The bound comes from counting (Clopper-Pearson, both rates at 97.5 %, so 95 % together). An attack that says "the
-record is there" at rate a with the record and b without it proves epsilon >= ln((a - delta) / b). Gaussian noise spends
-its budget where a is a few times delta. At (1, 1e-5) too few runs end there: an attack proves 0.4 on average, and no
-fault is visible. At (3, 0.01) it proves about three quarters of the claim; with half the noise it proves well above it.
+The bound comes from counting (Clopper-Pearson, both rates at 97.5 %, so 95 % together). An attack
+that says "the record is there" at rate a with the record and b without it proves epsilon >= ln((a -
+delta) / b). Gaussian noise spends its budget where a is a few times delta. At (1, 1e-5) too few
+runs end there: an attack proves 0.4 on average, and no fault is visible. At (3, 0.01) it proves
+about three quarters of the claim; with half the noise it proves well above it.
 """
 
 import math
@@ -26,7 +28,8 @@ from common.surrogates.class_sums import statistics
 EPSILON, DELTA = 3.0, 0.01
 RUNS = {"spherical": 60_000, "lowrank": 40_000}
 FAULTY_RUNS = 20_000
-# Long features along the axes: the differing record has a count, a sum and a square of exactly norm one.
+# Long features along the axes: the differing record has a count, a sum and a square of exactly norm
+# one.
 FEATURES, LABELS = torch.tensor([[0.0, 5.0], [-7.0, 0.0]]), torch.tensor([1, 0])
 
 
@@ -37,16 +40,25 @@ def promised(family: str) -> Mechanism:
 
 
 def outputs(family: str, runs: int) -> tuple[Tensor, Tensor]:
-    """Outputs of `runs` releases, half with one record more: counts, sums (and squares), flat, divided by sigma."""
+    """Outputs of `runs` releases, half with one record more: counts, sums (and squares), flat,
+    divided by sigma.
+    """
     claim, found = promised(family), []
     for records in (1, 2):
         data = Clipped.of(FEATURES[:records], LABELS[:records])
         rows = []
         for _ in range(runs // 2):
             sums, _ = noisy_sums(data, 2, family, claim)
-            tables = [sums.counts.flatten(), sums.sums.flatten(), *([] if sums.squares is None else [sums.squares])]
+            tables = [
+                sums.counts.flatten(),
+                sums.sums.flatten(),
+                *([] if sums.squares is None else [sums.squares]),
+            ]
             rows.append(torch.cat(tables))
-        sigmas = [torch.full((len(part),), sigma) for part, sigma in zip(tables, noise(claim), strict=True)]
+        sigmas = [
+            torch.full((len(part),), sigma)
+            for part, sigma in zip(tables, noise(claim), strict=True)
+        ]
         found.append(torch.stack(rows) / torch.cat(sigmas))
     return found[0], found[1]
 
@@ -56,16 +68,23 @@ def noise(claim: Mechanism) -> list[float]:
 
 
 def directions(family: str) -> list[Tensor]:
-    """Directions in which the releases differ: the log-likelihood ratio of all statistics, and of each alone."""
+    """Directions in which the releases differ: the log-likelihood ratio of all statistics, and of
+    each alone.
+    """
     claim, found = promised(family), []
     less, more = (Clipped.of(FEATURES[:records], LABELS[:records]) for records in (1, 2))
     without, with_record = (
-        statistics(each.features, each.labels, each.weights, 2, family, claim.noise_multiplier) for each in (less, more)
+        statistics(each.features, each.labels, each.weights, 2, family, claim.noise_multiplier)
+        for each in (less, more)
     )
     tables = zip(without, with_record, noise(claim), strict=True)
-    shifts = [(there.value - absent.value).flatten().float() / sigma for absent, there, sigma in tables]
+    shifts = [
+        (there.value - absent.value).flatten().float() / sigma for absent, there, sigma in tables
+    ]
     for alone in range(-1, len(shifts)):
-        found.append(torch.cat([shift * (alone in (-1, place)) for place, shift in enumerate(shifts)]))
+        found.append(
+            torch.cat([shift * (alone in (-1, place)) for place, shift in enumerate(shifts)])
+        )
     return found
 
 
@@ -105,7 +124,10 @@ def halved_noise(real: Real, parts: list[BoundedSum], noise_multiplier: float) -
 
 
 def halved_sensitivity(real: Real, parts: list[BoundedSum], noise_multiplier: float) -> list[Noisy]:
-    return real([replace(each, bound=each.bound / 2) if each.name == "sums" else each for each in parts], noise_multiplier)
+    return real(
+        [replace(each, bound=each.bound / 2) if each.name == "sums" else each for each in parts],
+        noise_multiplier,
+    )
 
 
 def exact_counts(real: Real, parts: list[BoundedSum], noise_multiplier: float) -> list[Noisy]:
@@ -114,7 +136,9 @@ def exact_counts(real: Real, parts: list[BoundedSum], noise_multiplier: float) -
 
 
 @pytest.mark.parametrize("fault", [halved_noise, halved_sensitivity, exact_counts])
-def test_the_same_attack_finds_a_planted_fault(monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Any]) -> None:
+def test_the_same_attack_finds_a_planted_fault(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Any]
+) -> None:
     real = fedpft_private.release
     monkeypatch.setattr(fedpft_private, "release", lambda *arguments: fault(real, *arguments))
     assert lower_bound(*outputs("spherical", FAULTY_RUNS), directions("spherical")) > EPSILON

@@ -1,4 +1,6 @@
-"""Patients as privacy units: read from the data, never split between parts or sites, each with total weight one."""
+"""Patients as privacy units: read from the data, never split between parts or sites, each with
+total weight one.
+"""
 
 import io
 from dataclasses import replace
@@ -45,7 +47,9 @@ def parquet(folder: Path, patients: list[object]) -> Path:
     file = io.BytesIO()
     Image.new("L", (4, 4)).save(file, "PNG")
     n = len(patients)
-    table = pa.table({"image": [file.getvalue()] * n, "label": [str(i % 2) for i in range(n)], "who": patients})
+    table = pa.table(
+        {"image": [file.getvalue()] * n, "label": [str(i % 2) for i in range(n)], "who": patients}
+    )
     pq.write_table(table, folder / "x.parquet")
     return folder
 
@@ -53,7 +57,9 @@ def parquet(folder: Path, patients: list[object]) -> Path:
 def sites_of_patients(run: Run, num_sites: int) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for site in range(num_sites):
-        part = share(run, NodeConfig(partition_id=site, num_partitions=num_sites), in_simulation=True)
+        part = share(
+            run, NodeConfig(partition_id=site, num_partitions=num_sites), in_simulation=True
+        )
         assert part.dataset.patients is not None
         for row in torch.cat([part.train, part.test]).tolist():
             found.setdefault(part.dataset.patients[row], set()).add(site)
@@ -61,26 +67,37 @@ def sites_of_patients(run: Run, num_sites: int) -> dict[str, set[int]]:
 
 
 def test_patients_are_read_as_they_are_written(tmp_path: Path) -> None:
-    source = DataSource("imagefolder", str(images(tmp_path, ["007", "7", "007", "8"])), patient_column="who")
+    source = DataSource(
+        "imagefolder", str(images(tmp_path, ["007", "7", "007", "8"])), patient_column="who"
+    )
     assert load(source, 0).patients == ("007", "7", "007", "8")
 
 
 def test_a_record_of_nobody_is_refused(tmp_path: Path) -> None:
-    source = DataSource("imagefolder", str(images(tmp_path, ["1", "", "3", ""])), patient_column="who")
+    source = DataSource(
+        "imagefolder", str(images(tmp_path, ["1", "", "3", ""])), patient_column="who"
+    )
     with pytest.raises(DataError, match="2 of 4 records have no patient ID"):
         load(source, 0)
 
 
-@pytest.mark.parametrize("gap", [[1, None, 2], [1.0, float("nan"), 2.0], ["a", "", "b"], ["a", " ", "b"]])
+@pytest.mark.parametrize(
+    "gap", [[1, None, 2], [1.0, float("nan"), 2.0], ["a", "", "b"], ["a", " ", "b"]]
+)
 def test_a_gap_is_a_gap_however_it_is_written(tmp_path: Path, gap: list[object]) -> None:
-    with pytest.raises(DataError, match="patient-column = 'who': 1 of 3 records have no patient ID; fill it in"):
+    with pytest.raises(
+        DataError, match="patient-column = 'who': 1 of 3 records have no patient ID; fill it in"
+    ):
         load(DataSource("parquet", str(parquet(tmp_path, gap)), patient_column="who"), 0)
 
 
 def test_patients_may_be_numbers_and_change_nothing_about_the_cache_key(tmp_path: Path) -> None:
     for source, column in (
         (DataSource("parquet", str(parquet(tmp_path, [12, 7, 12]))), "who"),
-        (DataSource("safetensors", str(safetensors(tmp_path, torch.tensor([12, 7, 12])))), "patient"),
+        (
+            DataSource("safetensors", str(safetensors(tmp_path, torch.tensor([12, 7, 12])))),
+            "patient",
+        ),
     ):
         reported, unnamed = load(replace(source, patient_column=column), 0), load(source, 0)
         assert (reported.patients, unnamed.patients) == (("12", "7", "12"), None)
@@ -88,7 +105,9 @@ def test_patients_may_be_numbers_and_change_nothing_about_the_cache_key(tmp_path
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)])
-def test_patients_of_features_are_whole_numbers_one_a_row(tmp_path: Path, wrong: torch.Tensor) -> None:
+def test_patients_of_features_are_whole_numbers_one_a_row(
+    tmp_path: Path, wrong: torch.Tensor
+) -> None:
     source = DataSource("safetensors", str(safetensors(tmp_path, wrong)), patient_column="patient")
     with pytest.raises(DataError, match=r"patient in .* must be integers of shape"):
         load(source, 0)
@@ -96,7 +115,9 @@ def test_patients_of_features_are_whole_numbers_one_a_row(tmp_path: Path, wrong:
 
 def test_patients_stay_with_their_records_where_some_are_left_out(tmp_path: Path) -> None:
     folder = safetensors(tmp_path, torch.tensor([10, 11, 12, 13]))
-    dataset = load(DataSource("safetensors", str(folder), classes=("1",), patient_column="patient"), 0)
+    dataset = load(
+        DataSource("safetensors", str(folder), classes=("1",), patient_column="patient"), 0
+    )
     assert dataset.patients == ("11", "13")
     broken = Features(torch.zeros(2, 3), torch.tensor([False, True]), "f", 0.0, False)
     assert usable(dataset, broken, torch.tensor([0, 1])).units == ("13",)
@@ -107,8 +128,16 @@ def test_a_hospital_names_its_own_patient_column_and_a_simulation_the_runs(tmp_p
     run = parse_run({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
     hospital = NodeConfig(data="safetensors", data_dir=folder)
     assert share(run, hospital).dataset.patients is None
-    assert share(parse_run({}), hospital.model_copy(update={"patient_column": "patient"})).dataset.patients is not None
-    assert share(run, NodeConfig(patient_column="nowhere"), in_simulation=True).dataset.patients is not None
+    assert (
+        share(
+            parse_run({}), hospital.model_copy(update={"patient_column": "patient"})
+        ).dataset.patients
+        is not None
+    )
+    assert (
+        share(run, NodeConfig(patient_column="nowhere"), in_simulation=True).dataset.patients
+        is not None
+    )
 
 
 def test_data_without_columns_has_no_patients(tmp_path: Path) -> None:
@@ -117,7 +146,9 @@ def test_data_without_columns_has_no_patients(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     with pytest.raises(DataError, match="patient-column = 'who'"):
         load(DataSource("imagefolder", str(tmp_path), patient_column="who"), 0)
-    save_file({"x": torch.zeros(2, 2), "y": torch.zeros(2, dtype=torch.int64)}, tmp_path / "f.safetensors")
+    save_file(
+        {"x": torch.zeros(2, 2), "y": torch.zeros(2, dtype=torch.int64)}, tmp_path / "f.safetensors"
+    )
     with pytest.raises(DataError, match="lacks the tensors \\['who'\\]"):
         load(DataSource("safetensors", str(tmp_path), patient_column="who"), 0)
 
@@ -152,11 +183,19 @@ def test_in_a_simulation_nobody_is_at_two_sites(tmp_path: Path, kind: str) -> No
     assert set.union(*sites.values()) == {0, 1}
 
 
-def test_where_files_split_a_patient_the_test_records_follow_the_training_records(tmp_path: Path) -> None:
+def test_where_files_split_a_patient_the_test_records_follow_the_training_records(
+    tmp_path: Path,
+) -> None:
     safetensors(tmp_path, torch.arange(200) // 5, "f-train")
     safetensors(tmp_path, torch.arange(100, 300) // 5, "f-test")
     run = parse_run(
-        {"data": "safetensors", "data-dir": str(tmp_path), "dataset": "f", "partition": "iid", "patient-column": "patient"}
+        {
+            "data": "safetensors",
+            "data-dir": str(tmp_path),
+            "dataset": "f",
+            "partition": "iid",
+            "patient-column": "patient",
+        }
     )
     sites = sites_of_patients(run, 3)
     assert len(sites) == 60
@@ -181,8 +220,14 @@ def test_under_privacy_no_split_is_drawn_from_a_hospitals_data(tmp_path: Path) -
     private, plain = (share(parse_run(run), node) for run in (BUDGET, {}))
     assert (len(private.train), len(private.test)) == (40, 0)
     assert (len(plain.train), len(plain.test)) == (32, 8)
-    save_file({"x": torch.arange(18.0).reshape(6, 3), "y": torch.arange(6) % 2}, tmp_path / "g-train.safetensors")
-    save_file({"x": -torch.arange(1.0, 13).reshape(4, 3), "y": torch.arange(4) % 2}, tmp_path / "g-test.safetensors")
+    save_file(
+        {"x": torch.arange(18.0).reshape(6, 3), "y": torch.arange(6) % 2},
+        tmp_path / "g-train.safetensors",
+    )
+    save_file(
+        {"x": -torch.arange(1.0, 13).reshape(4, 3), "y": torch.arange(4) % 2},
+        tmp_path / "g-test.safetensors",
+    )
     made_by_files = share(parse_run(BUDGET), node.model_copy(update={"dataset": ("g",)}))
     assert (len(made_by_files.train), len(made_by_files.test)) == (6, 4)
 
@@ -196,13 +241,21 @@ def test_under_privacy_a_hospital_needs_the_classes_and_a_folder_of_its_own(tmp_
 
 
 @pytest.mark.parametrize("method", ["dp-fedavg", "fedlap", "dpcvae"])
-def test_what_protects_single_records_asks_a_site_of_patients_whether_that_is_enough(tmp_path: Path, method: str) -> None:
+def test_what_protects_single_records_asks_a_site_of_patients_whether_that_is_enough(
+    tmp_path: Path, method: str
+) -> None:
     run = parse_run(BUDGET | {"method": method, "data": "safetensors"})
     folder = str(safetensors(tmp_path, torch.arange(40) // 2))
     node = NodeConfig(
-        data="safetensors", data_dir=folder, patient_column="patient", cache_dir=str(tmp_path), state_dir=str(tmp_path)
+        data="safetensors",
+        data_dir=folder,
+        patient_column="patient",
+        cache_dir=str(tmp_path),
+        state_dir=str(tmp_path),
     )
-    with pytest.raises(ConfigError, match=r'this site protects patients; set unit = "record" in the node-config'):
+    with pytest.raises(
+        ConfigError, match=r'this site protects patients; set unit = "record" in the node-config'
+    ):
         Task(run, node, "a", load_site(run, node, policy_of(node).cache_mib)).records_alone(method)
     alone = node.model_copy(update={"unit": "record"})
     Task(run, alone, "a", load_site(run, alone, policy_of(alone).cache_mib)).records_alone(method)

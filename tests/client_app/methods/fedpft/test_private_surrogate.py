@@ -1,4 +1,6 @@
-"""Releases of a private site: their sensitivity is at most that assumed for the noise, and no seed repeats the noise."""
+"""Releases of a private site: their sensitivity is at most that assumed for the noise, and no seed
+repeats the noise.
+"""
 
 import itertools
 import math
@@ -49,7 +51,11 @@ def records(count: int = 900) -> tuple[Tensor, Tensor]:
 def tables(surrogate: AnySurrogate) -> dict[str, Tensor]:
     """All numbers with noise."""
     if isinstance(surrogate, SumsSurrogate):
-        found = {"counts": surrogate.sums.counts, "sums": surrogate.sums.sums, "squares": surrogate.sums.squares}
+        found = {
+            "counts": surrogate.sums.counts,
+            "sums": surrogate.sums.sums,
+            "squares": surrogate.sums.squares,
+        }
         return {name: table for name, table in found.items() if table is not None}
     (spread,) = vars(surrogate.mixtures.covariance).values()
     # Of a Cholesky factor the upper triangle is zero.
@@ -57,7 +63,9 @@ def tables(surrogate: AnySurrogate) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_one_seed_twice_gives_the_same_but_for_the_noise_which_differs_everywhere(mechanism: str) -> None:
+def test_one_seed_twice_gives_the_same_but_for_the_noise_which_differs_everywhere(
+    mechanism: str,
+) -> None:
     config, made = run(8.0, **MECHANISMS[mechanism]), []
     for _ in range(2):
         torch.manual_seed(0)
@@ -74,11 +82,16 @@ def test_one_seed_twice_gives_the_same_but_for_the_noise_which_differs_everywher
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
 def test_without_a_budget_one_seed_twice_gives_the_same(family: str) -> None:
     config = parse_run({"fedpft.covariance": family, "fedpft.components": 2})
-    first, second = (make_surrogate(SiteData(*records(), CLASSES, "f" * 16, "s"), config).surrogate for _ in range(2))
+    first, second = (
+        make_surrogate(SiteData(*records(), CLASSES, "f" * 16, "s"), config).surrogate
+        for _ in range(2)
+    )
     assert first.header == second.header
     assert first.claim is second.claim is None
     assert torch.equal(first.mixtures.means, second.mixtures.means)  # type: ignore[union-attr]
-    for one, other in zip(*(vars(each.mixtures.covariance).values() for each in (first, second)), strict=True):  # type: ignore[union-attr]
+    for one, other in zip(
+        *(vars(each.mixtures.covariance).values() for each in (first, second)), strict=True
+    ):  # type: ignore[union-attr]
         assert torch.equal(one, other)
 
 
@@ -94,7 +107,9 @@ def test_which_classes_a_site_has_does_not_show_in_the_shape_of_noisy_sums() -> 
 
 
 class Recorder:
-    """Replaces `release`: records the statistics and returns constants, as the proof for adaptive composition assumes."""
+    """Replaces `release`: records the statistics and returns constants, as the proof for adaptive
+    composition assumes.
+    """
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -106,7 +121,9 @@ class Recorder:
         answers = []
         for each in statistics:
             draw = torch.randn(each.value.shape, generator=self.generator, dtype=torch.float64)
-            answers.append(Noisy(each.name, 30 + 5 * draw if each.name == "counts" else 20 * draw, 1.0, 1.0))
+            answers.append(
+                Noisy(each.name, 30 + 5 * draw if each.name == "counts" else 20 * draw, 1.0, 1.0)
+            )
         return answers
 
 
@@ -162,7 +179,9 @@ def test_what_a_site_releases_composes_to_its_claim_and_has_the_noise_that_the_c
     assert made.claim is not None
     events = [GaussianEvent(multiplier) for multiplier, _ in released]
     assert epsilon_spent(events, 1e-5) == pytest.approx(3.0, rel=1e-6)
-    assert epsilon_spent([GaussianEvent(made.claim.noise_multiplier)], 1e-5) == pytest.approx(3.0, rel=1e-6)
+    assert epsilon_spent([GaussianEvent(made.claim.noise_multiplier)], 1e-5) == pytest.approx(
+        3.0, rel=1e-6
+    )
     for _, statistics in released:
         # Without records a sum is only noise, so its spread shows the noise.
         for noisy in statistics:
@@ -173,11 +192,15 @@ def test_what_a_site_releases_composes_to_its_claim_and_has_the_noise_that_the_c
 
 
 def test_with_plenty_of_budget_dp_em_finds_what_is_there() -> None:
-    directions = torch.nn.functional.normalize(torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(1)), dim=2)
+    directions = torch.nn.functional.normalize(
+        torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(1)), dim=2
+    )
     labels, blob = torch.arange(3000) % 3, torch.arange(3000) // 3 % 2
     noise = 0.05 * torch.randn(3000, 16, generator=torch.Generator().manual_seed(2))
     data = Clipped.of(directions[labels, blob] + noise, labels)
-    mixtures, facts = dp_em(data, 3, 2, promised(run(PLENTY, **MECHANISMS["dp-em"])), torch.Generator().manual_seed(0))
+    mixtures, facts = dp_em(
+        data, 3, 2, promised(run(PLENTY, **MECHANISMS["dp-em"])), torch.Generator().manual_seed(0)
+    )
     assert mixtures.counts.tolist() == [1000, 1000, 1000]
     assert facts["signal-to-noise-sums"] > 1e3
     for label in range(3):
@@ -192,15 +215,21 @@ def test_with_plenty_of_budget_dp_em_finds_what_is_there() -> None:
 def test_dp_em_of_no_records_at_all_is_noise_that_can_be_sent() -> None:
     for _ in range(20):
         nobody = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-        surrogate = make_surrogate(SiteData(*nobody, CLASSES, "f", "s"), run(0.1, **MECHANISMS["dp-em"])).surrogate
+        surrogate = make_surrogate(
+            SiteData(*nobody, CLASSES, "f", "s"), run(0.1, **MECHANISMS["dp-em"])
+        ).surrogate
         assert 1 <= len(surrogate.header.classes) <= 3
         assert min(surrogate.counts) >= 1
         assert all(table.isfinite().all() for table in tables(surrogate).values())
 
 
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])
-def test_theorem_4_1_adds_the_published_noise_to_every_entry(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    monkeypatch.setattr(fedpft_private, "system_normals", lambda shape: torch.ones(shape, dtype=torch.float64))
+def test_theorem_4_1_adds_the_published_noise_to_every_entry(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setattr(
+        fedpft_private, "system_normals", lambda shape: torch.ones(shape, dtype=torch.float64)
+    )
     features, labels = records(40)
     claim = promised(run(3.0, **{"fedpft.privacy": "theorem-4.1", "fedpft.covariance": family}))
     mixtures, _ = theorem_4_1(Clipped.of(features, labels), 3, family, claim)
@@ -222,14 +251,18 @@ def test_theorem_4_1_adds_the_published_noise_to_every_entry(monkeypatch: pytest
 
 
 def test_under_theorem_4_1_a_full_covariance_stays_symmetric_and_positive() -> None:
-    surrogate = make_surrogate(SiteData(*records(), CLASSES, "f", "s"), run(**MECHANISMS["theorem-4.1"])).surrogate
+    surrogate = make_surrogate(
+        SiteData(*records(), CLASSES, "f", "s"), run(**MECHANISMS["theorem-4.1"])
+    ).surrogate
     cholesky = surrogate.mixtures.covariance.cholesky  # type: ignore[union-attr]
     assert torch.equal(cholesky, cholesky.tril())
     assert float(torch.linalg.eigvalsh((cholesky @ cholesky.mT).double()).min()) > -1e-6
 
 
 def test_theorem_4_1_bounds_the_exchange_of_a_record_and_a_search_comes_close() -> None:
-    """Class sizes are public there, so a record is exchanged: means move 2 / n, covariances 4 / n, both 2 sqrt(5) / n."""
+    """Class sizes are public there, so a record is exchanged: means move 2 / n, covariances 4 / n,
+    both 2 sqrt(5) / n.
+    """
     n, generator = 60, torch.Generator().manual_seed(0)
     bounds = {"mean": 2 / n, "covariance": 4 / n, "together": 2 * math.sqrt(5) / n}
     for name, bound in bounds.items():
@@ -256,9 +289,11 @@ def test_theorem_4_1_bounds_the_exchange_of_a_record_and_a_search_comes_close() 
 def test_theorem_4_1_is_refused_for_patients() -> None:
     with pytest.raises(ConfigError, match="protects single records"):
         make_surrogate(
-            SiteData(*records(4), CLASSES, "f", "s", units=["p", "p", "q", "r"]), run(**MECHANISMS["theorem-4.1"])
+            SiteData(*records(4), CLASSES, "f", "s", units=["p", "p", "q", "r"]),
+            run(**MECHANISMS["theorem-4.1"]),
         )
     with pytest.raises(ConfigError, match="protects single records"):
         make_surrogate(
-            SiteData(*records(4), CLASSES, "f", "s", units=["p", "o", "q", "r"]), run(**MECHANISMS["theorem-4.1"])
+            SiteData(*records(4), CLASSES, "f", "s", units=["p", "o", "q", "r"]),
+            run(**MECHANISMS["theorem-4.1"]),
         )
