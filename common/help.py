@@ -86,7 +86,7 @@ def descriptions(key: str = "", method: str = "") -> tuple[Description, ...]:
 
 
 def without_effect(run: Run) -> list[str]:
-    """Settings of sections that were given although the run does not use them, a sentence each.
+    """Settings that were given in sections that the run does not use, a sentence each.
 
     Example:
         >>> from common.run import parse_run
@@ -94,12 +94,11 @@ def without_effect(run: Run) -> list[str]:
         ["fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"]
     """
     given = flatten(run.settings.model_dump(by_alias=True, mode="json"))
-    used = {run.settings.method, run.method.name}
     return [
         f"{row.key} = {given[row.key]!r} has no effect: method = {run.settings.method!r} does not "
         f"use it, but {' and '.join(row.methods[:3])} {'do' if len(row.methods) > 1 else 'does'}"
         for row in descriptions()
-        if row.section and given[row.key] != row.default and not used & set(row.methods)
+        if row.section and given[row.key] != row.default and row.section not in run.method.sections
     ]
 
 
@@ -172,8 +171,9 @@ def _range(field: FieldInfo) -> str:
     ]
     high = [_number(each.le) for each in _noted(field, Le)]
     high += [
-        _number(each.lt - 1) if whole else f"below {_number(each.lt)}" for each in _noted(field, Lt)
-    ]  # type: ignore[operator]
+        _number(each.lt - 1) if whole else f"below {_number(each.lt)}"  # type: ignore[operator]
+        for each in _noted(field, Lt)
+    ]
     match low, high:
         case [str(least)], [str(most)]:
             return f"{least} to {most}"

@@ -5,6 +5,7 @@ run's settings.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -94,12 +95,19 @@ def _reached(module: str, graph: Mapping[str, set[str]]) -> set[str]:
 def takers_of_all_settings(root: Path = ROOT) -> list[str]:
     """Functions that take all settings of a run, read at most two of them, and never pass them on:
     "file:line name".
+
+    Those that plans name, and plans themselves, are left out: others of their kind read more, and
+    all of a kind are called alike.
     """
     found = []
+    named = set(_named_by_plans(root))
     for module, path in modules(root).items():
         names = WHOLE if within(module, ("common",)) else _whole_in(path)
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                makes_plan = node.returns is not None and ast.unparse(node.returns) == "Plan"
+                if makes_plan or f"{module}:{node.name}" in named:
+                    continue
                 taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 few = [
                     each.arg
@@ -110,6 +118,16 @@ def takers_of_all_settings(root: Path = ROOT) -> list[str]:
                     f"{path.relative_to(root)}:{node.lineno} {node.name}({name})" for name in few
                 ]
     return found
+
+
+def _named_by_plans(root: Path) -> Iterator[str]:
+    """The texts "module:function" in the registry's files."""
+    for module, path in modules(root).items():
+        if within(module, ("common.methods",)):
+            for node in ast.walk(parsed(path)):
+                text = node.value if isinstance(node, ast.Constant) else None
+                if isinstance(text, str) and re.fullmatch(r"[\w.]+:\w+", text):
+                    yield text
 
 
 def _whole_in(path: Path) -> set[str]:

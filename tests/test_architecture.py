@@ -58,7 +58,7 @@ UNPICKLERS = {
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
 # Functions that take all settings of a run, read at most two, and pass them to nobody.
-MOST_TAKERS = 10
+MOST_TAKERS = 6
 HEAVY = (
     "torchvision",
     "open_clip",

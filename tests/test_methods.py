@@ -22,7 +22,7 @@ from server_app.report.build import write_report
 from server_app.runs.reader import read_payloads
 from strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
-from tests.registry import PLANS, SPECS, settings_of
+from tests.registry import CLASSES, PLANS, SPECS, settings_of
 from tests.replies import mutations, refused, replies, spoiled
 
 # Settings that do not change a site's reply.
@@ -64,7 +64,7 @@ def test_a_method_is_described_in_full(spec: Method) -> None:
         assert callable(load(target)), f"method {spec.name}: {target} is no function of the site"
     strategy = plan.combination.strategy
     assert issubclass(load(strategy), Federation), f"method {spec.name}: {strategy} is no strategy"
-    for section in (plan.training.section, spec.shown, *spec.digest):
+    for section in (plan.training.section, *([spec.shown] if spec.shown else []), *spec.digest):
         assert isinstance(getattr(config.settings, section, None), Section), (
             f"method {spec.name}: no section {section!r}"
         )
@@ -245,3 +245,31 @@ def test_tensors_are_checked_by_name_shape_and_range() -> None:
         with pytest.raises(SurrogateError, match=message):
             check_fields(fields, good | change, {"C": 2})
     assert count(fields, {"C": 2, "d": 5}) == 12
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [each for each in METHODS.values() if each.private and not each.needs_budget],
+    ids=lambda spec: spec.name,
+)
+def test_a_method_that_can_be_private_learns_with_a_budget(tmp_path: Path, spec: Method) -> None:
+    settings = settings_of(spec) | {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES}
+    metrics = metrics_of(run_federation(tmp_path, sites(3), partition="iid", **settings))
+    assert metrics["status"] == "ok"
+    assert metrics["accuracy"]["model"] > 0.2, "a guess is right one time in ten"
+    assert metrics["privacy"]["epsilon"] <= 8.0 + 1e-9
+    assert set(metrics["privacy"]["per_site"]) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    "spec", [each for each in METHODS.values() if each.summable], ids=lambda spec: spec.name
+)
+def test_a_method_whose_combination_is_a_sum_learns_from_a_secure_sum(
+    tmp_path: Path, spec: Method
+) -> None:
+    # The forms of these methods that are sums.
+    forms = {"fedpft.covariance": "gram", "ghofl.head": "fishermix"}
+    settings = settings_of(spec) | forms | {"secure-sum": True, "classes": CLASSES}
+    metrics = metrics_of(run_federation(tmp_path, sites(3), partition="iid", **settings))
+    assert metrics["status"] == "ok"
+    assert metrics["accuracy"]["model"] > 0.2, "a guess is right one time in ten"

@@ -118,7 +118,14 @@ def local_plan(settings: Settings) -> Plan:
 
 
 def _head_method(name: str, title: str, paper: str, own: Callable[[Settings], Plan]) -> Method:
-    return Method(name, title, paper, own, digest={"head": HEAD_KEYS, "baseline": BASELINE_KEYS})
+    return Method(
+        name,
+        title,
+        paper,
+        own,
+        digest={"head": HEAD_KEYS, "baseline": BASELINE_KEYS},
+        shown="baseline",
+    )
 
 
 AVERAGE = _head_method("average", "The average of heads", "one round of FedAvg", plan)

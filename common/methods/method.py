@@ -302,7 +302,7 @@ class Method:
         plan: the plan of a run; it never fails, see `Plan.refusal`.
         digest: by section, the settings that determine a site's messages.
         reads: further sections of the settings that the method uses.
-        shown: section that the first event of a run shows.
+        shown: section that the first event of a run shows; empty for none.
         needs_budget: whether the method runs only under privacy.
         fill: replaces "auto" values that depend on the method.
         adversarial: whether sites train the shared generator against a critic.
@@ -314,7 +314,7 @@ class Method:
     plan: Callable[[Settings], Plan]
     digest: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
-    shown: str = "baseline"
+    shown: str = ""
     needs_budget: bool = False
     fill: Callable[[Settings], Settings] = unchanged
     adversarial: bool = False

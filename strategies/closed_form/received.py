@@ -99,8 +99,9 @@ def of_sums(sent: Parameters, classes: Sequence[str]) -> Statistics:
 
 
 def of_noisy_sums(tensors: Mapping[str, Tensor]) -> Statistics:
-    """The statistics of records behind noisy sums. Means are used as they are, and a class that the
-    noise hides counts as one record.
+    """The statistics of records behind noisy sums, whose means are used as they are.
+
+    A class whose noisy count is below zero has zero records here, and noise for a mean.
 
     Args:
         tensors: counts (C,), sums (C, d) and perhaps squares around zero, folded, float64, of

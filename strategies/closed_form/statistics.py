@@ -25,7 +25,7 @@ class Statistics:
     Attributes:
         counts: records of each class, (C,), zero or more. Not always whole: a site may have a part
             of its weight.
-        means: mean of each class, (C, d). Zero for a class without records.
+        means: mean of each class, (C, d). Zero for a class without records, or noise under privacy.
         covariance: mean of (x - m_y)(x - m_y)^T over all records x of class y, (d, d): one matrix
             for all classes, divided by the number of records. A matrix, or `Factored` where few
             sites have sent factors of a low rank; solvers take both, and `matrix` is a matrix in

@@ -15,6 +15,7 @@ from common.errors import RunError, SurrogateError
 from common.methods.method import load
 from common.models.classifiers import Classifier, Head
 from common.models.parameters import Parameters, check_update
+from common.privacy.mechanism import Mechanism
 from common.run import Run
 from common.settings import Settings
 from common.surrogates.class_sums import Sums, lengths, unfold
@@ -44,13 +45,16 @@ class Learn(Protocol):
         """Learn a model. Raises RunError.
 
         Args:
-            statistics: of all sites' records. Noisy ones under privacy; without a second moment in
-                the messages, its covariance is zero.
+            statistics: of all sites' records. Under privacy they are noisy, and of features that
+                were scaled to norm one; the model then scales its input too, which is added here
+                afterwards. A class may have no record: its mean is zero, or noise. Without a second
+                moment in the messages, the covariance is zero.
             header: for the model, with the classes of the statistics.
             settings: of the run.
 
         Returns:
-            The model, and numbers for the run's result.
+            The model, with finite numbers, also for a class without records; and numbers for the
+            run's result.
         """
 
 
@@ -116,7 +120,7 @@ class FromStatistics(Heads):
         model, facts = learned_by(self.config)(
             pooled_sums(sent, defended.capped, known), header, self.config.settings
         )
-        return Learned(model, defended, facts=facts)
+        return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights: by records, and by the spread of all records. One record of large numbers
@@ -184,7 +188,16 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         )
     # Of features to which the sites applied a public map before the sum.
     mapped = replace(model, projection=total.public.projection, centre=total.public.centre)
-    return Learned(mapped, Defended([]), facts=facts)
+    return Learned(_on_clipped(mapped, run.mechanism), Defended([]), facts=facts)
+
+
+def _on_clipped(model: Classifier, mechanism: Mechanism | None) -> Classifier:
+    """The model of features that are clipped first, as sites clip them before they add noise."""
+    if mechanism is None:
+        return model
+    if not isinstance(model, Head):
+        raise RunError("a private model from noisy sums must be a linear head")
+    return replace(model, clip=mechanism.clip)
 
 
 def pooled_sums(

@@ -46,23 +46,11 @@ class Updates(Rounds[Parameters]):
         Returns:
             No facts for the round's event.
         """
-        kept = self.defended(training, replies)
-        absorb(
-            training, kept, len([site for site in self.outcome.sites.values() if not site.barred])
-        )
+        defended = defend_updates(replies, self.config.defence, self.config.settings.max_share)
+        self._apply_defence(defended, training.round + 1)
+        sites = [site for site in self.outcome.sites.values() if not site.barred]
+        absorb(training, defended.kept, len(sites))
         return {}
-
-    def defended(self, training: Training, replies: Sequence[Parameters]) -> list[Parameters]:
-        """The updates of a round that the defence keeps, with capped weights. The run's events name
-        the others.
-
-        Args:
-            training: before the round.
-            replies: checked updates, sorted by site.
-        """
-        defence = defend_updates(replies, self.config.defence, self.config.settings.max_share)
-        self._apply_defence(defence, training.round + 1)
-        return defence.kept
 
 
 def with_memory(training: Training) -> Training:

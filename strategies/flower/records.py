@@ -98,8 +98,8 @@ def metrics_of(facts: Mapping[str, object]) -> MetricRecord:
         facts: by name; those that are no numbers are left out.
     """
     return MetricRecord(
-        {name: value for name, value in facts.items() if type(value) in (int, float)}
-    )  # type: ignore[misc]
+        {name: value for name, value in facts.items() if type(value) in (int, float)}  # type: ignore[misc]
+    )
 
 
 def check_no_settings(config: ConfigRecord | None, name: str) -> None:

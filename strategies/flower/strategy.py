@@ -81,7 +81,8 @@ class FlowerStrategy(Strategy):
 
     def summary(self) -> None:
         """Record the settings at the start of the run."""
-        settings = getattr(self.config.settings, self.config.method.shown).model_dump()
+        shown = self.config.method.shown
+        settings = getattr(self.config.settings, shown).model_dump() if shown else {}
         self.recorder.event("configured", method=self.config.settings.method, **settings)
         log.info(
             "\t└──> %s, settings %s: %s", self.config.method.title, self.config.digest, settings
