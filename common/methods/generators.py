@@ -19,7 +19,8 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.privacy.mechanism import SGD, NoisyRounds
+from common.methods.training import sgd_noise
+from common.privacy.mechanism import NoisyRounds
 from common.privacy.shares import budget_shares
 from common.settings import DPCVAESettings, Settings
 
@@ -131,25 +132,19 @@ def plan(settings: Settings) -> Plan:
             sum_strategy="strategies.dpcvae.summed:SummedGenerators",
         ),
         work=work,
-        privacy=_privacy(own, settings.epsilon, settings.delta) if private else None,
+        privacy=_privacy(settings) if private else None,
         defences=ALL_DEFENCES,
         training=ModelTraining("dpcvae"),
         judging_packages=("ot",),
     )
 
 
-def _privacy(own: DPCVAESettings, epsilon: float, delta: float) -> NoisyRounds:
+def _privacy(settings: Settings) -> NoisyRounds:
     """DP-SGD after a first round of noisy sums."""
-    return NoisyRounds(
-        SGD,
-        epsilon,
-        delta,
-        own.clip,
-        own.rounds,
-        own.private_steps,
-        own.sample_rate,
-        own.noise_multiplier,
-        first_share=own.share(epsilon),
+    own = settings.dpcvae
+    return replace(
+        sgd_noise(own, settings),
+        first_share=own.share(settings.epsilon),
         first_shares=first_round_shares(own),
     )
 

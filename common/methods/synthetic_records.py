@@ -19,8 +19,7 @@ from common.methods.method import (
     Sizes,
     Work,
 )
-from common.methods.training import MODEL, model_numbers, numbers_held, variant_of
-from common.privacy.mechanism import SGD, NoisyRounds
+from common.methods.training import MODEL, model_numbers, numbers_held, sgd_noise, variant_of
 from common.settings import FedLAPSettings, Model, Settings
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
@@ -129,18 +128,6 @@ def plan(settings: Settings) -> Plan:
     which they do.
     """
     own, private = settings.fedlap, bool(settings.epsilon)
-    privacy = None
-    if private:
-        privacy = NoisyRounds(
-            SGD,
-            settings.epsilon,
-            settings.delta,
-            own.clip,
-            own.rounds,
-            own.private_steps,
-            own.sample_rate,
-            own.noise_multiplier,
-        )
     symbols = partial(_symbols, own, len(settings.classes), private)
     return Plan(
         kind="rounds",
@@ -151,7 +138,7 @@ def plan(settings: Settings) -> Plan:
             makes_surrogates=True,
         ),
         work=partial(_work, own, private),
-        privacy=privacy,
+        privacy=sgd_noise(own, settings) if private else None,
         defences=Defences(
             reason=": there is no screen for its synthetic images; max-share and fedlap.rule limit "
             "a site"

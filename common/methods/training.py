@@ -24,7 +24,14 @@ from common.methods.method import (
 from common.methods.secure_sum import UPDATES
 from common.privacy.mechanism import JOINT_SUMS, SGD, NoisyRounds
 from common.privacy.shares import JOINT_STEP
-from common.settings import FedAvgSettings, FedLAPSettings, Model, Settings
+from common.settings import (
+    DPCVAESettings,
+    FedAvgSettings,
+    FedLAPSettings,
+    Model,
+    PrivacyBudget,
+    Settings,
+)
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 FEDAVG_KEYS = (
@@ -153,21 +160,27 @@ def proximal_plan(settings: Settings) -> Plan:
     return replace(plan(settings), training=ModelTraining(proximal=True))
 
 
+def sgd_noise(
+    own: FedAvgSettings | FedLAPSettings | DPCVAESettings, budget: PrivacyBudget
+) -> NoisyRounds:
+    """The recipe of DP-SGD in rounds, by a section that has its clip, steps and sample rate."""
+    return NoisyRounds(
+        SGD,
+        budget.epsilon,
+        budget.delta,
+        own.clip,
+        own.rounds,
+        own.private_steps,
+        own.sample_rate,
+        own.noise_multiplier,
+    )
+
+
 def dp_fedprox_plan(settings: Settings) -> Plan:
     """The plan of DP-FedProx: DP-SGD at every site."""
     own, usual = settings.fedavg, proximal_plan(settings)
     if settings.epsilon:
-        privacy = NoisyRounds(
-            SGD,
-            settings.epsilon,
-            settings.delta,
-            own.clip,
-            own.rounds,
-            own.private_steps,
-            own.sample_rate,
-            own.noise_multiplier,
-        )
-        usual = replace(usual, privacy=privacy)
+        usual = replace(usual, privacy=sgd_noise(own, settings))
     # A private step clips the gradients of unchanged records.
     refusal = (
         f"method = {settings.method!r} does not support fedavg.augment; remove it"
