@@ -39,7 +39,7 @@ LIBRARIES = (
     "psutil",
     "jinja2",
 )
-MODELS = ("pydantic", "common.run", "client_app.node_config")
+MODELS = ("pydantic", "common.run", "common.settings", "client_app.node_config")
 NARROW = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
 Captured = pytest.CaptureFixture[str]
 

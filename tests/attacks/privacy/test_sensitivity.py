@@ -365,7 +365,7 @@ def test_a_clip_outside_the_range_is_refused_with_the_range(key: str, clip: floa
 @pytest.mark.parametrize("clip", [1e-6, 1.0, 1e6])
 def test_a_clip_in_the_range_is_taken(key: str, clip: float) -> None:
     section, name = key.split(".")
-    assert getattr(getattr(parse_run({key: clip}), section), name) == clip
+    assert getattr(getattr(parse_run({key: clip}).settings, section), name) == clip
 
 
 @pytest.mark.parametrize("key", [key for key in CLIP_KEYS if key != "fedpft.clip"])
