@@ -116,7 +116,7 @@ FAULTS = {
     "rounding left out": ("(1 + SLACK) * math.sqrt(math.prod(shapes[name]))", "0"),
     "noise halved": ("(sigma / bound * sensitivity)", "(sigma / bound * sensitivity / 2)"),
     "discreteness left out": (" + CONTINUOUS", ""),
-    "discreteness once for all sites": ("/ rules.honest) + CONTINUOUS", "/ rules.honest)"),
+    "discreteness once for all sites": ("math.ceil(shared) + CONTINUOUS", "math.ceil(shared)"),
 }
 
 
