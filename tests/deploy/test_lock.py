@@ -355,6 +355,7 @@ def set_up(root: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_a_whole_set_up_says_what_it_does_and_the_next_one_nothing(
     project: Path, tmp_path: Path
 ) -> None:
@@ -392,6 +393,7 @@ def test_a_set_up_that_does_not_work_in_the_end_is_not_taken_for_complete(
         assert "libcudart is missing" in done.stderr
 
 
+@pytest.mark.slow
 def test_torch_for_processors_comes_from_an_index_that_has_it_or_not_at_all(
     project: Path, tmp_path: Path
 ) -> None:
