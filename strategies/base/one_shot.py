@@ -325,28 +325,11 @@ class OneShot(Federation, Generic[S]):
 
     def _conclude(self) -> None:
         """Select the surrogates that fit together, and learn from them. Raises RunError."""
-        self._settle_backbone()
-        outcome, config = self.outcome, self.config
-        for site in outcome.sites.values():
-            if site.fate == "dropped":
-                self.recorder.event("dropped", site=site.name, reason=site.reason)
-        check_quorum(
-            outcome.count("used"),
-            len(outcome.sites),
-            config.settings.sites,
-            config.settings.quorum,
-            reasons=outcome.reasons,
-        )
+        sent, outcome = self._usable(), self.outcome
         started = time.perf_counter()
-        learned = self.learn(in_order(self._received.values()), config.settings.classes)
+        learned = self.learn(sent, self.config.settings.classes)
         self._apply_defence(learned.defended)
-        check_quorum(
-            outcome.count("used"),
-            len(outcome.sites),
-            config.settings.sites,
-            config.settings.quorum,
-            reasons=outcome.reasons,
-        )
+        self._check_quorum()
         outcome.learned, outcome.model, outcome.learning = (
             learned.source,
             learned.model,
@@ -358,6 +341,26 @@ class OneShot(Federation, Generic[S]):
             **learned.facts,
             seconds=outcome.seconds["learn"],
             classes=len(learned.model.header.classes),
+        )
+
+    def _usable(self) -> list[S]:
+        """The surrogates that fit together, in an order that does not depend on arrival. Records
+        who dropped out; raises RunError when too few are left.
+        """
+        self._settle_backbone()
+        for site in self.outcome.sites.values():
+            if site.fate == "dropped":
+                self.recorder.event("dropped", site=site.name, reason=site.reason)
+        self._check_quorum()
+        return in_order(self._received.values())
+
+    def _check_quorum(self) -> None:
+        check_quorum(
+            self.outcome.count("used"),
+            len(self.outcome.sites),
+            self.config.settings.sites,
+            self.config.settings.quorum,
+            reasons=self.outcome.reasons,
         )
 
     def _receive(self, reply: Message, late: bool = False) -> None:

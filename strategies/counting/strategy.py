@@ -17,9 +17,8 @@ from common.counting.counts_proto import check_counts, unpack_counts
 from common.errors import RunError, SurrogateError
 from common.methods.counting import JUDGING, tables_of
 from common.wire.records import Info, to_record
-from strategies.base.collection import check_quorum
 from strategies.base.defended import Defended
-from strategies.base.one_shot import Learned, OneShot, in_order
+from strategies.base.one_shot import Learned, OneShot
 from strategies.counting.evaluated import evaluated_payload
 from strategies.counting.results import (
     Json,
@@ -137,22 +136,10 @@ class Counting(OneShot[Counts]):
         self._exact: dict[str, dict[str, torch.Tensor]] = {}
 
     def _conclude(self) -> None:
-        self._settle_backbone()
-        outcome, config = self.outcome, self.config
-        for site in outcome.sites.values():
-            if site.fate == "dropped":
-                self.recorder.event("dropped", site=site.name, reason=site.reason)
-        check_quorum(
-            outcome.count("used"),
-            len(outcome.sites),
-            config.settings.sites,
-            config.settings.quorum,
-            reasons=outcome.reasons,
-        )
-        counts = in_order(self._received.values())
+        counts = self._usable()
         for node, each in self._received.items():
-            outcome.sites[node].claim = each.claim
-        keep_result(self.recorder, config, len(counts), self._result(counts))
+            self.outcome.sites[node].claim = each.claim
+        keep_result(self.recorder, self.config, len(counts), self._result(counts))
         self.recorder.event("counted", sites=len(counts), records=sum(map(self.records, counts)))
 
     def _result(self, counts: Sequence[Counts]) -> Json:
