@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from client_app.cli.evaluate import Labelled
+from client_app.cli.evaluate import LabelColumn, LabelledKind, PatientColumn
 from client_app.cli.options import Node, node_of
 from client_app.cli.predict import ModelArgument
 from common.command_line import Json, console
@@ -21,15 +21,9 @@ def adapt(
     data_dir: Annotated[
         str, typer.Option(help="Labelled records; else the training records of this site.")
     ] = "",
-    data: Annotated[
-        Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")
-    ] = None,
-    label_column: Annotated[
-        str, typer.Option(help="Column of the class in a table of --data-dir.")
-    ] = "label",
-    patient_column: Annotated[
-        str, typer.Option(help="Column of the patient ID in that table.")
-    ] = "",
+    data: LabelledKind = None,
+    label_column: LabelColumn = "label",
+    patient_column: PatientColumn = "",
     store: Annotated[
         bool, typer.Option("--store", help="Use the chosen model at this site from now on.")
     ] = False,

@@ -23,6 +23,13 @@ class Labelled(StrEnum):
     safetensors = "safetensors"
 
 
+LabelledKind = Annotated[
+    Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")
+]
+LabelColumn = Annotated[str, typer.Option(help="Column of the class in a table of --data-dir.")]
+PatientColumn = Annotated[str, typer.Option(help="Column of the patient ID in that table.")]
+
+
 def evaluate(
     node_config: Node,
     model: ModelArgument = "in-use",
@@ -35,15 +42,9 @@ def evaluate(
             help="Labelled records that the run has not seen; else the test records of this site."
         ),
     ] = "",
-    data: Annotated[
-        Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")
-    ] = None,
-    label_column: Annotated[
-        str, typer.Option(help="Column of the class in a table of --data-dir.")
-    ] = "label",
-    patient_column: Annotated[
-        str, typer.Option(help="Column of the patient ID in that table.")
-    ] = "",
+    data: LabelledKind = None,
+    label_column: LabelColumn = "label",
+    patient_column: PatientColumn = "",
     by: Annotated[
         str,
         typer.Option(

@@ -138,6 +138,18 @@ def make_axes(figure: Any, *, left: float, right: float, top: float, bottom: flo
     )
 
 
+def legend_above(axes: Any, columns: int) -> None:
+    """Show the legend above the axes, at their left, in this many columns."""
+    axes.legend(
+        frameon=False,
+        fontsize=8.5,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=columns,
+        borderaxespad=0.2,
+    )
+
+
 def accuracy_range(values: Sequence[float]) -> tuple[float, float]:
     """Axis limits close to the values; the axis spans at least 10 points of accuracy."""
     low, high = min(values), max(values)

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.number_format import shorten
-from common.pages.svg import BLUE, FAINT, GREEN, INK, ORANGE, make_axes, percent_axis, render
+from common.pages.svg import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    legend_above,
+    make_axes,
+    percent_axis,
+    render,
+)
 
 # Measures of a class in evaluation.json, in the order of the page, with the colours of their marks.
 MEASURES = {"sensitivity": BLUE, "specificity": ORANGE, "auroc": GREEN}
@@ -53,14 +63,7 @@ def draw_measures(classes: Mapping[str, Mapping[str, WithInterval]]) -> str:
         _rows(axes, list(classes))
         axes.set_xlim(-0.02, 1.02)
         percent_axis(axes.xaxis)
-        axes.legend(
-            frameon=False,
-            fontsize=8.5,
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=3,
-            borderaxespad=0.2,
-        )
+        legend_above(axes, 3)
 
     return render("evaluation", 1.2 + 0.42 * max(3, len(classes)), draw)
 

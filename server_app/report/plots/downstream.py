@@ -7,7 +7,15 @@ from __future__ import annotations
 from typing import Any
 
 from common.number_format import shorten
-from common.pages.svg import FAINT, QUIET, accuracy_range, make_axes, percent_axis, render
+from common.pages.svg import (
+    FAINT,
+    QUIET,
+    accuracy_range,
+    legend_above,
+    make_axes,
+    percent_axis,
+    render,
+)
 from server_app.report.plots.progress import COLOURS
 from server_app.runs.json_values import as_numbers, as_table, natural_order
 from server_app.runs.reader import RunFolder
@@ -69,13 +77,6 @@ def downstream(run: RunFolder) -> str | None:
                     color=QUIET,
                     fontsize=8.5,
                 )
-        axes.legend(
-            frameon=False,
-            fontsize=8.5,
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=3,
-            borderaxespad=0.2,
-        )
+        legend_above(axes, 3)
 
     return render("downstream", 1.2 + 0.26 * max(3, len(sites)), draw)

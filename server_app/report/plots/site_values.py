@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import RunError
 from common.number_format import shorten
-from common.pages.svg import BLUE, FAINT, INK, ORANGE, make_axes, percent_axis, render
+from common.pages.svg import BLUE, FAINT, INK, ORANGE, legend_above, make_axes, percent_axis, render
 from server_app.runs.json_files import read_json
 from server_app.runs.json_values import as_list, as_number, as_numbers, as_table
 
@@ -87,13 +87,6 @@ def _drawn(rows: list[tuple[str, dict[str, float]]], marked: set[str]) -> str:
         axes.set_axisbelow(True)
         percent_axis(axes.xaxis)
         axes.set_xlabel("gain in accuracy")
-        axes.legend(
-            frameon=False,
-            fontsize=8.5,
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=2,
-            borderaxespad=0.2,
-        )
+        legend_above(axes, 2)
 
     return render("site-values", 1.2 + 0.26 * max(3, math.ceil(len(rows))), draw)
