@@ -67,6 +67,7 @@ def plan(settings: Settings) -> Plan:
         combination=Combination(
             site="client_app.methods.heads.local_head:own_head",
             strategy="strategies.heads.strategy:Heads",
+            learn="strategies.heads.combining:average_head",
             stored=True,
         ),
         work=partial(work, settings.head, bool(settings.epsilon)),
@@ -74,21 +75,26 @@ def plan(settings: Settings) -> Plan:
     )
 
 
+def _learned_by(plan: Plan, function: str) -> Plan:
+    learn = f"strategies.heads.combining:{function}"
+    return replace(plan, combination=replace(plan.combination, learn=learn))
+
+
 def ensemble_plan(settings: Settings) -> Plan:
     """The plan of an ensemble: the result is all heads."""
-    own = plan(settings)
+    own = _learned_by(plan(settings), "ensemble")
     return replace(own, messages=replace(own.messages, result=HEADS), defences=NO_MEDIAN)
 
 
 def fedbe_plan(settings: Settings) -> Plan:
     """The plan of FedBE: sites send moments of their features too."""
-    own = plan(settings)
+    own = _learned_by(plan(settings), "fedbe_head")
     return replace(own, messages=replace(own.messages, sends=HEAD_AND_FEATURES))
 
 
 def fedkt_plan(settings: Settings) -> Plan:
     """The plan of FedKT: a head for every teacher, and synthetic features at the coordinator."""
-    own = fedbe_plan(settings)
+    own = _learned_by(fedbe_plan(settings), "fedkt_head")
     teachers, synthetic = settings.baseline.teachers, settings.baseline.synthetic
 
     def work_of_teachers(classes: int, dimension: int) -> Work:
@@ -109,6 +115,7 @@ def local_plan(settings: Settings) -> Plan:
         strategy="strategies.heads.local:Local",
         evaluate="client_app.methods.evaluation:own_model",
         personal="client_app.methods.heads.local_head:local_head",
+        learn="",
         tested="the site's own head, trained alone",
         stored=False,
     )

@@ -150,8 +150,8 @@ class Combination:
         evaluate: "module:function" at the site, which evaluates the final model.
         personal: "module:function" at the site, which makes the classifier of its own that is
             evaluated; empty where all sites have the received model.
-        learn: "module:function" at the coordinator, which learns from the statistics of all sites;
-            empty where the strategy itself learns.
+        learn: "module:function" at the coordinator, which learns from what all sites sent: class
+            sums or heads; empty where the strategy itself learns.
         tested: what each site evaluates on its own test records, in words.
         stored: whether replies are stored, so that a model can be learned again without the sites.
         samples: whether the coordinator can draw features from what it learned.
@@ -225,11 +225,18 @@ class ModelTraining:
         section: of the settings, for the model and its training.
         unit_features: whether records are normalised to norm one also without privacy.
         proximal: whether its loss has FedProx's term, fedavg.mu.
+        single_step: whether a site takes one step in a round, as in FedSGD.
+        sparse: whether a site sends only the largest changes, the share fedavg.keep of them.
+        adaptive: whether the coordinator steps with FedYogi's moments, by
+            fedavg.server-learning-rate.
     """
 
     section: Literal["fedavg", "fedlap", "dpcvae"] = "fedavg"
     unit_features: bool = False
     proximal: bool = False
+    single_step: bool = False
+    sparse: bool = False
+    adaptive: bool = False
 
 
 @dataclass(frozen=True)

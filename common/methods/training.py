@@ -160,6 +160,16 @@ def proximal_plan(settings: Settings) -> Plan:
     return replace(plan(settings), training=ModelTraining(proximal=True))
 
 
+def fedyogi_plan(settings: Settings) -> Plan:
+    """The plan of FedYogi."""
+    return replace(plan(settings), training=ModelTraining(adaptive=True))
+
+
+def fedsgd_plan(settings: Settings) -> Plan:
+    """The plan of FedSGD."""
+    return replace(plan(settings), training=ModelTraining(single_step=True))
+
+
 def sgd_noise(
     own: FedAvgSettings | FedLAPSettings | DPCVAESettings, budget: PrivacyBudget
 ) -> NoisyRounds:
@@ -248,17 +258,18 @@ def dsfl_plan(settings: Settings) -> Plan:
     return replace(
         own,
         messages=messages,
+        training=ModelTraining(sparse=True),
         defences=NO_MEDIAN,
         refusal=_linear_only(settings.method, settings.fedavg.model),
     )
 
 
-def personal_plan(settings: Settings) -> Plan:
-    """The plan of FedLambda and kNN-Per: FedAvg, and a model of each site's own."""
+def _personal_plan(own_part: str, settings: Settings) -> Plan:
+    """The plan of FedAvg with its model mixed with a part of each site's own at that site."""
     own = _unsummed(settings)
     combination = replace(
         own.combination,
-        evaluate="client_app.methods.fedavg.personalization:personal",
+        evaluate=f"client_app.methods.fedavg.personalization:{own_part}",
         tested="the model of the run, mixed with one of the site's own records",
     )
     return replace(
@@ -299,8 +310,10 @@ FEDAVG = Method(
 FEDPROX = replace(
     FEDAVG, name="fedprox", title="FedProx", paper="Li et al. 2020", plan=proximal_plan
 )
-FEDYOGI = replace(FEDAVG, name="fedyogi", title="FedYogi", paper="Reddi et al. 2021")
-FEDSGD = replace(FEDAVG, name="fedsgd", title="FedSGD")
+FEDYOGI = replace(
+    FEDAVG, name="fedyogi", title="FedYogi", paper="Reddi et al. 2021", plan=fedyogi_plan
+)
+FEDSGD = replace(FEDAVG, name="fedsgd", title="FedSGD", plan=fedsgd_plan)
 SCAFFOLD = replace(
     FEDAVG,
     name="scaffold",
@@ -332,10 +345,16 @@ FEDLAMBDA = replace(
     name="fedlambda",
     title="FedLambda",
     paper="a local head mixed with FedAvg's, as in DP-CVAE's comparison",
-    plan=personal_plan,
+    plan=partial(_personal_plan, "with_head"),
     reads=("head",),
 )
-KNN_PER = replace(FEDLAMBDA, name="knn-per", title="kNN-Per", paper="Marfoq et al. 2022")
+KNN_PER = replace(
+    FEDLAMBDA,
+    name="knn-per",
+    title="kNN-Per",
+    paper="Marfoq et al. 2022",
+    plan=partial(_personal_plan, "with_neighbours"),
+)
 FEDREP = replace(
     FEDAVG,
     name="fedrep",

@@ -12,9 +12,10 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 from flwr.serverapp.strategy import FedAvg, FedProx, FedYogi
 from torch import Tensor
 
-from common.methods.method import Field
+from common.methods.method import Field, ModelTraining
 from common.models.parameters import CONTROL, Parameters, Tensors, split_control
 from common.run import Run
+from common.settings import FedAvgSettings
 from strategies.pooling.robust_centres import POOLED, robust_mean, robust_tensors
 
 # FedPFT's settings of FedYogi (appendix). Flower's moments start at zero; the paper's start at
@@ -54,7 +55,8 @@ def aggregate(
     moved, rule = [own for own, _ in split], config.defence
     if rule in POOLED:
         moved, weights = [robust_tensors(moved, rule)], [1]
-    new, kept = _flower(config, model, moved, weights, memory)
+    strategy = _strategy(config.plan.training, config.settings.fedavg)
+    new, kept = _flower(strategy, model, moved, weights, memory)
     if all(CONTROL + name in memory for name in model):
         for name in model:
             each = torch.stack([control[name].double() for _, control in split])
@@ -82,7 +84,7 @@ def fresh_memory(sends: Sequence[Field], model: Tensors) -> Memory:
 
 
 def _flower(
-    config: Run,
+    strategy: FedAvg,
     model: Tensors,
     moved: Sequence[Tensors],
     weights: Sequence[int],
@@ -91,7 +93,6 @@ def _flower(
     """Aggregate with Flower's strategy, which expects the sites' models as float32 arrays in
     messages.
     """
-    strategy = _strategy(config)
     replies = []
     for delta, weight in zip(moved, weights, strict=True):
         arrays = ArrayRecord({name: Array(_numpy(model[name] + delta[name])) for name in model})
@@ -119,15 +120,11 @@ def _flower(
     return new, kept
 
 
-def _strategy(config: Run) -> FedAvg:
-    if config.settings.method == "fedyogi":
-        rate = config.settings.fedavg.server_learning_rate
+def _strategy(training: ModelTraining, own: FedAvgSettings) -> FedAvg:
+    if training.adaptive:
+        rate = own.server_learning_rate
         return FedYogi(eta=rate, beta_1=YOGI_MOMENTUM, beta_2=YOGI_DECAY, tau=YOGI_TAU)
-    return (
-        FedProx(proximal_mu=config.settings.fedavg.mu)
-        if config.plan.training.proximal
-        else FedAvg()
-    )
+    return FedProx(proximal_mu=own.mu) if training.proximal else FedAvg()
 
 
 def _numpy(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

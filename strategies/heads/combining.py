@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.models.classifiers import Classifier, Ensemble, Head, class_indices
+from common.models.classifiers import Ensemble, Head, class_indices
 from common.models.head_training import train_on_features
 from common.models.parameters import Parameters, average
 from common.run import Run
@@ -21,42 +21,58 @@ UNKNOWN = -1e4
 MOST = 6.0
 
 
-def combine(updates: Sequence[Parameters], config: Run, classes: tuple[str, ...]) -> Classifier:
-    """The model of the run's method, from one head per site.
-
-    average: the mean of the heads, weighted by records. ensemble: the mean of their probabilities.
-    fedbe, fedkt: a head distilled on synthetic features, from both kinds of mean (fedbe) or from
-    votes (fedkt). The synthetic features come from the feature moments that sites report.
+def average_head(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]) -> Head:
+    """The mean of the sites' heads, weighted by records; with a defence of that name, their median
+    or trimmed mean.
 
     Args:
-        updates: weight (C_k, d) and bias (C_k,) of each site, for its own classes; for fedbe and
-            fedkt also the mean and the deviation of its features, (d,).
-        config: of the run, which names the method.
+        updates: weight (C_k, d) and bias (C_k,) of each site, for its own classes.
+        run: its defence is read.
         classes: of the model, C.
     """
-    first = updates[0].header
-    header = Header(first.method, first.run, "coordinator", first.fingerprint, classes)
-    heads = [_aligned(update, header) for update in updates]
+    return _mean(updates, _aligned(updates, classes), run.defence)
+
+
+def ensemble(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]) -> Ensemble:
+    """The heads of all sites, whose probabilities are averaged.
+
+    Args:
+        updates: as in `average_head`.
+        run: not used.
+        classes: as in `average_head`.
+    """
+    return Ensemble(tuple(_aligned(updates, classes)))
+
+
+def fedbe_head(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]) -> Head:
+    """A head distilled on synthetic features from both kinds of mean.
+
+    Args:
+        updates: as in `average_head`, and the mean and the deviation of each site's features, (d,);
+            the synthetic features come from these.
+        run: its settings and defence are read.
+        classes: as in `average_head`.
+    """
+    heads, own = _aligned(updates, classes), run.settings
+    features, mean = _drawn(updates, run), _mean(updates, heads, run.defence)
     weights = [float(update.records) for update in updates]
-    if config.settings.method == "ensemble":
-        return Ensemble(tuple(heads))
-    tables = [{"weight": h.weight, "bias": h.bias} for h in _filled(heads)]
-    pooled = config.defence in POOLED
-    middle = robust_tensors(tables, config.defence) if pooled else average(tables, weights)
-    mean = Head(header, middle["weight"], middle["bias"])
-    if config.settings.method == "average":
-        return mean
-    features, own = _drawn(updates, config), config.settings
-    if own.method == "fedbe":
-        wanted = fedbe(features, heads, mean, weights, own.baseline.samples, own.seed)
-    else:
-        wanted = fedkt(features, heads, len(classes))
-    return Head(
-        header,
-        *train_on_features(
-            features, wanted, len(classes), config.settings.head, config.settings.seed
-        ),
-    )
+    wanted = fedbe(features, heads, mean, weights, own.baseline.samples, own.seed)
+    trained = train_on_features(features, wanted, len(classes), own.head, own.seed)
+    return Head(mean.header, *trained)
+
+
+def fedkt_head(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]) -> Head:
+    """A head distilled on synthetic features from votes.
+
+    Args:
+        updates: as in `fedbe_head`.
+        run: its settings and defence are read.
+        classes: as in `average_head`.
+    """
+    heads, features, own = _aligned(updates, classes), _drawn(updates, run), run.settings
+    wanted = fedkt(features, heads, len(classes))
+    trained = train_on_features(features, wanted, len(classes), own.head, own.seed)
+    return Head(heads[0].header, *trained)
 
 
 def fedbe(
@@ -125,19 +141,30 @@ def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
     return torch.nn.functional.one_hot(votes.argmax(1), votes.shape[1]).float()
 
 
-def _aligned(update: Parameters, header: Header) -> Head:
-    """A site's head with a row for every class of the run."""
-    own = update.tensors["weight"]
-    weight, bias = (
-        torch.zeros(len(header.classes), own.shape[1]),
-        torch.full((len(header.classes),), UNKNOWN),
-    )
-    rows = class_indices(header.classes, update.header.classes)
-    weight[rows[rows >= 0]], bias[rows[rows >= 0]] = (
-        own[rows >= 0],
-        update.tensors["bias"][rows >= 0],
-    )
-    return Head(header, weight, bias)
+def _aligned(updates: Sequence[Parameters], classes: tuple[str, ...]) -> list[Head]:
+    """The sites' heads, each with a row for every class of the run."""
+    first = updates[0].header
+    header = Header(first.method, first.run, "coordinator", first.fingerprint, classes)
+    heads = []
+    for update in updates:
+        own = update.tensors["weight"]
+        weight = torch.zeros(len(classes), own.shape[1])
+        bias = torch.full((len(classes),), UNKNOWN)
+        rows = class_indices(classes, update.header.classes)
+        weight[rows[rows >= 0]] = own[rows >= 0]
+        bias[rows[rows >= 0]] = update.tensors["bias"][rows >= 0]
+        heads.append(Head(header, weight, bias))
+    return heads
+
+
+def _mean(updates: Sequence[Parameters], heads: Sequence[Head], defence: str) -> Head:
+    """The mean of aligned heads, by the rule of a defence."""
+    tables = [{"weight": head.weight, "bias": head.bias} for head in _filled(heads)]
+    if defence in POOLED:
+        middle = robust_tensors(tables, defence)
+    else:
+        middle = average(tables, [float(update.records) for update in updates])
+    return Head(heads[0].header, middle["weight"], middle["bias"])
 
 
 def _filled(heads: Sequence[Head]) -> list[Head]:

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import torch
 
+from common.methods.method import load
 from common.models.parameters import Parameters, check_update
 from common.surrogates.surrogates import class_order
 from common.wire.model_proto import unpack_parameters
 from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned, OneShot
-from strategies.heads.combining import combine
 from strategies.robustness.defence import defend_updates
 
 
@@ -68,6 +68,7 @@ class Heads(OneShot[Parameters]):
         """
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
+        combine = load(self.config.plan.combination.learn)
         return Learned(combine(defended.kept, self.config, known), defended)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:

@@ -4,6 +4,9 @@ records.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -12,36 +15,58 @@ from client_app.methods.evaluation import checked_classifier, counted
 from client_app.methods.task import Task
 from common.models.classifiers import Classifier, class_indices
 from common.models.head_training import train_on_features
+from common.settings import HeadSettings
 from common.wire.records import Info
 
 # Candidate weights of the site's own part in the mixture.
 SHARES = torch.linspace(0, 1, 11)
+# Class probabilities (n, C) of features (n, d), and what makes them from the features, labels and
+# number of classes of the site's own records.
+Scores = Callable[[Tensor], Tensor]
+Fit = Callable[[Tensor, Tensor, int], Scores]
 
 
-def personal(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Evaluate the received head mixed with the site's own part.
+def with_head(task: Task, gate: Gate, flower_run: str) -> Info:
+    """Evaluate the received head mixed with a head of the site's own (FedLambda).
 
     Args:
-        task: the request, with the head.
+        task: the request, with the received head.
         gate: of the site.
         flower_run: id of the run.
 
     Raises:
         SurrogateError: for a head that is not this run's.
     """
-    return counted(personal_accuracy(task, checked_classifier(task)))
+    own = task.run.settings
+    fit = partial(own_head, head=own.head, seed=own.seed)
+    return counted(personal_accuracy(task, checked_classifier(task), fit))
 
 
-def personal_accuracy(task: Task, model: Classifier) -> tuple[int, int]:
+def with_neighbours(task: Task, gate: Gate, flower_run: str) -> Info:
+    """Evaluate the received head mixed with the site's nearest records (kNN-Per).
+
+    Args:
+        task: as in `with_head`.
+        gate: as in `with_head`.
+        flower_run: as in `with_head`.
+
+    Raises:
+        SurrogateError: for a head that is not this run's.
+    """
+    fit = partial(nearest_records, neighbours=task.run.settings.baseline.neighbours)
+    return counted(personal_accuracy(task, checked_classifier(task), fit))
+
+
+def personal_accuracy(task: Task, model: Classifier, fit: Fit) -> tuple[int, int]:
     """Evaluate a mixture of the site's own and federated probabilities.
 
     The weight of the own part, 0 to 1, maximises validation accuracy; among equals, the likelihood
     decides. The share `baseline.validation` of the training records is held out for that.
-    FedLambda: the own part is a head. kNN-Per: it is the nearest records, weighted by distance.
 
     Args:
         task: the request.
         model: the federated head.
+        fit: makes the site's own part.
 
     Returns:
         Numbers of correct predictions and of test records.
@@ -57,7 +82,7 @@ def personal_accuracy(task: Task, model: Classifier) -> tuple[int, int]:
     if held == len(labels):
         return model.accuracy(task.found.test.features, task.found.classes, task.found.test.labels)
     validation, rest = order[:held], order[held:]
-    own = _Own(task, features[rest], labels[rest], len(names))
+    own = fit(features[rest], labels[rest], len(names))
     share = _share(
         own(features[validation]), model.scores(features[validation]).softmax(1), labels[validation]
     )
@@ -83,33 +108,38 @@ def _share(own: Tensor, federated: Tensor, labels: Tensor) -> float:
     return float(SHARES[int((right + 1e-3 * torch.tanh(likely)).argmax())])
 
 
-class _Own:
-    """Class probabilities (n, C) from the site's own records."""
+def own_head(
+    features: Tensor, labels: Tensor, classes: int, head: HeadSettings, seed: int
+) -> Scores:
+    """Probabilities of a head that is trained on the site's own records.
 
-    def __init__(self, task: Task, features: Tensor, labels: Tensor, classes: int) -> None:
-        self.classes, self.labels, self.neighbours = (
-            classes,
-            labels,
-            min(task.run.settings.baseline.neighbours, len(labels)),
-        )
-        self.memory = (
-            torch.nn.functional.normalize(features, dim=1)
-            if task.run.settings.method == "knn-per"
-            else None
-        )
-        self.head = (
-            train_on_features(
-                features, labels, classes, task.run.settings.head, task.run.settings.seed
-            )
-            if self.memory is None
-            else None
-        )
+    Args:
+        features: (n, d).
+        labels: indices of classes, (n,).
+        classes: their number, C.
+        head: how it is trained.
+        seed: of the training.
+    """
+    weight, bias = train_on_features(features, labels, classes, head, seed)
+    return lambda asked: (asked @ weight.T + bias).softmax(1)
 
-    def __call__(self, features: Tensor) -> Tensor:
-        if self.head is not None:
-            return (features @ self.head[0].T + self.head[1]).softmax(1)
-        assert self.memory is not None
-        distances = torch.cdist(torch.nn.functional.normalize(features, dim=1), self.memory)
-        near, index = distances.topk(self.neighbours, largest=False)
+
+def nearest_records(features: Tensor, labels: Tensor, classes: int, neighbours: int) -> Scores:
+    """Shares of the classes among the nearest of the site's own records, weighted by distance.
+
+    Args:
+        features: as in `own_head`.
+        labels: as in `own_head`.
+        classes: as in `own_head`.
+        neighbours: number of records, or all if there are fewer.
+    """
+    memory = torch.nn.functional.normalize(features, dim=1)
+    count = min(neighbours, len(labels))
+
+    def scores(asked: Tensor) -> Tensor:
+        distances = torch.cdist(torch.nn.functional.normalize(asked, dim=1), memory)
+        near, index = distances.topk(count, largest=False)
         weights = (-near / near.mean().clamp_min(1e-9)).softmax(1)
-        return torch.zeros(len(features), self.classes).scatter_add_(1, self.labels[index], weights)
+        return torch.zeros(len(asked), classes).scatter_add_(1, labels[index], weights)
+
+    return scores

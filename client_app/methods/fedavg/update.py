@@ -109,7 +109,7 @@ def _trained(task: Task, received: Parameters) -> Parameters:
     variant = Variant(
         mu=settings.mu if run.plan.training.proximal else 0.0,
         correction={name: common[name] - own[name] for name in common} if common else None,
-        single_step=run.settings.method == "fedsgd",
+        single_step=run.plan.training.single_step,
     )
     steps = train(
         module,
@@ -127,7 +127,7 @@ def _trained(task: Task, received: Parameters) -> Parameters:
         new = scaffold.next_control(own, common, moved, steps, rate)
         moved = {**moved, **{CONTROL + name: new[name] - own[name] for name in new}}
         scaffold.write_control(task.state, received.round, new)
-    if run.settings.method == "dsfl":
+    if run.plan.training.sparse:
         moved = largest(moved, settings.keep)
     return Parameters(task.header(received.header.classes), received.round, moved, len(labels))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.methods.method import load
 from common.models.classifiers import Ensemble, Head
 from common.models.parameters import Parameters
 from common.run import parse_run
@@ -13,7 +14,6 @@ from common.surrogates.surrogates import Header
 from common.wire.model_proto import pack_parameters
 from strategies import stored_strategy
 from strategies.base.collection import Unrecorded
-from strategies.heads.combining import combine
 
 CLASSES = ("a", "b", "c")
 
@@ -39,7 +39,7 @@ OTHER = head(
 
 def model(method: str, *heads: Parameters) -> object:
     run = parse_run({"method": method, "head.min-steps": 600, "head.learning-rate": 0.05})
-    return combine(list(heads), run, CLASSES)
+    return load(run.plan.combination.learn)(list(heads), run, CLASSES)
 
 
 def test_the_average_weighs_by_records_class_by_class() -> None:

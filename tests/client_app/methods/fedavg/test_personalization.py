@@ -2,13 +2,19 @@
 
 import stat
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.fedavg.personalization import _share, personal_accuracy
+from client_app.methods.fedavg.personalization import (
+    _share,
+    nearest_records,
+    own_head,
+    personal_accuracy,
+)
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import private_key, received_keys
@@ -17,6 +23,13 @@ from common.models.classifiers import Head
 from common.run import parse_run
 from common.security.sealing import public_key, read_keys
 from common.surrogates.surrogates import Header
+
+HEAD = {"head.min-steps": 100, "head.learning-rate": 0.05}
+OWN = parse_run({"method": "fedlambda"} | HEAD).settings
+FITS = {
+    "fedlambda": partial(own_head, head=OWN.head, seed=OWN.seed),
+    "knn-per": partial(nearest_records, neighbours=OWN.baseline.neighbours),
+}
 
 
 def site(method: str, flip: bool) -> tuple[Task, Head]:
@@ -31,7 +44,7 @@ def site(method: str, flip: bool) -> tuple[Task, Head]:
         LabelledFeatures(features[200:], labels[200:]),
     )
     found = SiteFeatures(train, test, ("a", "b"), "f", 0.0, simulated=False)
-    run = parse_run({"method": method, "head.min-steps": 100, "head.learning-rate": 0.05})
+    run = parse_run({"method": method} | HEAD)
     weight = torch.eye(2, 4) * 0
     weight[:, 0] = torch.tensor([1.0, -1.0]) if flip else torch.tensor([-1.0, 1.0])
     return Task(run, NodeConfig(), "s", found), Head(
@@ -39,10 +52,10 @@ def site(method: str, flip: bool) -> tuple[Task, Head]:
     )
 
 
-@pytest.mark.parametrize("method", ["fedlambda", "knn-per"])
+@pytest.mark.parametrize("method", FITS)
 @pytest.mark.parametrize("flip", [True, False])
 def test_a_site_is_right_whether_the_federated_head_is_or_not(method: str, flip: bool) -> None:
-    right, tested = personal_accuracy(*site(method, flip))
+    right, tested = personal_accuracy(*site(method, flip), FITS[method])
     assert tested == 100
     assert right > 95
 
@@ -60,7 +73,9 @@ def test_the_share_is_zero_or_one_where_only_one_part_is_right() -> None:
 def test_too_few_records_to_choose_by_leave_the_federated_head(tmp_path: Path) -> None:
     task, head = site("fedlambda", flip=False)
     one = LabelledFeatures(task.found.train.features[:1], task.found.train.labels[:1])
-    right, _ = personal_accuracy(replace(task, found=replace(task.found, train=one)), head)
+    right, _ = personal_accuracy(
+        replace(task, found=replace(task.found, train=one)), head, FITS["fedlambda"]
+    )
     assert right > 95
 
 
