@@ -57,7 +57,7 @@ UNPICKLERS = {
 }
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
-# Functions that take all settings of a run, read at most two, and pass them to nobody.
+# Functions that take all settings of a run, read at most two, and never pass them on.
 MOST_TAKERS = 6
 HEAVY = (
     "torchvision",

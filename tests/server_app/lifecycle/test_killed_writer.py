@@ -137,7 +137,7 @@ def test_settling_writes_what_readers_saw_and_draws_nothing(tmp_path: Path) -> N
     assert events_of(folder)[-1]["event"] == "interrupted"
     assert set(content_of(folder)) == before - {FILE, ".reserve"}
     complete_killed(folder)
-    assert not (folder / "report.html").exists(), "whoever records the end draws it"
+    assert not (folder / "report.html").exists(), "the process that records the end draws it"
 
 
 def test_a_killed_run_that_many_commands_read_at_once_gets_one_end(tmp_path: Path) -> None:
