@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,16 +24,16 @@ from client_app.features.site_features import (
     dataset_features,
     usable,
 )
+from client_app.governance.gate import open_gate
 from client_app.governance.policy import policy_of
 from client_app.governance.release import site_function
 from client_app.methods.chain_step import kept_head
-from client_app.methods.fedavg.personalization import personal_accuracy
+from client_app.methods.evaluation import evaluate
 from client_app.methods.fedpft.surrogate import SiteData
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
 from common.backbones.feature_power import with_power
 from common.files import replace_file
-from common.methods import METHODS
 from common.methods.method import load as imported
 from common.models.classifiers import Classifier, Head
 from common.models.devices import pick_device
@@ -315,11 +315,7 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
             model = head_of(_generator(training), run) if generates else _shared(training)
             models = _personal(model, tasks) if run.plan.combination.personal else [model]
             curve.append((sent, statistics.mean(map(data.judge, models))))
-    if run.plan.combination.evaluate == METHODS["fedlambda"].usual.combination.evaluate:
-        pairs = [personal_accuracy(task, model) for task in tasks]
-        own = statistics.mean(100 * right / tested for right, tested in pairs if tested)
-    else:
-        own = _own(models if run.plan.combination.personal else models * len(tasks), data)
+    own = _own(models * len(tasks), data) if generates else _evaluated(model, tasks)
     seconds = seconds / run.trained.rounds / len(tasks)
     return Measured(curve[-1][1], sent, own, curve, seconds, model)
 
@@ -344,6 +340,17 @@ def _personal(model: Classifier, tasks: Sequence[Task]) -> list[Classifier]:
         imported(task.run.plan.combination.personal)(replace(task, payload=question))
         for task in tasks
     ]
+
+
+def _evaluated(model: Classifier, tasks: Sequence[Task]) -> float:
+    """Mean accuracy of what the sites make of the model, each on its own test records, percent."""
+    question = pack_classifier(model)
+    measures = [
+        evaluate(asked, open_gate(asked.node, asked.run.settings.data, "harness"), "harness")
+        for asked in (replace(task, payload=question) for task in tasks)
+    ]
+    pairs = [(cast(int, each["correct"]), cast(int, each["tested"])) for each in measures]
+    return statistics.mean([100 * right / tested for right, tested in pairs if tested] or [0.0])
 
 
 def _generator(training: Training) -> Generator:
