@@ -197,7 +197,7 @@ def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
     opening = unpack_parameters(seen.rounds[0][1]).tensors
     moved = unpack_parameters(seen.rounds[1][1]).tensors["variance.weight"][:, 0]
     step = (
-        run.settings.dpcvae.rate(2, 0.0)
+        run.settings.dpcvae.rate(2, run.rounds, 0.0)
         * claim.clip
         / max(1.0, float(opening[COUNTS].clamp_min(0).sum()))
     )

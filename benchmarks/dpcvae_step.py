@@ -72,7 +72,13 @@ def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], No
             fresh_companion(run, CLASSES, dimension),
         )
         return trainer_of(
-            shared, companion, run.settings.dpcvae, 2, torch.ones(CLASSES), True, torch.Generator()
+            shared,
+            companion,
+            run.settings.dpcvae,
+            (2, 9),
+            torch.ones(CLASSES),
+            True,
+            torch.Generator(),
         )
 
     plain, ours, per_record, ghost = (trainer() for _ in range(4))

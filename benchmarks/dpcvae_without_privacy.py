@@ -62,9 +62,8 @@ def train(run: Run, x: Tensor, labels: Tensor, classes: int) -> tuple[Decoder, E
     decoder.means.copy_(torch.stack([x[labels == label].mean(0) for label in range(classes)]))
     settings, random = run.settings.dpcvae, torch.Generator().manual_seed(run.settings.seed)
     for number in range(2, settings.rounds + 1):
-        trainer = trainer_of(
-            decoder, encoder, settings, number, torch.zeros(classes), False, random
-        )
+        round = (number, settings.rounds)
+        trainer = trainer_of(decoder, encoder, settings, round, torch.zeros(classes), False, random)
         for _ in range(settings.local_epochs):
             for rows in torch.split(torch.randperm(len(x), generator=random), settings.batch_size):
                 trainer.step(exact_gradient(trainer, x[rows], labels[rows]))

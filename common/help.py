@@ -86,7 +86,7 @@ def descriptions(key: str = "", method: str = "") -> tuple[Description, ...]:
 
 
 def without_effect(run: Run) -> list[str]:
-    """Settings that were given in sections that the run does not use, a sentence each.
+    """Settings that were given and that the run's method does not use, a sentence each.
 
     Example:
         >>> from common.run import parse_run
@@ -98,8 +98,15 @@ def without_effect(run: Run) -> list[str]:
         f"{row.key} = {given[row.key]!r} has no effect: method = {run.settings.method!r} does not "
         f"use it, but {' and '.join(row.methods[:3])} {'do' if len(row.methods) > 1 else 'does'}"
         for row in descriptions()
-        if row.section and given[row.key] != row.default and row.section not in run.method.sections
+        if row.section and given[row.key] != row.default and not _uses(run.method, row)
     ]
+
+
+def _uses(method: Method, row: Description) -> bool:
+    # What counts, and no method, uses all of its section.
+    return row.section in method.sections and (
+        method.name not in METHODS or not row.methods or method.name in row.methods
+    )
 
 
 def model_descriptions(model: type[Section], key: str, command: str) -> tuple[Description, ...]:

@@ -266,31 +266,36 @@ class Run:
             )
         for name in ("order", "seal"):
             if getattr(own.fedpft, name) and name not in plan.allows:
+                chains = [repr(each.name) for each in METHODS.values() if name in each.usual.allows]
+                chains.append("'fedpft' with fedpft.topology = 'chain'")
                 raise ConfigError(
-                    f"fedpft.{name} works only in a chain; set fedpft.topology = 'chain', or "
+                    f"fedpft.{name} works only in a chain; use method = {' or '.join(chains)}, or "
                     "remove it"
                 )
         if plan.refusal:
             raise ConfigError(plan.refusal)
         if own.resume and plan.kind not in ("rounds", "chain"):
             raise ConfigError(
-                f"resume = {own.resume!r}: method = {own.method!r} has no rounds, so there is "
-                "nothing to continue; remove resume, and start the run again"
+                f"resume = {own.resume!r}: method = {self.method.name!r} has no rounds, so there "
+                "is nothing to continue; remove resume, and start the run again"
             )
-        trained = self.trained
-        if trained.noise_multiplier and not own.epsilon:
-            raise ConfigError(
-                f"noise-multiplier = {trained.noise_multiplier:g} needs epsilon, the limit of the "
-                "privacy loss; set it"
-            )
+        for name in ("fedavg", "fedlap", "dpcvae"):
+            # Also of a method that does not use it: who sets noise expects privacy.
+            if not own.epsilon and (noise := getattr(own, name).noise_multiplier):
+                raise ConfigError(
+                    f"{name}.noise-multiplier = {noise:g} needs epsilon, the limit of the privacy "
+                    "loss; set it"
+                )
+        trained, section = self.trained, plan.training.section
         if (
-            not isinstance(trained, DPCVAESettings)
+            section in self.method.sections
+            and not isinstance(trained, DPCVAESettings)
             and trained.augment
             and trained.kind != "convnet"
         ):
             raise ConfigError(
-                f"augment = {', '.join(trained.augment)} works only on images; set model = "
-                "'convnet'"
+                f"{section}.augment = {', '.join(trained.augment)} works only with {section}.model "
+                "= 'convnet', which reads images; set that, or remove it"
             )
 
     def _check_defence(self) -> None:

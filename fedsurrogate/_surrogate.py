@@ -18,9 +18,11 @@ from common.settings.flat import flatten
 from common.signed_models.signed_model import SUFFIX, read_signed_model
 from common.surrogates.surrogates import Header
 from common.wire.model_files import load_model
+from common.wire.records import pack_question
 from fedsurrogate._inputs import Array, check_budget, config_of, flat_settings, labelled
 from fedsurrogate._model import ImageModel, Model
 from strategies import stored_strategy
+from strategies.pooling.public_mean import read_centre
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +127,8 @@ def fit(
     empty = LabelledFeatures(x[:0], y[:0])
     fingerprint = with_power(f"features-{x.shape[1]}", config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
-    task = Task(config, NodeConfig(site=site), site, records)
+    centre = read_centre(config.settings.fedpft.public, config.power)
+    task = Task(config, NodeConfig(site=site), site, records, payload=pack_question(centre))
     made = load_target(config.plan.combination.site)(task)
     return _surrogate(made.payload, config)
 

@@ -55,13 +55,13 @@ def relearn(
             "secure sum; run again without that site, which the sites answer while enough of them "
             "take part"
         )
-    if config.settings.fedpft.topology == "chain" and not config.settings.epsilon and without:
+    if config.plan.kind == "chain" and not config.settings.epsilon and without:
         raise RunError(
             "the last surrogate of a chain stands for the records of all its sites, and one site "
             "cannot be removed from it; run again without that site"
         )
     strategy = stored_strategy(config)(
-        config, Unrecorded(), pick_device(config.settings.device), _centre(run)
+        config, Unrecorded(), pick_device(config.settings.device), stored_centre(run)
     )
     stored = [strategy.unpack(payload) for payload in read_payloads(run)]
     sites = [sent.header.site for sent in stored]
@@ -105,7 +105,14 @@ def relearn(
     return folder, model
 
 
-def _centre(run: Path) -> Tensor | None:
-    """The public centre of the run's features; None without one."""
+def stored_centre(run: Path) -> Tensor | None:
+    """The public centre of the features of a stored run, as the sites had it.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The centre, (d,); None without one.
+    """
     file = run / CENTRE_FILE
     return unpack_question(file.read_bytes() if file.exists() else None)

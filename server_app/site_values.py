@@ -23,6 +23,7 @@ from common.signed_models.making import feature_settings
 from common.surrogates.surrogates import class_order
 from server_app.counting import CountingBudget
 from server_app.export.source import run_config_of
+from server_app.relearn import stored_centre
 from server_app.runs.json_files import read_json
 from server_app.runs.reader import read_payloads
 from strategies import stored_strategy
@@ -263,7 +264,7 @@ def stored(config: Run, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
     plain = replace(
         config, settings=config.settings.model_copy(update={"defence": "none", "max_share": 0.0})
     )
-    strategy = stored_strategy(config)(plain, Unrecorded(), pick_device("cpu"))
+    strategy = stored_strategy(config)(plain, Unrecorded(), pick_device("cpu"), stored_centre(run))
     sent = in_order(strategy.unpack(payload) for payload in read_payloads(run))
     return strategy, {each.header.site: each for each in sent}
 

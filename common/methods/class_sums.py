@@ -48,6 +48,9 @@ def class_sums_plan(
     Returns:
         The plan. Private sites send the sums of features of norm at most one, with noise.
 
+    Raises:
+        ValueError: for shares of other statistics than those that are sent.
+
     Example:
         >>> plan = class_sums_plan(Settings(), "strategies.heads.analytic:afl_model", squares=True)
         >>> [field.name for field in plan.messages.sends]
@@ -62,6 +65,8 @@ def class_sums_plan(
     sends += [Field("variances", "C d", 0)] if variances else []
     privacy = None
     if settings.epsilon and shares is not None:
+        if set(shares) != (names := {field.name for field in sends}):
+            raise ValueError(f"shares = {dict(shares)}: must be of {', '.join(sorted(names))}")
         name = JOINT_SUMS if settings.secure_sum else SUMS
         privacy = NoisySums(name, settings.epsilon, settings.delta, shares)
 

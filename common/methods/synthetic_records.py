@@ -90,7 +90,7 @@ def _symbols(
     model.
     """
     total = max(classes, named)
-    images = own.images_per_class * (total if private else classes)
+    images = own.images_per_class * (total if private or own.labels == "all" else classes)
     return {"N": images, "l": images // 2, "P": model_numbers(own, total, dimension)}
 
 

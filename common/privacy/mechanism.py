@@ -271,8 +271,8 @@ class NoisySums:
         shares = self.shares(each) if callable(self.shares) else self.shares
         bounds = {name: self.bounds.get(name, 1.0) for name in shares}
         noise = {
-            name: (each * bounds[name] / math.sqrt(share), bounds[name])
-            for name, share in shares.items()
+            name: (sigma * bounds[name], bounds[name])
+            for name, (sigma, _) in _noise_of(shares, each).items()
         }
         event = GaussianEvent(multiplier)
         return Mechanism(
@@ -394,17 +394,11 @@ class NoisyRounds:
             releases = replace(releases, rounds=self._affordable(releases))
             epsilon = _spent(releases.until(releases.rounds), self.delta)
         if self.step_shares:
-            noise = {
-                name: (multiplier / math.sqrt(share), 1.0)
-                for name, share in self.step_shares.items()
-            }
+            noise = _noise_of(self.step_shares, multiplier)
         else:
             noise = {"gradients": (multiplier * self.clip, self.clip)}
         if opening is not None:
-            first = opening.noise_multiplier
-            noise |= {
-                name: (first / math.sqrt(share), 1.0) for name, share in self.first_shares.items()
-            }
+            noise |= _noise_of(self.first_shares, opening.noise_multiplier)
         return Mechanism(
             self.name, epsilon, self.delta, "record", multiplier, self.clip, noise, "", releases
         )
@@ -433,6 +427,21 @@ class NoisyRounds:
             else:
                 high = middle
         return low
+
+
+def _noise_of(shares: Mapping[str, float], multiplier: float) -> dict[str, tuple[float, float]]:
+    """Standard deviation and sensitivity of statistics of sensitivity one, released together.
+
+    Args:
+        shares: part of the budget 1 / multiplier^2 of each.
+        multiplier: of the whole release.
+
+    Raises:
+        ValueError: for shares that spend more than the budget.
+    """
+    if any(share <= 0 for share in shares.values()) or math.fsum(shares.values()) > 1 + 1e-9:
+        raise ValueError(f"shares of a privacy budget = {dict(shares)}: must be above 0, sum 1")
+    return {name: (multiplier / math.sqrt(share), 1.0) for name, share in shares.items()}
 
 
 @cache

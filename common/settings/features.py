@@ -30,22 +30,24 @@ class FeaturesSettings(Section):
     power: Power = Field(
         "auto",
         description="Power of every feature, with its sign; auto is 0.5 for backbones that end in "
-        "a ReLU, otherwise 1, and 1 where a privacy mechanism clips features.",
+        "a ReLU, otherwise 1; and 1 where each site adds noise of its own to clipped features.",
     )
-    projection: Annotated[str, Only("fedpft", "afl")] = Field(
+    projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
         "",
         description="File of a public matrix that projects features in a secure sum: a tensor "
         "projection, or the weight of the backbone's own classification head, whose "
         "leading directions are taken.",
     )
-    dimensions: Annotated[int, Only("fedpft", "afl"), Unit("dimensions")] = Field(
-        0,
-        ge=0,
-        le=65536,
-        description="Most dimensions after the projection; 0 chooses them from features.records "
-        "and the joint noise.",
+    dimensions: Annotated[int, Only("fedpft", "afl", "fedcgs", "gh-ofl"), Unit("dimensions")] = (
+        Field(
+            0,
+            ge=0,
+            le=65536,
+            description="Most dimensions after the projection; 0 chooses them from features.records "
+            "and the joint noise.",
+        )
     )
-    records: Annotated[Records, Only("fedpft", "afl")] = Field(
+    records: Annotated[Records, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
         10_000,
         ge=1,
         le=10**9,

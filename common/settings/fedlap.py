@@ -174,10 +174,8 @@ class FedLAPSettings(Section):
         """The share of earlier rounds' images in the coordinator's loss."""
         return self.memory if self.memory >= 0 else 0.0 if private else 0.33
 
-    def rate(self, round: int) -> float:
-        """The model's learning rate in a round, counted from one."""
+    def rate(self, round: int, rounds: int) -> float:
+        """The model's learning rate in a round, counted from one, of so many as the run has."""
         if not self.cosine:
             return self.learning_rate / math.sqrt(round)
-        return max(
-            self.learning_rate * (1 + math.cos(math.pi * (round - 1) / self.rounds)) / 2, 1e-6
-        )
+        return max(self.learning_rate * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2, 1e-6)

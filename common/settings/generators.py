@@ -105,16 +105,18 @@ class DPCVAESettings(Section):
         """The first round's share of the budget 1 / noise_multiplier^2."""
         return self.opening_share or (4 / (4 + epsilon) if self.opening == "sums" else 0.05)
 
-    def rate(self, round: int, usual: float) -> float:
-        """The learning rate in a round, counted from one; `usual` if none is set."""
-        done = (round - 2) / max(1, self.rounds - 1)
+    def rate(self, round: int, rounds: int, usual: float) -> float:
+        """The learning rate in a round, counted from one, of so many as the run has; `usual` if none
+        is set.
+        """
+        done = (round - 2) / max(1, rounds - 1)
         return (self.learning_rate or usual) * (
             (1 + math.cos(math.pi * done)) / 2 if self.cosine else 1.0
         )
 
-    def weight_of_divergence(self, round: int) -> float:
-        """beta in a round, counted from one."""
-        return self.beta * min(1.0, (round - 1) / max(1e-9, self.warm_up * (self.rounds - 1)))
+    def weight_of_divergence(self, round: int, rounds: int) -> float:
+        """beta in a round, counted from one, of so many as the run has."""
+        return self.beta * min(1.0, (round - 1) / max(1e-9, self.warm_up * (rounds - 1)))
 
     @property
     def private_steps(self) -> int:

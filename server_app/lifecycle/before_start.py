@@ -26,16 +26,18 @@ PATHS = ("data-dir", "weights-path")
 
 
 def check_start(config: Run, simulated: bool) -> None:
-    """Check what the coordinator's own process needs: device, resume, output folder.
+    """Check what the coordinator's own process needs: noise, device, resume, output folder.
 
     Args:
         config: the run.
         simulated: whether it is a simulation.
 
     Raises:
-        ConfigError: the device or the output folder cannot be used.
+        ConfigError: the budget cannot be kept, or the device or the output folder cannot be used.
         RunError: the folder of `resume` cannot be continued with these settings.
     """
+    # Every site computes the same noise, and would refuse a budget that it cannot keep.
+    config.mechanism_for("record")
     if config.settings.device.startswith("cuda"):
         # Only then: counting GPUs imports torch.
         pick_device(config.settings.device)

@@ -113,7 +113,7 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
         settings.augment, stream(training.config.settings.seed, "fedlap", "coordinator", number)
     )
     current, steps, edge = start, 0, 0
-    rate = settings.rate(number)
+    rate = settings.rate(number, training.config.rounds)
     for here, outside in walk(
         body.to(device), start, records, rate, settings.server_steps, radius, changes
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +144,20 @@ def test_an_unknown_method_is_refused_as_everywhere() -> None:
 def test_a_description_can_be_written_as_json() -> None:
     assert all(type(row.default) in (str, int, float, bool) for row in ROWS)
     assert set(asdict(ROWS[0])) == {"key", "text", "kind", "default", "range", "unit", "methods"}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].needs_budget])
+def test_a_number_is_named_where_the_method_does_not_use_it_and_only_there(name: str) -> None:
+    run = parse_run({"method": name})
+    for row in ROWS:
+        if not row.section or row.kind not in ("number", "whole number", "true or false"):
+            continue
+        key = row.key.partition(".")[2].replace("-", "_")
+        section = getattr(run.settings, row.section)
+        section = section.model_copy(update={key: type(row.default)(not row.default)})
+        changed = replace(run, settings=run.settings.model_copy(update={row.section: section}))
+        named = [line for line in without_effect(changed) if line.startswith(f"{row.key} = ")]
+        assert bool(named) == (name not in row.methods), (row.key, named)
 
 
 def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -> None:

@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
 from common.errors import ConfigError, DataError, FedSurrogateError, RunError, SurrogateError
+from common.models.classifiers import Head
+from common.wire.records import unpack_surrogate
+from server_app.export.source import run_config_of
+from server_app.site_values import stored
 from tests.replies import as_received
 
 DIGITS = load_digits()
@@ -189,3 +194,29 @@ def test_without_pandas_a_table_names_the_extra(
 
 def test_type_checkers_read_the_types_of_the_package() -> None:
     assert (Path(fs.__file__).parent / "py.typed").is_file()
+
+
+def test_a_public_centre_is_used_as_in_a_run_and_values_need_its_file_no_longer(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "public.safetensors"
+    save_file({"x": torch.tensor(X[1400:]).float()}, str(file))
+    names = [str(digit) for digit in range(10)]
+    private: dict[str, Any] = {
+        "classes": names,
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "covariance": "spherical",
+    }
+    sent = made(**private, public=str(file))
+    assert unpack_surrogate(sent[0].payload).claim.centre  # type: ignore[union-attr]
+    centre = torch.tensor(X[1400:]).float().mean(0)
+    learned = fs.learn(sent).classifier
+    assert isinstance(learned, Head)
+    assert learned.centre is not None
+    assert torch.allclose(learned.centre.float(), centre, atol=1e-3)
+    run = fs.simulate(
+        PARTS, test=TEST, output_dir=tmp_path / "runs", **QUICK, **private, public=str(file)
+    )
+    file.unlink()
+    assert set(stored(run_config_of(run.folder), run.folder)[1]) == {"0", "1", "2"}

@@ -136,9 +136,8 @@ def trained(task: Task) -> Trained:
     embeddings, labels = scaled(features).to(device), labels.to(device)
     shared, companion, private = shared.to(device), companion.to(device), bool(run.settings.epsilon)
     random = stream(run.settings.seed, run.settings.method, task.site, task.round)
-    trainer = trainer_of(
-        shared, companion, run.settings.dpcvae, task.round, counts, private, random
-    )
+    round = (task.round, run.rounds)
+    trainer = trainer_of(shared, companion, run.settings.dpcvae, round, counts, private, random)
     facts = _train_privately(task, trainer, embeddings, labels, counts) if private else {}
     if not private:
         for rows in _batches(len(labels), run.settings.dpcvae, random):

@@ -257,7 +257,7 @@ def trainer_of(
     shared: AnyGenerator,
     companion: nn.Module,
     settings: DPCVAESettings,
-    round: int,
+    round: tuple[int, int],
     shares: Tensor,
     private: bool,
     generator: torch.Generator,
@@ -268,21 +268,21 @@ def trainer_of(
         shared: the generator.
         companion: its encoder or critic.
         settings: of the training.
-        round: its number, from one.
+        round: its number, from one, and how many the run has.
         shares: released class sizes, (C,).
         private: whether noise of encodings must be secret.
         generator: of all other random numbers.
     """
     if isinstance(shared, GanGenerator):
         return GanTrainer(
-            shared, companion, settings, settings.rate(round, GAN_RATE), shares, generator
+            shared, companion, settings, settings.rate(*round, GAN_RATE), shares, generator
         )
     assert isinstance(companion, Encoder)
     usual = {"adam": 3e-3 if settings.hidden else 0.03, "sgd": 0.1}[settings.optimiser]
-    beta = settings.weight_of_divergence(round)
+    beta = settings.weight_of_divergence(*round)
 
     def seeded(shape: Sequence[int]) -> Tensor:
         return torch.randn(tuple(shape), generator=generator)
 
     normals = system_normals if private else seeded
-    return CVAETrainer(shared, companion, settings, settings.rate(round, usual), beta, normals)
+    return CVAETrainer(shared, companion, settings, settings.rate(*round, usual), beta, normals)

@@ -68,7 +68,7 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
         ConfigError: in a private run at a site that protects patients.
     """
     run, received = task.run, task.received_model()
-    task.records_alone("method = 'fedlap'")
+    task.records_alone(f"method = {task.run.method.name!r}")
     classes = received.header.classes
     settings, private, claim = run.settings.fedlap, bool(run.settings.epsilon), run.mechanism
     features, labels = task.training_data(classes)
@@ -91,7 +91,7 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
         looks = PrivateGradient(
             body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected
         )
-    rate = settings.rate(task.round)
+    rate = settings.rate(task.round, run.rounds)
     matching = Matching(
         settings, rate, settings.mse(private), recipe.statistic, recipe.starts(task)
     )
@@ -206,7 +206,7 @@ def _radius(
     server = ServerWalk(
         body,
         model,
-        settings.rate(task.round),
+        settings.rate(task.round, task.run.rounds),
         settings.server_steps,
         settings.trust_radius,
         changes,

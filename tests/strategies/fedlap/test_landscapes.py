@@ -79,10 +79,10 @@ def test_the_radius_of_a_rule(rule: str, radii: list[float], wanted: float) -> N
 
 def test_the_learning_rate_falls_with_the_root_of_the_round_or_as_a_cosine() -> None:
     assert [
-        FedLAPSettings(learning_rate=0.6).rate(number) for number in (1, 4, 9)
+        FedLAPSettings(learning_rate=0.6).rate(number, 9) for number in (1, 4, 9)
     ] == pytest.approx([0.6, 0.3, 0.2])
-    cosine = FedLAPSettings(learning_rate=0.6, cosine=True, rounds=4)
-    assert [cosine.rate(number) for number in (1, 3)] == pytest.approx([0.6, 0.3])
+    cosine = FedLAPSettings(learning_rate=0.6, cosine=True, rounds=9)
+    assert [cosine.rate(number, 4) for number in (1, 3)] == pytest.approx([0.6, 0.3])
 
 
 def test_a_radius_far_below_the_median_does_not_stop_the_others() -> None:

@@ -50,7 +50,7 @@ def test_the_sum_is_that_of_records_clipped_one_by_one(
             shared,
             companion,
             run.settings.dpcvae,
-            3,
+            (3, 9),
             torch.ones(3),
             False,
             torch.Generator().manual_seed(5),

@@ -174,7 +174,7 @@ def test_the_noise_of_encodings_is_secret_under_privacy_and_repeats_without() ->
             )
             seeded = torch.Generator().manual_seed(0)
             trainer = trainer_of(
-                shared, companion, config.settings.dpcvae, 2, torch.ones(3), private, seeded
+                shared, companion, config.settings.dpcvae, (2, 9), torch.ones(3), private, seeded
             )
             found.append(
                 trainer.losses(
