@@ -37,6 +37,7 @@ from client_app.node_config import (
     parse_node_config,
 )
 from client_app.offline.keys import private_key
+from client_app.own_files import close_to_others
 from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
 from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
 from common.extras.needed import check_packages
@@ -115,6 +116,7 @@ def answer(
     Raises:
         FedSurrogateError: and any error of a library.
     """
+    close_to_others(node)
     _open_log(node)
     run = parse_run(run_config)
     check_addressee(content, site)

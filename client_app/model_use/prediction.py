@@ -25,7 +25,7 @@ from client_app.model_use.inputs import PATIENT, Inputs
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import power_in, raised, with_power
 from common.errors import BackboneError, ConfigError, DataError
-from common.files import replace_file
+from common.files import OWNER_ONLY, replace_file, replacing
 from common.models.classifiers import Classifier
 from common.signed_models.gaussians import Gaussians
 from common.signed_models.signed_model import SignedModel
@@ -370,7 +370,10 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
             tally[0] += 1
             values = np.array([float(row[f"p_{name}"]) for name in classes])
             sums[patient] = sums.get(patient, np.zeros(len(classes))) + values
-    with target.open("w", newline="", encoding="utf-8") as stream:
+    with (
+        replacing(target, mode=OWNER_ONLY) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as stream,
+    ):
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(
             [PATIENT, "images", "left_out", *(f"p_{name}" for name in classes), DECISION]
