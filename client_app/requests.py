@@ -42,6 +42,7 @@ from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_
 from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
 from common.extras.needed import check_packages
 from common.files import stage_file
+from common.logs.output import TextLines
 from common.run import Run, parse_run
 from common.security.sealing import public_key
 from common.settings.flat import Scalar
@@ -358,7 +359,7 @@ def _open_log(node: NodeConfig) -> None:
         raise not_writable(
             "state-dir", node.state, error.strerror or type(error).__name__
         ) from None
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(TextLines("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from common.errors import ConfigError, SealError, SurrogateError
@@ -22,6 +22,7 @@ from common.run import Run, parse_run
 from common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
 from common.signed_models.gaussians import Gaussians
 from common.wire.model_files import classifier_of, file_content
+from common.wire.validation import is_name as is_valid_name
 
 FORMAT = 1
 SUFFIX = ".fedsurrogate"
@@ -57,6 +58,13 @@ class Privacy(BaseModel):
         )
 
 
+def _class_name(value: str) -> str:
+    """The name, as a surrogate's header may have it. Raises ValueError."""
+    if not is_valid_name(value):
+        raise ValueError("a name of a class that does not print, or is too long")
+    return value
+
+
 class Manifest(BaseModel):
     """Facts about a model, which the signature covers.
 
@@ -80,7 +88,7 @@ class Manifest(BaseModel):
     run: str = Field(max_length=64)
     flower_run: str = Field(max_length=40)
     fingerprint: str = Field(min_length=1, max_length=200)
-    classes: list[str] = Field(min_length=1)
+    classes: list[Annotated[str, AfterValidator(_class_name)]] = Field(min_length=1)
     dimension: int = Field(ge=1)
     settings: dict[str, str | int | float]
     form: dict[str, str]
