@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from torch import Tensor
 
 from common.errors import ConfigError, SealError, SurrogateError
-from common.models.classifiers import Classifier
+from common.models.classifiers import Classifier, Ensemble, Head
 from common.run import Run, parse_run
 from common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
 from common.signed_models.gaussians import Gaussians
@@ -208,6 +208,8 @@ def assembled(
             f"the model is signed by a key of {len(parts[1])} bytes, not {PUBLIC_BYTES}"
         )
     verify(facts.signed_bytes(), parts[0], parts[1], PURPOSE)
+    if isinstance(classifier, Ensemble) and not all(map(_is_linear, classifier.heads)):
+        raise SealError("an ensemble of heads that change features, which no signature covers")
     header = classifier.header
     digest = digest_of(_all(tensors, gaussians))
     actual = (form, digest, header.fingerprint, list(header.classes), classifier.dimension)
@@ -216,6 +218,11 @@ def assembled(
     if (gaussians is None) != bool(facts.gaussians):
         raise SealError("the model's Gaussians are not those that its manifest describes")
     return SignedModel(classifier, facts, gaussians, *parts)
+
+
+def _is_linear(head: Head) -> bool:
+    """Whether weight and bias are all of a head: a file has no more of one in an ensemble."""
+    return head.clip is None and head.centre is None and head.projection is None
 
 
 def save_signed_model(model: SignedModel) -> bytes:
