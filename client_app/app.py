@@ -79,14 +79,17 @@ def _answer(message: Message, context: Context, work: str) -> Message:
     """
     reported: dict[str, ConfigRecordValues] = {"status": "internal"}
     try:
-        from client_app.requests import answer, identify_site
+        from common.files import owner_only
 
-        node, site = identify_site(context.node_config, context.node_id)
-        reported["site"] = site
-        return Message(
-            answer(work, message.content, context.run_config, str(context.run_id), node, site),
-            reply_to=message,
-        )
+        with owner_only():
+            from client_app.requests import answer, identify_site
+
+            node, site = identify_site(context.node_config, context.node_id)
+            reported["site"] = site
+            return Message(
+                answer(work, message.content, context.run_config, str(context.run_id), node, site),
+                reply_to=message,
+            )
     except FedSurrogateError as error:
         log.error("%s: %s", error.code, error)
         reported |= {"status": error.code, **_reason(error, context)}

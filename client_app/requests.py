@@ -37,10 +37,12 @@ from client_app.node_config import (
     parse_node_config,
 )
 from client_app.offline.keys import private_key
+from client_app.own_files import close_to_others
 from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
 from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
 from common.extras.needed import check_packages
 from common.files import stage_file
+from common.logs.output import TextLines
 from common.run import Run, parse_run
 from common.security.sealing import public_key
 from common.settings.flat import Scalar
@@ -115,6 +117,7 @@ def answer(
     Raises:
         FedSurrogateError: and any error of a library.
     """
+    close_to_others(node)
     _open_log(node)
     run = parse_run(run_config)
     check_addressee(content, site)
@@ -356,7 +359,7 @@ def _open_log(node: NodeConfig) -> None:
         raise not_writable(
             "state-dir", node.state, error.strerror or type(error).__name__
         ) from None
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(TextLines("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
 

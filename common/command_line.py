@@ -10,23 +10,43 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
 from common.errors import FedSurrogateError
+from common.escapes import for_terminal
 from common.version import NAME, own_version
 
 if TYPE_CHECKING:
     from common.run import Run
 
-# No markup: patterns, paths and reasons are shown unchanged, "[a-z]" included.
-console = Console(highlight=False, markup=False, emoji=False)
+
+class SafeConsole(Console):
+    """A console on which no text controls the terminal: names may come from other hospitals.
+
+    No markup: patterns, paths and reasons are shown unchanged, "[a-z]" included.
+    """
+
+    def __init__(self, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The segments of what is printed; their texts are safe, line by line."""
+        for segment in super().render(renderable, options):
+            text = "\n".join(map(for_terminal, segment.text.split("\n")))
+            yield segment if segment.control else Segment(text, segment.style)
+
+
+console = SafeConsole()
 # Characters of a summary in a list of commands; a summary is folded, not cut.
 LONGEST_SUMMARY = 200
 SHOWN_VERSIONS = ("flwr", "torch")
@@ -148,7 +168,7 @@ def handling(signals: Sequence[signal.Signals], handler: Callable[..., None]) ->
 
 def stderr_console() -> Console:
     """A console for progress, warnings and errors, so that stdout contains only the result."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return SafeConsole(stderr=True)
 
 
 def print_error(text: str) -> None:

@@ -75,6 +75,18 @@ def stage_file(
     return temporary
 
 
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """Files and folders that this process makes meanwhile are for its own account alone, whatever
+    its umask was, and also those of a library that gives no mode. For programs of a site.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def put_in_place(temporary: Path, file: Path, *, durable: bool = True) -> None:
     """Rename a file within its folder; durable: also after a power failure. Raises OSError."""
     if not durable:

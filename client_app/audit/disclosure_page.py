@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.pages.html import render_page
 from common.pages.style import page_head
 
 PARTS = {
@@ -56,9 +57,4 @@ def page_of(content: dict[str, Any], address: str) -> str:
         content: of the sheet.
         address: of its files in the state folder.
     """
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(PAGE).render(s=content, parts=PARTS, address=address)
+    return render_page(PAGE, {"s": content, "parts": PARTS, "address": address})

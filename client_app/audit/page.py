@@ -6,6 +6,7 @@ import base64
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from common.pages.html import render_page, trusted
 from common.pages.style import page_head
 from common.pages.svg import BLUE, FAINT, LINE, make_axes, render, undrawn
 
@@ -78,16 +79,10 @@ def page_of(audit: ReleaseAudit, broken: str = "", pictures: Sequence[bytes] = (
         broken: what contradicts the claim; empty for nothing.
         pictures: PNG files of the records that stand out, in their order.
     """
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     faces = [base64.b64encode(content).decode() for content in pictures]
-    curve = Markup(render("audit-curve", 3.4, lambda figure: _draw(figure, audit)))
-    page = environment.from_string(PAGE)
-    return page.render(a=audit, broken=broken, faces=faces, curve=curve, undrawn=undrawn())
+    curve = trusted(render("audit-curve", 3.4, lambda figure: _draw(figure, audit)))
+    values = {"a": audit, "broken": broken, "faces": faces, "curve": curve, "undrawn": undrawn()}
+    return render_page(PAGE, values)
 
 
 def _draw(figure: Any, audit: ReleaseAudit) -> None:

@@ -4,7 +4,6 @@ scores.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,8 @@ import typer
 from client_app.cli.options import MaybeNode, Node, node_of
 from common.command_line import Json, RunSettings, console, run_config_of
 from common.errors import ConfigError, DataError
+from common.escapes import csv_text
+from common.files import replace_file
 
 if TYPE_CHECKING:
     from client_app.features.site_features import SiteFeatures
@@ -256,10 +257,8 @@ def ood(
     }
     if out is not None:
         rows = zip(labels.tolist(), *(score.tolist() for score in scores.values()), strict=True)
-        with out.open("w", newline="") as stream:
-            writer = csv.writer(stream)
-            writer.writerow(["class", *scores])
-            writer.writerows([site_features.classes[label], *row] for label, *row in rows)
+        cells = ([site_features.classes[label], *row] for label, *row in rows)
+        replace_file(out, csv_text([["class", *scores], *cells]))
     medians = {name: float(score.median()) for name, score in scores.items()}
     if as_json:
         print(

@@ -77,6 +77,7 @@ def check_settings(node: NodeConfig) -> None:
     from client_app.governance.gate import own_ledger
     from client_app.governance.policy import load_policy
     from client_app.node_config import check_folders
+    from client_app.own_files import close_to_others
 
     if not node.data:
         raise ConfigError(
@@ -94,6 +95,7 @@ def check_settings(node: NodeConfig) -> None:
         )
     _check_files_and_device(node)
     check_folders(node)
+    close_to_others(node)
     if (ledger := own_ledger(node)) is not None:
         ledger.check()
 

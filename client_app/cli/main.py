@@ -29,6 +29,7 @@ from common.command_line import (
     run_config_of,
 )
 from common.errors import ConfigError
+from common.files import owner_only
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -398,8 +399,9 @@ def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
+@owner_only()
 def main() -> None:
-    """Entry point."""
+    """Entry point. What a command writes, and what it starts, is for this account only."""
     run_command(app)
 
 

@@ -29,7 +29,7 @@ def models(context: typer.Context, node_config: MaybeNode = None, as_json: Json 
         raise ConfigError("--node-config is missing; models are in the state folder that it names")
     from rich.table import Column, Table
 
-    from client_app.model_use.store import models_folder, read_index, read_kept
+    from client_app.model_use.store import models_folder, nothing_in_use, read_index, read_kept
     from common.errors import FedSurrogateError
 
     node = node_of(node_config)
@@ -79,6 +79,8 @@ def models(context: typer.Context, node_config: MaybeNode = None, as_json: Json 
         )
     console.print(table)
     console.print(f"* in use; all in {models_folder(node)}", soft_wrap=True)
+    if not index.in_use:
+        console.print(nothing_in_use(index), style="yellow", soft_wrap=True)
 
 
 @models_app.command()
@@ -94,9 +96,13 @@ def add(
             metavar="HEX",
         ),
     ] = "",
+    use_it: Annotated[bool, typer.Option("--use", help="Put it in use as well.")] = False,
 ) -> None:
-    """Keep a model file that was brought by a person. Its signature must fit the coordinator's key."""
-    from client_app.model_use.store import keep_model, trusted_keys
+    """Keep a model file that was brought by a person. Its signature must fit the coordinator's key.
+
+    Commands take it when they name none only after --use, or `site models use`.
+    """
+    from client_app.model_use.store import keep_model, trusted_keys, use_model
     from common.signed_models.signed_model import read_signed_model
 
     node = node_of(node_config)
@@ -112,23 +118,32 @@ def add(
             "coordinator-key in the node-config to the output of `coordinator key` there, or give "
             "it with --signer"
         )
-    console.print(
-        f"kept as {keep_model(node, read_signed_model(file, trusted), 'file')}", soft_wrap=True
-    )
+    name = keep_model(node, read_signed_model(file, trusted), "file")
+    console.print(f"kept as {name}", soft_wrap=True)
+    if use_it:
+        _report_use(name, use_model(node, name))
 
 
 @models_app.command()
 def use(
-    name: Annotated[str, typer.Argument(help="The name of a kept model.")], node_config: Node
+    node_config: Node,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAME]",
+            help="The name of a kept model; it may be left out if only one is kept.",
+        ),
+    ] = "",
 ) -> None:
-    """Put a kept model in use: commands take it when they name none."""
-    from client_app.model_use.store import use_model
+    """Put a kept model in use: commands take it when they name none.
 
-    before = use_model(node_of(node_config), name)
-    console.print(
-        f"in use: {name}" + (f"; before: {before}" if before not in ("", name) else ""),
-        soft_wrap=True,
-    )
+    No model is in use before a person decides it, also not the first one.
+    """
+    from client_app.model_use.store import only_kept, use_model
+
+    node = node_of(node_config)
+    name = name or only_kept(node)
+    _report_use(name, use_model(node, name))
 
 
 @models_app.command()
@@ -137,3 +152,10 @@ def back(node_config: Node) -> None:
     from client_app.model_use.store import go_back
 
     console.print(f"in use: {go_back(node_of(node_config))}", soft_wrap=True)
+
+
+def _report_use(name: str, before: str) -> None:
+    console.print(
+        f"in use: {name}" + (f"; before: {before}" if before not in ("", name) else ""),
+        soft_wrap=True,
+    )

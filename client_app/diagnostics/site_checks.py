@@ -23,6 +23,7 @@ from client_app.governance.gate import open_gate, own_ledger
 from client_app.governance.policy import NO_LIMIT
 from client_app.governance.uncharged import FALLBACK, check_dimension
 from client_app.node_config import NodeConfig, is_protected, packages_of
+from client_app.own_files import readable_by_others
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import with_power
 from common.costs import costs
@@ -51,6 +52,7 @@ def check_site(
         run_named: whether `run` is a planned run; only then are its policy and budget checked.
     """
     yield from _folders(node)
+    yield _guarded("other accounts", "see state-dir", lambda: _other_accounts(node))
     yield from _machine(run.settings.device, node)
     yield _guarded("policy", "see `site policy check`", lambda: _policy(run.settings.data, node))
     yield _guarded(
@@ -136,6 +138,19 @@ def _folders(node: NodeConfig) -> Iterator[Finding]:
             )
         else:
             yield Finding(what, "PASS", facts)
+
+
+def _other_accounts(node: NodeConfig) -> Finding:
+    found = readable_by_others(node)
+    if not found:
+        return Finding("other accounts", "PASS", "none can read what is kept here")
+    return Finding(
+        "other accounts",
+        "WARN",
+        f"they may read {len(found)} files or folders of this site, such as {found[0]}",
+        "`site join`, or the next request, closes those of this user; for others' files: "
+        "chmod -R go-rwx",
+    )
 
 
 def _machine(wanted: str, node: NodeConfig) -> Iterator[Finding]:

@@ -31,7 +31,6 @@ def progress(
     start = reported = time.perf_counter()
     before = done
     if sys.stderr.isatty():
-        from rich.console import Console
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -40,13 +39,15 @@ def progress(
             TimeRemainingColumn,
         )
 
+        from common.command_line import stderr_console
+
         columns = (
             TextColumn(name),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]:.0f} " + what + "/s"),
         )
-        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        with Progress(*columns, TimeRemainingColumn(), console=stderr_console()) as bar:
             task = bar.add_task(name, total=total, completed=done, rate=0.0)
 
             def draw(count: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.number_format import shorten
+from common.pages.html import render_page, trusted
 from common.pages.style import page_head
 from common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render, undrawn
 
@@ -129,14 +130,7 @@ Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.d
 
 def page_of(facts: Mapping[str, Any]) -> str:
     """The page for the facts of an evaluation."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    drawn = [(key, title, Markup(svg)) for key, title, svg in _pictures(facts)]
-    page = environment.from_string(PAGE)
+    drawn = [(key, title, trusted(svg)) for key, title, svg in _pictures(facts)]
     averages = dict.fromkeys(("balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"))
     shown = dict(facts["report"]) | {"averages": averages | facts["report"]["averages"]}
     groups = {
@@ -148,9 +142,8 @@ def page_of(facts: Mapping[str, Any]) -> str:
         }
         for column, kinds in facts["groups"].items()
     }
-    return page.render(
-        e=dict(facts) | {"groups": groups}, r=shown, names=NAMES, pictures=drawn, undrawn=undrawn()
-    ).lstrip()
+    values = {"e": dict(facts) | {"groups": groups}, "r": shown, "names": NAMES, "pictures": drawn}
+    return render_page(PAGE, values | {"undrawn": undrawn()}).lstrip()
 
 
 def _pictures(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -4,7 +4,6 @@ interruption.
 
 from __future__ import annotations
 
-import csv
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from client_app.model_use.inputs import PATIENT, Inputs
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import power_in, raised, with_power
 from common.errors import BackboneError, ConfigError, DataError
+from common.escapes import csv_rows, csv_text
 from common.files import replace_file
 from common.models.classifiers import Classifier
 from common.signed_models.gaussians import Gaussians
@@ -35,6 +35,10 @@ TOGETHER = 256
 BATCH = 64
 FILE, DECISION, PROBLEM = "file", "decision", "problem"
 UNREADABLE = "cannot be read"
+# A file's name need not be UTF-8.
+NAMES = "surrogateescape"
+# A row of a table.
+Cells = list[str | float | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +76,7 @@ class Predictor:
         scores = SCORES if self.gaussians is not None else ()
         return [*(f"p_{name}" for name in self.classes), DECISION, *scores]
 
-    def results(self, features: Tensor) -> list[list[str]]:
+    def results(self, features: Tensor) -> list[Cells]:
         """Cells of the columns with results.
 
         Args:
@@ -101,9 +105,9 @@ class Predictor:
         lists, chances = [column.tolist() for column in scores], probabilities.tolist()
         return [
             [
-                *(f"{value:.6f}" for value in chances[row]),
+                *(round(value, 6) for value in chances[row]),
                 decided[row],
-                *(f"{column[row]:.6g}" for column in lists),
+                *(float(f"{column[row]:.6g}") for column in lists),
             ]
             for row in range(len(decided))
         ]
@@ -180,13 +184,11 @@ def predict(
     done = _begin(out, header, _settings(model, predictor, inputs), overwrite)
     rows = [row for row, name in enumerate(inputs.names) if name not in done]
     started, unreadable = time.perf_counter(), 0
-    with one_thread(), out.open("a", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
+    with one_thread(), out.open("a", newline="", encoding="utf-8", errors=NAMES) as stream:
         for batch in _batches(inputs, rows, backbone):
             unreadable += len(batch.broken)
-            writer.writerows(
-                _lines(inputs, rows, batch, predictor, power_in(model.manifest.fingerprint))
-            )
+            lines = _lines(inputs, rows, batch, predictor, power_in(model.manifest.fingerprint))
+            stream.write(csv_text(lines))
             stream.flush()
     seconds = max(time.perf_counter() - started, 1e-9)
     return Predicted(len(rows), len(done), unreadable, len(rows) / seconds)
@@ -220,7 +222,7 @@ def _begin(out: Path, header: list[str], settings: dict[str, Any], overwrite: bo
     """Make or continue the output file; return the names of the images that it has already."""
     side = out.with_name(f"{out.name}.json")
     if overwrite or not out.exists():
-        replace_file(out, (",".join(_cell(name) for name in header) + "\n").encode())
+        replace_file(out, csv_text([header]).encode(encoding="utf-8", errors=NAMES))
         replace_file(side, (json.dumps(settings, indent=2) + "\n").encode())
         return set()
     try:
@@ -233,9 +235,9 @@ def _begin(out: Path, header: list[str], settings: dict[str, Any], overwrite: bo
             "settings; choose another file, or give --overwrite"
         )
     with out.open("rb+") as stream:
-        stream.truncate(_whole_lines(stream))
-    with out.open(newline="", encoding="utf-8") as stream:
-        reader = csv.reader(stream)
+        stream.truncate(_whole_rows(stream))
+    with out.open(newline="", encoding="utf-8", errors=NAMES) as stream:
+        reader = csv_rows(stream)
         if next(reader, None) != header:
             raise ConfigError(
                 f"--out {str(out)!r} has other columns than this command writes; choose another "
@@ -244,21 +246,16 @@ def _begin(out: Path, header: list[str], settings: dict[str, Any], overwrite: bo
         return {row[0] for row in reader if row}
 
 
-def _cell(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n') else text
-
-
-def _whole_lines(stream: IO[bytes]) -> int:
-    """The size of a file without a last line that was not finished."""
-    end = stream.seek(0, 2)
-    while end:
-        start = max(0, end - 65536)
-        stream.seek(start)
-        position = stream.read(end - start).rfind(b"\n")
-        if position >= 0:
-            return start + position + 1
-        end = start
-    return 0
+def _whole_rows(stream: IO[bytes]) -> int:
+    """The size of a file without a last row that was not finished. A name may hold a line's end,
+    inside of quotes.
+    """
+    size = at = quotes = 0
+    for line in stream:
+        at, quotes = at + len(line), quotes + line.count(b'"')
+        if quotes % 2 == 0 and line.endswith(b"\n"):
+            size = at
+    return size
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,9 +312,9 @@ def _joined(parts: Sequence[Part]) -> _Batch:
 
 def _lines(
     inputs: Inputs, rows: Sequence[int], batch: _Batch, predictor: Predictor, power: float
-) -> Iterator[list[str]]:
+) -> Iterator[Cells]:
     columns, empty = list(inputs.columns.values()), [""] * len(predictor.columns())
-    lines: dict[int, list[str]] = {position: [*empty, why] for position, why in batch.broken}
+    lines: dict[int, Cells] = {position: [*empty, why] for position, why in batch.broken}
     if batch.features is not None and len(batch.rows):
         if batch.features.shape[1] != predictor.classifier.dimension:
             raise DataError(
@@ -354,14 +351,16 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
     """
     sums: dict[str, Probabilities] = {}
     counts: dict[str, list[int]] = {}
-    with out.open(newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        if PATIENT not in (reader.fieldnames or ()):
+    with out.open(newline="", encoding="utf-8", errors=NAMES) as stream:
+        reader = csv_rows(stream)
+        columns = next(reader, [])
+        if PATIENT not in columns:
             raise ConfigError(
                 "--by-patient: the images name no patients; give --patient-column of their table, "
                 "or DICOM files"
             )
-        for row in reader:
+        for cells in reader:
+            row = dict(zip(columns, cells, strict=True))
             patient = row[PATIENT]
             tally = counts.setdefault(patient, [0, 0])
             if row[PROBLEM] or row[DECISION] == ABSTAIN:
@@ -370,16 +369,15 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
             tally[0] += 1
             values = np.array([float(row[f"p_{name}"]) for name in classes])
             sums[patient] = sums.get(patient, np.zeros(len(classes))) + values
-    with target.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(
-            [PATIENT, "images", "left_out", *(f"p_{name}" for name in classes), DECISION]
-        )
-        for patient, (used, left) in counts.items():
-            if not used:
-                writer.writerow([patient, 0, left, *[""] * len(classes), ABSTAIN])
-                continue
-            mean = sums[patient] / used
-            decided = classes[int(calibration.decisions(mean[None], classes)[0])]
-            writer.writerow([patient, used, left, *(f"{value:.6f}" for value in mean), decided])
+    lines: list[Cells] = [
+        [PATIENT, "images", "left_out", *(f"p_{name}" for name in classes), DECISION]
+    ]
+    for patient, (used, left) in counts.items():
+        if not used:
+            lines.append([patient, 0, left, *[None] * len(classes), ABSTAIN])
+            continue
+        mean = sums[patient] / used
+        decided = classes[int(calibration.decisions(mean[None], classes)[0])]
+        lines.append([patient, used, left, *(round(value, 6) for value in mean), decided])
+    replace_file(target, csv_text(lines).encode(encoding="utf-8", errors=NAMES))
     return len(counts)

@@ -104,7 +104,8 @@ def trusted_keys(node: NodeConfig) -> frozenset[bytes]:
 
 
 def keep_model(node: NodeConfig, model: SignedModel, source: str) -> str:
-    """Keep a verified model as a file of its own, atomically. The first model is in use at once.
+    """Keep a verified model as a file of its own, atomically. None is in use before a person decides
+    it, the first one neither.
 
     Args:
         node: the site's settings.
@@ -132,7 +133,7 @@ def keep_model(node: NodeConfig, model: SignedModel, source: str) -> str:
             replace_file(models_folder(node) / f"{name}{SUFFIX}", content)
             now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             kept = Kept(hashlib.sha256(content).hexdigest(), model.key.hex(), now, source)
-            _write(node, Index(index.models | {name: kept}, index.in_use or name, index.before))
+            _write(node, Index(index.models | {name: kept}, index.in_use, index.before))
     return name
 
 
@@ -229,11 +230,33 @@ def open_model(name: str, node: NodeConfig | None) -> SignedModel:
             f"{name!r} is no file; to name a model that this site keeps, give --node-config"
         )
     if name == IN_USE and not (name := read_index(node).in_use):
-        raise StateError(
-            "no model is in use at this site; `site models add FILE` adds one, and runs bring "
-            "theirs"
-        )
+        raise StateError(nothing_in_use(read_index(node)))
     return read_kept(node, name)
+
+
+def nothing_in_use(index: Index) -> str:
+    """Why no model is in use, and how a person puts one in use."""
+    if not index.models:
+        return (
+            "no model is in use at this site, and it keeps none; `site models add FILE --use` adds "
+            "one, and runs bring theirs"
+        )
+    *_, latest = index.models
+    return (
+        f"no model is in use at this site: a person decides it; it keeps {', '.join(index.models)}; "
+        f"put one in use with `site models use {latest}`"
+    )
+
+
+def only_kept(node: NodeConfig) -> str:
+    """The name of the only model that is kept. Raises StateError if there are none or several."""
+    names = list(read_index(node).models)
+    if len(names) != 1:
+        raise StateError(
+            f"this site keeps {', '.join(names) or 'no model'}; "
+            + ("name one of them" if names else "`site models add FILE` adds one")
+        )
+    return names[0]
 
 
 def keep_received(node: NodeConfig, model: SignedModel, took_part: bool) -> None:
@@ -258,8 +281,10 @@ def keep_received(node: NodeConfig, model: SignedModel, took_part: bool) -> None
         log.error("the model of run %s is not kept: %s", model.manifest.flower_run, error)
     else:
         log.info(
-            "kept the model of run %s as %s; put it in use with `site models use`",
+            "kept the model of run %s as %s; it is not used before a person puts it in use with "
+            "`site models use %s`",
             model.manifest.flower_run,
+            name,
             name,
         )
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.files import owner_only
 from common.flower import flower
 from common.flower.environment import without_proxy_here
 from common.logs.output import configure_log
@@ -43,6 +44,7 @@ def serve(runtime: str) -> None:
     flower().superexec(runtime, str(Path(sys.executable).with_name(COMMAND)))
 
 
+@owner_only()
 def answer() -> None:
     """The command `site-app`: runs one task, with the arguments of flwr-clientapp."""
     configure_log(os.environ)

@@ -17,13 +17,15 @@ from contextlib import suppress
 
 import psutil
 
+from common.escapes import for_terminal
+
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""
 STEADY = 60.0
 """A process that ends within these seconds has ended soon after its start."""
 LONGEST_LINE, LAST_LINES = 2**16, 5
-# Terminal sequences and control characters: a line may quote text that arrived with a run.
-_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Colours and the like, which Flower writes into its log.
+_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DEATH_SIGNAL = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -117,7 +119,9 @@ class Child:
         *whole, self._unfinished = text.split(b"\n")
         if len(self._unfinished) >= LONGEST_LINE:
             whole, self._unfinished = [*whole, self._unfinished], b""
-        printable = (_UNPRINTABLE.sub("", line.decode(errors="replace")).rstrip() for line in whole)
+        # A line may quote text that arrived with a run.
+        texts = (_SEQUENCE.sub("", line.decode(errors="replace")) for line in whole)
+        printable = (for_terminal(text).rstrip() for text in texts)
         complete = [line for line in printable if line]
         self.last.extend(complete)
         return complete

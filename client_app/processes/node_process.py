@@ -36,7 +36,7 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
             "port"
         )
     configure_log(os.environ)
-    os.umask(0o077)
+    os.umask(0o077)  # Its socket, too: only this account may open it.
     again = [sys.executable, *sys.orig_argv[1:]]
     logging.getLogger("flwr").addFilter(_in_one_line)
     threading.excepthook = _of_a_thread

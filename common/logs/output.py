@@ -9,8 +9,9 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
+from common.escapes import for_terminal
 from common.flower import flower
 
 VARIABLE = "FEDSURROGATE_LOG"
@@ -22,6 +23,21 @@ CONSTANT = (
     "ControlServicer.ListRuns",
     "ControlServicer.ListNodes",
 )
+
+
+class TextLines(logging.Formatter):
+    """A log record as text: its message in one line, and the lines of a trace indented, so that no
+    text in it looks like another record, or controls a terminal.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The first line."""
+        return for_terminal(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """The trace."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {for_terminal(line)}" for line in lines)
 
 
 class JsonLines(logging.Formatter):
@@ -47,6 +63,10 @@ def configure_log(environment: Mapping[str, str], stream: TextIO | None = None) 
     """Set up this process's log. stream: for JSON; stdout by default."""
     logging.getLogger("flwr").addFilter(is_news)
     if environment.get(VARIABLE) != "json":
+        # After the loggers' own filters, which know the message without its values.
+        for each in logging.getLogger("flwr").handlers:
+            each.addFilter(in_one_line)
+        logging.getLogger("fedsurrogate.site").addFilter(in_one_line)
         return
     flower().open_log()
     handler = logging.StreamHandler(stream or sys.stdout)
@@ -58,6 +78,12 @@ def configure_log(environment: Mapping[str, str], stream: TextIO | None = None) 
             logger.removeHandler(old)
         logger.addHandler(handler)
         logger.propagate = False
+
+
+def in_one_line(record: logging.LogRecord) -> bool:
+    """Keep a record, its message made safe for a terminal."""
+    record.msg, record.args = for_terminal(record.getMessage()), ()
+    return True
 
 
 def is_news(record: logging.LogRecord) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.escapes import for_terminal
 from common.extras.packages import EXTRAS, install_command, is_installed, needed_for
 from common.number_format import human_bytes, shorten
 
@@ -100,7 +101,8 @@ def render(name: str, height: float, draw: Callable[[Any], None]) -> str:
         figure.savefig(
             out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
-    svg = out.getvalue()
+    # Labels hold names; matplotlib escapes what XML needs, and nothing else.
+    svg = "\n".join(map(for_terminal, out.getvalue().split("\n")))
     svg = re.sub(r"<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, body = svg.split(">", 1)
     box = re.search(r'viewBox="[^"]*"', head)

@@ -11,17 +11,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from common.errors import ConfigError, SealError, SurrogateError
-from common.models.classifiers import Classifier
+from common.models.classifiers import Classifier, Ensemble, Head
 from common.run import Run, parse_run
 from common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
 from common.signed_models.gaussians import Gaussians
 from common.wire.model_files import classifier_of, file_content
+from common.wire.validation import is_name as is_valid_name
 
 FORMAT = 1
 SUFFIX = ".fedsurrogate"
@@ -57,6 +58,13 @@ class Privacy(BaseModel):
         )
 
 
+def _class_name(value: str) -> str:
+    """The name, as a surrogate's header may have it. Raises ValueError."""
+    if not is_valid_name(value):
+        raise ValueError("a name of a class that does not print, or is too long")
+    return value
+
+
 class Manifest(BaseModel):
     """Facts about a model, which the signature covers.
 
@@ -80,7 +88,7 @@ class Manifest(BaseModel):
     run: str = Field(max_length=64)
     flower_run: str = Field(max_length=40)
     fingerprint: str = Field(min_length=1, max_length=200)
-    classes: list[str] = Field(min_length=1)
+    classes: list[Annotated[str, AfterValidator(_class_name)]] = Field(min_length=1)
     dimension: int = Field(ge=1)
     settings: dict[str, str | int | float]
     form: dict[str, str]
@@ -200,6 +208,8 @@ def assembled(
             f"the model is signed by a key of {len(parts[1])} bytes, not {PUBLIC_BYTES}"
         )
     verify(facts.signed_bytes(), parts[0], parts[1], PURPOSE)
+    if isinstance(classifier, Ensemble) and not all(map(_is_linear, classifier.heads)):
+        raise SealError("an ensemble of heads that change features, which no signature covers")
     header = classifier.header
     digest = digest_of(_all(tensors, gaussians))
     actual = (form, digest, header.fingerprint, list(header.classes), classifier.dimension)
@@ -208,6 +218,11 @@ def assembled(
     if (gaussians is None) != bool(facts.gaussians):
         raise SealError("the model's Gaussians are not those that its manifest describes")
     return SignedModel(classifier, facts, gaussians, *parts)
+
+
+def _is_linear(head: Head) -> bool:
+    """Whether weight and bias are all of a head: a file has no more of one in an ensemble."""
+    return head.clip is None and head.centre is None and head.projection is None
 
 
 def save_signed_model(model: SignedModel) -> bytes:

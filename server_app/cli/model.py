@@ -339,7 +339,7 @@ def export(
     elif format_ is Format.card:
         from server_app.export.model_card import model_card
 
-        file.write_text(model_card(model, run))
+        file.write_text(model_card(model, run), encoding="utf-8")
     elif format_ is Format.rocrate:
         from server_app.export.research_object import write_research_object
 
@@ -354,7 +354,7 @@ def export(
         apart = write_graph(graph, format_.value, file)
         console.print(f"largest difference of a probability: {apart:.2g}")
         card = file.with_name(f"{file.name}.md")
-        card.write_text(model_card(model, run, graph.preprocessing))
+        card.write_text(model_card(model, run, graph.preprocessing), encoding="utf-8")
         console.print(str(card), soft_wrap=True)
     console.print(str(file), soft_wrap=True)
 

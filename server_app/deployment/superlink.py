@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.flower import flower
-from common.flower.environment import UNIX, without_proxy_here
+from common.flower.environment import without_proxy_here
 from common.logs.output import configure_log
 from server_app.deployment.fleet_guard import refusal
 from server_app.deployment.request_key import KEY
@@ -23,8 +23,8 @@ from strategies.base.registered import TABLE, VARIABLE
 def serve(arguments: Sequence[str]) -> None:
     """Run `flower-superlink` with these arguments in this process. Does not return."""
     os.environ.update(without_proxy_here(os.environ))
-    if any(UNIX in argument for argument in arguments):
-        os.umask(0o077)
+    # Its database holds what sites send, and its sockets ask for no authentication.
+    os.umask(0o077)
     configure_log(os.environ)
     if table := table_of_registered(arguments):
         # The coordinator's app inherits this variable, and does not run without the table.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import RunError
+from common.escapes import for_markdown
 from common.signed_models.signed_model import SignedModel
 from server_app.report.counts_view import HIDDEN, where_noise
 from server_app.runs.json_files import read_json
@@ -71,9 +72,8 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
     ]
     for name, row in classes.items():
         cells = (_shown(as_table(row).get(key)) for key in MEASURES)
-        safe = name.replace("|", "\\|")
         lines.append(
-            f"| {safe} | {_shown(as_table(row).get('records'), '.0f')} | {' | '.join(cells)} |"
+            f"| {for_markdown(name)} | {_shown(as_table(row).get('records'), '.0f')} | {' | '.join(cells)} |"
         )
     metric = (
         "accuracy"

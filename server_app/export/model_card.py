@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from common.backbones.preprocessing import Preprocessing
+from common.escapes import for_markdown, for_terminal
 from common.methods import METHODS
 from common.privacy.mechanism import NOT_COVERED
 from common.signed_models.signed_model import SignedModel
@@ -40,6 +41,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
     backbone = str(facts.settings["backbone"])
     licence, words = LICENCES.get(backbone.partition(":")[0], UNKNOWN)
     measured = evaluated(model, run) or _simulated(metrics)
+    size = str(facts.settings["image-size"] or "of the backbone")
     title = METHODS[facts.method].title if facts.method in METHODS else facts.method
     lines = [
         "---",
@@ -49,24 +51,24 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "tags:",
         "- federated-learning",
         *(["- differential-privacy"] if facts.privacy else []),
-        f"- {facts.method}",
+        f"- {_quoted(facts.method)}",
         *_index(facts.name, measured),
         "---",
         "",
-        f"# {facts.name}",
+        f"# {for_markdown(facts.name)}",
         "",
-        f"An image classifier that {facts.sites} sites learned together with {title}. No image "
+        f"An image classifier that {facts.sites} sites learned together with {for_markdown(title)}. No image "
         "left a site.",
         "",
         "## Classes",
         "",
-        ", ".join(facts.classes),
+        ", ".join(map(for_markdown, facts.classes)),
         "",
         "## Features",
         "",
-        f"Backbone `{backbone}`, image size {facts.settings['image-size'] or 'of the backbone'}, "
+        f"Backbone {for_markdown(backbone)}, image size {for_markdown(size)}, "
         f"power {facts.settings['features.power']:g}, dimension {facts.dimension}, fingerprint "
-        f"`{facts.fingerprint}`.",
+        f"{for_markdown(facts.fingerprint)}.",
         f"Licence of the backbone's weights: {words}.",
         *_resizing(preprocessing),
         "",
@@ -92,10 +94,10 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "- Probabilities need calibration at each site (`site evaluate --temperature --store`).",
         f"- {'It has' if model.gaussians is not None else 'It has no'} Gaussians for "
         "out-of-distribution "
-        f"scores{'' if model.gaussians is not None else ': ' + facts.gaussians}.",
+        f"scores{'' if model.gaussians is not None else ': ' + for_markdown(facts.gaussians)}.",
         "",
-        f"Made by fedsurrogate in run `{facts.run}` on {facts.created}, signed by key "
-        f"`{model.signer}...`.",
+        f"Made by fedsurrogate in run {for_markdown(facts.run)} on {facts.created}, signed by key "
+        f"{model.signer}....",
         "",
     ]
     return "\n".join(lines)
@@ -118,12 +120,19 @@ def _index(name: str, measured: Measured | None) -> list[str]:
     metric = {"type": "accuracy", "value": round(measured.accuracy, 4), "name": measured.metric}
     return [
         "model-index:",
-        f"- name: {json.dumps(name)}",
+        f"- name: {_quoted(name)}",
         "  results:",
         "  - task: {type: image-classification}",
-        f"    dataset: {{name: {json.dumps(measured.data)}, type: private}}",
+        f"    dataset: {{name: {_quoted(measured.data)}, type: private}}",
         f"    metrics: [{json.dumps(metric)}]",
     ]
+
+
+def _quoted(text: str) -> str:
+    """A text in YAML, in double quotes as in JSON, but without pairs of escapes, which YAML reads as
+    two characters.
+    """
+    return json.dumps(for_terminal(text), ensure_ascii=False)
 
 
 def _resizing(preprocessing: Preprocessing | None) -> list[str]:
@@ -150,6 +159,7 @@ def _privacy(model: SignedModel) -> list[str]:
         return ["None: no differential privacy protects single records."]
     covered = (
         f"Each site's release has ({claim.epsilon:g}, {claim.delta:g}) differential privacy "
-        f"({claim.mechanism}). Neighbouring relation: {claim.relation or 'not stated'}."
+        f"({for_markdown(claim.mechanism)}). Neighbouring relation: "
+        f"{for_markdown(claim.relation or 'not stated')}."
     )
     return [covered, "", "Not covered:", "", *(f"- {each}" for each in NOT_COVERED)]

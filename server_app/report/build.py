@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from common.escapes import for_html
 from common.number_format import human_bytes, human_seconds, percent
+from common.pages.html import render_page, trusted
 from common.pages.style import page_head
 from common.pages.svg import NAMED_SITES, undrawn
 from common.settings import Settings
@@ -71,19 +73,11 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
         RunError: `run_dir` is not a run folder, or a run to compare has no accuracy on all test
             data.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     run = read_run(run_dir)
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(bytes=human_bytes, seconds=human_seconds, percent=percent)
     others = [(other.resolve().name, read_run(other)) for other in beside]
-    html = environment.get_template("page.html.j2.md").render(_page(run, run_dir.resolve(), others))
+    filters = {"bytes": human_bytes, "seconds": human_seconds, "percent": percent}
+    values = _page(run, run_dir.resolve(), others)
+    html = render_page("page.html.j2.md", values, TEMPLATES, filters)
     path = run_dir / "report.html"
     path.write_text(html, encoding="utf-8", newline="\n")
     return path
@@ -120,8 +114,6 @@ def _tables(run: RunFolder) -> dict[str, list[Sequence[object]]]:
 
 
 def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]]) -> Json:
-    from markupsafe import Markup, escape
-
     pictures, privacy = _pictures(run), privacy_view(run)
     pictures |= {
         key: (svg,)
@@ -156,11 +148,11 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
     return {
         "run": run,
         "folder": folder.name,
-        "head": Markup(page_head(escape(f"{run.method} · {folder.name}"))),
+        "head": trusted(page_head(for_html(f"{run.method} · {folder.name}"))),
         "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
         "map_words": words_of(site_map) if site_map else [],
         "value_words": values.words if values else [],
-        "pictures": {key: [Markup(svg) for svg in svgs] for key, svgs in pictures.items()},
+        "pictures": {key: [trusted(svg) for svg in svgs] for key, svgs in pictures.items()},
         "layout": layout(pictures),
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
         "warnings": warned,

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.escapes import csv_text
 from server_app.runs.json_values import Json, as_list, as_number, as_table
 from server_app.runs.reader import DOWNSTREAM, RunFolder
 
 Table = list[Sequence[object]]
 ROUND_KEYS = ("round", "accuracy", "bytes_up", "used", "seconds", "epsilon", "radius", "moved")
 HOP_KEYS = ("site", "accuracy", "bytes", "seconds")
-# A spreadsheet computes a cell that starts like this. Names of classes come from the sites.
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # With a byte-order mark, spreadsheets read UTF-8.
-ENCODING = "utf-8-sig"
+ENCODING, ENDING = "utf-8-sig", "\r\n"
 
 
 def tables_of(
@@ -128,29 +125,9 @@ def _steps(run: RunFolder) -> Table:
     ]
 
 
-def csv_text(rows: Table) -> str:
-    """A table as CSV. Texts that a spreadsheet would compute get an apostrophe in front.
-
-    Args:
-        rows: of the table, the first with the columns.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> csv_text([("class", "records"), ("=1+1", 2.5)])
-        "class,records\\r\\n'=1+1,2.5\\r\\n"
-    """
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\r\n").writerows(
-        [_cell(value) for value in row] for row in rows
-    )
-    return out.getvalue()
-
-
 def csv_link(rows: Table) -> str:
     """A table as an address that contains it."""
-    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(csv_text(rows).encode(ENCODING)).decode()}"
+    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(csv_text(rows, ENDING).encode(ENCODING)).decode()}"
 
 
 def write_tables(tables: dict[str, Table], folder: Path) -> list[Path]:
@@ -169,12 +146,5 @@ def write_tables(tables: dict[str, Table], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.csv" for name in tables]
     for file, rows in zip(files, tables.values(), strict=True):
-        file.write_text(csv_text(rows), encoding=ENCODING, newline="")
+        file.write_text(csv_text(rows, ENDING), encoding=ENCODING, newline="")
     return files
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    text = "" if value is None else str(value)
-    return f"'{text}" if text.startswith(FORMULA) and isinstance(value, str) else text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from common.escapes import for_terminal
+
 Json = dict[str, Any]
 
 
@@ -23,7 +25,7 @@ def clean(value: Any) -> Any:
         {'two lines': [1.5, 'a b']}
     """
     if isinstance(value, str):
-        return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in value)
+        return for_terminal(value)
     if isinstance(value, list):
         return [clean(item) for item in value]
     return (

@@ -12,9 +12,10 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from common.files import READABLE, replace_file, replacing
+from common.files import OWNER_ONLY, READABLE, replace_file, replacing
 from common.flower.environment import COMMAND_BEGAN
 from common.run import Run
+from common.signed_models.signed_model import SUFFIX
 from common.wire.model_files import save_model
 from server_app.runs.manifest import Start, make_manifest
 from server_app.runs.metrics import End, make_metrics, make_projection
@@ -108,7 +109,7 @@ class RunWriter:
 
     def surrogate(self, site: str, payload: bytes) -> Callable[[], bytes]:
         """Store a site's surrogate as it arrived, so that a head can be learned again without the
-        site.
+        site. Other accounts of this machine cannot read it.
 
         Args:
             site: its name.
@@ -119,18 +120,19 @@ class RunWriter:
         """
         # Without waiting for the disk: there may be thousands.
         file = self.path / "surrogates" / f"{site}.pb"
-        replace_file(file, payload, mode=READABLE, durable=False)
+        replace_file(file, payload, durable=False)
         return file.read_bytes
 
     def keep(self, name: str, content: bytes) -> None:
-        """Store another file for learning again or for resuming: a public centre, a checkpoint.
-        Atomic and durable.
+        """Store another file: for learning again or for resuming, such as a checkpoint, for this
+        account only; or the signed model. Atomic and durable.
 
         Args:
             name: of the file in the run folder.
             content: its bytes.
         """
-        replace_file(self.path / name, content, mode=READABLE)
+        mode = READABLE if name.endswith(SUFFIX) else OWNER_ONLY
+        replace_file(self.path / name, content, mode=mode)
 
     def discard(self, site: str) -> None:
         """Delete a site's surrogate, so that nothing is learned from a refused surrogate."""

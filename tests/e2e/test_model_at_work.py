@@ -107,6 +107,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Path:
                 node(home, name, kind),
                 home / ("new-png" if kind == "imagefolder" else "new-dicom"),
             )
+            assert site_command("models", "use", "--node-config", own).returncode == 0
             done = site_command(
                 "predict",
                 "--data-dir",

@@ -13,6 +13,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from client_app.model_use.store import read_index, use_model
+from client_app.node_config import parse_node_config
 from tests import commands
 from tests.grid import FAST, InProcessGrid, NodeConfig, run_federation
 
@@ -83,9 +85,16 @@ def text(node: NodeConfig) -> str:
     return " ".join(f'{key}="{value}"' for key, value in node.items())
 
 
-def federation(home: Path, count: int = 2, **settings: Any) -> tuple[list[NodeConfig], Path]:
-    """Hospitals after one private run, and the run folder."""
+def federation(
+    home: Path, count: int = 2, decided: bool = True, **settings: Any
+) -> tuple[list[NodeConfig], Path]:
+    """Hospitals after one private run, and the run folder. decided: a person at each has put the
+    model in use.
+    """
     rows = rows_of_classes()
     nodes = [hospital(home, f"clinic-{k}", rows[k : 120 * count : count]) for k in range(count)]
     folder = run_federation(home, InProcessGrid(nodes), **(FAST | PRIVATE | settings))
+    for node in map(parse_node_config, nodes if decided else ()):
+        for name in read_index(node).models:
+            use_model(node, name)
     return nodes, folder

@@ -35,6 +35,13 @@ def test_models_are_added_listed_used_and_left_again(tmp_path: Path, node: tuple
         assert (done.code, done.stdout.strip()) == (0, f"kept as {model.manifest.name}")
     assert site("models", "add", first[0], *node).code == 0, "the same file twice is no error"
     listed = json.loads(site("models", *node, "--json").stdout)["models"]
+    assert not any(each["in_use"] for each in listed), "no person has decided yet"
+    assert f"`site models use {second[1].manifest.name}`" in site("models", *node).stdout
+    several = site("models", "use", *node)
+    assert (several.code, "name one of them" in several.stderr) == (1, True)
+    done = site("models", "add", first[0], "--use", *node)
+    assert done.stdout.splitlines()[1] == f"in use: {first[1].manifest.name}"
+    listed = json.loads(site("models", *node, "--json").stdout)["models"]
     assert [(each["name"], each["in_use"], each["state"]) for each in listed] == [
         (first[1].manifest.name, True, "intact"),
         (second[1].manifest.name, False, "intact"),
@@ -47,6 +54,15 @@ def test_models_are_added_listed_used_and_left_again(tmp_path: Path, node: tuple
     back = site("models", "back", *node)
     assert back.stdout.strip() == f"in use: {first[1].manifest.name}"
     assert "no model was in use before" in site("models", "back", *node).stderr
+
+
+def test_the_only_model_is_put_in_use_without_its_name(
+    tmp_path: Path, node: tuple[str, str]
+) -> None:
+    assert "keeps no model" in site("models", "use", *node).stderr
+    file, model = write(tmp_path)
+    site("models", "add", file, *node)
+    assert site("models", "use", *node).stdout.strip() == f"in use: {model.manifest.name}"
 
 
 def test_a_file_of_another_coordinator_is_not_added(tmp_path: Path, node: tuple[str, str]) -> None:

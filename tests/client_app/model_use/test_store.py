@@ -6,14 +6,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from client_app.model_use.store import (
     go_back,
     keep_model,
+    keep_received,
     models_folder,
+    only_kept,
     open_model,
     read_index,
     read_kept,
@@ -23,14 +29,14 @@ from client_app.node_config import NodeConfig, parse_node_config
 from common.errors import SealError, StateError
 from common.security.sealing import new_key, public_key
 from common.signed_models.making import make_signed_model
-from common.signed_models.signed_model import read_signed_model
+from common.signed_models.signed_model import SignedModel, read_signed_model
 from tests.client_app.model_use.hospitals import CLASSES, federation
 from tests.common.signed_models.test_signed_model import PRIVATE, head
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[NodeConfig, Path]:
-    nodes, folder = federation(tmp_path_factory.mktemp("ran"))
+    nodes, folder = federation(tmp_path_factory.mktemp("ran"), decided=False)
     return parse_node_config(nodes[0]), folder
 
 
@@ -41,7 +47,7 @@ def node(ran: tuple[NodeConfig, Path], tmp_path: Path) -> NodeConfig:
     return ran[0].model_copy(update={"state_dir": str(tmp_path)})
 
 
-def other(seed: int, key: bytes | None = None) -> object:
+def other(seed: int, key: bytes | None = None) -> SignedModel:
     return make_signed_model(head(6 + seed), PRIVATE, None, str(seed), 3, key or bytes(32))
 
 
@@ -62,8 +68,6 @@ def test_every_used_site_keeps_the_model_of_its_run(ran: tuple[NodeConfig, Path]
     }
     assert kept.manifest.settings == settings
     assert kept.gaussians is not None
-    assert read_index(node).in_use == name
-    assert open_model("in-use", node).manifest == kept.manifest
     key = (folder.parent / "signing" / "coordinator.pub").read_text().strip()
     assert kept.key.hex() == key
 
@@ -82,6 +86,7 @@ def test_the_file_at_the_coordinator_is_the_one_that_people_may_carry(
 
 
 def test_a_changed_file_is_refused(node: NodeConfig) -> None:
+    use_model(node, only_kept(node))
     (file,) = models_folder(node).glob("*.fedsurrogate")
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
@@ -105,9 +110,9 @@ def test_a_file_signed_by_a_stranger_is_refused(node: NodeConfig, tmp_path: Path
 
 
 def test_a_model_is_put_in_use_and_the_one_before_comes_back(node: NodeConfig) -> None:
-    first = read_index(node).in_use
+    (first,) = read_index(node).models
+    assert use_model(node, first) == ""
     second, third = keep_model(node, other(1), "run"), keep_model(node, other(2), "run")
-    assert read_index(node).in_use == first, "a new model is not used before a person decides it"
     assert use_model(node, second) == first
     use_model(node, third)
     use_model(node, third)
@@ -116,6 +121,70 @@ def test_a_model_is_put_in_use_and_the_one_before_comes_back(node: NodeConfig) -
         go_back(node)
     with pytest.raises(StateError, match="keeps no model 'none'"):
         use_model(node, "none")
+
+
+def test_the_first_model_of_a_run_is_not_in_use_and_the_message_names_the_command(
+    ran: tuple[NodeConfig, Path],
+) -> None:
+    (name,) = read_index(ran[0]).models
+    assert read_index(ran[0]).in_use == ""
+    with pytest.raises(StateError, match=rf"a person decides it.*`site models use {name}`"):
+        open_model("in-use", ran[0])
+
+
+class ModelsOfASite(RuleBasedStateMachine):
+    """Models arrive from runs and from people in any order; a person uses one, or goes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.node = NodeConfig(state_dir=self.folder.name)
+        self.kept, self.decided = list[str](), list[str]()
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @rule(seed=st.integers(0, 3), source=st.sampled_from(["run", "file"]), took_part=st.booleans())
+    def arrives(self, seed: int, source: str, took_part: bool) -> None:
+        if source == "run":
+            keep_received(self.node, MODELS[seed], took_part)
+        else:
+            keep_model(self.node, MODELS[seed], source)
+        if source == "file" or took_part:
+            self.kept.append(MODELS[seed].manifest.name)
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def a_person_uses_one(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(set(self.kept))))
+        use_model(self.node, name)
+        if self.decided[-1:] != [name]:
+            self.decided.append(name)
+
+    @rule()
+    def a_person_goes_back(self) -> None:
+        if len(self.decided) > 1:
+            self.decided.pop()
+            assert go_back(self.node) == self.decided[-1]
+        else:
+            with pytest.raises(StateError, match="no model was in use before"):
+                go_back(self.node)
+
+    @invariant()
+    def what_is_in_use_is_what_a_person_decided_last(self) -> None:
+        index = read_index(self.node)
+        assert set(index.models) == set(self.kept)
+        assert index.in_use == (self.decided[-1] if self.decided else "")
+        if not self.decided:
+            with pytest.raises(StateError, match="no model is in use"):
+                open_model("in-use", self.node)
+        else:
+            assert open_model("in-use", self.node).manifest.name == self.decided[-1]
+
+
+MODELS = [other(seed) for seed in range(4)]
+TestModelsOfASite = ModelsOfASite.TestCase
+TestModelsOfASite.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
 
 
 def test_a_damaged_index_says_what_to_do(node: NodeConfig) -> None:

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from common.errors import SealError, SurrogateError
-from common.models.classifiers import Ensemble, Head, Quadratic
+from common.models.classifiers import Classifier, Ensemble, Head, Quadratic
 from common.run import Run, parse_run
-from common.security.sealing import new_key, public_key
+from common.security.sealing import new_key, public_key, sign
 from common.signed_models.making import (
     WITHOUT_PRIVACY,
     make_signed_model,
     received_model,
     signed_values,
 )
-from common.signed_models.signed_model import SignedModel, read_signed_model, save_signed_model
+from common.signed_models.signed_model import (
+    PURPOSE,
+    SignedModel,
+    read_signed_model,
+    save_signed_model,
+)
 from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_classifier
+from common.wire.model_proto import pack_classifier, unpack_classifier
 
 KEY = bytes(range(32))
 PRIVATE = parse_run(
@@ -100,6 +111,91 @@ def test_every_kind_of_classifier_keeps_its_scores(
     made = make_signed_model(other, PRIVATE, None, "1", 2, KEY)
     path.write_bytes(save_signed_model(made))
     assert torch.allclose(read_signed_model(path).classifier.scores(x), other.scores(x), atol=0.05)
+
+
+def permuted(model: Classifier, order: Sequence[int]) -> Classifier:
+    """The same numbers for the classes in another order."""
+    own = replace(model.header, classes=tuple(model.header.classes[k] for k in order))
+    if isinstance(model, Ensemble):
+        return Ensemble(tuple(replace(head, header=own) for head in model.heads))
+    return replace(model, header=own)
+
+
+@st.composite
+def classifiers(draw: st.DrawFn) -> Classifier:
+    """A classifier of each kind, with classes in any order."""
+    names = draw(
+        st.lists(st.text("abcxyz01", min_size=1, max_size=3), min_size=2, max_size=5, unique=True)
+    )
+    count, seed = len(names), draw(st.integers(0, 1000))
+    generator = torch.Generator().manual_seed(seed)
+    own = Header("fedpft", "run", "coordinator", "f" * 64, tuple(names))
+    weight = torch.randn(count, 6, generator=generator)
+    heads = [Head(own, weight * k, torch.randn(count, generator=generator), None) for k in (1, 2)]
+    quadratic = Quadratic(
+        own, weight, torch.ones(count, 6), torch.randn(count, generator=generator)
+    )
+    return draw(st.sampled_from([heads[0], Ensemble(tuple(heads)), quadratic]))
+
+
+@given(classifiers(), st.randoms(use_true_random=False))
+@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_class_names_belong_to_their_numbers_on_every_way(
+    tmp_path: Path, classifier: Classifier, chance: random.Random
+) -> None:
+    names = classifier.header.classes
+    config = parse_run(
+        {
+            "epsilon": 2.0,
+            "delta": 1e-5,
+            "classes": ",".join(sorted(names)),
+            "fedpft.covariance": "spherical",
+        }
+    )
+    made = make_signed_model(classifier, config, None, "77", 3, KEY)
+    path, x = tmp_path / "m.fedsurrogate", torch.randn(20, 6)
+    path.write_bytes(save_signed_model(made))
+    sent = received_model(pack_classifier(classifier), signed_values(made))
+    assert sent is not None
+    # As every site has it: 16 bits.
+    wanted = [names[k] for k in unpack_classifier(pack_classifier(classifier)).predict(x).tolist()]
+    for found in (made, sent, read_signed_model(path)):
+        assert tuple(found.manifest.classes) == found.classifier.header.classes == names
+        assert [
+            found.classifier.header.classes[k] for k in found.classifier.predict(x).tolist()
+        ] == wanted
+    order = list(range(len(names)))
+    chance.shuffle(order)
+    if order == sorted(order):
+        order = order[::-1]
+    with pytest.raises(SealError):
+        received_model(pack_classifier(permuted(classifier, order)), signed_values(made))
+    facts = json.loads(made.manifest.signed_bytes())
+    facts["classes"] = [names[k] for k in order]
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    with pytest.raises(SealError):
+        received_model(
+            pack_classifier(permuted(classifier, order)), signed_values(made) | {"manifest": text}
+        )
+    signature = sign(text.encode(), KEY, PURPOSE).hex()
+    with pytest.raises(SealError):
+        received_model(
+            pack_classifier(classifier),
+            signed_values(made) | {"manifest": text, "signature": signature},
+        )
+    rewritten(path, manifest=text)
+    with pytest.raises(SealError):
+        read_signed_model(path)
+
+
+@pytest.mark.parametrize("change", [{"clip": 0.0}, {"centre": torch.ones(6)}])
+def test_an_ensemble_whose_heads_were_changed_is_refused(change: dict[str, Any]) -> None:
+    """The signature covers weights and biases of an ensemble, so its heads have nothing else."""
+    plain = replace(head(), clip=None)
+    made = make_signed_model(Ensemble((plain, plain)), PRIVATE, None, "77", 3, KEY)
+    changed = pack_classifier(Ensemble((plain, replace(plain, **change))))
+    with pytest.raises(SealError, match="no signature covers"):
+        received_model(changed, signed_values(made))
 
 
 def test_a_changed_weight_is_refused(file: Path) -> None:

@@ -311,12 +311,19 @@ def test_a_folder_that_cannot_be_written_is_shown_truly(
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_all_files_of_a_run_have_one_mode(tmp_path: Path, mask: int) -> None:
+def test_results_follow_the_umask_and_what_sites_sent_is_for_this_account_only(
+    tmp_path: Path, mask: int
+) -> None:
     from tests.grid import run_federation, sites
 
     before = os.umask(mask)
     try:
         folder = run_federation(tmp_path, sites(2), **{"head.min-steps": 5, "head.epochs": 1})
+        chain = run_federation(
+            tmp_path / "chain",
+            sites(2),
+            **{"head.min-steps": 5, "head.epochs": 1, "fedpft.topology": "chain"},
+        )
     finally:
         os.umask(before)
     modes = {
@@ -324,5 +331,8 @@ def test_all_files_of_a_run_have_one_mode(tmp_path: Path, mask: int) -> None:
         for file in folder.rglob("*")
         if file.is_file()
     }
-    assert "model.safetensors" in modes
-    assert set(modes.values()) == {0o666 & ~mask}, modes
+    sent = {name for name in modes if name.startswith("surrogates/")}
+    assert len(sent) == 2
+    assert {"model.safetensors", "metrics.json", "events.jsonl", "model.fedsurrogate"} <= set(modes)
+    assert modes == {name: 0o600 if name in sent else 0o666 & ~mask for name in modes}
+    assert (chain / "relay.bin").stat().st_mode & 0o777 == 0o600

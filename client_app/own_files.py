@@ -1,0 +1,70 @@
+"""Files that this software keeps at a site: no other account of the machine may read them.
+
+A program of a site makes them so (`owner_only`). An earlier version let the umask decide; what it
+left is closed when the site next works.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from client_app.node_config import NodeConfig
+
+# All that this software keeps in each folder. Others' files there stay as they are: a person may
+# have named a folder that holds more.
+IN_STATE = (
+    "audit.key",
+    "audited",
+    "disclosures",
+    "generators",
+    "keys",
+    "ledgers",
+    "models",
+    "public",
+    "replies",
+    "requests.json*",
+    "runs",
+    "site.log*",
+    "sums",
+)
+IN_CACHE = ("features",)
+IN_WITNESS = ("*.answered*", "*.witness*")
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def own_files(node: NodeConfig) -> Iterator[Path]:
+    """All files and folders that this software keeps at a site, without following links."""
+    for folder, patterns in (
+        (node.state, IN_STATE),
+        (node.cache, IN_CACHE),
+        (node.witness, IN_WITNESS),
+    ):
+        for each in (found for pattern in patterns for found in folder.glob(pattern)):
+            yield each
+            # A link would lead to a folder that may be another's.
+            for inner, folders, files in () if each.is_symlink() else os.walk(each):
+                yield from (Path(inner, name) for name in (*folders, *files))
+
+
+def readable_by_others(node: NodeConfig) -> list[Path]:
+    """Those of `own_files` that the mode lets other accounts read, write or list."""
+    found = []
+    for path in own_files(node):
+        with suppress(OSError):
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode) and mode & OTHERS:
+                found.append(path)
+    return found
+
+
+def close_to_others(node: NodeConfig) -> None:
+    """Take the rights of other accounts from files of an earlier version, as far as they are this
+    account's.
+    """
+    for path in readable_by_others(node):
+        with suppress(OSError):
+            path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~OTHERS)

@@ -1,0 +1,104 @@
+"""Text that others chose, made safe where it is shown: in CSV, Markdown, HTML, and on a terminal.
+
+Names of classes, sites, files, columns and models come from other hospitals, from the coordinator,
+or from files. Each place has one function, and no other code writes such a format.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import re
+from collections.abc import Iterable, Iterator
+
+# A spreadsheet computes a cell that begins with one of these. The last four are their wide forms.
+FORMULA = "=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20"
+# A spreadsheet may divide a line at these, too; what follows then begins a cell.
+_BEGIN = r"(^|[;\t\r\n])"
+_RISKY = re.compile(rf"{_BEGIN}(?=['{FORMULA}])")
+_ESCAPED = re.compile(rf"{_BEGIN}'")
+_QUOTED = frozenset(',;"\t\r\n')
+# ASCII punctuation; a hyphen inside a word, a comma and an apostrophe mean nothing in Markdown.
+_MARKDOWN = re.compile(r"(?<![0-9A-Za-z])-|-(?![0-9A-Za-z])|[!-&(-+./:-@\[-`{-~]")
+
+
+def for_terminal(text: str) -> str:
+    """A text in one line, without characters that control a terminal, change the direction of
+    writing, or are invisible.
+
+    Each such character becomes one other, so that the length stays. Also for logs and tables.
+
+    Example:
+        >>> for_terminal("two\\nlines, \\x1b[31mred")
+        'two lines, �[31mred'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
+
+
+def for_csv(text: str) -> str:
+    """A text as the content of a CSV cell that no spreadsheet computes; `from_csv` gives it back.
+
+    An apostrophe stands before whatever would begin a formula, and before an apostrophe in that
+    place.
+
+    Example:
+        >>> for_csv("=1+1"), for_csv("a;-1"), for_csv("'tis"), for_csv("a-b")
+        ("'=1+1", "a;'-1", "''tis", 'a-b')
+    """
+    return _RISKY.sub(r"\1'", text)
+
+
+def from_csv(cell: str) -> str:
+    """The text of a cell that `for_csv` made."""
+    return _ESCAPED.sub(r"\1", cell)
+
+
+def csv_text(rows: Iterable[Iterable[object]], ending: str = "\n") -> str:
+    """Rows as CSV: texts are escaped, numbers are not; floats have ten digits, None is empty.
+
+    Args:
+        rows: each with its cells.
+        ending: of a line.
+
+    Example:
+        >>> csv_text([("class", "records"), ("=1+1", 2.5)])
+        "class,records\\n'=1+1,2.5\\n"
+    """
+    # Not the writer of Python's csv, which leaves a lone carriage return without quotes.
+    return "".join(",".join(map(_cell, row)) + ending for row in rows)
+
+
+def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The rows of CSV that `csv_text` made, as texts. Lines must keep their ends (newline="")."""
+    return ([from_csv(cell) for cell in row] for row in csv.reader(lines))
+
+
+def for_markdown(text: str) -> str:
+    """A text that is only text in Markdown, in one line: also in a heading, a table or a list.
+
+    Example:
+        >>> for_markdown("[a](http://b) | x-ray")
+        '\\\\[a\\\\]\\\\(http\\\\:\\\\/\\\\/b\\\\) \\\\| x-ray'
+    """
+    return _MARKDOWN.sub(r"\\\g<0>", for_terminal(text).strip())
+
+
+def for_html(text: str) -> str:
+    """A text that is only text in HTML, in an element or in a quoted attribute.
+
+    Example:
+        >>> for_html("<b>'")
+        '&lt;b&gt;&#x27;'
+    """
+    return html.escape(for_terminal(text))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int | float):
+        return f"{value:.10g}" if isinstance(value, float) else str(value)
+    text = for_csv(str(value))
+    return '"' + text.replace('"', '""') + '"' if _QUOTED & set(text) else text

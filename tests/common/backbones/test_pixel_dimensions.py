@@ -1,0 +1,67 @@
+"""Pixels in colour have three times the dimension of grey ones, wherever it is counted before there
+are features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from client_app.governance.policy import DEFAULT
+from client_app.governance.work_limits import check_size, check_work
+from common.backbones.backbones import load_backbone
+from common.errors import PolicyError
+from common.run import parse_run
+from server_app.runs.plan import find_dimension
+
+NAMES = st.sampled_from(["pixels", "pixels:rgb"])
+
+
+def made(name: str, side: int) -> int:
+    """The dimension of the features that the backbone gives for an image in colour."""
+    backbone = load_backbone(name, image_size=side)
+    image = Image.new("RGB", (side + 3, side), (10, 200, 30))
+    features = backbone.forward(backbone.preprocess(image)[None])
+    assert backbone.dim == features.shape[1]
+    return int(features.shape[1])
+
+
+@given(NAMES, st.integers(2, 24))
+@settings(max_examples=30)
+def test_the_dimension_that_is_planned_is_that_of_the_features(name: str, side: int) -> None:
+    run = parse_run({"backbone": name, "image-size": side})
+    assert find_dimension(run) == made(name, side)
+
+
+@given(NAMES, st.integers(2, 24), st.integers(-1, 0))
+@settings(max_examples=40)
+def test_a_site_refuses_a_dimension_before_and_after_it_has_features_alike(
+    name: str, side: int, spare: int
+) -> None:
+    dimension = made(name, side)
+    run = parse_run({"backbone": name, "image-size": side, "classes": "a,b"})
+    limits = DEFAULT.model_copy(update={"largest_dimension": dimension + spare})
+    for check in (
+        lambda: check_work(run, limits),
+        lambda: check_size(run.plan.work(2, dimension), limits, dimension, 2),
+    ):
+        if spare < 0:
+            with pytest.raises(PolicyError, match="largest-dimension"):
+                check()
+        else:
+            check()
+
+
+def test_grey_and_colour_are_what_an_image_shows() -> None:
+    found: dict[str, Any] = {}
+    for name in ("pixels", "pixels:rgb"):
+        backbone = load_backbone(name, image_size=4)
+        image = Image.new("RGB", (4, 4), (255, 0, 0))
+        found[name] = backbone.forward(backbone.preprocess(image)[None])[0]
+    assert found["pixels"].unique().numel() == 1
+    assert torch.equal(found["pixels:rgb"].unique(), torch.tensor([0.0, 1.0]))

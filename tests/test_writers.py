@@ -1,0 +1,150 @@
+"""CSV, Markdown, HTML and terminal output are written by one function each, which escapes; read from
+the syntax trees.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.test_architecture import ROOMS, imported, sources, tree
+
+CODE = sources(*ROOMS)
+PAGES, ESCAPES, CONSOLE = "common/pages/html.py", "common/escapes.py", "common/command_line.py"
+# Modules that insert markup of their own, such as pictures.
+TRUST = {"client_app/audit/page.py", "client_app/model_use/page.py", "server_app/report/build.py"}
+# What else a module writes as Markdown: numbers, and texts of a fixed form.
+PLAIN_MARKDOWN = {
+    "server_app/export/measured.py": {
+        *(
+            "form",
+            "data",
+            "sites",
+            "where_noise(content)",
+            "_privacy(content)",
+            "limits[0]",
+            "limits[1]",
+        ),
+        *("' | '.join(MEASURES.values())", "' | '.join(cells)"),
+    },
+    "server_app/export/model_card.py": {
+        *("licence", "words", "side", "how", "each", "facts.sites", "facts.dimension"),
+        *("facts.created", "model.signer", "preprocessing.resize", "preprocessing.interpolation"),
+        "json.dumps(metric)",
+    },
+}
+HTML = re.compile(r"<(p|td|tr|div|table|section|h[1-6]|html)\b|<!doctype")
+ESCAPING = {"for_markdown", "_quoted", "_shown"}
+
+
+def calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Every call, with the last part of its function's name."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else ""
+            yield getattr(function, "id", name), node
+
+
+def texts(module: ast.Module) -> Iterator[str]:
+    """Every string, also the parts of f-strings, but no docstring."""
+    documented = {
+        id(node.body[0].value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(module):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and id(node) not in documented:
+            yield text
+
+
+def faults(path: str, module: ast.Module) -> list[str]:
+    """What a module writes past the functions that escape."""
+    names, found = {name for name, _ in calls(module)}, list[str]()
+    if names & {"writer", "DictWriter", "to_csv", "write_csv_file"}:
+        found.append("CSV")
+    packages = {name.partition(".")[0] for name in imported_of(module)}
+    if packages & {"jinja2", "markupsafe"} and path != PAGES:
+        found.append("HTML by Jinja")
+    if "html" in packages and path != ESCAPES:
+        found.append("HTML by the standard library")
+    if "Console" in names and path != CONSOLE:
+        found.append("a console that does not escape")
+    if "trusted" in names and path not in TRUST:
+        found.append("markup that is trusted")
+    written = list(texts(module))
+    pages = any(HTML.search(text) for text in written)
+    if pages and path != "common/pages/style.py" and "render_page" not in names:
+        found.append("HTML without render_page")
+    if any(re.match(r"## |\|-{3}", text) for text in written):
+        found += markdown_faults(path, module)
+    return found
+
+
+def imported_of(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def parts(value: ast.expr) -> list[ast.expr]:
+    """What an expression may be, or is joined from."""
+    if isinstance(value, ast.IfExp):
+        return parts(value.body) + parts(value.orelse)
+    return parts(value.left) + parts(value.right) if isinstance(value, ast.BinOp) else [value]
+
+
+def markdown_faults(path: str, module: ast.Module) -> list[str]:
+    """Values in Markdown that are neither escaped, nor numbers, nor of a fixed form."""
+    found = []
+    for node in ast.walk(module):
+        if not isinstance(node, ast.FormattedValue):
+            continue
+        for value in parts(node.value):
+            name = getattr(value.func, "id", "") if isinstance(value, ast.Call) else ""
+            fine = isinstance(value, ast.Constant) or node.format_spec is not None
+            known = ast.unparse(value) in PLAIN_MARKDOWN.get(path, set())
+            if not (fine or known or name in ESCAPING):
+                found.append(f"Markdown with {ast.unparse(value)}")
+    return found
+
+
+@pytest.mark.parametrize("path", CODE)
+def test_nothing_is_written_past_the_functions_that_escape(path: str) -> None:
+    assert faults(path, tree(path)) == []
+    assert set(imported(path)) == set(imported_of(tree(path)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import csv\ncsv.writer(stream).writerow(row)",
+        "from csv import DictWriter\nDictWriter(stream, names)",
+        "frame.to_csv(file)",
+        "from jinja2 import Environment",
+        "from markupsafe import Markup",
+        "from html import escape",
+        "from rich.console import Console\nConsole().print(name)",
+        "from common.pages.html import trusted\ntrusted(name)",
+        "page = f'<table><td>{name}</td>'",
+        "page = '<!doctype html>' + name",
+        "lines = ['## Title', f'The class {name}']",
+        "lines = ['|---|', f'| {name} | {row.get(1)} |']",
+        "lines = ['## Title', f'The class{str() if x else str() + name}']",
+    ],
+)
+def test_a_writer_of_its_own_is_found(source: str) -> None:
+    assert faults("server_app/x.py", ast.parse(source))
+
+
+def test_what_is_allowed_exists() -> None:
+    """An exception for a file that is gone would hide the next one of this name."""
+    assert {PAGES, ESCAPES, CONSOLE, *TRUST, *PLAIN_MARKDOWN} <= set(CODE)
