@@ -85,6 +85,8 @@ def in_child(work: Iterable[Callable[[], str]]) -> list[str]:
                 resource.setrlimit(resource.RLIMIT_CPU, (int(spent) + 1 + SECONDS, hard))
                 text = call().encode()
                 os.write(write, struct.pack("<I", len(text)) + text)
+        except BaseException:
+            traceback.print_exc()
         finally:
             # Nothing of the parent's, such as its tests, may go on in the child.
             os._exit(0)

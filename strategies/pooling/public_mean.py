@@ -53,7 +53,7 @@ def read_public(file: str) -> Tensor:
         raise ConfigError(
             f"fedpft.public = {file!r}: no readable safetensors file with features x ({error})"
         ) from None
-    if features.ndim != 2 or not len(features) or not features.isfinite().all():
+    if features.ndim != 2 or not features.numel() or not features.isfinite().all():
         raise ConfigError(
             f"fedpft.public = {file!r}: x of shape {tuple(features.shape)} must be (n, d) and "
             "finite"

@@ -15,14 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pydicom.encaps import encapsulate
+from pydicom.uid import JPEG2000, UID, ExplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
 from safetensors.torch import save
 from torch import Tensor
 
 from benchmarks._fuzz_limits import ACCEPTED, MEMORY, REFUSED, outcome
+from client_app.datasets.dicom_pixels import open_dicom
 from common import surrogate_pb2 as pb
-from common.errors import DataError, SealError, SurrogateError
+from common.errors import ConfigError, DataError, RunError, SealError, SurrogateError
+from common.run import parse_run
 from common.security.sealing import public_key
 from common.signed_models.making import received_model, signed_values
 from common.signed_models.signed_model import (
@@ -36,7 +41,10 @@ from common.wire.generator_files import read_generator
 from common.wire.model_files import load_model
 from common.wire.model_proto import unpack_classifier, unpack_parameters
 from common.wire.records import unpack_question
+from strategies.base.training import Training
 from tests.common.signed_models.test_signed_model import KEY, model
+from tests.dicom_files import image
+from tests.dicom_files import save as save_dicom
 
 Attack = tuple[Callable[[bytes], object], bytes]
 HUGE = 2**24 - 1
@@ -288,3 +296,36 @@ def test_the_limit_notices_memory_that_is_asked_for_and_hidden() -> None:
     assert outcome(lambda _: bytes(2**27), (SurrogateError,), b"few") == MEMORY
     assert outcome(lambda _: bytes(2**27), (), bytes(2**22)) == ACCEPTED
     assert "KeyError" in outcome(lambda _: {}["x"], (SurrogateError,), b"few")
+
+
+def test_sizes_that_sites_state_take_no_memory_at_the_coordinator() -> None:
+    """2^24 features and 10,000 classes, a few bytes each, were 671 GB of a first model."""
+    run = parse_run({"method": "fedavg", "fedavg.model": "linear"})
+    classes = tuple(str(number) for number in range(10_000))
+
+    def begins(_: bytes) -> None:
+        Training.begin(run, classes, "f" * 16, 2**24)
+
+    assert outcome(begins, (RunError,), b"few") == REFUSED
+
+
+def test_many_unknown_settings_are_refused_in_time() -> None:
+    """For each of 400,000 unknown keys a similar one was looked for, in minutes."""
+    settings = {f"fedpft.component{number}": 1 for number in range(400_000)}
+    assert outcome(lambda _: parse_run(settings), (ConfigError,), bytes(2**23)) == REFUSED
+
+
+@pytest.mark.parametrize(
+    "syntax", [ExplicitVRLittleEndian, RLELossless, JPEG2000, JPEGBaseline8Bit]
+)
+def test_a_dicom_file_that_states_a_huge_image(tmp_path: Path, syntax: UID) -> None:
+    """65,535 x 65,535 pixels, in a hundred bytes."""
+    fragment = encapsulate([b"\xff\xd8\xff\xd9" * 20])
+    content = bytes(64) if syntax == ExplicitVRLittleEndian else fragment
+    huge = {"Rows": 65535, "Columns": 65535, "PixelData": content}
+    made = image(np.zeros((8, 8), np.uint16), **huge)
+    made.file_meta.TransferSyntaxUID = syntax
+    file = save_dicom(tmp_path / "x.dcm", made)
+    small = save_dicom(tmp_path / "small.dcm", image(np.zeros((8, 8), np.uint16)))
+    open_dicom(small)
+    assert outcome(lambda _: open_dicom(file), (DataError,), file.read_bytes()) == REFUSED
