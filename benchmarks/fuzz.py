@@ -20,7 +20,8 @@ from functools import partial
 import torch
 
 from benchmarks._fuzz_limits import ACCEPTED, REFUSED, in_child, limited
-from benchmarks._fuzz_parsers import Parser, parsers
+from benchmarks._fuzz_parser import Parser
+from benchmarks._fuzz_parsers import parsers
 
 BATCH = 200
 
@@ -71,7 +72,7 @@ def run_batch(parser: Parser, seed: int, start: int, count: int, findings: Findi
     """
     at, end = start, start + count
     while at < end:
-        calls = [partial(_outcome, parser, seed, number) for number in range(at, end)]
+        calls = [partial(outcome_of, parser, seed, number) for number in range(at, end)]
         outcomes = in_child(calls)
         if not outcomes:
             raise RuntimeError(f"{parser.name}: no case of {at} to {end} could be made")
@@ -80,7 +81,8 @@ def run_batch(parser: Parser, seed: int, start: int, count: int, findings: Findi
             at += 1
 
 
-def _outcome(parser: Parser, seed: int, number: int) -> str:
+def outcome_of(parser: Parser, seed: int, number: int) -> str:
+    """The outcome of one case, in this process, which must be a child."""
     return limited(parser.parse, parser.allowed, parser.case(seed, number))
 
 
@@ -107,6 +109,8 @@ def fuzz(chosen: Sequence[Parser], seed: int, minutes: float) -> Findings:
         for parser in chosen:
             run_batch(parser, seed, start, BATCH, findings)
         start += BATCH
+        spent = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) / 60
+        print(f"{start} cases of each, {spent:.1f} minutes, {len(findings.first)} findings")
     return findings
 
 

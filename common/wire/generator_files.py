@@ -52,8 +52,6 @@ def read_generator(file: Path) -> Generator:
     Raises:
         DataError: for any other file.
     """
-    from safetensors.torch import load_file
-
     manifest = _manifest(file, "generator")
     try:
         run = parse_run(_settings_in(manifest))
@@ -64,7 +62,7 @@ def read_generator(file: Path) -> Generator:
             _text(manifest, "fingerprint"),
             _classes(manifest),
         )
-        return Generator(header, run, load_file(file)).checked()
+        return Generator(header, run, _tensors(file)).checked()
     except (FedSurrogateError, ValueError) as error:
         raise DataError(f"{file} holds no generator that this version can use ({error})") from None
 
@@ -154,9 +152,7 @@ def read_synthetic_set(file: Path) -> SyntheticSet:
     Raises:
         DataError: for any other file.
     """
-    from safetensors.torch import load_file
-
-    manifest, tensors = _manifest(file, "synthetic embeddings"), load_file(file)
+    manifest, tensors = _manifest(file, "synthetic embeddings"), _tensors(file)
     try:
         classes, fingerprint = _classes(manifest), _text(manifest, "fingerprint")
     except ValueError as error:
@@ -195,6 +191,19 @@ def _manifest(file: Path, kind: str) -> dict[str, Any]:
             f"{str(manifest.get('format'))[:20]}, not a {kind}"
         )
     return manifest
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    """All tensors of a file. Raises DataError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(file)
+    # RuntimeError: torch cannot represent a side of zero next to a huge one.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise DataError(f"{file} holds tensors that cannot be read ({str(error)[:60]})") from None
+    return tensors
 
 
 def _settings_in(manifest: dict[str, Any]) -> dict[str, Scalar]:

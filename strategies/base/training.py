@@ -181,7 +181,8 @@ class Training:
             for key, tensor in load(content).items():
                 kind, _, rest = key.partition(".")
                 parts[kind][rest] = tensor.to(torch.float32)
-        except (ValueError, TypeError, LookupError, RecursionError, SafetensorError) as error:
+        # RuntimeError: torch cannot represent a side of zero next to a huge one; RecursionError.
+        except (ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
             raise RunError(f"{name} is not a valid checkpoint ({type(error).__name__})") from None
         if (facts.format, facts.run) != (FORMAT, config.digest):
             raise RunError(
