@@ -25,6 +25,7 @@ from torch import Tensor
 
 from benchmarks._fuzz_limits import ACCEPTED, MEMORY, REFUSED, outcome
 from client_app.datasets.dicom_pixels import open_dicom
+from client_app.offline.replies import is_message
 from common import surrogate_pb2 as pb
 from common.errors import ConfigError, DataError, RunError, SealError, SurrogateError
 from common.run import parse_run
@@ -41,6 +42,7 @@ from common.wire.generator_files import read_generator
 from common.wire.model_files import load_model
 from common.wire.model_proto import unpack_classifier, unpack_parameters
 from common.wire.records import unpack_question
+from server_app.offline import _read as stored_bytes
 from strategies.base.training import Training
 from tests.common.signed_models.test_signed_model import KEY, model
 from tests.dicom_files import image
@@ -329,3 +331,15 @@ def test_a_dicom_file_that_states_a_huge_image(tmp_path: Path, syntax: UID) -> N
     small = save_dicom(tmp_path / "small.dcm", image(np.zeros((8, 8), np.uint16)))
     open_dicom(small)
     assert outcome(lambda _: open_dicom(file), (DataError,), file.read_bytes()) == REFUSED
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_what_is_no_file_is_not_read_for_ever(tmp_path: Path, kind: str) -> None:
+    """A link to a device had all the memory that a file may need; a pipe never ended."""
+    place = tmp_path / "north.bundle"
+    if kind == "device":
+        place.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(place)
+    for read, refusal in ((stored_bytes, SurrogateError), (is_message, ConfigError)):
+        assert outcome(lambda _, read=read: read(place), (refusal,), b"few") == REFUSED  # type: ignore[misc]
