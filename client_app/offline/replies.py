@@ -41,7 +41,7 @@ def is_message(file: Path) -> bool:
     """
     if file.exists() and not file.is_file():
         # A pipe or a device, also behind a link: reading it may have no end.
-        raise ConfigError(f"{file} is no file")
+        raise ConfigError(f"{file} is no request of a coordinator: it is no file")
     try:
         with file.open("rb") as stream:
             return stream.read(1) == MAGIC
