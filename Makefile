@@ -1,5 +1,5 @@
 # make setup | make demo | make demo-compose | make test | make test-all | make test-samples | make test-fresh | make test-oldest
-# make lint | make docs | make faults | make mutants | make audit | make gpu | make bench | make lock | make outdated
+# make lint | make docs | make faults | make mutants | make fuzz | make audit | make gpu | make bench | make lock | make outdated
 # Each sets up what it needs. VENV=/path takes another environment, TORCH=cpu a torch without libraries for GPUs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -19,7 +19,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GRPC_ENABLE_FORK_SUPPORT = 0
 
-.PHONY: setup lock outdated demo demo-compose test test-all test-samples test-fresh test-oldest faults mutants audit gpu lint docs \
+.PHONY: setup lock outdated demo demo-compose test test-all test-samples test-fresh test-oldest faults mutants fuzz audit gpu lint docs \
 	bench proto
 
 # Prints what it does, and nothing where the environment has all versions of the lock.
@@ -82,6 +82,11 @@ faults: setup
 mutants: setup
 	OMP_NUM_THREADS=1 $(RUN) benchmarks/mutants.py --jobs 2
 
+# Changed messages and files for every parser of foreign bytes; fails where one takes memory or time, or raises another exception.
+MINUTES ?= 30
+fuzz: setup
+	OMP_NUM_THREADS=1 $(RUN) benchmarks/fuzz.py --minutes $(MINUTES)
+
 # A lower bound on epsilon for every private mechanism, next to its claim; fails where a bound exceeds its claim.
 audit: setup
 	OMP_NUM_THREADS=1 $(RUN) benchmarks/audit.py
@@ -101,7 +106,7 @@ docs: setup
 	@echo "open site/index.html"
 
 bench: setup
-	@for script in $$(ls benchmarks/[a-z]*.py | grep -v mutants) benchmarks/reproduce/[a-z]*.py; do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+	@for script in $$(ls benchmarks/[a-z]*.py | grep -v -e mutants -e fuzz) benchmarks/reproduce/[a-z]*.py; do echo "== $$script"; $(RUN) "$$script" || exit 1; done
 	@$(MAKE) --no-print-directory faults
 
 proto: setup

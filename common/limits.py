@@ -6,6 +6,8 @@ LARGEST_COUNT = 100_000_000
 # Largest feature; variances are limited by its square. Larger values would overflow and spoil the
 # model for all sites.
 LARGEST_NUMBER = 1e15
+# Largest dimension of features.
+LARGEST_DIMENSION = 2**24
 # Maximum number of classes in a run; maximum length of the name of a class or a backbone.
 MOST_CLASSES, LONGEST_NAME = 10_000, 200
 # Largest parameter of a model that a private run sends to sites. A record's gradient or score does

@@ -186,6 +186,9 @@ def _read(file: Path) -> bytes:
     """
     if not file.exists():
         raise ConfigError(f"there is no file {str(file)!r}")
+    if not file.is_file():
+        # A pipe or a device, also behind a link: reading it may have no end.
+        raise SurrogateError("it is no file")
     try:
         with file.open("rb") as stream:
             content = stream.read(LARGEST_BUNDLE + 1)

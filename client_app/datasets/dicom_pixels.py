@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 DICOM = "a folder of DICOM files"
 
+# Largest image: twice that of a mammogram. Decoders take memory for the size that a file states.
+LARGEST_PIXELS = 2**26
 # All tags that affect how pixels are shown, and none that identifies the patient.
 DISPLAY = (
     *(
@@ -27,6 +29,7 @@ DISPLAY = (
         "ModalityLUTSequence",
         "RescaleSlope",
     ),
+    *("Rows", "Columns"),
     *("RescaleIntercept", "VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction"),
     *(
         "SharedFunctionalGroupsSequence",
@@ -92,6 +95,7 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
     try:
         with file.open("rb") as stream:
             header = dcmread(stream, stop_before_pixels=True, specific_tags=list(DISPLAY))
+            _check_size(header)
             values = pixel_array(stream, index=frame)
         _take_from_groups(header, frame)
         shown = _colour(values, header) if _in_colour(values, header) else _grey(values, header)
@@ -105,6 +109,13 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
             f"'{file}' cannot be shown ({type(error).__name__}: {why}); export it again"
         ) from error
     return Image.fromarray(shown).convert("RGB")
+
+
+def _check_size(header: Dataset) -> None:
+    """Raise ValueError for an image that no hospital has, before anything is decoded."""
+    rows, columns = int(header.get("Rows") or 0), int(header.get("Columns") or 0)
+    if rows * columns > LARGEST_PIXELS:
+        raise ValueError(f"an image of {rows} x {columns} pixels; at most {LARGEST_PIXELS}")
 
 
 def _in_colour(values: Array, header: Dataset) -> bool:

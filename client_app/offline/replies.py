@@ -39,6 +39,9 @@ def is_message(file: Path) -> bool:
     """Whether a file may be a request of `coordinator exchange`, not one of `coordinator request`.
     Raises ConfigError.
     """
+    if file.exists() and not file.is_file():
+        # A pipe or a device, also behind a link: reading it may have no end.
+        raise ConfigError(f"{file} is no request of a coordinator: it is no file")
     try:
         with file.open("rb") as stream:
             return stream.read(1) == MAGIC

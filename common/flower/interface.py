@@ -7,8 +7,10 @@ rely on:
 
 * `superlink` asks `refusal` about every request of the Fleet API that registers or activates a node
   or sends messages, on every protocol that the SuperLink speaks, after Flower has checked the
-  request's signature. Writers of its database wait for each other, and its servers listen on Unix
-  sockets where the arguments name them.
+  request's signature. Where only registered keys may take part, nothing of a message is received
+  before its metadata show such a key. Messages and connections have limits. Writers of its
+  database wait for each other, and its servers listen on Unix sockets where the arguments name
+  them.
 * `superexec` starts the given command for tasks of ClientApps, and nothing for tasks of another
   kind. Flower 1.42 makes others too (`TaskType.AGENT_APP`), and ignores `--plugin-type`.
 * `client_task` neither unpacks nor imports code that arrives with a run.

@@ -1,4 +1,4 @@
-"""Flower 1.34: its processes, the guard of its Fleet API, and its messages."""
+"""Flower 1.34: its processes, and its messages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from common.flower.interface import (
     SuperNodeLog,
     TaskGuard,
 )
+from common.flower.v134_fleet import guard_fleet, limit_fleet
 from common.flower.v134_link import Link134
 from common.flower.v134_simulation import Simulation134
 
 if TYPE_CHECKING:
-    import grpc
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
@@ -60,13 +60,14 @@ class Processes134(FlowerProcesses):
         return SuperLinkArguments(certificate, bool(parsed.enable_supernode_auth))
 
     def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
-        """`flower-superlink` with four changes."""
+        """`flower-superlink` with five changes."""
         from flwr.superlink.cli import flower_superlink
 
         allow_unix_sockets()
         let_writers_wait()
         find_migrations()
-        guard_fleet(refusal)
+        guard_fleet(refusal, self.parse_superlink(arguments).authenticates)
+        limit_fleet()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
 
@@ -196,38 +197,6 @@ def find_migrations() -> None:
     from flwr.supercore.state.alembic import utils
 
     utils.ALEMBIC_DIR = Path("flwr.supercore.state:alembic")
-
-
-def guard_fleet(refusal: Callable[[FleetRequest], str]) -> None:
-    """Check requests of all Fleet APIs with keys that this process opens later; call it once."""
-    import grpc
-    from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor
-
-    interceptor = node_auth_server_interceptor.NodeAuthServerInterceptor
-    flowers = interceptor._wrap_method_handler
-
-    def wrap(self: Any, handler: grpc.RpcMethodHandler, key: bytes) -> grpc.RpcMethodHandler:
-        def answer(request: Any, context: grpc.ServicerContext) -> Any:
-            if reason := refusal(_fleet_request(request, key)):
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
-            return handler.unary_unary(request, context)
-
-        forms = handler.request_deserializer, handler.response_serializer
-        # Flower's own check of the request's node id comes first.
-        return flowers(self, grpc.unary_unary_rpc_method_handler(answer, *forms), key)
-
-    interceptor._wrap_method_handler = wrap  # type: ignore[method-assign, assignment]
-
-
-def _fleet_request(request: Any, key: bytes) -> FleetRequest:
-    from flwr.proto import fleet_pb2
-
-    if isinstance(request, fleet_pb2.ActivateNodeRequest | fleet_pb2.RegisterNodeFleetRequest):
-        return FleetRequest(key, key=request.public_key)
-    if isinstance(request, fleet_pb2.PushMessagesRequest):
-        senders = tuple(message.metadata.src_node_id for message in request.messages_list)
-        return FleetRequest(key, node=request.node.node_id, senders=senders)
-    return FleetRequest(key)
 
 
 def guard_task(task: Any, guard: TaskGuard) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from common.models.networks import build, run_network
+from common.errors import SurrogateError
+from common.models.networks import build, check_parameters, run_network
 from common.privacy.gaussian_mechanism import clip
 
 if TYPE_CHECKING:
@@ -112,6 +113,18 @@ class Head(Classifier):
         """Dimension of the features."""
         return (self.weight if self.projection is None else self.projection).shape[1]
 
+    def check_shapes(self) -> None:
+        """Raise SurrogateError unless its tensors fit each other and the classes."""
+        classes, columns = len(self.header.classes), _last(self.weight)
+        inputs = columns if self.projection is None else _last(self.projection)
+        wanted: dict[str, tuple[int, ...]] = {
+            "weight": (classes, columns),
+            "bias": (classes,),
+            "projection": (columns, inputs),
+            "centre": (inputs,),
+        }
+        _check(self.arrays(), wanted)
+
     def arrays(self) -> dict[str, Tensor]:
         """`weight` (C, d), `bias` (C,) and, if features are projected or centred, `projection`
         (k, d) and `centre` (d,).
@@ -173,6 +186,17 @@ class Ensemble(Classifier):
         """Dimension of the features."""
         return self.heads[0].dimension
 
+    def check_shapes(self) -> None:
+        """Raise SurrogateError unless all heads are sound, for the same classes and features."""
+        for head in self.heads:
+            head.check_shapes()
+        first = self.heads[0]
+        if any(
+            (head.header.classes, head.dimension) != (first.header.classes, first.dimension)
+            for head in self.heads
+        ):
+            raise SurrogateError("an ensemble of heads of different classes or dimensions")
+
     def arrays(self) -> dict[str, Tensor]:
         """`weight` (M, C, d) and `bias` (M, C) of M heads."""
         return {
@@ -209,6 +233,13 @@ class Quadratic(Classifier):
         """Dimension of the features."""
         return self.means.shape[1]
 
+    def check_shapes(self) -> None:
+        """Raise SurrogateError unless its tensors fit each other and the classes."""
+        classes, inputs = len(self.header.classes), _last(self.means)
+        sides = (inputs,) * (2 if self.whiteners.ndim == 3 else 1)
+        shapes = {"means": (classes, inputs), "whiteners": (classes, *sides), "bias": (classes,)}
+        _check(self.arrays(), shapes)
+
     def arrays(self) -> dict[str, Tensor]:
         """`means` (C, d), `whiteners` (C, d) or (C, d, d), and `bias` (C,)."""
         return {"means": self.means, "whiteners": self.whiteners, "bias": self.bias}
@@ -244,6 +275,10 @@ class Network(Classifier):
         """Dimension of the features."""
         return self.inputs
 
+    def check_shapes(self) -> None:
+        """Raise SurrogateError unless its tensors are the parameters of a network of this kind."""
+        check_parameters(self.kind, self.inputs, len(self.header.classes), self.tensors)
+
     def arrays(self) -> dict[str, Tensor]:
         """Its parameters."""
         return dict(self.tensors)
@@ -257,6 +292,18 @@ class Network(Classifier):
                 for rows in torch.split(features, 1000)
             ]
         )
+
+
+def _last(tensor: Tensor) -> int:
+    """The last side of a tensor of any rank; 0 for a number."""
+    return tensor.shape[-1] if tensor.ndim else 0
+
+
+def _check(tensors: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise SurrogateError for a tensor of another shape, or without a number."""
+    for name, tensor in tensors.items():
+        if (shape := tuple(tensor.shape)) != wanted[name] or not tensor.numel():
+            raise SurrogateError(f"{name} of shape {shape[:4]}, expected {wanted[name]}")
 
 
 def class_indices(wanted: Sequence[str], names: Sequence[str]) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from common.errors import SurrogateError
+from common.limits import LARGEST_DIMENSION
 from common.models.networks import parameters_of
 from common.models.parameters import Tensors
 from common.privacy.gaussian_mechanism import clip
@@ -375,7 +376,12 @@ class Generator:
         Raises:
             SurrogateError: if its tensors do not fit the run's settings.
         """
-        wanted = {name: tensor.shape for name, tensor in tensors_of(self._empty()).items()}
+        means = self.tensors.get(MEANS)
+        if means is None or means.ndim != 2 or not 0 < means.shape[1] <= LARGEST_DIMENSION:
+            raise SurrogateError("a generator without means (C, d) of the classes")
+        # Without memory: settings and means state the sizes of all other tensors.
+        with torch.device("meta"):
+            wanted = {name: tensor.shape for name, tensor in tensors_of(self._empty()).items()}
         if wanted != {name: tensor.shape for name, tensor in self.tensors.items()}:
             raise SurrogateError(
                 f"a generator whose tensors do not fit {len(self.header.classes)} classes"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError
+from common.errors import ConfigError, SurrogateError
+from common.limits import LARGEST_DIMENSION
 from common.privacy.gaussian_mechanism import clip
 
 if TYPE_CHECKING:
@@ -160,13 +161,53 @@ def build(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor])
         inputs: dimension of the features.
         classes: number of classes.
         tensors: parameters by name.
+
+    Raises:
+        SurrogateError: for tensors that are not a network's of this kind and these sizes.
     """
-    width = (
-        0
-        if kind == "linear"
-        else len(tensors["convolution1.weight" if kind == "convnet" else "hidden.weight"])
-    )
-    return fresh(kind, inputs, classes, width)
+    return fresh(kind, inputs, classes, _checked_width(kind, inputs, classes, tensors))
+
+
+def check_parameters(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor]) -> None:
+    """Check that tensors are the parameters of a network, without memory for the network.
+
+    Args:
+        kind: of the network.
+        inputs: stated dimension of the features; any number.
+        classes: number of classes.
+        tensors: parameters by name, of any shapes.
+
+    Raises:
+        SurrogateError: for other names or shapes, or a network that cannot be.
+    """
+    _checked_width(kind, inputs, classes, tensors)
+
+
+def _checked_width(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor]) -> int:
+    """The width of a network with these parameters; raises as `check_parameters`."""
+    if not 0 < inputs <= LARGEST_DIMENSION or not classes:
+        raise SurrogateError(
+            f"a {kind} of {str(inputs)[:20]} inputs for {classes} classes; 1 to "
+            f"{LARGEST_DIMENSION} inputs and one class or more are allowed"
+        )
+    first = tensors.get({"mlp": "hidden.weight", "convnet": "convolution1.weight"}.get(kind, ""))
+    width = len(first) if first is not None and first.dim() else 0
+    if kind != "linear" and not 0 < width <= WIDEST:
+        raise SurrogateError(f"a {kind} without a first layer, or wider than {WIDEST}")
+    try:
+        # On this device tensors have shapes and no memory: a few bytes may state any sizes.
+        with torch.device("meta"):
+            wanted = {
+                name: parameter.shape
+                for name, parameter in fresh(kind, inputs, classes, width).named_parameters()
+            }
+    except ConfigError as error:
+        raise SurrogateError(f"a {kind} that cannot be built ({error})") from None
+    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
+        raise SurrogateError(
+            f"a {kind} whose tensors do not fit {classes} classes and {inputs} inputs"
+        )
+    return width
 
 
 def fresh(kind: Model, inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:

@@ -128,7 +128,7 @@ def read_keys(file: Path) -> Mapping[str, bytes]:
                 raise ValueError(f"the key of {name!r} has {len(key)} bytes, not {PUBLIC_BYTES}")
             if (other := names.setdefault(key[SEED_BYTES:], name)) != name:
                 raise ValueError(f"{other!r} and {name!r} have the same key")
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f'{str(file)!r} is no valid key file ({error}); write lines such as north = "hex"'
         ) from None

@@ -14,6 +14,9 @@ from common.errors import ConfigError
 from common.settings.base import Section, kebab
 
 Scalar = str | int | float | bool
+# Maximum number of characters of a wrong value in an error message, and of unknown keys for which
+# it names a similar one.
+LONGEST_SHOWN, MOST_SUGGESTED = 200, 20
 M = TypeVar("M", bound=Section)
 
 
@@ -27,9 +30,11 @@ def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
             section, _, name = key.rpartition(".")
             (nested.setdefault(section, {}) if section else nested)[name] = value
             continue
-        close = difflib.get_close_matches(key, known, n=1)
+        # The sender of the settings chooses keys: looking for similar ones takes time.
+        near = len(complaints) < MOST_SUGGESTED and len(key) <= LONGEST_SHOWN
+        close = difflib.get_close_matches(key, known, n=1) if near else []
         complaints.append(
-            f"unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            f"unknown key {short(key)}" + (f"; did you mean {close[0]!r}?" if close else "")
         )
     try:
         parsed = model.model_validate(nested)
@@ -74,10 +79,6 @@ _PLAIN = {
     "int_from_float": "must be a whole number",
     "float_type": "must be a number",
 }
-
-
-# Maximum number of characters of a wrong value in an error message.
-LONGEST_SHOWN = 200
 
 
 def _explain(error: Any) -> str:

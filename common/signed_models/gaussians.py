@@ -123,11 +123,10 @@ class Gaussians:
         gaussians = cls(tensors["means"].float(), tensors["mean"].float(), parts[0], parts[1])
         dimension = gaussians.mean.shape[0] if gaussians.mean.ndim == 1 else -1
         for part in parts:
-            rank = len(part.variances)
             if (
-                part.directions.shape != (rank, dimension)
+                part.variances.ndim != 1
+                or part.directions.shape != (len(part.variances), dimension)
                 or part.rest.shape != (1,)
-                or part.variances.ndim != 1
             ):
                 raise ValueError("a covariance whose tensors do not fit together")
             if not (part.rest > 0).all() or not (part.variances > 0).all():

@@ -21,6 +21,7 @@ from common.signed_models.signed_model import (
     pack_gaussians,
     sign_model,
     unpack_gaussians,
+    verified,
 )
 from common.wire.model_files import file_content
 from common.wire.model_proto import pack_classifier, unpack_classifier
@@ -167,8 +168,9 @@ def received_model(payload: bytes | None, info: Info) -> SignedModel | None:
     manifest, signature, signer = (
         str(info.get(name, "")) for name in (MANIFEST, SIGNATURE, SIGNER)
     )
+    signed = verified(manifest, signature, signer)
     gaussians = unpack_gaussians(str(info[GAUSSIANS])) if GAUSSIANS in info else None
-    model = assembled(unpack_classifier(payload), gaussians, manifest, signature, signer)
+    model = assembled(signed, unpack_classifier(payload), gaussians)
     try:
         model.manifest.run_config()
     except ConfigError as error:

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from common.errors import ConfigError, SealError, SurrogateError
@@ -180,44 +180,76 @@ def sign_model(
     )
 
 
-def assembled(
-    classifier: Classifier, gaussians: Gaussians | None, manifest: str, signature: str, key: str
-) -> SignedModel:
-    """A model from its parts, as a message or a file contains them.
+class Signed(NamedTuple):
+    """A manifest whose signature fits.
+
+    Attributes:
+        facts: the manifest.
+        signature: of it.
+        key: the public key that belongs to the signature.
+    """
+
+    facts: Manifest
+    signature: bytes
+    key: bytes
+
+    @property
+    def signer(self) -> str:
+        """The first digits of the key, to compare with the output of `coordinator key`."""
+        return self.key.hex()[:16]
+
+
+def verified(manifest: str, signature: str, key: str) -> Signed:
+    """The manifest of a model, of which nothing is read before its signature fits.
 
     Args:
-        classifier: the model.
-        gaussians: for out-of-distribution scores; None without them.
-        manifest: as JSON.
+        manifest: JSON, as it was signed.
         signature: hexadecimal.
         key: public key of the coordinator, hexadecimal.
 
     Raises:
-        SurrogateError: for parts that do not fit together.
         SealError: if the signature does not fit.
+        SurrogateError: for a signed text that is no manifest.
     """
     try:
-        facts = Manifest.model_validate_json(manifest)
-        parts = bytes.fromhex(signature), bytes.fromhex(key)
-        form, tensors = file_content(classifier)
-    except (ValidationError, ValueError) as error:
+        text, signed, signer = manifest.encode(), bytes.fromhex(signature), bytes.fromhex(key)
+    except ValueError:
+        raise SealError("the signature or its key is no hexadecimal number") from None
+    if len(signer) != PUBLIC_BYTES:
+        raise SealError(f"the model is signed by a key of {len(signer)} bytes, not {PUBLIC_BYTES}")
+    verify(text, signed, signer, PURPOSE)
+    try:
+        facts = Manifest.model_validate_json(text)
+        if facts.signed_bytes() != text:
+            raise ValueError("it is not in the form in which it is signed")
+    except ValueError as error:
         first = str(error).split("\n")[0]
         raise SurrogateError(f"the model's manifest cannot be read ({first[:200]})") from None
-    if len(parts[1]) != PUBLIC_BYTES:
-        raise SurrogateError(
-            f"the model is signed by a key of {len(parts[1])} bytes, not {PUBLIC_BYTES}"
-        )
-    verify(facts.signed_bytes(), parts[0], parts[1], PURPOSE)
+    return Signed(facts, signed, signer)
+
+
+def assembled(signed: Signed, classifier: Classifier, gaussians: Gaussians | None) -> SignedModel:
+    """A model from its parts, as a message or a file contains them.
+
+    Args:
+        signed: the manifest.
+        classifier: the model.
+        gaussians: for out-of-distribution scores; None without them.
+
+    Raises:
+        SealError: for a model that is not the signed one.
+    """
     if isinstance(classifier, Ensemble) and not all(map(_is_linear, classifier.heads)):
         raise SealError("an ensemble of heads that change features, which no signature covers")
-    header = classifier.header
+    facts, header = signed.facts, classifier.header
+    form, tensors = file_content(classifier)
     digest = digest_of(_all(tensors, gaussians))
     actual = (form, digest, header.fingerprint, list(header.classes), classifier.dimension)
     if actual != (facts.form, facts.tensors, facts.fingerprint, facts.classes, facts.dimension):
         raise SealError("the model is not the one that its manifest describes")
     if (gaussians is None) != bool(facts.gaussians):
         raise SealError("the model's Gaussians are not those that its manifest describes")
-    return SignedModel(classifier, facts, gaussians, *parts)
+    return SignedModel(classifier, facts, gaussians, signed.signature, signed.key)
 
 
 def _is_linear(head: Head) -> bool:
@@ -256,53 +288,64 @@ def read_signed_model(file: Path, trusted: frozenset[bytes] | None = None) -> Si
 
     try:
         with safe_open(file, "pt") as content:
-            metadata = content.metadata() or {}
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+            signed = _signed_part(content.metadata() or {})
+            known = trusted is None or signed.key in trusted
+            names = content.keys() if known else ()
+            tensors = {name: content.get_tensor(name) for name in names}
+        if known:
+            return _built(signed, tensors)
+    except SealError as error:
+        raise SealError(f"{file} was changed after it was signed ({error}); get it again") from None
+    # RuntimeError: torch cannot represent a side of zero next to a huge one.
+    except (SafetensorError, RuntimeError, OSError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise SurrogateError(
             f"{file} is no readable model file ({why}); give a {SUFFIX} file of a run"
         ) from None
-    try:
-        if metadata.get("format") != str(FORMAT):
-            raise SurrogateError(
-                f"its format is {metadata.get('format')!r}, this version reads {FORMAT}"
-            )
-        facts = Manifest.model_validate_json(metadata["manifest"])
-        parts: dict[str, dict[str, Tensor]] = {MODEL: {}, GAUSSIANS: {}}
-        for name, tensor in tensors.items():
-            prefix = next(each for each in parts if name.startswith(each))
-            parts[prefix][name.removeprefix(prefix)] = tensor
-        classifier = classifier_of(
-            {**facts.form, "classes": json.dumps(facts.classes), "fingerprint": facts.fingerprint},
-            parts[MODEL],
-        )
-        gaussians = Gaussians.of(parts[GAUSSIANS]) if parts[GAUSSIANS] else None
-        model = assembled(
-            classifier, gaussians, metadata["manifest"], metadata["signature"], metadata["key"]
-        )
-    except SealError as error:
-        raise SealError(f"{file} was changed after it was signed ({error}); get it again") from None
-    except (
-        KeyError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-        StopIteration,
-        ConfigError,
-        SurrogateError,
-    ) as error:
+    except SurrogateError as error:
         raise SurrogateError(
             f"{file} is no model file of this version ({str(error)[:300]}); write one from a run "
             "with `coordinator export`"
         ) from None
-    if trusted is not None and model.key not in trusted:
-        raise SealError(
-            f"{file} is signed by key {model.signer}..., which is not a coordinator's key that "
-            "this site knows; compare it with the output of `coordinator key` there, and set "
-            "coordinator-key in the node-config"
+    raise SealError(
+        f"{file} is signed by key {signed.signer}..., which is not a coordinator's key that this "
+        "site knows; compare it with the output of `coordinator key` there, and set "
+        "coordinator-key in the node-config"
+    )
+
+
+def _signed_part(metadata: Mapping[str, str]) -> Signed:
+    """The manifest in a file's metadata. Raises as `verified`."""
+    if metadata.get("format") != str(FORMAT):
+        raise SurrogateError(
+            f"its format is {str(metadata.get('format'))[:20]!r}, this version reads {FORMAT}"
         )
-    return model
+    manifest, signature, key = (metadata.get(name, "") for name in ("manifest", "signature", "key"))
+    return verified(manifest, signature, key)
+
+
+def _built(signed: Signed, tensors: Mapping[str, Tensor]) -> SignedModel:
+    """The model of a file. Raises SurrogateError or SealError."""
+    facts = signed.facts
+    if digest_of(tensors) != facts.tensors:
+        raise SealError("its tensors are not those that were signed")
+    parts: dict[str, dict[str, Tensor]] = {MODEL: {}, GAUSSIANS: {}}
+    for name, tensor in tensors.items():
+        prefix = MODEL if name.startswith(MODEL) else GAUSSIANS
+        if not name.startswith(prefix):
+            raise SurrogateError(f"a tensor {name[:40]!r}, which no model has")
+        parts[prefix][name.removeprefix(prefix)] = tensor
+    named = {"classes": json.dumps(facts.classes), "fingerprint": facts.fingerprint}
+    classifier = classifier_of({**facts.form, **named}, parts[MODEL])
+    return assembled(signed, classifier, gaussians_of(parts[GAUSSIANS]))
+
+
+def gaussians_of(tensors: Mapping[str, Tensor]) -> Gaussians | None:
+    """The Gaussians of received tensors; None without tensors. Raises SurrogateError."""
+    try:
+        return Gaussians.of(tensors) if tensors else None
+    except (KeyError, ValueError) as error:
+        raise SurrogateError(f"the model's Gaussians cannot be read ({str(error)[:100]})") from None
 
 
 def pack_gaussians(gaussians: Gaussians) -> str:
@@ -324,9 +367,13 @@ def unpack_gaussians(text: str) -> Gaussians:
     from safetensors.torch import load
 
     try:
-        return Gaussians.of(load(base64.b64decode(text, validate=True)))
-    except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        tensors = load(base64.b64decode(text, validate=True))
+    # RuntimeError: torch cannot represent a side of zero next to a huge one.
+    except (ValueError, RuntimeError, SafetensorError) as error:
         raise SurrogateError(f"the model's Gaussians cannot be read ({str(error)[:100]})") from None
+    if (gaussians := gaussians_of(tensors)) is None:
+        raise SurrogateError("Gaussians without tensors")
+    return gaussians
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

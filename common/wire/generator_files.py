@@ -14,6 +14,7 @@ from common.errors import DataError, FedSurrogateError
 from common.models.generators import Generator
 from common.privacy.mechanism import NOT_COVERED
 from common.run import Run, parse_run
+from common.settings.flat import Scalar
 from common.surrogates.surrogates import Header
 
 FORMAT = 1
@@ -51,20 +52,18 @@ def read_generator(file: Path) -> Generator:
     Raises:
         DataError: for any other file.
     """
-    from safetensors.torch import load_file
-
     manifest = _manifest(file, "generator")
     try:
-        run = parse_run(manifest["settings"])
+        run = parse_run(_settings_in(manifest))
         header = Header(
             run.settings.method,
-            manifest["run"],
+            _text(manifest, "run"),
             "coordinator",
-            manifest["fingerprint"],
-            tuple(manifest["classes"]),
+            _text(manifest, "fingerprint"),
+            _classes(manifest),
         )
-        return Generator(header, run, load_file(file)).checked()
-    except (FedSurrogateError, KeyError, TypeError) as error:
+        return Generator(header, run, _tensors(file)).checked()
+    except (FedSurrogateError, ValueError) as error:
         raise DataError(f"{file} holds no generator that this version can use ({error})") from None
 
 
@@ -153,10 +152,14 @@ def read_synthetic_set(file: Path) -> SyntheticSet:
     Raises:
         DataError: for any other file.
     """
-    from safetensors.torch import load_file
-
-    manifest, tensors = _manifest(file, "synthetic embeddings"), load_file(file)
-    features, labels, classes = tensors["x"].float(), tensors["y"], tuple(manifest["classes"])
+    manifest, tensors = _manifest(file, "synthetic embeddings"), _tensors(file)
+    try:
+        classes, fingerprint = _classes(manifest), _text(manifest, "fingerprint")
+    except ValueError as error:
+        raise DataError(f"{file} holds no synthetic embeddings ({error})") from None
+    if {"x": torch.float16, "y": torch.int64} != {n: each.dtype for n, each in tensors.items()}:
+        raise DataError(f"{file}: x must hold numbers of 16 bits, and y whole numbers of 64 bits")
+    features, labels = tensors["x"].float(), tensors["y"]
     if features.ndim != 2 or labels.shape != features.shape[:1] or not features.isfinite().all():
         raise DataError(
             f"{file}: x of shape {tuple(features.shape)} and y of {tuple(labels.shape)}; must be "
@@ -164,7 +167,7 @@ def read_synthetic_set(file: Path) -> SyntheticSet:
         )
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
         raise DataError(f"{file}: labels beyond its {len(classes)} classes")
-    return SyntheticSet(features, labels, classes, manifest["fingerprint"], manifest)
+    return SyntheticSet(features, labels, classes, fingerprint, manifest)
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
@@ -178,14 +181,52 @@ def _manifest(file: Path, kind: str) -> dict[str, Any]:
     try:
         with safe_open(file, "pt") as content:
             manifest: dict[str, Any] = json.loads((content.metadata() or {})["manifest"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        if not isinstance(manifest, dict):
+            raise ValueError("not an object")
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise DataError(f"{file} is no file of a {kind} ({type(error).__name__})") from None
     if (manifest.get("format"), manifest.get("kind")) != (FORMAT, kind):
         raise DataError(
-            f"{file} holds {manifest.get('kind')!r} of format {manifest.get('format')}, not a "
-            f"{kind}"
+            f"{file} holds {str(manifest.get('kind'))[:40]!r} of format "
+            f"{str(manifest.get('format'))[:20]}, not a {kind}"
         )
     return manifest
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    """All tensors of a file. Raises DataError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(file)
+    # RuntimeError: torch cannot represent a side of zero next to a huge one.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise DataError(f"{file} holds tensors that cannot be read ({str(error)[:60]})") from None
+    return tensors
+
+
+def _settings_in(manifest: dict[str, Any]) -> dict[str, Scalar]:
+    """The settings in a manifest. Raises ValueError for others than texts and numbers."""
+    settings = manifest.get("settings")
+    if not isinstance(settings, dict) or not all(isinstance(v, Scalar) for v in settings.values()):
+        raise ValueError("its settings are no texts and numbers by key")
+    return settings
+
+
+def _text(manifest: dict[str, Any], key: str) -> str:
+    """A text in a manifest. Raises ValueError."""
+    if not isinstance(text := manifest.get(key), str):
+        raise ValueError(f"its manifest has no text {key!r}")
+    return text
+
+
+def _classes(manifest: dict[str, Any]) -> tuple[str, ...]:
+    """The class names in a manifest. Raises ValueError."""
+    classes = manifest.get("classes")
+    if not isinstance(classes, list) or not classes or not all(isinstance(c, str) for c in classes):
+        raise ValueError("its classes are no list of names")
+    return tuple(classes)
 
 
 def _settings(run: Run) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from common.backbones.feature_power import power_in
-from common.errors import ConfigError, SurrogateError
+from common.errors import SurrogateError
 from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from common.settings import Model
 from common.surrogates.surrogates import Header
@@ -73,13 +73,14 @@ def load_model(path: Path) -> Classifier:
         with safe_open(path, "pt") as content:
             metadata = content.metadata() or {}
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    # RuntimeError: torch cannot represent a side of zero next to a huge one.
+    except (SafetensorError, RuntimeError, OSError) as error:
         raise SurrogateError(
             f"'{path}' is not a readable model ({error}); give a model.safetensors of a run"
         ) from error
     try:
         return classifier_of(metadata, tensors)
-    except (KeyError, ValueError, RuntimeError, ConfigError) as error:
+    except SurrogateError as error:
         raise SurrogateError(
             f"'{path}' is no model of a run: {error}; give a model.safetensors of a run"
         ) from error
@@ -93,38 +94,40 @@ def classifier_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) ->
         tensors: by name.
 
     Raises:
-        KeyError: for a missing part.
-        ValueError: for parts that do not fit.
-        RuntimeError: for parts that do not fit.
-        ConfigError: for parts that do not fit.
+        SurrogateError: for a missing part, or parts that do not fit together.
     """
-    classes = json.loads(metadata["classes"])
-    header = Header(
-        "", "", "coordinator", metadata.get("fingerprint", ""), tuple(map(str, classes))
-    )
+    try:
+        classes = json.loads(metadata["classes"])
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise ValueError("its classes are no list of names")
+        header = Header("", "", "coordinator", metadata.get("fingerprint", ""), tuple(classes))
+        if wrong := [name for name, each in tensors.items() if not each.is_floating_point()]:
+            raise ValueError(f"{wrong[0][:40]!r} holds no floating-point numbers")
+        wide = {name: each if each.itemsize > 2 else each.float() for name, each in tensors.items()}
+        model = _classifier(header, metadata, wide)
+    except KeyError as error:
+        raise SurrogateError(f"it has no {str(error)[:60]}") from None
+    except (ValueError, RecursionError) as error:
+        raise SurrogateError(str(error)[:300]) from None
+    model.check_shapes()
+    return model
+
+
+def _classifier(
+    header: Header, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> Head | Ensemble | Quadratic | Network:
+    """The classifier, of which the shapes are not checked. Raises KeyError or ValueError for a
+    missing or wrong part.
+    """
     if "kind" in metadata:
-        kind, inputs = TypeAdapter(Model).validate_python(metadata["kind"]), int(metadata["inputs"])
-        network = Network(header, kind, inputs, tensors)
-        network.scores(torch.zeros(1, inputs))
-        return network
+        kind = TypeAdapter(Model).validate_python(metadata["kind"])
+        return Network(header, kind, int(metadata["inputs"]), tensors)
     if "whiteners" in tensors:
-        quadratic = Quadratic(header, tensors["means"], tensors["whiteners"], tensors["bias"])
-        if quadratic.scores(torch.zeros(1, quadratic.dimension)).shape != (1, len(classes)):
-            shape = tuple(quadratic.whiteners.shape)
-            raise ValueError(f"discriminants of shape {shape} for {len(classes)} classes")
-        return quadratic
+        return Quadratic(header, tensors["means"], tensors["whiteners"], tensors["bias"])
     clip = float(metadata["clip"]) if "clip" in metadata else None
-    weight, bias, centre = tensors["weight"], tensors["bias"], tensors.get("centre")
-    if (
-        weight.shape[:-1] != bias.shape
-        or weight.shape[-2] != len(classes)
-        or weight.ndim not in (2, 3)
-    ):
-        raise ValueError(
-            f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} for {len(classes)} classes"
-        )
-    if weight.ndim == 2:
-        head = Head(header, weight, bias, clip, centre, tensors.get("projection"))
-        head.scores(torch.zeros(1, head.dimension))
-        return head
-    return Ensemble(tuple(Head(header, w, b) for w, b in zip(weight, bias, strict=True)))
+    if clip is not None and not 0 <= clip < math.inf:
+        raise ValueError(f"features are clipped to {clip}; 0 or more is allowed")
+    weight, bias = tensors["weight"], tensors["bias"]
+    if weight.ndim == 3 and bias.ndim == 2 and 0 < len(weight) == len(bias):
+        return Ensemble(tuple(Head(header, w, b) for w, b in zip(weight, bias, strict=True)))
+    return Head(header, weight, bias, clip, tensors.get("centre"), tensors.get("projection"))

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from common import surrogate_pb2 as pb
-from common.errors import ConfigError, SurrogateError
+from common.errors import SurrogateError
 from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
-from common.models.networks import WIDEST, build
 from common.models.parameters import Parameters, Tensors
 from common.safe_parsing import read_message
 from common.settings import Model
@@ -119,13 +118,9 @@ def unpack_classifier(payload: bytes, most: int = MOST_NUMBERS) -> Classifier:
         case "head":
             return _unpack_head(message.head)
         case "heads" if message.heads.heads:
-            heads = tuple(_unpack_head(head) for head in message.heads.heads)
-            if any(
-                (h.header.classes, h.dimension) != (heads[0].header.classes, heads[0].dimension)
-                for h in heads
-            ):
-                raise SurrogateError("an ensemble of heads of different classes or dimensions")
-            return Ensemble(heads)
+            ensemble = Ensemble(tuple(map(_unpack_head, message.heads.heads)))
+            ensemble.check_shapes()
+            return ensemble
         case "quadratic":
             return _unpack_quadratic(message.quadratic)
         case "network":
@@ -152,28 +147,12 @@ def _unpack_quadratic(message: pb.Quadratic) -> Quadratic:
 
 
 def _unpack_network(message: pb.Network, most: int) -> Network:
-    tensors, classes = _unpack_tensors(message.tensors, most), len(message.header.classes)
-    if message.kind not in get_args(Model) or not classes or not 0 < message.inputs < 2**24:
-        raise SurrogateError(
-            f"a network of kind {message.kind[:20]!r} for {classes} classes and {message.inputs} "
-            "inputs"
-        )
-    kind = cast(Model, message.kind)
-    first = tensors.get("convolution1.weight" if kind == "convnet" else "hidden.weight")
-    if kind != "linear" and not (first is not None and first.dim() and 0 < len(first) <= WIDEST):
-        raise SurrogateError(f"a {kind} without a first layer, or wider than {WIDEST}")
-    try:
-        wanted = {
-            name: p.shape
-            for name, p in build(kind, message.inputs, classes, tensors).named_parameters()
-        }
-    except ConfigError as error:
-        raise SurrogateError(f"a {kind} that cannot be built ({error})") from None
-    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
-        raise SurrogateError(
-            f"a {kind} whose tensors do not fit {classes} classes and {message.inputs} inputs"
-        )
-    return Network(unpack_header(message.header), kind, message.inputs, tensors)
+    if message.kind not in get_args(Model):
+        raise SurrogateError(f"a network of unknown kind {message.kind[:20]!r}")
+    header, tensors = unpack_header(message.header), _unpack_tensors(message.tensors, most)
+    network = Network(header, cast(Model, message.kind), message.inputs, tensors)
+    network.check_shapes()
+    return network
 
 
 def pack_parameters(parameters: Parameters) -> bytes:
@@ -273,9 +252,16 @@ def _unpack_tensors(packed: object, most: int) -> dict[str, Tensor]:
                 f"tensor {each.name[:40]!r} twice, or with a name that is too long"
             )
         name = each.name[:40]
-        shape = tuple(each.shape if each.kept else each.values.shape)
+        sides = each.shape if each.kept else each.values.shape
+        # First: the product of a million sides would take hours.
+        if len(sides) > MOST_DIMENSIONS:
+            raise SurrogateError(
+                f"{name}: a tensor of {len(sides)} dimensions; at most {MOST_DIMENSIONS} are "
+                "allowed"
+            )
+        shape = tuple(sides)
         entries = math.prod(shape)
-        if len(shape) > MOST_DIMENSIONS or (each.kept and len(each.kept) != -(-entries // 8)):
+        if each.kept and len(each.kept) != -(-entries // 8):
             raise SurrogateError(
                 f"{name}: {len(each.kept)} bytes do not mark the entries of shape {shape[:4]}"
             )

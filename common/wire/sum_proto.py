@@ -196,6 +196,8 @@ def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Mechan
     """
     message = pb.SumTotal()
     parse(message, payload)
+    if len(message.numbers) % 4:
+        raise SurrogateError(f"a sum of {len(message.numbers)} bytes, which are no whole numbers")
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
     return unpack_header(message.header), tuple(message.sites), unpack_words(message.numbers), claim
 

@@ -80,11 +80,14 @@ def unpack_centre(centre: pb.Centre) -> Tensor:
         The centre (d,).
 
     Raises:
-        SurrogateError: for one that is empty or not finite.
+        SurrogateError: for one that is empty, of another rank, or not finite.
     """
-    mean = unpack(centre.mean, "public centre", tuple(centre.mean.shape)[:1])
-    if not len(mean) or not mean.isfinite().all():
-        raise SurrogateError("the public centre is empty or not finite")
+    shape = tuple(centre.mean.shape[:2])
+    if len(shape) != 1 or not shape[0]:
+        raise SurrogateError(f"a public centre of shape {shape}; (d,) is expected")
+    mean = unpack(centre.mean, "public centre", shape)
+    if not mean.isfinite().all():
+        raise SurrogateError("the public centre holds a number that is not finite")
     return mean
 
 

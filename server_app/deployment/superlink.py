@@ -1,5 +1,6 @@
-"""Flower's SuperLink with four changes: many sites can write to its database at once, senders are
-authenticated, APIs may be on Unix sockets, and the path of the installation may hold blanks.
+"""Flower's SuperLink with five changes: many sites can write to its database at once, senders are
+authenticated, strangers are not heard, APIs may be on Unix sockets, and the path of the
+installation may hold blanks.
 
 Flower stores the SuperLink's state in SQLite. A writer that waits five seconds for others fails,
 and its SuperNode drops the message that it was receiving or sending. On a busy machine with thirty

@@ -50,7 +50,7 @@ def read_json(folder: Path, name: str) -> Json:
     """
     try:
         content = json.loads((folder / name).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = f"{name} cannot be read ({type(error).__name__})"
         raise RunError(f"{folder} is not a run folder: {why}") from None
     if not isinstance(content, dict):

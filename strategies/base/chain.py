@@ -217,7 +217,7 @@ class Chain(Federation):
         if self.config.settings.resume:
             try:
                 walk = Walk(**json.loads(read_kept(self.config.settings.resume, STATE)))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 raise RunError(
                     f"resume = {self.config.settings.resume!r}: {STATE} is damaged "
                     f"({type(error).__name__})"

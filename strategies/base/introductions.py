@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from common.errors import SurrogateError
-from common.limits import MOST_CLASSES
+from common.limits import LARGEST_DIMENSION, MOST_CLASSES
 from common.surrogates.surrogates import in_class_order
 from common.wire.records import Info
 from common.wire.validation import is_name
-
-LARGEST_DIMENSION = 2**24
 
 
 @dataclass

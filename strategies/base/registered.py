@@ -59,7 +59,7 @@ def read_table(file: Path) -> dict[str, Registration]:
             name: Registration(**each)
             for name, each in json.loads(file.read_text())["sites"].items()
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{file}: the table of registered sites cannot be read ({type(error).__name__}); the "
             "SuperLink accepts only registered sites; run `coordinator register` first, which "

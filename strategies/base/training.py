@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from common.errors import RunError
@@ -23,7 +24,7 @@ from common.models.parameters import CONTROL, Parameters, Tensors
 from common.run import Run
 from common.settings import DPCVAESettings
 from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_parameters
+from common.wire.model_proto import MOST_NUMBERS, pack_parameters
 
 FORMAT = 2
 # Flower's log line for every round repeats what is in the run folder.
@@ -75,14 +76,18 @@ class Training:
 
         Raises:
             ConfigError: for features that do not fit a convnet.
+            RunError: for a model that no site would read.
         """
-        settings = config.trained
-        if isinstance(settings, DPCVAESettings):
-            model = tensors_of(fresh_generator(config, len(classes), inputs))
-        else:
-            model = parameters_of(
-                fresh(settings.kind, inputs, len(classes), settings.width, config.settings.seed)
+        # Sites state how many features and classes there are. Without memory first.
+        with torch.device("meta"):
+            size = sum(each.numel() for each in _fresh(config, len(classes), inputs).values())
+        if size > MOST_NUMBERS:
+            raise RunError(
+                f"a model of {size} numbers for {inputs} features and {len(classes)} classes, "
+                f"which the sites have stated; they read at most {MOST_NUMBERS}; set classes, "
+                "or a smaller model"
             )
+        model = _fresh(config, len(classes), inputs)
         return cls(config, classes, fingerprint, inputs, model, {})
 
     def payload(self) -> bytes:
@@ -164,34 +169,64 @@ class Training:
         Raises:
             RunError: for another kind of file, or a run with other settings.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load
 
         try:
             length = int.from_bytes(content[:8], "little")
-            state: dict[str, Any] = json.loads(
+            facts = _Facts.model_validate_json(
                 json.loads(content[8 : 8 + length])["__metadata__"]["state"]
             )
-            tensors = load(content)
-        except Exception as error:
+            parts: dict[str, dict[str, Tensor]] = {"model": {}, "memory": {}}
+            for key, tensor in load(content).items():
+                kind, _, rest = key.partition(".")
+                parts[kind][rest] = tensor.to(torch.float32)
+        # RuntimeError: torch cannot represent a side of zero next to a huge one; RecursionError.
+        except (ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
             raise RunError(f"{name} is not a valid checkpoint ({type(error).__name__})") from None
-        if (state.get("format"), state.get("run")) != (FORMAT, config.digest):
+        if (facts.format, facts.run) != (FORMAT, config.digest):
             raise RunError(
-                f"{name} is from a run with other settings ({state.get('run')}), not "
-                f"{config.digest}"
+                f"{name} is from a run with other settings ({facts.run[:64]}), not {config.digest}"
             )
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "memory": {}}
-        for key, tensor in tensors.items():
-            kind, _, rest = key.partition(".")
-            parts[kind][rest] = tensor.to(torch.float32)
-        place = (tuple(state["classes"]), state["fingerprint"], state["inputs"])
-        facts = (
-            state["round"],
-            state["asked"],
-            state["lineage"],
-            state["history"],
-            state["confirmed"],
+        return cls(
+            config,
+            facts.classes,
+            facts.fingerprint,
+            facts.inputs,
+            parts["model"],
+            parts["memory"],
+            facts.round,
+            facts.asked,
+            facts.lineage,
+            facts.history,
+            facts.confirmed,
         )
-        return cls(config, *place, parts["model"], parts["memory"], *facts)
+
+
+def _fresh(config: Run, classes: int, inputs: int) -> Tensors:
+    """The model before the first round."""
+    settings = config.trained
+    if isinstance(settings, DPCVAESettings):
+        return tensors_of(fresh_generator(config, classes, inputs))
+    seed = config.settings.seed
+    return parameters_of(fresh(settings.kind, inputs, classes, settings.width, seed))
+
+
+class _Facts(BaseModel):
+    """What a checkpoint states next to its tensors."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: int
+    run: str
+    classes: tuple[str, ...]
+    fingerprint: str
+    inputs: int
+    round: int
+    asked: int
+    lineage: str
+    history: list[dict[str, Any]]
+    confirmed: dict[str, int]
 
 
 def read_kept(folder: str, name: str) -> bytes:

@@ -49,11 +49,12 @@ def read_public(file: str) -> Tensor:
     try:
         with safe_open(Path(file).expanduser(), "pt") as content:
             features: Tensor = content.get_tensor("x").double()
-    except (OSError, SafetensorError) as error:
+    # RuntimeError: torch cannot represent a side of zero next to a huge one.
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"fedpft.public = {file!r}: no readable safetensors file with features x ({error})"
         ) from None
-    if features.ndim != 2 or not len(features) or not features.isfinite().all():
+    if features.ndim != 2 or not features.numel() or not features.isfinite().all():
         raise ConfigError(
             f"fedpft.public = {file!r}: x of shape {tuple(features.shape)} must be (n, d) and "
             "finite"

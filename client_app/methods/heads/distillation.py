@@ -97,7 +97,7 @@ def _classes(task: Task) -> tuple[str, ...]:
     """The classes of all sites, as the coordinator collected them."""
     try:
         named = json.loads(str(task.info.get("classes", "")))
-    except ValueError:
+    except (ValueError, RecursionError):
         named = None
     if not isinstance(named, list) or not all(isinstance(name, str) and name for name in named):
         raise SurrogateError("a request without the classes of the run")

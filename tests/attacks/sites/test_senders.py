@@ -83,13 +83,17 @@ class Link:
 
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    # Restore Flower's method afterwards.
-    monkeypatch.setattr(
-        NodeAuthServerInterceptor,
-        "_wrap_method_handler",
-        NodeAuthServerInterceptor._wrap_method_handler,
-    )
-    guard_fleet(refusal)
+    # Restore what is Flower's afterwards.
+    for place, name in (
+        (NodeAuthServerInterceptor, "_wrap_method_handler"),
+        (NodeAuthServerInterceptor, "intercept_service"),
+        (
+            importlib.import_module(NodeAuthServerInterceptor.__module__),
+            "_unary_unary_rpc_terminator",
+        ),
+    ):
+        monkeypatch.setattr(place, name, getattr(place, name))
+    guard_fleet(refusal, registered_only=True)
     objects = ObjectStoreFactory()
     links = LinkStateFactory(str(tmp_path / "state.db"), NoOpFederationManager(), objects)
     state: Any = links.state()

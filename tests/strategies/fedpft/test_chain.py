@@ -4,6 +4,7 @@ or changed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from common import surrogate_pb2 as pb
 from common.errors import RunError
 from common.wire.model_proto import pack_parameters, pack_relay, unpack_parameters, unpack_relay
 from common.wire.records import unpack_surrogate
@@ -280,6 +282,32 @@ def test_what_was_learned_from_sealed_relays_is_not_given_out_later(tmp_path: Pa
     run_federation(tmp_path, sites(2), **CHAIN, **{"fedpft.seal": True})
     kept = [path.name for path in (tmp_path / "site-state" / "runs").rglob("*.pb")]
     assert kept == ["confidential-head.pb"] * 2
+
+
+def without_dimension(payload: bytes) -> bytes:
+    """The head with a centre of shape ()."""
+    message = pb.Classifier.FromString(payload)
+    message.head.centre.mean.CopyFrom(pb.Halves(scale=1.0, data=bytes(2)))
+    return message.SerializeToString()
+
+
+def huge_network(payload: bytes) -> bytes:
+    """A network that states 10,000 classes and 2^24 inputs, 671 GB of weights, in few bytes."""
+    message = pb.Classifier.FromString(payload)
+    header = message.head.header
+    header.classes[:] = [str(number) for number in range(10_000)]
+    network = pb.Network(header=header, kind="linear", inputs=2**24 - 1)
+    return pb.Classifier(network=network).SerializeToString()
+
+
+@pytest.mark.parametrize("forge", [without_dimension, huge_network])
+def test_no_head_of_the_last_site_ends_the_run(
+    tmp_path: Path, forge: Callable[[bytes], bytes]
+) -> None:
+    grid = InProcessGrid(sites(2), {1: Fault(payload=forge, kind="query.head")})
+    folder = run_federation(tmp_path, grid, **CHAIN, **{"fedpft.order": "0,1"})
+    assert metrics_of(folder)["status"] == "ok"
+    assert [each["site"] for each in events_of(folder) if each["event"] == "no-head"] == ["1"]
 
 
 def test_the_surrogates_of_others_cannot_be_changed_in_a_private_chain(tmp_path: Path) -> None:

@@ -1,0 +1,249 @@
+"""Every parser of bytes that somebody else made: its valid samples, its one kind of exception, and
+how its messages are changed.
+
+`tests/benchmarks/test_fuzz.py` reads in the source which functions parse; each is reached by a
+sample here, or stands in `OWN` with the reason why its bytes are nobody else's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks._fuzz_files import model_files, signed_files
+from benchmarks._fuzz_mutations import (
+    of_json,
+    of_message,
+    of_tensors,
+    of_text,
+)
+from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
+from client_app.methods.heads import distillation
+from client_app.offline.keys import received_keys
+from common import surrogate_pb2 as pb
+from common.counting.counts_proto import unpack_counts
+from common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
+from common.run import parse_run
+from common.security.receipts import parse_receipts
+from common.security.sealing import public_key, read_keys
+from common.surrogates.surrogates import SumsSurrogate
+from common.wire import sum_proto
+from common.wire.model_proto import (
+    unpack_classifier,
+    unpack_parameters,
+    unpack_relay,
+    unpack_synthetic,
+)
+from common.wire.records import unpack_question, unpack_surrogate
+from common.wire.validation import Expectation, check_surrogate
+from server_app.runs.json_files import EVENTS, EventFile, read_json, read_object
+from strategies.base.introductions import introduction
+from strategies.base.registered import read_table
+from strategies.base.training import Training
+from tests.pins import messages as pins
+
+
+def parsers() -> list[Parser]:
+    """All of them."""
+    return [*_wire(), *_sums(), *signed_files(), *model_files(), *_texts(), *_folders()]
+
+
+def _wire() -> Iterator[Parser]:
+    """What sites and coordinator send each other over the network."""
+    surrogates = pinned("surrogate", "loadings")
+    honest = [each for each in surrogates if _is_sound(each)]
+    relay = of_message(pb.Relay, {"surrogates": of_message(pb.Surrogate)})
+    relays = [pb.Relay(surrogates=surrogates[at : at + 2]).SerializeToString() for at in range(6)]
+    kinds: list[tuple[str, Any, Sequence[bytes], Any]] = [
+        ("surrogate", unpack_surrogate, surrogates, of_message(pb.Surrogate)),
+        ("checked surrogate", _checked_surrogate, honest, of_message(pb.Surrogate)),
+        ("model", unpack_classifier, pinned("model:"), of_message(pb.Classifier)),
+        (
+            "site's own head",
+            partial(unpack_classifier, most=0),
+            pinned("model: head"),
+            of_message(pb.Classifier),
+        ),
+        ("parameters", unpack_parameters, pinned("parameters"), of_message(pb.Parameters)),
+        ("synthetic records", unpack_synthetic, pinned("synthetic"), of_message(pb.Synthetic)),
+        ("counts", unpack_counts, pinned("counts"), of_message(pb.Counts)),
+        ("public centre", unpack_question, pinned("public centre"), of_message(pb.Centre)),
+        (
+            "relay",
+            lambda content: [unpack_surrogate(each) for each in unpack_relay(content)],
+            relays,
+            relay,
+        ),
+        ("introduction", _introduction, [_INTRODUCTION], of_json),
+        (
+            "classes of a run",
+            lambda text: distillation._classes(
+                SimpleNamespace(info={"classes": text.decode("utf-8", "replace")})  # type: ignore[arg-type]
+            ),
+            [b'["a", "b"]'],
+            of_json,
+        ),
+        (
+            "receipts",
+            lambda text: parse_receipts(text.decode("utf-8", "replace")),
+            pinned("receipts"),
+            of_text,
+        ),
+    ]
+    for name, parse, samples, change in kinds:
+        yield Parser(name, parse, REFUSES, samples, change)
+
+
+def _checked_surrogate(content: bytes) -> None:
+    """As a coordinator reads one: structure, then numbers, for each kind of covariance."""
+    surrogate = unpack_surrogate(content)
+    family = pb.Surrogate.FromString(content).mixtures.covariance
+    if isinstance(surrogate, SumsSurrogate):
+        squares = surrogate.sums.squares
+        whole = squares is not None and len(squares) > surrogate.dimension
+        family = "spherical" if squares is None else "full" if whole else "diag"
+    header = surrogate.header
+    check_surrogate(surrogate, Expectation(header.method, header.run, family, 2**20, 2**20))
+
+
+def _is_sound(content: bytes) -> bool:
+    try:
+        _checked_surrogate(content)
+    except SurrogateError:
+        return False
+    return True
+
+
+_INTRODUCTION = json.dumps(
+    {"fingerprint": "f" * 64, "dimension": 8, "classes": '["a", "b"]', "key": "ab" * 64}
+).encode()
+
+
+def _introduction(content: bytes) -> object:
+    try:
+        info = json.loads(content)
+    except (ValueError, RecursionError):
+        raise SurrogateError("no values beside a payload") from None
+    # As Flower gives it: texts and numbers by key.
+    scalars = (
+        {key: each for key, each in info.items() if isinstance(each, str | int | float)}
+        if (isinstance(info, dict))
+        else {}
+    )
+    return introduction("north", scalars)
+
+
+def _sums() -> Iterator[Parser]:
+    """Messages of secure sums, and what a site keeps of one."""
+    delivery = of_message(pb.SumDelivery)
+    kinds: list[tuple[str, Any, str, Any]] = [
+        ("sum: member", sum_proto.unpack_member, "sum: member", of_message(pb.SumMember)),
+        ("sum: key list", sum_proto.unpack_members, "sum: key list", of_message(pb.SumMembers)),
+        ("sum: dealt", sum_proto.unpack_dealt, "sum: dealt", of_message(pb.SumDealt)),
+        ("sum: delivery", sum_proto.unpack_delivery, "sum: delivery", delivery),
+        ("sum: map", sum_proto.unpack_map, "sum: map", of_message(pb.PublicMap)),
+        (
+            "sum: masked",
+            lambda content: sum_proto.unpack_masked(content, 9),
+            "sum: masked",
+            of_message(pb.MaskedSum),
+        ),
+        ("sum: total", sum_proto.unpack_total, "sum: total", of_message(pb.SumTotal)),
+        ("sum: list", sum_proto.unpack_list, "sum: list", of_message(pb.SumList)),
+        ("sum: revealed", sum_proto.unpack_revealed, "sum: revealed", of_message(pb.SumRevealed)),
+        ("sum: spare", sum_proto.unpack_spare, "sum: revealed", of_message(pb.SumRevealed)),
+    ]
+    for name, parse, begins, change in kinds:
+        yield Parser(name, parse, REFUSES, pinned(begins), change)
+    state = of_message(pb.SumState)
+    yield Parser("sum: state", sum_proto.unpack_state, (StateError,), pinned("sum: state"), state)
+
+
+def _texts() -> Iterator[Parser]:
+    """Settings and keys."""
+    key = public_key(pins.SITE).hex()
+    yield Parser(
+        "settings of a run",
+        _settings,
+        (ConfigError,),
+        [json.dumps(each).encode() for each in _SETTINGS],
+        of_json,
+    )
+    yield Parser(
+        "file of keys",
+        of_file(read_keys),
+        (ConfigError,),
+        [f'north = "{key}"\nsouth = "{"ab" * 64}"\n'.encode()],
+        of_text,
+    )
+    node = SimpleNamespace(peers="")
+    yield Parser(
+        "keys of other sites",
+        lambda text: received_keys(node, text.decode("utf-8", "replace")),  # type: ignore[arg-type]
+        (SealError,),
+        [json.dumps({"north": key, "south": "ab" * 64}).encode()],
+        of_json,
+    )
+
+
+_SETTINGS: tuple[dict[str, object], ...] = (
+    {"method": "fedpft", "epsilon": 1.0, "delta": 1e-5, "classes": "a,b", "fedpft.components": 3},
+    {"method": "fedavg", "fedavg.rounds": 3, "backbone": "pixels", "image-size": 8, "seed": 1},
+    {"method": "afl", "secure-sum": True, "classes": "a,b", "sites": 3, "device": "cpu"},
+)
+
+
+def _settings(content: bytes) -> object:
+    try:
+        flat = json.loads(content)
+    except (ValueError, RecursionError):
+        raise ConfigError("no settings") from None
+    scalars = (
+        {k: each for k, each in flat.items() if isinstance(each, str | int | float)}
+        if (isinstance(flat, dict))
+        else {}
+    )
+    return parse_run(scalars)
+
+
+def _folders() -> Iterator[Parser]:
+    """Files of a run folder that is read back, and of the coordinator's certificates."""
+    table = {"sites": {"north": {"key": "ssh-ed25519 AAAA", "node": 7}}}
+    yield Parser(
+        "table of registered sites",
+        of_file(read_table),
+        (RunError,),
+        [json.dumps(table).encode()],
+        of_json,
+    )
+    run = parse_run({"method": "fedavg", "classes": "a,b", "fedavg.model": "linear"})
+    training = Training.begin(run, ("a", "b"), "f" * 16, 4)
+    yield Parser(
+        "checkpoint",
+        lambda content: Training.load(run, content, "checkpoint"),
+        (RunError,),
+        [training.save()],
+        of_tensors("state"),
+    )
+    facts = json.dumps({"status": "ok", "sites": {"used": 3}, "accuracy": {"model": 0.5}}).encode()
+    yield Parser(
+        "metrics of a run",
+        of_file(lambda file: read_json(file.parent, file.name)),
+        (RunError,),
+        [facts],
+        of_json,
+    )
+    yield Parser(
+        "metrics of any run", of_file(lambda file: read_object(file)), (), [facts], of_json
+    )
+    event = json.dumps({"time": 1.0, "event": "replied", "site": "north", "bytes": 5}).encode()
+    yield Parser(
+        "events of a run",
+        of_file(lambda file: EventFile(file).read(to_the_end=True), EVENTS),
+        (),
+        [event + b"\n" + event + b"\n"],
+        of_text,
+    )

@@ -1,0 +1,139 @@
+"""The Fleet API of Flower 1.34: whom its SuperLink hears, and how much it receives of strangers.
+
+Flower reads a whole message of up to two gibibytes before it looks for a key. Here a call is
+refused by its metadata, which come first: gRPC receives a message only when a handler reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from common.flower.interface import FleetRequest
+
+if TYPE_CHECKING:
+    import grpc
+
+LARGEST_MESSAGE = 2**24
+"""Bytes of a message to the Fleet API. Flower cuts arrays into pieces of 5 MiB, and what stands
+beside a payload has at most 4 MiB."""
+LIMITS = (
+    ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+    # Of headers, which come before any check; a signature and a key have less than 1 KiB.
+    ("grpc.max_metadata_size", 2**14),
+    ("grpc.absolute_max_metadata_size", 2**14),
+    # Of a connection: calls at a time. A SuperNode makes few, one after the other.
+    ("grpc.max_concurrent_streams", 32),
+    # A peer that opens a connection must finish its handshake, and then call.
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.max_connection_idle_ms", 60_000),
+    # A peer that has vanished, or does not answer, is noticed.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Below the 1024 open files that a process may usually have, which its database needs too.
+    ("grpc.max_allowed_incoming_connections", 800),
+)
+"""Options of the server, which hold for strangers too."""
+
+
+class _StrangerError(Exception):
+    """The call has a signature of a key that is not registered."""
+
+
+def guard_fleet(refusal: Callable[[FleetRequest], str], registered_only: bool) -> None:
+    """Check requests of all Fleet APIs with keys that this process opens later; call it once.
+
+    Args:
+        refusal: why a signed request is refused; empty if it is not.
+        registered_only: whether nothing is received from a key that is not registered.
+    """
+    import grpc
+    from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor as flowers
+
+    interceptor = flowers.NodeAuthServerInterceptor
+    wrap = interceptor._wrap_method_handler
+
+    def guarded(self: Any, handler: grpc.RpcMethodHandler, key: bytes) -> grpc.RpcMethodHandler:
+        if registered_only and self.state_factory.state().get_node_id_by_public_key(key) is None:
+            raise _StrangerError
+
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            if reason := refusal(_fleet_request(request, key)):
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+            return handler.unary_unary(request, context)
+
+        forms = handler.request_deserializer, handler.response_serializer
+        # Flower's own check of the request's node id comes first.
+        return wrap(self, grpc.unary_unary_rpc_method_handler(answer, *forms), key)
+
+    flowers._unary_unary_rpc_terminator = _unread  # type: ignore[assignment]
+    interceptor.intercept_service = _unread_for_strangers(interceptor.intercept_service)  # type: ignore[method-assign]
+    interceptor._wrap_method_handler = guarded  # type: ignore[method-assign, assignment]
+
+
+def _unread_for_strangers(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's check of a call's metadata, whose every refusal leaves the message unread."""
+    import grpc
+
+    def intercept(self: Any, go_on: Callable[[Any], Any], call: Any) -> grpc.RpcMethodHandler:
+        try:
+            return check(self, go_on, call)
+        except _StrangerError:
+            # As Flower answers each of them, from the message.
+            if call.method.endswith(("/ActivateNode", "/RegisterNode")):
+                return _unread("The key is not registered", grpc.StatusCode.FAILED_PRECONDITION)
+            return _unread("Invalid node ID")
+        except (ValueError, TypeError):
+            return _unread("Unreadable authentication metadata")
+
+    return intercept
+
+
+def _unread(text: str, code: Any = None) -> Any:
+    """A handler that refuses a call and receives nothing of its message. code: UNAUTHENTICATED
+    without one.
+    """
+    import grpc
+
+    def refuse(messages: Any, context: grpc.ServicerContext) -> Any:
+        context.abort(code or grpc.StatusCode.UNAUTHENTICATED, text)
+
+    # The messages of a stream are received one by one as they are read, and none is.
+    return grpc.stream_unary_rpc_method_handler(refuse)
+
+
+def limit_fleet() -> None:
+    """Set `LIMITS` for all Fleet APIs that this process opens later; call it once."""
+    import grpc
+
+    # By its name: the package has a function of this name, too.
+    superlink: Any = import_module("flwr.superlink.cli.flower_superlink")
+    create, server = superlink.generic_create_grpc_server, grpc.server
+
+    def limited(*given: Any, options: Any = (), **named: Any) -> grpc.Server:
+        # Of two values for one option, gRPC takes the first.
+        return server(*given, options=[*LIMITS, *options], **named)
+
+    @functools.wraps(create)
+    def create_limited(*given: Any, **named: Any) -> grpc.Server:
+        # Flower passes no options on to gRPC.
+        grpc.server = limited
+        try:
+            return create(*given, **named)
+        finally:
+            grpc.server = server
+
+    superlink.generic_create_grpc_server = create_limited
+
+
+def _fleet_request(request: Any, key: bytes) -> FleetRequest:
+    from flwr.proto import fleet_pb2
+
+    if isinstance(request, fleet_pb2.ActivateNodeRequest | fleet_pb2.RegisterNodeFleetRequest):
+        return FleetRequest(key, key=request.public_key)
+    if isinstance(request, fleet_pb2.PushMessagesRequest):
+        senders = tuple(message.metadata.src_node_id for message in request.messages_list)
+        return FleetRequest(key, node=request.node.node_id, senders=senders)
+    return FleetRequest(key)

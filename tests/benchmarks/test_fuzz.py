@@ -1,0 +1,199 @@
+"""The registry of parsers of foreign bytes: it is complete, its samples are valid, and a few changed
+ones of each keep the rules. `make fuzz` tries millions.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from benchmarks import fuzz
+from benchmarks._fuzz_limits import ACCEPTED, REFUSED, in_child, limited
+from benchmarks._fuzz_own import OWN
+from benchmarks._fuzz_parser import Parser
+from benchmarks._fuzz_parsers import parsers
+from common.errors import SurrogateError
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
+# Calls that make a structure of bytes or text; and the modules whose functions all do.
+READERS = {
+    *(
+        "ParseFromString",
+        "FromString",
+        "MergeFromString",
+        "read_message",
+        "json.loads",
+        "json.load",
+    ),
+    *("tomllib.loads", "tomllib.load", "model_validate_json", "safe_open", "torch.load", "np.load"),
+    *("np.loadtxt", "np.frombuffer", "b64decode", "fromhex", "Image.open", "dcmread"),
+    *("pq.ParquetFile", "pq.read_table", "csv.reader", "csv.DictReader", "read_csv"),
+    *("struct.unpack", "load_pem_x509_certificate", "load_der_x509_certificate"),
+    *("load_pem_private_key", "load_ssh_private_key", "load_ssh_public_key", "ZipFile"),
+    *("bytes_to_public_key", "tarfile.open", "unpack_archive", "pickle.loads", "yaml.safe_load"),
+}
+READING_MODULES = ("safetensors.torch", "common.wire.surrogate_proto")
+WRITERS = ("save", "save_file", "pack_", "centre_digest")
+FEW = 8
+
+
+@pytest.fixture(scope="module")
+def registry() -> list[Parser]:
+    return list(fuzz.warmed(parsers()))
+
+
+def readers(source: str) -> set[str]:
+    """Qualified names of the functions in a source that call a reader."""
+    tree = ast.parse(source)
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in READING_MODULES
+        for alias in node.names
+        if not alias.name.startswith(WRITERS)
+    }
+    return {
+        name
+        for function, name in _functions(tree, "")
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and _reads(ast.unparse(node.func), imported)
+    }
+
+
+def _reads(call: str, imported: set[str]) -> bool:
+    return call in imported or any(call == each or call.endswith(f".{each}") for each in READERS)
+
+
+def _functions(tree: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, str]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node, f"{prefix}{node.name}"
+        inner = f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix
+        if not isinstance(node, ast.FunctionDef):
+            yield from _functions(node, inner)
+
+
+def parsing() -> set[str]:
+    """Every function of the product that parses, as path:name."""
+    return {
+        f"{path.relative_to(ROOT).as_posix()}:{name}"
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if not path.name.endswith("_pb2.py")
+        for name in readers(path.read_text())
+    }
+
+
+def executed(registry: list[Parser]) -> set[str]:
+    """Every function of the product that runs while the samples are parsed, as path:name."""
+    codes = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        codes.add(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        for parser in registry:
+            for sample in parser.samples:
+                parser.parse(parser.sealed(sample))
+    finally:
+        sys.setprofile(None)
+    return {
+        f"{Path(code.co_filename).relative_to(ROOT).as_posix()}:{code.co_qualname}"
+        for code in codes
+        if code.co_filename.startswith(str(ROOT))
+    }
+
+
+def test_every_function_that_parses_is_fuzzed_or_reads_nobody_elses_bytes(
+    registry: list[Parser],
+) -> None:
+    everything, ran = parsing(), executed(registry)
+    listed = {name for names in OWN.values() for name in names}
+    assert not (missing := everything - ran - listed), (
+        f"{sorted(missing)}: add a parser with samples to benchmarks/_fuzz_parsers.py, or the "
+        "reason why its bytes are nobody else's to benchmarks/_fuzz_own.py"
+    )
+    assert not (gone := listed - everything), f"{sorted(gone)} parse nothing any more"
+    assert not (both := listed & ran), f"{sorted(both)} are fuzzed, so no reason is needed"
+
+
+def test_a_new_parser_is_noticed_wherever_it_stands() -> None:
+    source = """
+class A:
+    def reads(self, content):
+        return [json.loads(line) for line in content]
+    def calls(self):
+        def inside(x):
+            return x.FromString(b"")
+        return inside
+def hidden(f):
+    with safetensors.safe_open(f, "pt") as content:
+        return content
+def not_one(x):
+    return json.dumps(x)
+"""
+    assert readers(source) == {"A.reads", "A.calls", "hidden"}
+
+
+def test_changed_messages_are_refused_in_one_way_and_in_little_memory(
+    registry: list[Parser],
+) -> None:
+    findings = fuzz.Findings()
+    cases = [(parser, number) for parser in registry for number in range(FEW)]
+    outcomes = in_child(partial(fuzz.outcome_of, parser, 0, number) for parser, number in cases)
+    for (parser, number), outcome in zip(cases, outcomes, strict=True):
+        findings.note(parser.name, number, outcome)
+    assert not findings.first, findings.table()
+    # Changes that are always refused at the door, or never, would test nothing.
+    for kind in (ACCEPTED, REFUSED):
+        which = {name for name, seen in findings.seen.items() if seen[kind]}
+        assert len(which) > 0.8 * len(registry), sorted(findings.seen.keys() - which)
+
+
+def test_a_case_is_the_same_at_every_call(registry: list[Parser]) -> None:
+    for parser in registry:
+        if "sealed" not in parser.name:
+            assert parser.case(3, 5) == parser.case(3, 5)
+    assert len({registry[0].case(0, number) for number in range(30)}) > 20
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (lambda content: bytes(2**28), "memory"),
+        (lambda content: {}[content], "KeyError"),
+        (lambda content: (_ for _ in ()).throw(ValueError("x")), "ValueError"),
+    ],
+)
+def test_a_planted_fault_is_found(registry: list[Parser], fault: object, found: str) -> None:
+    parser = Parser(
+        "planted",
+        fault,
+        (SurrogateError,),
+        registry[0].samples,
+        registry[0].change,  # type: ignore[arg-type]
+    )
+    findings = fuzz.Findings()
+    fuzz.run_batch(parser, 0, 0, 3, findings)
+    assert [found in what for _, what in findings.first] == [True]
+    assert "planted, case 0" in findings.table()
+
+
+def test_a_crash_is_found_and_the_cases_after_it_are_tried() -> None:
+    def parse(content: bytes) -> None:
+        if content == b"1":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    cases = [lambda c=c: limited(parse, (), c) for c in (b"0", b"1", b"2")]  # type: ignore[misc]
+    assert in_child(cases) == [ACCEPTED, "the process was ended by SIGTERM"]
+    assert in_child(cases[2:]) == [ACCEPTED]
