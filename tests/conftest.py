@@ -37,7 +37,6 @@ SLOW = (
     "attacks/coordinator/test_foreign_app.py",
     "attacks/ledger/test_ledger_kills.py",
     "attacks/privacy/test_sensitivity.py",
-    "attacks/privacy/test_uncharged_answers.py",
     "attacks/sites/test_senders.py",
     "client_app/governance/test_ledger_processes.py",
     "client_app/methods/fedpft/test_empirical_epsilon.py",
