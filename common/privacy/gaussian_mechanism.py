@@ -20,9 +20,9 @@ from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
 from common.privacy.exact_sums import FINE, IntegerSum, toward_zero
 from common.privacy.mechanism import Mechanism
 
-# The largest standard deviation in steps whose samples fit into 64 bits with all decisions certain;
-# larger noise is drawn in coarse steps.
-MOST_STEPS = 2.0**50
+# The largest standard deviation in steps; larger noise is drawn in coarse steps. Samples reach 60
+# times as far in e^60 draws, which fits into 64 bits.
+MOST_STEPS = 2.0**56
 # Covers the rounding of multipliers and roots, and of shares that sum to one only nearly.
 SLACK = Fraction(1, 10**8)
 # Numbers of noise drawn at a time, so that the sampler's arrays stay in the processor's cache.
