@@ -60,9 +60,9 @@ class BoundedSum:
 
         It reveals no more than continuous Gaussian noise of this sigma, whatever follows from that
         noise: the result is a function of the sum with continuous noise and of random numbers that
-        are independent of the data (see CONTINUOUS of common/privacy/discrete_gaussian.py). So all
-        accounting of Gaussian mechanisms holds, on Poisson samples, composed, and when the next
-        release depends on this one.
+        are independent of the data, up to a probability of 1e-30 a number (see CONTINUOUS of
+        common/privacy/discrete_gaussian.py). So all accounting of Gaussian mechanisms holds, on
+        Poisson samples, composed, and when the next release depends on this one.
 
         Args:
             sigma: standard deviation of the noise in every entry.
