@@ -112,19 +112,23 @@ def test_an_update_beyond_the_range_is_refused_not_cut(tmp_path: Path) -> None:
 def test_noise_of_training_at_each_site_is_as_without_secure_sums(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """With noise of one standard deviation in every number, and all records in each sample, both
-    runs learn the same model: nothing is wrapped, scaled, or added twice.
+    """With noise of one standard deviation in every number, and the same records in each sample,
+    both runs learn the same model: nothing is wrapped, scaled, or added twice.
     """
     monkeypatch.setattr(
         "common.privacy.gaussian_mechanism.discrete_gaussian",
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
-    monkeypatch.setattr("client_app.methods.dp.record_gradients.system_uniforms", torch.zeros)
+    monkeypatch.setattr(
+        "client_app.methods.dp.record_gradients.system_uniforms",
+        lambda count: (torch.arange(count) % 20) / 20,
+    )
     settings = {
         "method": method,
         "epsilon": 8.0,
         "delta": 1e-5,
-        "fedavg.rounds": 4,
+        "fedavg.rounds": 2,
+        "fedavg.local-epochs": 1,
         "fedavg.noise": "site",
         # In a secure sum, every site counts as the same number of records.
         "partition": "iid",
