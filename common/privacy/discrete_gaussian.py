@@ -1,5 +1,5 @@
-"""Exact samples of the discrete Gaussian distribution, the noise of a secure sum, and its cost in
-privacy.
+"""Exact samples of the discrete Gaussian distribution, the noise of every release and of secure
+sums, and its cost in privacy.
 
 Source: Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential Privacy", algorithms
 1 to 3, for many samples at once. A coin of probability exp(-x) is decided in floating point where
