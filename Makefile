@@ -1,5 +1,6 @@
 # make setup | make demo | make demo-compose | make test | make test-all | make test-samples | make test-fresh | make test-oldest
-# make lint | make docs | make faults | make mutants | make fuzz | make audit | make gpu | make bench | make lock | make outdated
+# make lint | make docs | make faults | make mutants | make fuzz | make audit | make statistics | make gpu | make bench
+# make lock | make outdated
 # Each sets up what it needs. VENV=/path takes another environment, TORCH=cpu a torch without libraries for GPUs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -19,8 +20,8 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GRPC_ENABLE_FORK_SUPPORT = 0
 
-.PHONY: setup lock outdated demo demo-compose test test-all test-samples test-fresh test-oldest faults mutants fuzz audit gpu lint docs \
-	bench proto
+.PHONY: setup lock outdated demo demo-compose test test-all test-samples test-fresh test-oldest faults mutants fuzz audit \
+	statistics gpu lint docs bench proto
 
 # Prints what it does, and nothing where the environment has all versions of the lock.
 setup:
@@ -90,6 +91,10 @@ fuzz: setup
 # A lower bound on epsilon for every private mechanism, next to its claim; fails where a bound exceeds its claim.
 audit: setup
 	OMP_NUM_THREADS=1 $(RUN) benchmarks/audit.py
+
+# Every sampler and every private release against the distribution that is claimed for it; fails where one contradicts its claim.
+statistics: setup
+	OMP_NUM_THREADS=1 $(RUN) benchmarks/distributions.py
 
 # Parity with the processor, and speed against stated limits, on a GPU. No set-up: it needs torch and torchvision only.
 gpu:

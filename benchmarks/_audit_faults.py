@@ -4,7 +4,6 @@ mechanism.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -12,21 +11,21 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from common.secure_sum import noise
+from common.privacy.discrete_gaussian import discrete_gaussian, seeded
 
 
-def _normals(factor: float) -> Any:
-    def weaker(shape: Sequence[int]) -> Tensor:
-        return factor * torch.randn(tuple(shape), dtype=torch.float64)
+def _integers(parts: int) -> Any:
+    """Noise whose variance is divided by this number."""
+
+    def weaker(variance: int, count: int, *source: Any) -> Any:
+        return discrete_gaussian(max(1, variance // parts), count, *source)
 
     return weaker
 
 
-def _repeated(shape: Sequence[int]) -> Tensor:
+def _repeated(variance: int, count: int) -> Any:
     """Noise of a generator that begins anew with the same state each time."""
-    return torch.randn(
-        tuple(shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    return discrete_gaussian(variance, count, seeded(bytes(32)))
 
 
 def _as_they_are(features: Tensor, norm: float) -> tuple[Tensor, float]:
@@ -52,29 +51,18 @@ class _Once:
         return self._kept.setdefault(count, (torch.rand(count) < rate).nonzero()[:, 0])
 
 
-def _weaker_integers(variance: int, count: int, *source: Any) -> Any:
-    # A quarter of the noise.
-    return _integers(max(1, variance // 16), count, *source)
-
-
-_integers = noise.discrete_gaussian
+_NOISE = "common.privacy.gaussian_mechanism.discrete_gaussian"
 _SITE = "client_app.methods"
 
 
 def planted(fault: str) -> AbstractContextManager[Any]:
     """A context in which this fault is in the code."""
     target, replacement = {
-        "half of the noise": ("common.privacy.gaussian_mechanism.system_normals", _normals(0.5)),
-        "a third of the noise": (
-            "common.privacy.gaussian_mechanism.system_normals",
-            _normals(1 / 3),
-        ),
-        "the state of the noise is used again": (
-            "common.privacy.gaussian_mechanism.system_normals",
-            _repeated,
-        ),
-        "a quarter of the noise": ("common.secure_sum.noise.discrete_gaussian", _weaker_integers),
-        "hardly any noise": (f"{_SITE}.fedpft.private_surrogate.system_normals", _normals(1 / 64)),
+        "half of the noise": (_NOISE, _integers(4)),
+        "a third of the noise": (_NOISE, _integers(9)),
+        "the state of the noise is used again": (_NOISE, _repeated),
+        "a quarter of the noise": ("common.secure_sum.noise.discrete_gaussian", _integers(16)),
+        "hardly any noise": (_NOISE, _integers(64**2)),
         "features not clipped": ("client_app.features.on_disk.clip", _as_they_are),
         "embeddings not clipped": (f"{_SITE}.dpcvae.training.clip", _as_they_are),
         "gradients not clipped": (f"{_SITE}.dp.linear_clipping.clip_factors", _whole),

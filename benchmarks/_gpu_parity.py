@@ -207,7 +207,10 @@ def generators(device: str) -> Iterator[Row]:
         inputs = x.to(where), labels.to(where), trainer.noise(64).to(where)
         total, _ = clipped_sums(trainer.modules, trainer.losses, inputs, 0.1)
         sides.append(
-            (trainer.losses(*inputs), torch.cat([part.flatten().cpu() for part in total.values()]))
+            (
+                trainer.losses(*inputs),
+                torch.cat([part.value.flatten().cpu() for part in total.values()]),
+            )
         )
     yield parity("DP-CVAE, losses", relative(sides[1][0], sides[0][0]), 1e-4)
     yield parity("DP-CVAE, clipped gradients", relative(sides[1][1], sides[0][1]), 1e-3)
@@ -219,7 +222,7 @@ def clipping(device: str) -> Iterator[Row]:
     for where in ("cpu", device):
         body, model = network(16, 8, where)
         total, _ = clipped_sum(body, model, images(32, 16, where), 0.3, lambda values: values)
-        sides.append(torch.cat([part.flatten().cpu() for part in total]))
+        sides.append(torch.cat([part.value.flatten().cpu() for part in total]))
     yield parity("DP-SGD, clipped gradients of a ConvNet", relative(sides[1], sides[0]), 1e-3)
 
 

@@ -28,6 +28,7 @@ from client_app.methods.dpcvae.training_steps import (
     trainer_of,
 )
 from common.models.generators import fresh_companion, fresh_generator
+from common.privacy.exact_sums import IntegerSum
 from common.privacy.gaussian_mechanism import BoundedSum, release
 from common.run import parse_run
 
@@ -51,7 +52,7 @@ class Losses(nn.Module):
 
 def noisy(trainer: Trainer, parts: list[Tensor]) -> None:
     flat = torch.cat([part.double().flatten() for part in parts])
-    (made,) = release([BoundedSum("gradients", flat, CLIP, 1.0)], NOISE)
+    (made,) = release([BoundedSum("gradients", IntegerSum.of(flat, CLIP), CLIP, 1.0)], NOISE)
     named = dict(trainer.modules.named_parameters())
     pieces = torch.split(made.value / RECORDS, [p.numel() for p in named.values()])
     trainer.step(

@@ -26,7 +26,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from common.privacy import gaussian_mechanism
+from common.privacy import secret_numbers
 from tests.samples import Samples, sample
 
 TESTS = Path(__file__).parent
@@ -37,7 +37,6 @@ SLOW = (
     "attacks/coordinator/test_foreign_app.py",
     "attacks/ledger/test_ledger_kills.py",
     "attacks/privacy/test_sensitivity.py",
-    "attacks/privacy/test_uncharged_answers.py",
     "attacks/sites/test_senders.py",
     "client_app/governance/test_ledger_processes.py",
     "client_app/methods/fedpft/test_empirical_epsilon.py",
@@ -103,7 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("the same", derandomize=True, deadline=None)
     settings.load_profile("the same")
     KEYS.salt = config.getoption("--noise", 0)
-    gaussian_mechanism.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
+    secret_numbers.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
     _heed_signals()
     if not hasattr(config, "workerinput"):
         _own_home(config)
@@ -189,7 +188,7 @@ def mobilenet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def system_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise of privacy with keys of the operating system, as outside of tests."""
-    monkeypatch.setattr(gaussian_mechanism, "os", os)
+    monkeypatch.setattr(secret_numbers, "os", os)
 
 
 @pytest.fixture

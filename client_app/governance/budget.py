@@ -6,12 +6,19 @@ coordinator chooses each run after seeing earlier results: `common/privacy/priva
 the theorem.
 
 **Each run alone** is (epsilon-per-run, delta)-differentially private. The first charged release of
-a run fixes its plan, and every later one must follow it. The digest of a run fixes noise, sample
-rate and steps of every round (`common/privacy/mechanism.py` derives them from the settings in the
-digest). All rounds cost the same, except the first round of a generative method, which can only
-come first. So the releases of a run are a prefix of one sequence, fixed before the first result.
-Composition by privacy loss distributions is exact for it; stopping early is post-processing. A
-resumed run has its own id, so its guarantee for one run begins anew; the total counts both runs.
+a run fixes its plan, and every later one must follow it. The full digest of a run fixes noise,
+sample rate and steps of every round (`common/privacy/mechanism.py` derives them from the settings
+in the digest). All rounds cost the same, except the first round of a generative method, which can
+only come first. So the releases of a run are a prefix of one sequence, fixed before the first
+result. Composition by privacy loss distributions is exact for it; stopping early is
+post-processing. A resumed run has its own id, so its guarantee for one run begins anew; the total
+counts both runs.
+
+Earlier versions wrote the first 16 digits of the digest, and 2^32 hashes find two settings that
+share them. Such a name fixes no plan: a coordinator could choose between both settings after the
+first result. Entries with such names are one plan only where all releases are equal, because then
+the first one alone fixes the sequence. All others are counted by Renyi divergences, which hold for
+any choice and cost more.
 """
 
 from __future__ import annotations
@@ -28,6 +35,8 @@ from common.privacy.privacy_filter import PrivacyFilter, composed
 
 # Noise calibrated to a budget may give an epsilon that is larger in the last digit.
 EPSILON_TOLERANCE = 1 + 1e-9
+# Digits of a run's digest, and of the beginning that entries of earlier versions have.
+FULL, SHORT = 64, 16
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,10 @@ def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: B
     if not plan:
         return 0
     shares = [(rule.renyi_share(earlier), rule.renyi_share(plan))]
-    if _exact(entries) and all(event.sample_rate == 1 for event in [*earlier, *plan]):
+    private = [entry for entry in entries if entry["events"]]
+    if not any(event.sample_rate < 1 for event in [*earlier, *plan]) and (
+        not private or _is_gaussian(private[0])
+    ):
         shares.append((rule.gaussian_share(earlier), rule.gaussian_share(plan)))
     most = max(
         math.floor((EPSILON_TOLERANCE - used) / each) if each < math.inf else 0
@@ -145,10 +157,15 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
         PrivacyFilter(budget.epsilon_per_run, release.delta / 2, release.delta).renyi_share(run)
         <= 1
     )
-    if (
-        not loosely
-        and (in_run := composed(run, release.delta)) > budget.epsilon_per_run * EPSILON_TOLERANCE
-    ):
+    if loosely:
+        return total
+    if not _one_plan([*_of_run(entries, release.flower_run), this]):
+        raise BudgetError(
+            f"epsilon-per-run = {budget.epsilon_per_run:g}: run {release.flower_run} began in an "
+            "earlier version, whose ledger does not fix the plan of a run, and by Renyi "
+            "divergences its releases would spend more; start another run"
+        )
+    if (in_run := composed(run, release.delta)) > budget.epsilon_per_run * EPSILON_TOLERANCE:
         raise BudgetError(
             f"epsilon-per-run = {budget.epsilon_per_run:g}: this run's releases would spend "
             f"{in_run:.4g}"
@@ -160,17 +177,13 @@ def _check_plan(entries: Sequence[Entry], this: Entry) -> None:
     """Raise BudgetError unless a release follows the plan that the first charged release of its run
     fixed.
     """
-    before = [
-        e
-        for e in entries
-        if e["kind"] == "release" and e["events"] and e["flower_run"] == this["flower_run"]
-    ]
+    before = _of_run(entries, this["flower_run"])
     if not before:
         return
-    if this["run"] != before[0]["run"]:
+    if not all(_may_be_one(this["run"], entry["run"]) for entry in before):
         raise BudgetError(
-            f"run {this['flower_run']} began with the settings {before[0]['run']}, this release "
-            f"has {this['run']}: the noise of a run is fixed when it begins; start another run"
+            f"run {this['flower_run']} began with the settings {before[0]['run'][:SHORT]}, this "
+            f"release has {this['run'][:SHORT]}: the noise of a run is fixed when it begins; start another run"
         )
     if _is_opening_round(this):
         raise BudgetError(
@@ -192,15 +205,48 @@ def _exact(entries: Sequence[Entry]) -> bool:
     if not private:
         return True
     first, *later = private
-    if first["kind"] == "decision" or _plan_is_gaussian(first):
+    if _is_gaussian(first):
         return all(event["sample_rate"] == 1 for entry in private for event in entry["events"])
-    return all(entry.get("run") == first["run"] and not _is_opening_round(entry) for entry in later)
+    return _one_plan(private) and not any(map(_is_opening_round, later))
 
 
-def _plan_is_gaussian(first: Entry) -> bool:
-    """Whether no round of the run that begins with this release samples records. Older entries lack
-    `sample_rate`.
+def _of_run(entries: Sequence[Entry], flower_run: str) -> list[Entry]:
+    """The private releases of a run."""
+    return [
+        entry
+        for entry in entries
+        if entry["kind"] == "release" and entry["events"] and entry["flower_run"] == flower_run
+    ]
+
+
+def _one_plan(entries: Sequence[Entry]) -> bool:
+    """Whether private entries follow a plan that the first of them fixed before its result: all
+    have its full digest, or may have, and all its cost.
     """
+    first = entries[0]
+    runs = [entry.get("run", "") for entry in entries]
+    if len(runs[0]) == FULL and all(run == runs[0] for run in runs):
+        return True
+    return all(_may_be_one(run, runs[0]) for run in runs) and all(
+        _events(entry) == _events(first) for entry in entries
+    )
+
+
+def _events(entry: Entry) -> list[GaussianEvent]:
+    return [GaussianEvent(**event) for event in entry["events"]]
+
+
+def _may_be_one(run: str, other: str) -> bool:
+    """Whether two names may be of the same settings; where one is short, as far as it goes."""
+    return run[:SHORT] == other[:SHORT] if SHORT in (len(run), len(other)) else run == other
+
+
+def _is_gaussian(first: Entry) -> bool:
+    """Whether this entry, the first of all, decides for the Gaussian form of rule 1: a decision, or
+    a release of a run of which no round samples records. Older entries lack `sample_rate`.
+    """
+    if first["kind"] == "decision":
+        return True
     return float(first.get("sample_rate", 0.0 if _is_opening_round(first) else 1.0)) == 1 and all(
         event["sample_rate"] == 1 for event in first["events"]
     )

@@ -22,7 +22,7 @@ class Release:
     """A release's entry in the ledger.
 
     Attributes:
-        run: digest of the run's settings.
+        run: full digest of the run's settings; in entries of earlier versions its first 16 digits.
         flower_run: id of the run.
         method: its name.
         round: number of the round, from one.

@@ -140,7 +140,7 @@ def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Rel
     claim = made.claim
     noise = claim.noise if claim else {}
     return Release(
-        run=run.digest,
+        run=run.full_digest,
         flower_run=flower_run,
         method=run.method.name,
         round=number,

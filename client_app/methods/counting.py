@@ -25,7 +25,7 @@ from common.limits import LARGEST_PRIVATE
 from common.methods.counting import scored_classes, tables_of
 from common.models.classifiers import Classifier, Ensemble, class_indices
 from common.privacy.accounting import Unit
-from common.privacy.exact_sums import ExactSum
+from common.privacy.exact_sums import ExactSum, IntegerSum
 from common.privacy.gaussian_mechanism import BoundedSum, release, unit_weights
 from common.privacy.mechanism import Mechanism
 
@@ -50,27 +50,27 @@ def summed_counts(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     Returns:
         The tables without noise (float64), and the claim.
     """
-    exact, claim = _tables(task), _claim(task)
+    exact, claim = {name: table.value for name, table in _tables(task).items()}, _claim(task)
     if claim is None:
         exact = {name: table.double() for name, table in _large_enough(task, exact).items()}
     return exact, claim
 
 
-def _tables(task: Task) -> dict[str, Tensor]:
+def _tables(task: Task) -> dict[str, IntegerSum]:
     made = {"survey": _surveyed, "evaluation": _evaluated, "values": _valued}
     return made[task.run.settings.counting.kind](task)
 
 
-def _surveyed(task: Task) -> dict[str, Tensor]:
+def _surveyed(task: Task) -> dict[str, IntegerSum]:
     """The number of training records of each class of the run."""
     labels = _labels(task, task.found.train)
     weights = _weights(task, task.found.train) * (labels >= 0)
     counted = ExactSum((len(task.run.settings.classes),), 1.0)
     counted.add_at(labels.clamp_min(0), weights)
-    return {"records": counted.value}
+    return {"records": counted.total}
 
 
-def _evaluated(task: Task) -> dict[str, Tensor]:
+def _evaluated(task: Task) -> dict[str, IntegerSum]:
     """Decisions and scores of the received model on this site's held-out records."""
     model = _received(task)
     test = task.found.test
@@ -94,7 +94,7 @@ def _evaluated(task: Task) -> dict[str, Tensor]:
     )
 
 
-def _valued(task: Task) -> dict[str, Tensor]:
+def _valued(task: Task) -> dict[str, IntegerSum]:
     """The number of held-out records, and of right decisions of each received head, whose heads
     come as an ensemble.
     """
@@ -119,7 +119,7 @@ def _valued(task: Task) -> dict[str, Tensor]:
     for place, head in enumerate(heads, 1):
         correct = scores_alone(head, test.features[kept]).argmax(1) == labels[kept]
         right.add_at(torch.full((int(correct.sum()),), place), weights[kept][correct])
-    return {"right": right.value}
+    return {"right": right.total}
 
 
 def _in_large_classes(task: Task, labels: Tensor, kept: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def scores_alone(model: Classifier, features: Tensor) -> Tensor:
 
 def count_decisions(
     scores: Tensor, labels: Tensor, weights: Tensor, classes: int, bins: int
-) -> dict[str, Tensor]:
+) -> dict[str, IntegerSum]:
     """Exact tables of decisions and scores.
 
     Args:
@@ -162,17 +162,19 @@ def count_decisions(
         bins: B, number of bins of a histogram.
 
     Returns:
-        Decisions (C, C), by true and by predicted class, and scores (S, 2, B), float64.
+        Decisions (C, C), by true and by predicted class, and scores (S, 2, B).
     """
     decisions = ExactSum((classes * classes,), 1.0)
     decisions.add_at(labels * classes + scores.argmax(1), weights)
     place, scored = histogram_bins(scores, bins), scored_classes(classes)
-    histograms = torch.zeros(scored, 2, bins, dtype=torch.float64)
+    histograms = ExactSum((scored * 2 * bins,), 1.0)
     for index, column in enumerate(range(classes - scored, classes)):
-        histogram = ExactSum((2 * bins,), 1.0)
-        histogram.add_at((labels == column).long() * bins + place[:, column], weights)
-        histograms[index] = histogram.value.reshape(2, bins)
-    return {"decisions": decisions.value.reshape(classes, classes), "scores": histograms}
+        row = 2 * index + (labels == column).long()
+        histograms.add_at(row * bins + place[:, column], weights)
+    return {
+        "decisions": decisions.total.map(lambda table: table.reshape(classes, classes)),
+        "scores": histograms.total.map(lambda table: table.reshape(scored, 2, bins)),
+    }
 
 
 def histogram_bins(scores: Tensor, bins: int) -> Tensor:
@@ -238,8 +240,9 @@ def _weights(task: Task, records: LabelledFeatures) -> Tensor:
     return unit_weights(records.units if protects else None, len(records.labels))
 
 
-def _released(task: Task, exact: Mapping[str, Tensor]) -> MethodOutput:
+def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
     run, header = task.run, task.header(task.run.settings.classes)
+    exact = {name: sum_.value for name, sum_ in sums.items()}
     answer = {
         "exact": json.dumps({name: table.round().long().tolist() for name, table in exact.items()})
     }
@@ -260,8 +263,8 @@ def _released(task: Task, exact: Mapping[str, Tensor]) -> MethodOutput:
             )
         return MethodOutput(pack_counts(Counts(header, whole)), answer=dict(reported))
     counted = tables_of(run.settings.counting, len(run.settings.classes))
-    sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
-    noisy = release(sums, claim.noise_multiplier)
+    bounded = [BoundedSum(each.name, sums[each.name], each.bound, each.share) for each in counted]
+    noisy = release(bounded, claim.noise_multiplier)
     tables = {each.name: each.value.round().long() for each in noisy}
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
     payload = pack_counts(Counts(header, tables, claim))

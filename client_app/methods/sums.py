@@ -18,7 +18,7 @@ from client_app.features.on_disk import clipped_features, forget
 from client_app.methods.task import MethodOutput, Task
 from common.models.classifiers import class_indices
 from common.models.parameters import Parameters
-from common.privacy.gaussian_mechanism import unit_weights, with_noise
+from common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from common.privacy.mechanism import Mechanism
 from common.surrogates.class_sums import fold, statistics
 from common.surrogates.public_map import PublicMap
@@ -73,7 +73,8 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     public, classes = unpack_map(task.payload or b""), task.run.settings.classes
     names = {each.name for each in task.run.plan.combination.sums}
     if task.run.mechanism is not None:
-        return _bounded(task, public, classes, names)
+        bounded, claim = _bounded(task, public, classes, names)
+        return {each.name: each.value for each in bounded}, claim
     features, labels = task.training_data(classes)
     features = public.apply(features)
     counts, sums = class_sums(features, labels, len(classes))
@@ -153,7 +154,7 @@ def _exact(task: Task, names: Collection[str]) -> MethodOutput:
 
 def _bounded(
     task: Task, public: PublicMap, classes: tuple[str, ...], names: Collection[str]
-) -> tuple[dict[str, Tensor], Mechanism]:
+) -> tuple[list[BoundedSum], Mechanism]:
     """Sums of features that are clipped as for noisy class sums, without the noise; and the claim."""
     train = task.found.train
     claim = task.run.mechanism_for(
@@ -168,4 +169,4 @@ def _bounded(
     bounded = statistics(
         features, labels.clamp_min(0), weights, len(classes), family, claim.noise_multiplier, *done
     )
-    return {each.name: each.value for each in bounded}, claim
+    return bounded, claim

@@ -1,5 +1,5 @@
-"""Exact samples of the discrete Gaussian distribution, the noise of a secure sum, and its cost in
-privacy.
+"""Exact samples of the discrete Gaussian distribution, the noise of every release and of secure
+sums, and its cost in privacy.
 
 Source: Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential Privacy", algorithms
 1 to 3, for many samples at once. A coin of probability exp(-x) is decided in floating point where
@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from common.privacy.gaussian_mechanism import secret_bytes
+from common.privacy.secret_numbers import secret_bytes
 
 Integers = NDArray[np.int64]
 # Random bytes, as many as asked for.
@@ -88,7 +88,7 @@ def _accepted(variance: int, count: int, source: Source) -> Integers:
     scale = math.isqrt(variance) + 1
     candidates = _discrete_laplace(scale, count, source)
     sizes = np.abs(candidates)
-    excess = (sizes - variance / scale) ** 2 / (2 * variance)
+    excess = (sizes - variance / scale) ** 2 / float(2 * variance)
 
     def exact(at: int) -> Fraction:
         return Fraction((int(sizes[at]) * scale - variance) ** 2, 2 * variance * scale**2)

@@ -13,7 +13,8 @@ whose entries are no larger than those of the contribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from torch import Tensor
 # exact; the remainder of a carry counts as one contribution.
 COARSE, FINE, ROOM = 2.0**-22, 2.0**-44, 2**9
 ROWS = ROOM - 1
+# A coarse step is 2^BITS fine ones.
+BITS = 22
 
 
 def power_above(bound: float) -> float:
@@ -43,6 +46,78 @@ def toward_zero(values: Tensor, step: float) -> Tensor:
         Multiples of `step`, in the same shape.
     """
     return (values * (1 / step)).trunc_().mul_(step)
+
+
+@dataclass(frozen=True)
+class IntegerSum:
+    """A sum as integers: each entry is (coarse * 2^22 + fine) steps.
+
+    Two integers, because 2^30 contributions of 2^44 steps each do not fit into one of 64 bits.
+
+    Attributes:
+        coarse: int64, of any shape.
+        fine: int64, in the same shape.
+        step: a power of two.
+
+    Example:
+        >>> total = IntegerSum.of(torch.tensor([0.5, -0.25]), bound=1.0)
+        >>> total.plus(torch.tensor([1, 0])).value.tolist() == [0.5 + total.step, -0.25]
+        True
+    """
+
+    coarse: Tensor
+    fine: Tensor
+    step: float
+
+    @classmethod
+    def of(cls, values: Tensor, bound: float) -> IntegerSum:
+        """The sum of one contribution, rounded toward zero.
+
+        Args:
+            values: of any shape.
+            bound: decides the step, as in `ExactSum`.
+        """
+        unit, given = power_above(bound), values.double()
+        coarse = toward_zero(given, unit * COARSE)
+        return cls(
+            _integers(coarse, unit * COARSE), _integers(given - coarse, unit * FINE), unit * FINE
+        )
+
+    @classmethod
+    def joined(cls, sums: Sequence[IntegerSum]) -> IntegerSum:
+        """The entries of sums of the same step as one vector, on the CPU."""
+        coarse, fine = (
+            torch.cat([getattr(each, part).flatten().cpu() for each in sums])
+            for part in ("coarse", "fine")
+        )
+        (step,) = {each.step for each in sums}
+        return cls(coarse, fine, step)
+
+    @property
+    def value(self) -> Tensor:
+        """The sum, float64. It is rounded by 2^-53 of itself, 1e-8 of a contribution's bound at a
+        hundred million records.
+        """
+        coarse: Tensor = self.coarse.double() * (self.step * 2.0**BITS)
+        return coarse + self.fine.double() * self.step
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> IntegerSum:
+        """The sum with its entries moved or left out; `change` computes with no entry."""
+        return IntegerSum(change(self.coarse), change(self.fine), self.step)
+
+    def plus(self, steps: Tensor) -> IntegerSum:
+        """The sum and integers (int64, at most 2^62). The result depends on their sum alone, also in
+        how it is split into coarse and fine.
+        """
+        fine = self.fine.cpu() + steps
+        return IntegerSum(self.coarse.cpu() + (fine >> BITS), fine & (2**BITS - 1), self.step)
+
+    def coarsened(self) -> IntegerSum:
+        """The sum rounded down to coarse steps. What a contribution changes may grow by one step in
+        every entry.
+        """
+        whole = self.plus(torch.zeros_like(self.fine.cpu()))
+        return IntegerSum(torch.zeros_like(whole.coarse), whole.coarse, self.step * 2**BITS)
 
 
 class ExactSum:
@@ -108,10 +183,17 @@ class ExactSum:
             self._low += (steps.T @ more).mul_(self._unit * FINE)
 
     @property
+    def total(self) -> IntegerSum:
+        """The sum as integers."""
+        return IntegerSum(
+            _integers(self._high, self._unit * COARSE),
+            _integers(self._low, self._unit * FINE),
+            self._unit * FINE,
+        )
+
+    @property
     def value(self) -> Tensor:
-        """The sum. This last addition rounds by 2^-53 of the sum, 1e-8 of the bound at a hundred
-        million records. The safety margin of `clip` covers this.
-        """
+        """The sum in double precision, see `IntegerSum.value`."""
         return self._high + self._low
 
     def _make_room(self, rows: int) -> None:
@@ -122,3 +204,8 @@ class ExactSum:
             self._low -= carried
             self._waiting = 1
         self._waiting += rows
+
+
+def _integers(values: Tensor, step: float) -> Tensor:
+    """Numbers of steps (int64), rounded toward zero."""
+    return (values * (1 / step)).to(torch.int64)

@@ -8,21 +8,25 @@ is the sensitivity, so no sensitivity is set by hand.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.privacy.exact_sums import FINE, toward_zero
+from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
+from common.privacy.exact_sums import FINE, IntegerSum, toward_zero
 from common.privacy.mechanism import Mechanism
 
-# Released values are rounded to this share of the noise's standard deviation. Otherwise the last
-# bits of a float would disclose information about the data (Mironov 2012). Rounding adds 1e-11 of
-# the variance.
-GRID = 2.0**-16
+# The largest standard deviation in steps; larger noise is drawn in coarse steps. Samples reach 60
+# times as far in e^60 draws, which fits into 64 bits.
+MOST_STEPS = 2.0**56
+# Covers the rounding of multipliers and roots, and of shares that sum to one only nearly.
+SLACK = Fraction(1, 10**8)
+# Numbers of noise drawn at a time, so that the sampler's arrays stay in the processor's cache.
+DRAWN = 2**15
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,64 @@ class BoundedSum:
 
     Attributes:
         name: of the statistic.
-        value: the sum, of any shape.
+        sum: the sum as integers, of any shape.
         bound: largest norm of what one unit adds to `value`; this is the sensitivity.
         share: this statistic's part of the budget 1 / noise_multiplier^2. The shares of a release
             sum to one.
+        twice: which entries stand for two equal ones, bool in the shape of the sum, as those beside
+            the diagonal of a symmetric matrix do; None for no entry. `value` has them times
+            sqrt(2). So they need half of the variance, and the sum itself stays in integers.
     """
 
     name: str
-    value: Tensor
+    sum: IntegerSum
     bound: float
     share: float
+    twice: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        """The sum, float64."""
+        return self._scaled(self.sum)
+
+    def noisy(self, sigma: float, rounding: float = 0.0) -> Noisy:
+        """The sum with discrete Gaussian noise on its integers.
+
+        It reveals no more than continuous Gaussian noise of this sigma, whatever follows from that
+        noise: the result is a function of the sum with continuous noise and of random numbers that
+        are independent of the data, up to a probability of 1e-30 a number (see CONTINUOUS of
+        common/privacy/discrete_gaussian.py). So all accounting of Gaussian mechanisms holds, on
+        Poisson samples, composed, and when the next release depends on this one.
+
+        Args:
+            sigma: standard deviation of the noise in every entry.
+            rounding: largest norm by which roundings outside of this sum may move it; the noise
+                grows as if it were a part of the sensitivity.
+
+        Raises:
+            ConfigError: for noise so large that no digit would be left.
+        """
+        total = self.sum
+        if sigma > MOST_STEPS * total.step:
+            total = total.coarsened()
+            rounding += math.sqrt(2 * total.fine.numel()) * total.step
+        if sigma > MOST_STEPS * total.step:
+            raise ConfigError(
+                f"noise of {sigma:.3g} on {self.name}, of which one unit adds at most "
+                f"{self.bound:g}: nothing would be left; set a larger epsilon"
+            )
+        steps = Fraction(sigma) / Fraction(total.step) * (1 + Fraction(rounding / self.bound))
+        steps *= 1 + SLACK
+        drawn = torch.zeros(total.fine.shape, dtype=torch.int64)
+        twice = torch.zeros_like(drawn, dtype=torch.bool) if self.twice is None else self.twice
+        for parts, of in ((1, ~twice), (2, twice)):
+            variance = math.ceil(steps**2 / parts) + 2 * CONTINUOUS
+            drawn[of] = _drawn(variance, int(of.sum()))
+        return Noisy(self.name, self._scaled(total.plus(drawn)), sigma, self.bound)
+
+    def _scaled(self, sum_: IntegerSum) -> Tensor:
+        value = sum_.value
+        return value if self.twice is None else torch.where(self.twice, math.sqrt(2), 1.0) * value
 
 
 @dataclass(frozen=True)
@@ -78,35 +130,30 @@ def release(statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[N
         noise_multiplier: of the whole release as one Gaussian mechanism.
 
     Returns:
-        The released statistics in the same order. Values are rounded to `GRID` of their sigma.
+        The released statistics in the same order.
 
     Raises:
         ConfigError: for shares that do not sum to one.
 
     Example:
-        >>> counts = BoundedSum("counts", torch.tensor([40.0, 60.0]), bound=1.0, share=0.25)
-        >>> sums = BoundedSum("sums", torch.zeros(2, 3), bound=1.0, share=0.75)
+        >>> people = IntegerSum.of(torch.tensor([40.0, 60.0]), bound=1.0)
+        >>> counts = BoundedSum("counts", people, bound=1.0, share=0.25)
+        >>> sums = BoundedSum("sums", IntegerSum.of(torch.zeros(2, 3), 1.0), bound=1.0, share=0.75)
         >>> [(noisy.name, round(noisy.sigma, 2)) for noisy in release([counts, sums], 4.0)]
         [('counts', 8.0), ('sums', 4.62)]
     """
     if abs(sum(statistic.share for statistic in statistics) - 1) > 1e-9:
         raise ConfigError("the budget shares of the statistics in one release must sum to one")
-    released = []
-    for statistic in statistics:
-        sigma = noise_multiplier * statistic.bound / math.sqrt(statistic.share)
-        grid = sigma * GRID
-        noisy = statistic.value.double().cpu() + sigma * system_normals(statistic.value.shape)
-        released.append(
-            Noisy(statistic.name, (noisy / grid).round() * grid, sigma, statistic.bound)
-        )
-    return released
+    return [
+        each.noisy(noise_multiplier * each.bound / math.sqrt(each.share)) for each in statistics
+    ]
 
 
-def with_noise(sums: Mapping[str, Tensor], mechanism: Mechanism) -> list[Noisy]:
+def with_noise(sums: Sequence[BoundedSum], mechanism: Mechanism) -> list[Noisy]:
     """Add the noise of a run's mechanism to its sums; together they cost one of its events.
 
     Args:
-        sums: by name; those that the mechanism names, of units that add at most its sensitivity.
+        sums: those that the mechanism names, of units that add at most its sensitivity.
         mechanism: of the run.
 
     Returns:
@@ -115,52 +162,26 @@ def with_noise(sums: Mapping[str, Tensor], mechanism: Mechanism) -> list[Noisy]:
     Raises:
         ConfigError: for sums of other names than the mechanism's.
     """
-    if sums.keys() != mechanism.noise.keys():
+    named = {each.name: each for each in sums}
+    if named.keys() != mechanism.noise.keys():
         raise ConfigError(
-            f"sums {', '.join(sums)}; the mechanism has noise for {', '.join(mechanism.noise)}"
+            f"sums {', '.join(named)}; the mechanism has noise for {', '.join(mechanism.noise)}"
         )
     multiplier = mechanism.noise_multiplier
     bounded = [
-        BoundedSum(name, sums[name], bound, (multiplier * bound / sigma) ** 2)
+        replace(named[name], bound=bound, share=(multiplier * bound / sigma) ** 2)
         for name, (sigma, bound) in mechanism.noise.items()
     ]
     return release(bounded, multiplier)
 
 
-def system_normals(shape: Sequence[int]) -> Tensor:
-    """Standard normals from a cryptographic generator with a new key from the operating system; not
-    repeatable.
-
-    Args:
-        shape: of the result.
-
-    Returns:
-        Normals of this shape, float64: the Box-Muller transform of 53-bit uniforms.
-    """
-    count = math.prod(shape)
-    half = (count + 1) // 2
-    uniform = system_uniforms(2 * max(1, half))
-    radius, angle = (-2 * uniform[:half].log()).sqrt(), 2 * math.pi * uniform[half : 2 * half]
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].reshape(tuple(shape))
-
-
-def system_uniforms(count: int) -> Tensor:
-    """Uniforms in (0, 1) with 53 bits (float64), from the same generator."""
-    raw = torch.frombuffer(secret_bytes(8 * max(1, count)), dtype=torch.int64)
-    return ((raw >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)[:count]
-
-
-def secret_bytes(count: int) -> bytearray:
-    """ChaCha20 keystream under a key that is used once: several times as fast as random bytes from
-    the operating system.
-    """
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-    stream = bytearray(count)
-    Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor().update_into(
-        bytes(count), stream
-    )
-    return stream
+def _drawn(variance: int, count: int) -> Tensor:
+    """Independent discrete Gaussians (count,), int64."""
+    parts = [
+        torch.from_numpy(discrete_gaussian(variance, min(DRAWN, count - start)))
+        for start in range(0, count, DRAWN)
+    ]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
 
 def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:

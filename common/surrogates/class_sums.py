@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.privacy.exact_sums import ExactSum
+from common.privacy.exact_sums import ExactSum, IntegerSum
 from common.privacy.gaussian_mechanism import BoundedSum, Noisy
 from common.privacy.shares import budget_shares
 from common.surrogates.covariances import Spherical
@@ -83,7 +83,7 @@ def statistics(
         done: called with rows of the features that have been added to a sum.
 
     Returns:
-        Counts, sums and, unless the family is spherical, second moments, float64, as in `Sums`.
+        Counts, sums and, unless the family is spherical, second moments, as in `Sums`.
 
     Example:
         >>> features = torch.tensor([[0.6, 0.8], [0.0, 1.0]])
@@ -103,18 +103,20 @@ def statistics(
         list(zip(torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True)),
     )
     if family == "diag":
-        squares = ExactSum((d,), 1.0)
+        sum_ = ExactSum((d,), 1.0)
         for rows, own in parts:
-            squares.add(rows.double().square() * own[:, None])
+            sum_.add(rows.double().square() * own[:, None])
             done(rows)
-        bounded.append(BoundedSum("squares", squares.value, 1.0, shares["squares"]))
+        bounded.append(BoundedSum("squares", sum_.total, 1.0, shares["squares"]))
     elif family in ("full", "lowrank", "gram", "joint"):
-        squares = ExactSum((d, d), 1.0)
+        sum_ = ExactSum((d, d), 1.0)
         for rows, own in parts:
             halves = rows.double() * own.sqrt()[:, None]
-            squares.add_products(halves, halves)
+            sum_.add_products(halves, halves)
             done(rows)
-        bounded.append(BoundedSum("squares", fold(squares.value), 1.0, shares["squares"]))
+        rows_, columns = torch.triu_indices(d, d)
+        upper = sum_.total.map(lambda matrix: matrix[rows_, columns])
+        bounded.append(BoundedSum("squares", upper, 1.0, shares["squares"], rows_ != columns))
     return bounded
 
 
@@ -124,7 +126,7 @@ def class_sums(
     weights: Tensor,
     num_classes: int,
     done: Callable[[Tensor], None] = lambda rows: None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[IntegerSum, IntegerSum]:
     """Weighted counts and sums of the records of each class, without noise.
 
     Args:
@@ -135,7 +137,7 @@ def class_sums(
         done: as for `statistics`.
 
     Returns:
-        Counts (C,) and sums (C, d), float64.
+        Counts (C,) and sums (C, d).
     """
     counts, sums = ExactSum((num_classes,), 1.0), ExactSum((num_classes, features.shape[1]), 1.0)
     counts.add_at(labels, weights.double())
@@ -144,7 +146,7 @@ def class_sums(
     ):
         sums.add_at(at, rows.double() * own[:, None])
         done(rows)
-    return counts.value, sums.value
+    return counts.total, sums.total
 
 
 def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:

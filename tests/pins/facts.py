@@ -229,7 +229,7 @@ def _entry(config: Run, number: int) -> Facts:
     noise = claim.noise if claim else {}
     # What the entry takes from elsewhere.
     assert (entry["run"], entry["flower_run"], entry["bytes"], entry["facts"]) == (
-        config.digest,
+        config.full_digest,
         "77",
         0,
         {},

@@ -15,6 +15,7 @@ from client_app.methods.dp.linear_clipping import clipped_sums
 from client_app.methods.dp.record_chunks import per_record
 from client_app.methods.dp.record_gradients import add_clipped, norms_of, poisson_sample, sums_like
 from common.extras.packages import needed_for
+from common.privacy.exact_sums import IntegerSum
 from common.privacy.gaussian_mechanism import BoundedSum, release
 from common.privacy.mechanism import Mechanism
 from common.settings import FedAvgSettings, Model
@@ -64,13 +65,13 @@ def train_privately(
         rows = poisson_sample(len(labels), settings.sample_rate)
         total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip)
         clipped, drawn = clipped + cut, drawn + len(rows)
-        flat = torch.cat([gradient.flatten() for gradient in total])
+        flat = IntegerSum.joined(total)
         # All parameters are one statistic: one record changes all of them together by at most the
         # clip.
         (noisy,) = release([BoundedSum("gradients", flat, claim.clip, 1.0)], claim.noise_multiplier)
-        signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
+        signal.append(float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5))
         parts = torch.split(
-            noisy.value / settings.batch_size, [gradient.numel() for gradient in total]
+            noisy.value / settings.batch_size, [part.fine.numel() for part in total]
         )
         with torch.no_grad():
             for parameter, before, part in zip(module.parameters(), start, parts, strict=True):
@@ -105,20 +106,20 @@ def clipped_gradients(
         total, _ = _clipped_sum(
             GradSampleModule(module, loss_reduction="sum"), features, labels, clip
         )
-        return dict(zip(names, total, strict=True))
+        return dict(zip(names, (part.value for part in total), strict=True))
 
     def losses(some: Tensor, truth: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(module(some), truth, reduction="none")
 
     # Linear layers only, so no gradient of a single record is stored.
     sums, _ = clipped_sums(nn.ModuleList([module]), losses, (features, labels), clip)
-    return {name.removeprefix("0."): sum_ for name, sum_ in sums.items()}
+    return {name.removeprefix("0."): sum_.value for name, sum_ in sums.items()}
 
 
 def _clipped_sum(
     module: nn.Module, features: Tensor, labels: Tensor, clip: float
-) -> tuple[list[Tensor], int]:
-    """The sum (float64), by parameter, of all records' gradients clipped at norm `clip`; and the
+) -> tuple[list[IntegerSum], int]:
+    """The sum, by parameter, of all records' gradients clipped at norm `clip`; and the
     number of clipped ones.
     """
     parameters = list(module.parameters())
@@ -135,4 +136,4 @@ def _clipped_sum(
     total, cut = sums_like(parameters, clip), 0
     for *each, norms in per_record(gradients, (features, labels), module, parameters):
         cut += add_clipped(total, each, norms, clip)
-    return [part.value for part in total], cut
+    return [part.total for part in total], cut

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from client_app.methods.dp.record_chunks import per_record
 from client_app.methods.dp.record_gradients import clip_factors, sums_like
+from common.privacy.exact_sums import IntegerSum
 
 # Number of chunks of records whose layer inputs and gradients are in memory at a time.
 CHUNKS = 7
@@ -19,7 +20,7 @@ CHUNKS = 7
 
 def clipped_sums(
     modules: nn.ModuleList, losses: Callable[..., Tensor], inputs: Sequence[Tensor], clip: float
-) -> tuple[dict[str, Tensor], int]:
+) -> tuple[dict[str, IntegerSum], int]:
     """The sum of records' gradients, each clipped over all parameters.
 
     A record's gradient of a layer is the outer product of the layer's input a and the gradient g of
@@ -33,7 +34,7 @@ def clipped_sums(
         clip: largest norm of one record's gradient.
 
     Returns:
-        The sum (float64), by parameter; and the number of clipped gradients.
+        The sum, by parameter; and the number of clipped gradients.
 
     Raises:
         ValueError: for other parameters.
@@ -87,7 +88,7 @@ def clipped_sums(
             )
             if module.bias is not None:
                 sums[f"{name}.bias"].add(scaled)
-    return {name: sum_.value for name, sum_ in sums.items()}, cut
+    return {name: sum_.total for name, sum_ in sums.items()}, cut
 
 
 def _watched(

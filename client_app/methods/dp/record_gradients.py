@@ -12,8 +12,9 @@ from client_app.methods.dp.record_chunks import per_record
 from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords
 from common.models.parameters import Tensors
-from common.privacy.exact_sums import ExactSum
-from common.privacy.gaussian_mechanism import BoundedSum, release, system_uniforms
+from common.privacy.exact_sums import ExactSum, IntegerSum
+from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.privacy.secret_numbers import system_uniforms
 
 
 class PrivateGradient:
@@ -68,12 +69,12 @@ class PrivateGradient:
             self._body, parameters, self._records.take(rows), self._clip, change
         )
         self._clipped, self._drawn = self._clipped + cut, self._drawn + len(rows)
-        flat = torch.cat([part.flatten() for part in total])
+        flat = IntegerSum.joined(total)
         # All parameters are one statistic: one record changes all of them together by at most the
         # clip.
         (noisy,) = release([BoundedSum("gradients", flat, self._clip, 1.0)], self._multiplier)
-        self._signal.append(float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5))
-        parts = torch.split(noisy.value / self._expected, [part.numel() for part in total])
+        self._signal.append(float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5))
+        parts = torch.split(noisy.value / self._expected, [part.fine.numel() for part in total])
         return {
             name: part.reshape(tensor.shape).to(tensor)
             for (name, tensor), part in zip(parameters.items(), parts, strict=True)
@@ -89,7 +90,7 @@ class PrivateGradient:
 
 def clipped_sum(
     body: nn.Module, parameters: Tensors, records: LandscapeRecords, clip: float, change: Change
-) -> tuple[list[Tensor], int]:
+) -> tuple[list[IntegerSum], int]:
     """The sum of all records' gradients, each clipped.
 
     Args:
@@ -100,7 +101,7 @@ def clipped_sum(
         change: augmentation.
 
     Returns:
-        The sum (float64), by parameter, and the number of clipped gradients.
+        The sum, by parameter, and the number of clipped gradients.
     """
 
     def one(at: dict[str, Tensor], value: Tensor, label: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def clipped_sum(
         gradients, (records.values, records.labels), body, list(at.values())
     ):
         cut += add_clipped(total, each, norms, clip)
-    return [part.value for part in total], cut
+    return [part.total for part in total], cut
 
 
 def poisson_sample(count: int, rate: float) -> Tensor:

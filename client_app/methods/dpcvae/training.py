@@ -160,16 +160,17 @@ def _opening(
     """
     run, count = task.run, len(classes)
     unit = clip(features.double(), 0.0)[0]
-    sums = dict(
+    exact = dict(
         zip((COUNTS, SUMS), class_sums(unit, labels, torch.ones(len(labels)), count), strict=True)
     )
+    sums = {name: sum_.value for name, sum_ in exact.items()}
     chosen = {COUNTS, SUMS} if run.settings.dpcvae.opening == "sums" else {COUNTS}
     claim = run.mechanism
     facts: dict[str, float] = {}
     if claim is not None:
         noise, shares = claim.event(1).noise_multiplier, first_round_shares(run.settings.dpcvae)
         noisy = release(
-            [BoundedSum(name, sums[name], 1.0, shares[name]) for name in sorted(chosen)], noise
+            [BoundedSum(name, exact[name], 1.0, shares[name]) for name in sorted(chosen)], noise
         )
         facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
         sums |= {each.name: each.value for each in noisy}

@@ -11,7 +11,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from client_app.methods.dp.linear_clipping import clipped_sums
 from common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerator, elbo
-from common.privacy.gaussian_mechanism import BoundedSum, release, system_normals
+from common.privacy.exact_sums import IntegerSum
+from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.privacy.secret_numbers import system_normals
 
 if TYPE_CHECKING:
     from common.settings import DPCVAESettings
@@ -216,15 +218,15 @@ def private_gradient(
     """
     inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
     total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip)
-    flat = torch.cat([part.flatten().cpu() for part in total.values()])
+    flat = IntegerSum.joined(list(total.values()))
     (noisy,) = release([BoundedSum("gradients", flat, clip, 1.0)], noise_multiplier)
-    parts = torch.split(noisy.value / expected, [part.numel() for part in total.values()])
+    parts = torch.split(noisy.value / expected, [part.fine.numel() for part in total.values()])
     like = dict(trainer.modules.named_parameters())
     mean = {
         name: part.reshape(like[name].shape).to(like[name])
         for name, part in zip(total, parts, strict=True)
     }
-    return mean, cut, float(flat.norm()) / (noisy.sigma * len(flat) ** 0.5)
+    return mean, cut, float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5)
 
 
 def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:

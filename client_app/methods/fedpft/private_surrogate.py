@@ -15,12 +15,11 @@ from torch import Tensor
 from client_app.features.on_disk import clipped_features, forget
 from client_app.methods.dp.record_chunks import per_record
 from common.errors import ConfigError
-from common.privacy.exact_sums import ExactSum
+from common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
 from common.privacy.gaussian_mechanism import (
     BoundedSum,
     Noisy,
     release,
-    system_normals,
     unit_weights,
 )
 from common.privacy.mechanism import Mechanism
@@ -209,13 +208,14 @@ def theorem_4_1(
             "if that is enough, or use fedpft.privacy = 'sums'"
         )
     means, tables, counts = [], [], torch.bincount(data.labels, minlength=num_classes)
+    # Of a class's sums, which are n times its mean and covariance.
+    sigma = 4 / claim.epsilon * math.sqrt(5 * math.log(4 / claim.delta))
     for label in counts.nonzero().flatten().tolist():
-        points = data.features[data.labels == label]
-        noise = 4 / (len(points) * claim.epsilon) * math.sqrt(5 * math.log(4 / claim.delta))
-        mean = points.mean(0)
-        centred = points - mean
-        means.append(mean + noise * system_normals(mean.shape))
-        tables.append(_noisy_covariance(centred, family, noise))
+        points = toward_zero(data.features[data.labels == label].double(), COARSE)
+        total = ExactSum(points.shape[1:], 1.0)
+        total.add(points)
+        means.append(BoundedSum("means", total.total, 2.0, 1.0).noisy(sigma).value / len(points))
+        tables.append(_noisy_covariance(points, total.value, family, sigma))
     present = counts.nonzero().flatten()
     ones = torch.ones(len(present))
     families: dict[str, type[Diagonal] | type[Full] | type[Spherical]] = {
@@ -229,37 +229,53 @@ def theorem_4_1(
     }
 
 
-def _noisy_covariance(centred: Tensor, family: str, noise: float) -> Tensor:
-    n, d = centred.shape
+def _noisy_covariance(points: Tensor, total: Tensor, family: str, sigma: float) -> Tensor:
+    """A class's noisy covariance: variances, or for "full" the Cholesky factor (d, d).
+
+    Args:
+        points: (n, d), multiples of COARSE.
+        total: their sum (d,).
+        family: of covariances.
+        sigma: of the noise on n times the covariance.
+    """
+    n, d = points.shape
+    moment = ExactSum((d, d) if family == "full" else (d,), 1.0)
+    rows, columns = torch.triu_indices(d, d)
     if family == "full":
-        draw = system_normals((d, d)) * noise
-        values, vectors = torch.linalg.eigh(centred.T @ centred / n + draw.triu() + draw.triu(1).T)
+        moment.add_products(points, points)
+        scatter = (moment.value - torch.outer(total, total) / n)[rows, columns]
+    else:
+        moment.add(points.square())
+        scatter = moment.value - total.square() / n
+    if family == "spherical":
+        scatter = scatter.mean(0, keepdim=True)
+    whole = IntegerSum.of(scatter, 4.0)
+    # An entry is rounded to a step, and before that in double precision, by less than n 2^-50.
+    rounding = math.sqrt(len(scatter)) * (whole.step + n * 2.0**-50)
+    noisy = BoundedSum("covariances", whole, 4.0, 1.0).noisy(sigma, rounding).value / n
+    if family == "full":
+        matrix = torch.zeros(d, d, dtype=torch.float64)
+        matrix[rows, columns] = matrix[columns, rows] = noisy
+        values, vectors = torch.linalg.eigh(matrix)
         root = vectors * values.clamp_min(SMALLEST_VARIANCE).sqrt()
         # R of a QR decomposition of the transposed root is the covariance's Cholesky factor, up to
         # signs.
         factor: Tensor = torch.linalg.qr(root.T).R.T
         return factor * factor.diagonal().sign()
-    variances = centred.square().mean(0)
-    if family == "spherical":
-        variances = variances.mean()
-    return (
-        (variances + noise * system_normals(variances.shape)).clamp_min(SMALLEST_VARIANCE).float()
-    )
+    variances = noisy[0] if family == "spherical" else noisy
+    return variances.clamp_min(SMALLEST_VARIANCE).float()
 
 
 def _expected(
     data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[IntegerSum, IntegerSum]:
     """E-step: sizes (C K,) and sums (C K, d) of all components; a record counts only in its own
     class.
 
     Memory grows with the records of one class and with C K d, not with their product.
     """
     classes, k, d = means.shape
-    counts, sums = (
-        torch.zeros(classes, k, dtype=torch.float64),
-        torch.zeros(classes, k, d, dtype=torch.float64),
-    )
+    counts, sums = ([ExactSum(shape, 1.0) for _ in range(classes)] for shape in ((k,), (k, d)))
     for label in sorted(set(data.labels.tolist())):
         rows = data.labels == label
         centres, variance = means[label].clone(), variances[label]
@@ -282,14 +298,15 @@ def _expected(
                 products,
             ]
 
-        class_counts, class_sums = ExactSum((k,), 1.0), ExactSum((k, d), 1.0)
         for mine, features, _ in per_record(
             shares, (data.features[rows], data.weights[rows]), "shares", [centres], CHUNKS
         ):
-            class_counts.add(mine)
-            class_sums.add_products(mine, features)
-        counts[label], sums[label] = class_counts.value, class_sums.value
-    return counts.flatten(), sums.flatten(0, 1)
+            counts[label].add(mine)
+            sums[label].add_products(mine, features)
+    return (
+        IntegerSum.joined([each.total for each in counts]),
+        IntegerSum.joined([each.total for each in sums]).map(lambda rows: rows.reshape(-1, d)),
+    )
 
 
 def _facts(data: Clipped, released: Sequence[Noisy]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from tests.attacks.privacy.adaptive import adaptive_delta, adaptive_epsilon
 
 DELTA = 1e-5
 # Given as a constant, because computing it takes long.
+SHORT_NAME, BARE = "0123456789abcdef", parse_run({"classes": "0,1"})
 NOISE = {"dpcvae.noise-multiplier": 30.0, "dpcvae.rounds": 3}
 
 
@@ -117,6 +118,28 @@ def test_within_a_run_the_noise_cannot_be_chosen_by_what_an_earlier_round_showed
     # Also refused for equal events: the first digest has fixed the plan.
     with pytest.raises(BudgetError, match="fixed when it begins"):
         let_out(site, sampled(1.2, 0.3, seed=1), "1", 3)
+
+
+def test_two_settings_whose_digests_begin_alike_are_two_plans(tmp_path: Path) -> None:
+    """2^32 hashes find two settings that share 16 digits. Rule 1 must not take them for one run."""
+    first, second = (
+        replace(
+            entry(BARE, str(number), MethodOutput(b"release"), number),
+            run=f"{SHORT_NAME}{f'{number:x}' * 48}",
+            mechanism="dp-sgd",
+            epsilon=4.0,
+            delta=DELTA,
+            events=(event_,),
+            sample_rate=event_.sample_rate,
+        )
+        for number, event_ in enumerate((GaussianEvent(1.2, 0.3), GaussianEvent(0.3322, 0.001)), 1)
+    )
+    site = gate(tmp_path)
+    site.let_out(first)
+    with pytest.raises(BudgetError, match="epsilon-total"):
+        site.let_out(second)
+    with pytest.raises(BudgetError, match="the noise of a run is fixed when it begins"):
+        site.let_out(replace(second, flower_run="1"))
 
 
 def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_first(

@@ -70,7 +70,7 @@ def test_one_more_patient_changes_every_table_by_at_most_its_bound(
         scores[~gone], labels[~gone], weights[~gone], classes, run.settings.counting.bins
     )
     for table in tables_of(run.settings.counting, classes):
-        assert float((whole[table.name] - rest[table.name]).norm()) <= table.bound
+        assert float((whole[table.name].value - rest[table.name].value).norm()) <= table.bound
 
 
 def test_the_score_of_a_record_does_not_depend_on_the_others() -> None:

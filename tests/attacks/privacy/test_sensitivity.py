@@ -32,6 +32,7 @@ from common.models.augmentation import draws
 from common.models.generators import fresh_companion, fresh_generator
 from common.models.loss_landscape import LandscapeRecords
 from common.models.networks import fresh, split_input
+from common.privacy.exact_sums import IntegerSum
 from common.run import parse_run
 from common.surrogates.class_sums import statistics
 
@@ -57,8 +58,8 @@ def too_far(one: Tensor, other: Tensor, bound: float) -> bool:
     return sum((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs if a != b) > Fraction(bound) ** 2
 
 
-def flat(parts: Iterable[Tensor]) -> Tensor:
-    return torch.cat([part.double().flatten() for part in parts])
+def flat(parts: Iterable[IntegerSum]) -> Tensor:
+    return torch.cat([part.value.flatten() for part in parts])
 
 
 def values(

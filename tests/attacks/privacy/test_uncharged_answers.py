@@ -69,6 +69,7 @@ def visit(tmp_path: Path) -> Callable[..., Visit]:
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", [3, pytest.param(1, marks=pytest.mark.faults)], ids=["a third", "all"]
 )
@@ -89,6 +90,7 @@ def test_neighbours_answer_alike(kind: str, part: int, visit: Callable[..., Visi
     alike()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_answers_a_site_without_records_as_it_answers_one_with_some(
     method: str, visit: Callable[..., Visit]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -107,10 +108,10 @@ def test_no_attack_beats_epsilon_one(tmp_path: Path, settings: dict[str, Any]) -
 def test_a_release_with_too_little_noise_is_named_an_error_of_the_software(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def little(shape: Any) -> torch.Tensor:
-        return torch.zeros(tuple(shape), dtype=torch.float64)
+    def little(variance: int, count: int) -> np.ndarray:
+        return np.zeros(count, dtype=np.int64)
 
-    monkeypatch.setattr(gaussian_mechanism, "system_normals", little)
+    monkeypatch.setattr(gaussian_mechanism, "discrete_gaussian", little)
     settings = {"epsilon": 1.0, "delta": 1e-5, "classes": ",".join(map(str, range(60)))}
     found = attacked(hospital(tmp_path, [1] * 60), 16, **settings)
     assert found.proven > 1.0

@@ -4,11 +4,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from client_app.governance.budget import check_budget, runs_left
+from client_app.governance.budget import check_budget, runs_left, spent
 from client_app.governance.entries import Release, events_of
 from common.errors import BudgetError
 from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
+from common.privacy.privacy_filter import composed
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 SAMPLED = (GaussianEvent(2.0, 0.05, 10),)
@@ -81,3 +84,63 @@ def test_events_are_those_of_one_run_or_of_all() -> None:
     ledger = entries([release(20.0, run="first"), release(30.0, run="second")])
     assert [event.noise_multiplier for event in events_of(ledger)] == [20.0, 30.0]
     assert [event.noise_multiplier for event in events_of(ledger, "second")] == [30.0]
+
+
+SHORT, FULL = "0123456789abcdef", [f"0123456789abcdef{digit * 48}" for digit in "ab"]
+# A release by name of its settings and by cost: those of one plan, and those of another.
+NAMED = st.tuples(st.sampled_from([SHORT, *FULL]), st.sampled_from([1.0, 2.0]))
+
+
+@given(st.lists(NAMED, min_size=1, max_size=4), st.booleans())
+def test_only_a_plan_that_the_first_release_fixed_is_counted_as_one(
+    releases: list[tuple[str, float]], opened: bool
+) -> None:
+    """Exact composition needs a sequence that no result can change: one full digest, or equal
+    releases. A short name alone is not enough, because two settings may share it.
+    """
+    steps = [
+        replace(release(run=str(number), number=number), run=name, sample_rate=0.05)
+        for number, (name, _) in enumerate(releases, 2)
+    ]
+    history = [
+        replace(each, **(STEP | {"events": (GaussianEvent(noise, 0.05),)}))
+        for each, (_, noise) in zip(steps, releases, strict=True)
+    ]
+    if opened:
+        history = [replace(OPENING, run=releases[0][0]), *history]
+    names, costs, first = (
+        {each.run for each in history},
+        {each.events for each in history},
+        history[0],
+    )
+    alike = all(SHORT in (name, first.run) or name == first.run for name in names)
+    fixed = names == {first.run} != {SHORT} or (alike and len(costs) == 1)
+    with pytest.MonkeyPatch.context() as patch:
+        # A number that no Renyi divergence gives.
+        patch.setattr("common.privacy.privacy_filter.composed", lambda events, delta: -1.0)
+        assert (spent(entries(history), TOTAL) == -1.0) == fixed
+
+
+@pytest.mark.parametrize(("before", "after"), [(SHORT, FULL[0]), (FULL[0], SHORT)])
+def test_a_run_that_an_earlier_version_began_continues(before: str, after: str) -> None:
+    ledger = entries([replace(OPENING, run=before)])
+    step = replace(OPENING, run=after, round=2, events=SAMPLED)
+    assert check_budget(ledger, step, TOTAL) > spent(ledger, TOTAL)
+    with pytest.raises(BudgetError, match="began with the settings"):
+        check_budget(ledger, replace(step, run=f"f{after[1:]}"), TOTAL)
+    both = [*ledger, *entries([step])]
+    with pytest.raises(BudgetError, match="began with the settings"):
+        check_budget(both, replace(step, round=3, run=FULL[1]), TOTAL)
+
+
+def test_a_run_whose_plan_is_in_doubt_gets_no_more_than_renyi_divergences_allow() -> None:
+    """Its first round was Gaussian; a coordinator with two settings of one short name could choose
+    the noise of the steps by its result.
+    """
+    step = replace(OPENING, run=FULL[0], round=2, events=(GaussianEvent(1.0, 0.05, 100),))
+    run = [*OPENING.events, *step.events]
+    least, budget = composed(tuple(run), 1e-5), replace(TOTAL, epsilon_total=100.0)
+    tight = replace(budget, epsilon_per_run=least)
+    assert check_budget(entries([replace(OPENING, run=FULL[0])]), step, tight) > 0
+    with pytest.raises(BudgetError, match="began in an earlier version"):
+        check_budget(entries([replace(OPENING, run=SHORT)]), step, tight)

@@ -350,3 +350,13 @@ def run_config(epsilon: float, delta: float) -> Run:
             "delta": delta,
         }
     )
+
+
+@pytest.mark.parametrize("claimed", [0.3, 4, 100, 10**4])
+def test_the_noise_of_one_release_is_rounded_gaussian_noise_and_more(claimed: float) -> None:
+    """So it is computed from continuous noise, and all that holds for that holds for it: on samples,
+    composed and chosen adaptively. A release adds twice CONTINUOUS.
+    """
+    variance = math.ceil(claimed) + 2 * CONTINUOUS
+    assert far_from_rounded_noise(1, variance, claimed) < math.log(1e-30)
+    assert far_from_rounded_noise(1, math.ceil(claimed) + 8, claimed) > math.log(1e-30)

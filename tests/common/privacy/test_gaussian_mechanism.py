@@ -1,6 +1,4 @@
-"""The Gaussian mechanism: noise is normal, from the operating system only, and on a grid;
-sensitivity is bounded.
-"""
+"""The Gaussian mechanism: shares divide the budget, and sensitivity is bounded."""
 
 import math
 from collections.abc import Sequence
@@ -9,19 +7,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from torch import Tensor
 
 from client_app.methods.fedpft.private_surrogate import Clipped
 from common.errors import ConfigError
 from common.privacy.accounting import gaussian_noise_multiplier
+from common.privacy.exact_sums import IntegerSum
 from common.privacy.gaussian_mechanism import (
-    GRID,
     BoundedSum,
     Noisy,
     clip,
     release,
-    system_normals,
     unit_weights,
 )
 from common.privacy.shares import budget_shares
@@ -30,48 +26,11 @@ from common.surrogates.class_sums import fold, statistics, unfold
 FAMILIES = ("spherical", "diag", "full", "lowrank")
 
 
-def test_noise_is_standard_normal() -> None:
-    draws = system_normals((400_001,))
-    assert draws.dtype == torch.float64
-    assert stats.kstest(draws.numpy(), "norm").pvalue > 1e-4
-    assert float(draws.var()) == pytest.approx(1, abs=0.015)
-    pairs = draws[:400_000].reshape(-1, 2)
-    assert abs(float((pairs[:, 0] * pairs[:, 1]).mean())) < 0.012
-    assert [tuple(system_normals(shape).shape) for shape in ((), (0,), (3, 5))] == [
-        (),
-        (0,),
-        (3, 5),
-    ]
-
-
-@pytest.mark.usefixtures("system_noise")
-def test_no_seed_repeats_the_noise() -> None:
-    draws = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        draws.append(system_normals((50,)))
-    assert not (draws[0] == draws[1]).any()
-
-
-@pytest.mark.usefixtures("system_noise")
-def test_each_draw_has_a_new_key_of_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [bytes([number]) * 32 for number in (1, 2, 1)]
-    monkeypatch.setattr("os.urandom", lambda count: keys.pop(0)[:count])
-    first, second, again = (system_normals((50,)) for _ in range(3))
-    assert torch.equal(first, again)
-    assert not (first == second).any()
-
-
-def test_releases_lie_on_a_grid_that_knows_nothing_of_the_data() -> None:
-    for offset in (0.0, 1 / 3, 1e6 * math.pi):
-        (noisy,) = release([BoundedSum("a", torch.full((200,), offset), 1.0, 1.0)], 2.0)
-        steps = noisy.value / (noisy.sigma * GRID)
-        assert torch.equal(steps, steps.round())
-        assert float((noisy.value - offset).std()) == pytest.approx(2.0, rel=0.3)
-
-
 def test_shares_divide_the_budget() -> None:
-    parts = [BoundedSum("a", torch.zeros(1), 2.0, 0.25), BoundedSum("b", torch.zeros(1), 1.0, 0.75)]
+    parts = [
+        BoundedSum(name, IntegerSum.of(torch.zeros(1), bound), bound, share)
+        for name, bound, share in (("a", 2.0, 0.25), ("b", 1.0, 0.75))
+    ]
     a, b = release(parts, 3.0)
     assert (a.sigma, a.sensitivity) == (12.0, 2.0)
     assert (a.sensitivity / a.sigma) ** 2 + (b.sensitivity / b.sigma) ** 2 == pytest.approx(
@@ -104,7 +63,7 @@ def test_second_moments_get_half_of_a_large_budget_little_of_a_small_one_and_cou
 
 def test_signal_to_noise_is_estimated_from_the_release_alone() -> None:
     signal = torch.full((100_000,), 3.0)
-    (noisy,) = release([BoundedSum("a", signal, 1.0, 1.0)], 2.0)
+    (noisy,) = release([BoundedSum("a", IntegerSum.of(signal, 1.0), 1.0, 1.0)], 2.0)
     assert noisy.signal_to_noise() == pytest.approx(1.5, rel=0.02)
     assert Noisy("a", torch.zeros(5), 2.0, 1.0).signal_to_noise() == 0
     for sigma in (0.5, 3.0):

@@ -136,3 +136,43 @@ def test_a_total_too_small_for_the_renyi_rule_allows_no_sampled_release() -> Non
 def test_delta_total_leaves_something_for_either_rule(delta_total: float) -> None:
     with pytest.raises(ConfigError, match="delta-total"):
         PrivacyFilter(4.0, 1e-5, delta_total)
+
+
+@given(TOTALS, EVENTS)
+def test_the_renyi_rule_has_the_divergence_of_all_releases_and_its_own_part_of_delta(
+    total: PrivacyFilter, events: list[GaussianEvent]
+) -> None:
+    """The accountant adds up the divergences of all `count` releases of each event, and turns them
+    into epsilon at what the exact rule leaves of delta. Whatever the filter accepts is within the
+    total there, and what it refuses is not.
+    """
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.rdp import RdpAccountant
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+    accountant = RdpAccountant([total.order])
+    for event in events:
+        once = GaussianDpEvent(event.noise_multiplier)
+        each = once if event.sample_rate == 1 else PoissonSampledDpEvent(event.sample_rate, once)
+        accountant.compose(SelfComposedDpEvent(each, event.count))
+    divergence, left = float(accountant._rdp[0]), total.delta_total - total.delta
+    share = total.renyi_share(events)
+    assert compute_epsilon([total.order], [divergence / share], left)[0] == pytest.approx(
+        total.epsilon, rel=1e-6
+    )
+    spent = compute_epsilon([total.order], [divergence], left)[0]
+    if not math.isclose(share, 1, rel_tol=1e-6):
+        assert (spent <= total.epsilon) == (share <= 1)
+
+
+@given(TOTALS, EVENTS)
+def test_a_release_of_many_steps_costs_what_its_steps_cost(
+    total: PrivacyFilter, events: list[GaussianEvent]
+) -> None:
+    for event in events:
+        once = total.renyi_share([GaussianEvent(event.noise_multiplier, event.sample_rate)])
+        assert total.renyi_share([event]) == pytest.approx(event.count * once)
+        if event.sample_rate == 1:
+            alone = total.gaussian_share([GaussianEvent(event.noise_multiplier)])
+            assert total.gaussian_share([event]) == pytest.approx(event.count * alone)
+    assert total.renyi_share(events) == pytest.approx(sum(total.renyi_share([e]) for e in events))

@@ -16,6 +16,7 @@ from torch import Tensor
 from client_app.methods.counting import count_decisions
 from common.methods.counting import tables_of
 from common.privacy.accounting import gaussian_noise_multiplier
+from common.privacy.exact_sums import IntegerSum
 from common.privacy.gaussian_mechanism import BoundedSum, release
 from common.run import Run, parse_run
 from common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
@@ -49,7 +50,7 @@ def exact_area(score: Tensor, labels: Tensor) -> float:
     return float(torch.searchsorted(others, own).double().mean() / len(others))
 
 
-def with_own_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCounts:
+def with_own_noise(sites: list[dict[str, IntegerSum]], epsilon: float) -> PooledCounts:
     """The sum of the tables of sites that each add the whole noise."""
     run, multiplier = settings(2), gaussian_noise_multiplier(epsilon, DELTA)
     tables: dict[str, Tensor] = {}
@@ -63,7 +64,7 @@ def with_own_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCoun
     return PooledCounts(tables, variances)
 
 
-def with_joint_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCounts:
+def with_joint_noise(sites: list[dict[str, IntegerSum]], epsilon: float) -> PooledCounts:
     """The secure sum of the tables of sites that each add a part of the noise, without the masks,
     which cancel.
 
@@ -87,7 +88,7 @@ def with_joint_noise(sites: list[dict[str, Tensor]], epsilon: float) -> PooledCo
             spare_of(claim, numbers, shapes, rules, seed),
         )
         parts = {
-            name: numbers[name].encode(exact[name]) + drawn[name] - spare.get(name, 0)
+            name: numbers[name].encode(exact[name].value) + drawn[name] - spare.get(name, 0)
             for name in shapes
         }
         total = {name: total[name] + words(parts[name]) for name in shapes}
@@ -198,7 +199,7 @@ def test_without_noise_the_auroc_is_scikit_learns_of_the_binned_scores() -> None
     exact = count_decisions(
         scores, labels, torch.ones(500, dtype=torch.float64), 2, run.settings.counting.bins
     )
-    found = auroc(exact["scores"][0], 0.0)
+    found = auroc(exact["scores"].value[0], 0.0)
     true = exact_area(scores[:, 1] - scores[:, 0], labels)
     assert true == pytest.approx(
         roc_auc_score(labels.numpy(), (scores[:, 1] - scores[:, 0]).numpy())

@@ -62,10 +62,10 @@ def test_the_sum_is_that_of_records_clipped_one_by_one(
     again = fresh_trainer()
     expected, norms = one_by_one(again.modules, lambda: again.losses(x, labels, noise), 9, clip)
     assert sums.keys() == expected.keys()
-    for name, tensor in sums.items():
+    for name, sum_ in sums.items():
         # Factors of a product are on a grid of 2^-22 of the clip: an error of half a step for each
         # of nine records.
-        assert torch.allclose(tensor, expected[name], rtol=3e-6, atol=9 * 2.0**-22 * clip), name
+        assert torch.allclose(sum_.value, expected[name], rtol=3e-6, atol=9 * 2.0**-22 * clip), name
     assert cut == int((norms > clip).sum())
 
 
@@ -88,7 +88,7 @@ def test_the_sum_is_that_of_opacus() -> None:
     factors = (0.3 / norms).clamp_max(1.0)
     for found, part in zip(sums.values(), each, strict=True):
         assert torch.allclose(
-            found.float(), torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7
+            found.value.float(), torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7
         )
 
 
@@ -104,7 +104,7 @@ def test_no_record_moves_the_sum_by_more_than_the_clip_whatever_it_holds(bad: fl
 
     def total(rows: Tensor) -> Tensor:
         sums, _ = clipped_sums(modules, losses, (x[rows], y[rows]), 0.01)
-        return torch.cat([part.flatten().double() for part in sums.values()])
+        return torch.cat([part.value.flatten() for part in sums.values()])
 
     everyone = torch.arange(8)
     whole = total(everyone)
@@ -132,7 +132,7 @@ def test_an_empty_sample_adds_nothing() -> None:
     modules = nn.ModuleList([nn.Linear(3, 1)])
     sums, cut = clipped_sums(modules, lambda x: modules[0](x).squeeze(1), (torch.zeros(0, 3),), 1.0)
     assert cut == 0
-    assert all(not bool(tensor.any()) for tensor in sums.values())
+    assert all(not bool(sum_.value.any()) for sum_ in sums.values())
 
 
 @pytest.mark.parametrize("length", [1e20, 1e24, 1e30, 1e37, 1e38, 2e38])

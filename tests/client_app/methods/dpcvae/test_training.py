@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -217,8 +218,8 @@ def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "common.privacy.gaussian_mechanism.system_normals",
-        lambda shape: torch.zeros(tuple(shape), dtype=torch.float64),
+        "common.privacy.gaussian_mechanism.discrete_gaussian",
+        lambda variance, count: np.zeros(count, dtype=np.int64),
     )
     config, part = run(**PRIVATE), records()
     shared, companion = fresh_generator(config, 3, DIMENSION), fresh_companion(config, 3, DIMENSION)
@@ -236,8 +237,9 @@ def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn
         total, _ = clipped_sums(trainer.modules, trainer.losses, (x, y, trainer.noise(drawn)), 0.1)
         for expected in (1.0, 13.0):
             mean, *_ = private_gradient(trainer, x, y, 0.1, 2.0, expected)
-            for name, tensor in total.items():
-                assert torch.allclose(mean[name].double() * expected, tensor, rtol=1e-5, atol=1e-5)
+            for name, sum_ in total.items():
+                found = mean[name].double() * expected
+                assert torch.allclose(found, sum_.value, rtol=1e-5, atol=1e-5)
 
 
 def test_without_privacy_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:

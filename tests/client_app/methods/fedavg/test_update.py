@@ -2,10 +2,12 @@
 methods.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from opacus import GradSampleModule
@@ -299,7 +301,7 @@ def test_every_records_gradient_is_clipped_as_one_by_one(kind: str) -> None:
             sum_ += gradient * min(1.0, 0.5 / float(norm))
     assert cut == longer
     for found, wanted in zip(total, expected, strict=True):
-        assert torch.allclose(found.float(), wanted, atol=1e-5)
+        assert torch.allclose(found.value.float(), wanted, atol=1e-5)
 
 
 JOINT: dict[str, Any] = {
@@ -391,8 +393,8 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
     config, claim = private(**{"fedavg.local-epochs": 1, "fedavg.sample-rate": 0.5})
     features, labels = data()
     monkeypatch.setattr(
-        "common.privacy.gaussian_mechanism.system_normals",
-        lambda shape: torch.ones(tuple(shape), dtype=torch.float64),
+        "common.privacy.gaussian_mechanism.discrete_gaussian",
+        lambda variance, count: np.full(count, math.isqrt(variance)),
     )
     monkeypatch.setattr("client_app.methods.dp.record_gradients.system_uniforms", torch.zeros)
     sigma, _ = claim.noise["gradients"]
@@ -408,11 +410,14 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
         sampled, signal = GradSampleModule(copy, loss_reduction="sum"), []
         for _ in range(2):
             total, _ = private_training._clipped_sum(sampled, features, labels, claim.clip)
-            flat = torch.cat([part.flatten() for part in total])
+            flat = torch.cat([part.value.flatten() for part in total])
             signal.append(float(flat.norm()) / (sigma * len(flat) ** 0.5))
             with torch.no_grad():
                 for parameter, gradient, before in zip(
-                    copy.parameters(), total, (start, torch.zeros(3)), strict=True
+                    copy.parameters(),
+                    [part.value for part in total],
+                    (start, torch.zeros(3)),
+                    strict=True,
                 ):
                     parameter -= rate * ((gradient + sigma) / 32 + mu * (parameter - before))
         assert torch.allclose(module.weight, copy.weight, atol=1e-5)
@@ -459,7 +464,7 @@ def test_a_gradient_that_is_not_finite_does_not_poison_the_sum() -> None:
     total, _ = private_training._clipped_sum(
         GradSampleModule(linear(16, 3), loss_reduction="sum"), features, labels, 1.0
     )
-    assert all(bool(tensor.isfinite().all()) for tensor in total)
+    assert all(bool(part.value.isfinite().all()) for part in total)
     assert parameters_of(linear(16, 3)).keys() == {"weight", "bias"}
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -228,7 +229,8 @@ def test_theorem_4_1_adds_the_published_noise_to_every_entry(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     monkeypatch.setattr(
-        fedpft_private, "system_normals", lambda shape: torch.ones(shape, dtype=torch.float64)
+        "common.privacy.gaussian_mechanism.discrete_gaussian",
+        lambda variance, count: np.full(count, math.isqrt(variance)),
     )
     features, labels = records(40)
     claim = promised(run(3.0, **{"fedpft.privacy": "theorem-4.1", "fedpft.covariance": family}))

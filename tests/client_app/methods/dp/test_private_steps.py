@@ -1,0 +1,158 @@
+"""A private step takes a Poisson sample, and divides its sum by a public number; quickly, and for
+every way to train.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+from client_app.methods.dp import dp_sgd, record_gradients
+from client_app.methods.dp.dp_sgd import train_privately
+from client_app.methods.dp.record_gradients import PrivateGradient, poisson_sample
+from client_app.methods.dpcvae import training as dpcvae
+from common.models.loss_landscape import LandscapeRecords
+from common.models.networks import linear, parameters_of
+
+RECORDS, CLIP, RATE = 9, 0.4, 0.3
+GENERATOR = torch.Generator().manual_seed(0)
+X, Y = torch.randn(RECORDS, 5, generator=GENERATOR), torch.arange(RECORDS) % 3
+Step = Callable[[int], Tensor]
+
+
+def network() -> nn.Module:
+    module = linear(5, 3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(0.1)
+    return module
+
+
+def of_dp_sgd(public: int) -> Tensor:
+    """The mean gradient of one step of DP-SGD, from what it changes at a learning rate of one."""
+    module = network()
+    chosen = SimpleNamespace(private_steps=1, sample_rate=RATE, batch_size=public)
+    claim = SimpleNamespace(clip=CLIP, noise_multiplier=1.0)
+    before = torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train_privately(module, X, Y, chosen, claim, 1.0)  # type: ignore[arg-type]
+    return before - torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def of_fedlap(public: int) -> Tensor:
+    """The mean gradient of FedLAP-DP."""
+    module = network()
+    looks = PrivateGradient(module, LandscapeRecords.evenly(X, Y), CLIP, 1.0, RATE, public)
+    found = looks(parameters_of(module), lambda values: values)
+    return torch.cat([part.flatten() for part in found.values()])
+
+
+def one_by_one(rows: list[int]) -> Tensor:
+    """The sum of the gradients of these rows, each shortened to the clip."""
+    module = network()
+    total = torch.zeros(18)
+    for row in rows:
+        loss = nn.functional.cross_entropy(module(X[row : row + 1]), Y[row : row + 1])
+        gradient = torch.cat(
+            [part.flatten() for part in torch.autograd.grad(loss, [*module.parameters()])]
+        )
+        total += gradient * min(1.0, CLIP / float(gradient.norm()))
+    return total
+
+
+WAYS: dict[str, Step] = {"DP-SGD": of_dp_sgd, "FedLAP-DP": of_fedlap}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=8)
+@given(
+    drawn=st.lists(st.floats(0, 1, exclude_max=True), min_size=RECORDS, max_size=RECORDS),
+    public=st.sampled_from([1, 4, 50]),
+)
+def test_a_step_is_the_sum_over_its_sample_over_a_public_number(
+    way: str, drawn: list[float], public: int
+) -> None:
+    """The sample is what the secret numbers say, record by record: nobody else, never a fixed
+    number of them, and the divisor does not depend on how many there are.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            record_gradients,
+            "system_uniforms",
+            lambda count: torch.tensor(drawn[:count], dtype=torch.float64),
+        )
+        patch.setattr(
+            "common.privacy.gaussian_mechanism.discrete_gaussian",
+            lambda variance, count: np.zeros(count, dtype=np.int64),
+        )
+        found = WAYS[way](public)
+    wanted = one_by_one([row for row, number in enumerate(drawn) if number < RATE]) / public
+    assert torch.allclose(found, wanted, atol=2e-6)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.9, 1.0])
+def test_every_record_is_in_the_sample_at_its_rate_and_alone(rate: float) -> None:
+    """Sizes of samples are binomial, each record comes equally often, and pairs are independent."""
+    count, runs = 40, 600
+    taken = torch.zeros(runs, count)
+    for run in range(runs):
+        taken[run, poisson_sample(count, rate)] = 1
+    if rate == 1:
+        assert bool(taken.all())
+        return
+    spread = (rate * (1 - rate)) ** 0.5
+    scores = (taken.sum(0) - runs * rate) / (spread * runs**0.5)
+    assert float(scores.square().sum()) < stats.chi2.ppf(1 - 1e-6, count)
+    sizes = taken.sum(1).double()
+    assert float(sizes.var()) / (count * spread**2) == pytest.approx(1, abs=5 * (2 / runs) ** 0.5)
+    centred = (taken - rate) / spread
+    pairs = (centred.T @ centred / runs**0.5)[torch.triu(torch.ones(count, count), 1) == 1]
+    assert float(pairs.square().mean()) == pytest.approx(1, abs=0.35)
+
+
+@settings(max_examples=6)
+@given(st.lists(st.floats(-20, 60), min_size=3, max_size=3), st.sampled_from([0.1, 0.5]))
+def test_a_generator_divides_by_the_records_that_were_released(
+    counts: list[float], rate: float
+) -> None:
+    """By noisy numbers that have left already, never by those that were drawn."""
+    asked: list[tuple[int, float]] = []
+    steps = SimpleNamespace(sample_rate=rate, batch_size=7, private_steps=4)
+    chosen = SimpleNamespace(dpcvae=steps)
+    run = SimpleNamespace(
+        settings=chosen, mechanism=SimpleNamespace(clip=CLIP, noise_multiplier=1.0)
+    )
+
+    def gradient(trainer: Any, x: Tensor, y: Tensor, clip: float, noise: float, by: float) -> Any:
+        asked.append((len(y), by))
+        return {}, 0, 0.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dpcvae, "private_gradient", gradient)
+        trainer = SimpleNamespace(step=lambda mean: None)
+        dpcvae._train_privately(
+            SimpleNamespace(run=run),  # type: ignore[arg-type]
+            trainer,  # type: ignore[arg-type]
+            torch.zeros(200, 2),
+            torch.zeros(200, dtype=torch.int64),
+            torch.tensor(counts),
+        )
+    records = sum(max(0.0, each) for each in counts)
+    due = max(1.0, rate * records if records else 7)
+    assert [by for _, by in asked] == pytest.approx([due] * 4, rel=1e-6)
+    assert len({size for size, _ in asked}) > 1
+
+
+def test_both_kinds_of_networks_share_one_sampler() -> None:
+    assert dp_sgd.poisson_sample is dpcvae.poisson_sample is record_gradients.poisson_sample

@@ -1,0 +1,39 @@
+"""Secret random numbers have their distribution and come from the operating system only."""
+
+import pytest
+import torch
+from scipy import stats
+
+from common.privacy.secret_numbers import system_normals
+
+
+def test_noise_is_standard_normal() -> None:
+    draws = system_normals((400_001,))
+    assert draws.dtype == torch.float64
+    assert stats.kstest(draws.numpy(), "norm").pvalue > 1e-4
+    assert float(draws.var()) == pytest.approx(1, abs=0.015)
+    pairs = draws[:400_000].reshape(-1, 2)
+    assert abs(float((pairs[:, 0] * pairs[:, 1]).mean())) < 0.012
+    assert [tuple(system_normals(shape).shape) for shape in ((), (0,), (3, 5))] == [
+        (),
+        (0,),
+        (3, 5),
+    ]
+
+
+@pytest.mark.usefixtures("system_noise")
+def test_no_seed_repeats_the_noise() -> None:
+    draws = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        draws.append(system_normals((50,)))
+    assert not (draws[0] == draws[1]).any()
+
+
+@pytest.mark.usefixtures("system_noise")
+def test_each_draw_has_a_new_key_of_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [bytes([number]) * 32 for number in (1, 2, 1)]
+    monkeypatch.setattr("os.urandom", lambda count: keys.pop(0)[:count])
+    first, second, again = (system_normals((50,)) for _ in range(3))
+    assert torch.equal(first, again)
+    assert not (first == second).any()
