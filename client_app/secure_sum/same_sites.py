@@ -98,7 +98,8 @@ def records_in(
     """
     if run.settings.epsilon:
         return {}
-    content = f"{site_features.key} {node.label_column} {site_features.selected} {_least(run.plan.counts, limits)}"
+    least = _least(run.plan.counts, limits)
+    content = f"{site_features.key} {node.label_column} {site_features.selected} {least}"
     return {_kind(run.settings.counting): hashlib.sha256(content.encode()).hexdigest()}
 
 
