@@ -208,7 +208,7 @@ def _introduction(request: SiteRequest) -> Answer:
     gate.check_request(run)
     site_features = (
         without_records(run, node)
-        if is_protected(run.private, node)
+        if is_protected(run.hides_sites, node)
         else load_site(run, node, gate.policy.cache_mib)
     )
     dimension = site_features.train.features.shape[1]

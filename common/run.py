@@ -225,14 +225,15 @@ class Run:
                 "delta"
             )
         if (
-            own.epsilon
+            self.hides_sites
             and own.backbone in OF_IMAGE_SIZE
             and not own.image_size
             and own.data in OF_IMAGES
         ):
             raise ConfigError(
-                f"{budget}, but backbone = {own.backbone!r} with image-size = 0: the dimension "
-                "would disclose the size of a site's images; set image-size"
+                f"{budget if own.epsilon else 'secure-sum = true'}, but backbone = "
+                f"{own.backbone!r} with image-size = 0: the dimension would disclose the size of a "
+                "site's images; set image-size"
             )
 
     def _check_sums(self) -> None:

@@ -42,6 +42,8 @@ class DataSource:
         frames: which frame of a DICOM file with several.
         one_by_one: leave out single unusable records, and accept data without any record.
         patients_protected: whether the unit of privacy is the patient.
+        noisy: whether noise hides single records, which must then not move others: copies count
+            once, and no record leaves the split because of another one.
     """
 
     kind: DataKind
@@ -55,6 +57,7 @@ class DataSource:
     frames: Frames = "refuse"
     one_by_one: bool = False
     patients_protected: bool = False
+    noisy: bool = False
 
     @classmethod
     def of_run(cls, run: Run) -> DataSource:
@@ -100,8 +103,9 @@ class DataSource:
             run.settings.test_fraction,
             run.settings.classes,
             node.dicom_frames,
-            one_by_one=protected,
+            one_by_one=is_protected(run.hides_sites, node),
             patients_protected=node.protects == "patient",
+            noisy=protected,
         )
 
 
@@ -207,7 +211,7 @@ def load_all(source: DataSource, seed: int) -> list[Dataset]:
     """
     names = source.names or ("",)
     all_records = [_read(source, name) for name in names]
-    if source.one_by_one:
+    if source.noisy:
         all_records = [once(each, source.patients_protected) for each in all_records]
     classes = source.classes or _common_classes(all_records)
     return [
@@ -374,7 +378,7 @@ def _assemble(
     if is_train is None:
         is_train = stratified_split(labels, source.test_fraction, seed, records.patients)
     drawn = records.is_train is None
-    rows, why = (None, ()) if source.one_by_one else without_leaks(records, is_train)
+    rows, why = (None, ()) if source.noisy else without_leaks(records, is_train)
     if rows is not None:
         records, labels, is_train, kept = (
             only(records, rows),

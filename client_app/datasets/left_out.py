@@ -65,7 +65,7 @@ class LeftOut:
             return
         if not self.one_by_one:
             raise DataError(why)
-        log.error("left out in this private run: %s", why)
+        log.error("left out: %s", why)
         self.reasons.append(why)
 
     def count_once(self, rows: Iterable[int], why: str) -> None:

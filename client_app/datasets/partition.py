@@ -97,7 +97,7 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
     )
     if node.data and dataset.drawn and (surveyed if run.plan.counts else run.settings.epsilon):
         train, test = torch.cat([train, test]).sort().values, test[:0]
-    if not len(train):
+    if not len(train) and not is_protected(run.hides_sites, node):
         raise DataError(
             f"site {node.partition_id} of {node.num_partitions} has no training records; use fewer "
             "sites"

@@ -151,7 +151,9 @@ def load_site(
         ConfigError: for settings that do not fit each other.
     """
     part, protected = share(run, node, in_simulation()), is_protected(run.private, node)
-    if not len(part.dataset):
+    # In a secure sum without noise such a site adds zeros, and its files are still compared.
+    hidden = is_protected(run.hides_sites, node)
+    if not len(part.dataset) and not hidden:
         raise DataError(
             f"no record of the classes {', '.join(run.settings.classes)[:200]} in "
             f"{part.dataset.name!r}"
@@ -176,7 +178,7 @@ def load_site(
             f"{part.dataset.name!r} has no patient IDs, but this site protects patients; set "
             "patient-column"
         )
-    if not (len(train.labels) or protected or run.settings.counting.kind in JUDGING):
+    if not (len(train.labels) or hidden or run.settings.counting.kind in JUDGING):
         raise DataError(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )

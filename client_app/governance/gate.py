@@ -124,6 +124,7 @@ class Gate:
                 raise PolicyError(
                     "without-dp = false: the run has no differential privacy (epsilon = 0)"
                 )
+            self._check_model_sums(run)
             return
         if run.settings.epsilon > policy.epsilon_per_run:
             raise PolicyError(
@@ -133,6 +134,17 @@ class Gate:
         if run.settings.delta > policy.delta:
             raise PolicyError(
                 f"delta = {policy.delta:g}: the run requests delta = {run.settings.delta:g}"
+            )
+
+    def _check_model_sums(self, run: Run) -> None:
+        """A sum hides which site adds what. It does not hide a record for which the coordinator has
+        made the model, so that all others add nothing.
+        """
+        allowed = self.policy.exact_sums_at_models or self.exact_counts(run)
+        if run.settings.secure_sum and run.plan.messages.receives and not allowed:
+            raise PolicyError(
+                "exact-sums-at-models = false: the secure sum has no noise, and what this site "
+                "adds is computed at a model that the coordinator sends; the run needs epsilon"
             )
 
     def check_size(self, work: Callable[[int, int], Work], dimension: int, classes: int) -> None:

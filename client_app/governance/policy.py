@@ -99,6 +99,12 @@ class Policy(WorkLimits):
         lt=1,
         description="smallest share of colluding sites against which a secure sum must be safe",
     )
+    exact_sums_at_models: bool = Field(
+        False,
+        description="whether a secure sum without noise may add up what is computed at a model "
+        "that the coordinator sends, such as updates or decisions; with a model made for it, such "
+        "a sum shows single records",
+    )
     local_epsilon: float = Field(
         0.0,
         ge=0,
@@ -158,6 +164,7 @@ PUBLIC_DATA = Policy(
     delta=0.01,
     smallest_class=1,
     exact_counts=("evaluation", "survey"),
+    exact_sums_at_models=True,
     smallest_cell=1,
     show_evaluation=True,
     **NO_WORK_LIMITS,

@@ -102,7 +102,7 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
         task = Task(run, node, request.site, site_features, limits, request.payload, request.info)
         return site_function(run.plan.combination)(task), task.round, time.perf_counter() - started
 
-    if is_protected(run.private, node):
+    if is_protected(run.hides_sites, node):
         (made, number, seconds), site_features, failure = with_records(run, node, make)
     else:
         site_features, failure = load_site(run, node, gate.policy.cache_mib), ""

@@ -1,4 +1,5 @@
-"""Replies of a private run that are not charged to the ledger: they must not depend on the data.
+"""Replies that are not charged to the ledger, in a private run or a secure sum: they must not depend
+on the data.
 
 The rule: **before a charge, nothing may depend on data.** In a private run every uncharged reply of
 a hospital, refusals and their codes included, is a function of public facts and of the site's own
@@ -13,6 +14,14 @@ records must not show. The site then writes it to its log and ledger, shows it i
 `site dry-run`, and releases the output of the empty site: pure noise, charged as always. Single
 unusable records are left out before that (client_app/datasets/left_out.py), and copies
 (client_app/datasets/duplicates.py).
+
+A secure sum without noise keeps the same rule for all replies before the sum is opened: whatever one
+hospital's records are, the masked vector has the same form, and only the opened total depends on
+them. A site without records, or whose records cannot be used, adds zeros. A class that is too small
+for the policy is left out of the vector, and the run learns it, if at all, from the total. Where
+records must not be in the sum, because they have changed since an earlier one or lie beyond its
+range, the site does not refuse but makes the total random (client_app/secure_sum/masked.py). What
+it refuses follows from settings, policy and earlier sums (client_app/secure_sum/same_sites.py).
 
 The one exception is theorem-4.1. Its claim says that class sizes, and which classes a site has, are
 public. So a site whose classes are all too small replies with the code `data`. The default policy
@@ -133,7 +142,8 @@ def with_records(
             else site_features.train.labels
         ):
             log.error(
-                "this site has no usable record of the run's classes; its release is pure noise"
+                "this site has no usable record of the run's classes; its release is pure noise, "
+                "or zeros in a secure sum"
             )
         return work(site_features, node), site_features, ""
     except BaseException as error:
@@ -145,8 +155,8 @@ def with_records(
         # On the CPU: a GPU that has failed once may fail again.
         made = work(empty, node.model_copy(update={"device": "cpu"}))
         log.exception(
-            "THE RECORDS CANNOT BE USED; in this private run the site replies as if it had none: "
-            "pure noise"
+            "THE RECORDS CANNOT BE USED; in this private run or secure sum the site replies as if it "
+            "had none: pure noise, or zeros"
         )
         return made, empty, failure
 

@@ -76,7 +76,7 @@ def train(
 ) -> int:
     """Train a network in place by SGD, `settings.local_epochs` times over the records.
 
-    Parameters that need no gradient stay as they are.
+    Parameters that need no gradient stay as they are; without records, all do.
 
     Args:
         module: the network.
@@ -90,6 +90,8 @@ def train(
     Returns:
         The number of steps.
     """
+    if not len(labels):
+        return 0
     trained = [
         (name, parameter)
         for name, parameter in module.named_parameters()

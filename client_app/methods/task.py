@@ -162,7 +162,7 @@ class Task:
             Features (n, d), and labels (n,), indices into `classes`.
 
         Raises:
-            DataError: when no record is left; not in a private run.
+            DataError: when no record is left; not in a private run or a secure sum.
         """
         features, labels = (
             self.found.train.features,
@@ -170,8 +170,8 @@ class Task:
         )
         sizes = torch.bincount(labels.clamp_min(0), minlength=len(classes))
         kept = (labels >= 0) & (sizes[labels.clamp_min(0)] >= self.limits.smallest_class)
-        # In a private run the reply must not show whether the site has a record of these classes.
-        if not kept.any() and not self.run.settings.epsilon:
+        # Otherwise the reply must not show whether the site has a record of these classes.
+        if not kept.any() and not self.run.hides_sites:
             raise DataError(
                 f"no training record of the run's classes {', '.join(classes)[:200]}, with "
                 f"{self.limits.smallest_class} or more of a class"

@@ -1,29 +1,41 @@
 """The release of a site in a secure sum: its statistics as whole numbers, with its share of the
 noise, masked.
+
+A site may find that its records must not be in an exact sum: they have changed since an earlier
+one, or a number is beyond the range. A refusal would show this of one site. So it takes part, and
+withholds the sum: it adds uniformly random numbers, with which the sum is uniformly random itself,
+whatever the coordinator does. The sum's last number is zero unless some site has done so.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from client_app.methods.task import MethodOutput, SiteSums, Task
 from client_app.secure_sum import same_sites, store
-from common.errors import DataError, SealError
+from common.errors import SealError
 from common.methods.method import load
+from common.methods.secure_sum import WITHHELD
 from common.privacy.mechanism import JOINT_SUMS
-from common.secure_sum.fixed_point import FixedPoint
+from common.secure_sum.fixed_point import BITS, FixedPoint
 from common.secure_sum.member import mask
 from common.secure_sum.noise import noise_of_site
 from common.secure_sum.of_run import local_epsilon, numbers_of, rules_of
 from common.security.sealing import SEED_BYTES
 from common.wire.sum_proto import map_digest, pack_masked, pack_state, unpack_delivery
+
+log = logging.getLogger("fedsurrogate.site")
 
 
 def masked_sum(task: Task) -> MethodOutput:
@@ -37,7 +49,6 @@ def masked_sum(task: Task) -> MethodOutput:
 
     Raises:
         StateError, SealError: for a step out of order, or shares from another key list.
-        DataError: without privacy, for records beyond the settings' bounds.
     """
     run, name = task.run, store.name_of(task.info)
     combination = run.plan.combination
@@ -52,6 +63,13 @@ def masked_sum(task: Task) -> MethodOutput:
         )
     values, claim, kept = SiteSums(*load(combination.site_sums)(replace(task, payload=packed)))
     numbers = numbers_of(run, max(1, sites), task.round)
+    fixed = same_sites.applies(run.plan.mechanism_name, task.node)
+    settings = same_sites.settings_in(run, task.limits, state.public) if fixed else {}
+    records = same_sites.records_in(task.found, task.node, run, task.limits) if fixed else {}
+    withheld = ""
+    if claim is None:
+        values = {**values, WITHHELD.name: torch.zeros(1)}
+        withheld = _beyond(values, numbers) or same_sites.why_changed(task.node, settings, records)
     whole = {each: numbers[each].encode(value) for each, value in values.items()}
     facts: dict[str, float] = {
         "members": sites,
@@ -62,24 +80,26 @@ def masked_sum(task: Task) -> MethodOutput:
     # alone protects it.
     facts["keys-pinned"] = float(bool(task.node.peers))
     spare, joint = b"", claim is not None and claim.name == JOINT_SUMS
-    if claim is None:
-        _check_range(values, numbers)
-    elif joint:
+    if joint:
+        assert claim is not None
         facts["local-epsilon"] = local_epsilon(run, rules)
         shapes = {each: tuple(value.shape) for each, value in values.items()}
         spare = os.urandom(SEED_BYTES)
         for each, drawn in noise_of_site(claim, numbers, shapes, rules, spare).items():
             whole[each] = whole[each] + drawn
     vector = np.concatenate([whole[each.name] for each in combination.sums_in(task.round)])
+    if withheld:
+        log.error("THIS SITE WITHHOLDS THE SECURE SUM, for all sites: %s", withheld)
+        vector, records, facts = _random(len(vector)), {}, {**facts, WITHHELD.name: 1.0}
     after, masked = mask(state, delivered, rules, vector)
     guard: Callable[[], AbstractContextManager[object]] = nullcontext
-    if same_sites.applies(run.plan.mechanism_name, task.node):
-        records = same_sites.records_in(task.found, task.node, run, task.limits)
+    if fixed:
         guard = partial(
             same_sites.fixing,
             task.node,
             name,
             [after.by_name[site].public for site in after.shares],
+            settings,
             records,
         )
     payload = pack_masked(task.header(run.settings.classes), masked, claim)
@@ -90,11 +110,20 @@ def masked_sum(task: Task) -> MethodOutput:
     return MethodOutput(payload, claim, facts, keep=keep, must_keep=True, guard=guard)
 
 
-def _check_range(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> None:
+def _beyond(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> str:
+    """Which number is beyond its range; empty if none is."""
     for name, value in values.items():
         limit = numbers[name].step * numbers[name].largest
         if value.numel() and (not value.isfinite().all() or float(value.abs().max()) > limit):
-            raise DataError(
+            return (
                 f"{name} of this site's records are beyond {limit:g}; the run needs a larger "
                 "secure-sum-range or secure-sum-records"
             )
+    return ""
+
+
+def _random(count: int) -> NDArray[np.int64]:
+    """Uniformly random numbers (count,), of which the last is not zero."""
+    drawn = np.frombuffer(os.urandom(BITS // 8 * count), "<u4").astype(np.int64)
+    drawn[-1] = 1 + secrets.randbelow(2**BITS - 1)
+    return drawn

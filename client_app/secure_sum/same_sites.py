@@ -10,9 +10,11 @@ the sets. docs/privacy/secure-sums.md has the argument.
 A refused signature is too late: `threshold` others complete the sum. So the set is fixed before the
 masked vector leaves. It is that of the sites whose shares were delivered. It becomes smaller only
 once, to the sites in this same sum, when the signatures of `threshold` sites prove which these are.
-Sums over the same sites before and after a change of this site's records, by new files or another
-split, show the change, so these are refused as well. Training and held-out records are different
-ones, and each must stay as they are: an evaluation after training is no change.
+Sums over the same sites with other settings of what each adds, such as classes or a split, show
+the difference, so these are refused as well, by settings alone: a refusal only where the settings
+select other records would show that a site has such records. Where this site's files have changed
+it withholds the sum (masked.py). Training and held-out records are different ones, and each must
+stay as they are: an evaluation after training is no change.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,7 +37,12 @@ from common.files import replace_file
 from common.methods.counting import JUDGING
 from common.privacy.mechanism import JOINT_SUMS
 from common.run import Run
+from common.secure_sum import of_run
+from common.settings import CountingSettings
 
+TRAINING, HELD_OUT = "training", "held-out"
+# Settings of a run that select which of a site's records train.
+SELECTING = ("seed", *of_run.SELECTING)
 REMEDY = (
     "sum over the same sites, or with epsilon (one joint noise); `site forget-sums` forgets "
     "earlier sums, if this hospital accepts that together they may show its own part"
@@ -52,11 +59,13 @@ class Fixed:
             empty.
         records: digests of the "training" and of the "held-out" records that were in a sum without
             any noise.
+        settings: digests of what selected these records, and of the "numbers" made of them.
     """
 
     sites: tuple[str, ...]
     sum: str
     records: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def applies(mechanism: str, node: NodeConfig) -> bool:
@@ -89,18 +98,77 @@ def records_in(
     """
     if run.settings.epsilon:
         return {}
-    kind = "held-out" if run.settings.counting.kind in JUDGING else "training"
-    least = limits.smallest_cell if run.plan.counts else limits.smallest_class
-    return {
-        kind: hashlib.sha256(
-            f"{site_features.key} {node.label_column} {site_features.selected} {least}".encode()
-        ).hexdigest()
+    least = _least(run.plan.counts, limits)
+    content = f"{site_features.key} {node.label_column} {site_features.selected} {least}"
+    return {_kind(run.settings.counting): hashlib.sha256(content.encode()).hexdigest()}
+
+
+def settings_in(run: Run, limits: SiteLimits, public: bytes) -> dict[str, str]:
+    """Digests of the settings that decide what a site adds to a sum, by what they are about.
+
+    With other settings, the difference of two sums would show which records they select. With
+    several ranges, or scales of a projection, it would show how large the largest part of a site
+    is, and with several powers the numbers of single records. They depend on request and policy
+    only.
+
+    Args:
+        run: whose sum it is.
+        limits: records that a class needs.
+        public: digest of the public map, or of the model.
+
+    Returns:
+        Digests by kind of records, and of the "numbers"; empty where the sum has noise.
+    """
+    if run.settings.epsilon:
+        return {}
+    own, kind = run.settings, _kind(run.settings.counting)
+    selecting = SELECTING if kind == TRAINING else ()
+    chosen = {
+        kind: [
+            sorted(own.classes),
+            _least(run.plan.counts, limits),
+            *(getattr(own, key) for key in selecting),
+        ]
     }
+    if any(each.degree for each in run.plan.combination.sums):
+        numbers = [own.secure_sum_range, own.secure_sum_records, run.power]
+        # A model changes in every round; sums at one need a word of their own in the policy.
+        if run.plan.messages.receives:
+            chosen["numbers at models"] = numbers
+        else:
+            chosen["numbers"] = [*numbers, public.hex()]
+    return {
+        what: hashlib.sha256(json.dumps(values).encode()).hexdigest()
+        for what, values in chosen.items()
+    }
+
+
+def why_changed(node: NodeConfig, settings: Mapping[str, str], records: Mapping[str, str]) -> str:
+    """Why this site's records must not be in another sum; empty if they may, or if `fixing` refuses
+    the sum for its settings.
+
+    Args:
+        node: the site's settings.
+        settings: see `settings_in`.
+        records: see `records_in`.
+
+    Raises:
+        StateError: if the record of earlier sums cannot be read.
+    """
+    with _locked(node) as file:
+        before = _read(file)
+    if before is None or _differ(before.settings, settings):
+        return ""
+    return _why_changed(before, records)
 
 
 @contextmanager
 def fixing(
-    node: NodeConfig, name: str, sites: Collection[bytes], records: Mapping[str, str]
+    node: NodeConfig,
+    name: str,
+    sites: Collection[bytes],
+    settings: Mapping[str, str],
+    records: Mapping[str, str],
 ) -> Iterator[None]:
     """Charge a masked vector in this context, which stores the sites that may be in a sum.
 
@@ -110,24 +178,27 @@ def fixing(
         node: the site's settings.
         name: of the sum.
         sites: their lasting keys.
-        records: see `records_in`.
+        settings: see `settings_in`.
+        records: see `records_in`; empty for a sum that is withheld.
 
     Raises:
-        PolicyError: on entry, if an earlier sum was over other sites, or other records of this
-            kind.
+        PolicyError: on entry, if an earlier sum was over other sites, or had other settings.
+        StateError: on entry, if another sum has fixed other records since `why_changed`.
     """
     now = _digests(sites)
     with _locked(node) as file:
         before = _read(file)
         if before is not None:
             _check(before, now)
-            _check_records(before, records)
+            _check_settings(before, settings)
+            if why := _why_changed(before, records):
+                raise StateError(why)
         yield
         _write(
             file,
-            Fixed(now, name, records)
+            Fixed(now, name, records, settings)
             if before is None
-            else Fixed(now, "", {**before.records, **records}),
+            else Fixed(now, "", {**before.records, **records}, {**before.settings, **settings}),
         )
 
 
@@ -164,7 +235,7 @@ def settle(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
         before = _read(file)
         _check_list(before, name, now)
         assert before is not None
-        _write(file, Fixed(now, "", before.records))
+        _write(file, replace(before, sites=now, sum=""))
 
 
 def forget(node: NodeConfig) -> Path | None:
@@ -197,14 +268,37 @@ def _check(before: Fixed, now: tuple[str, ...]) -> None:
         )
 
 
-def _check_records(before: Fixed, records: Mapping[str, str]) -> None:
-    if any(before.records.get(kind, digest) != digest for kind, digest in records.items()):
+def _check_settings(before: Fixed, settings: Mapping[str, str]) -> None:
+    if _differ(before.settings, settings):
         raise PolicyError(
-            "this site's data have changed since an earlier sum without noise, or the run splits "
-            "them otherwise (seed, test-fraction, classes), or its policy now asks for other "
-            "numbers of records of a class (smallest-class in training, smallest-cell in counts), "
-            f"and the difference of both sums would show the change; {REMEDY}"
+            "an earlier sum without noise had other settings of what each site adds (classes, "
+            "seed, test-fraction or another setting of the split; features.power, secure-sum-range "
+            "or secure-sum-records), or this site's policy then asked for other numbers of records "
+            "of a class (smallest-class in training, smallest-cell in counts), and the difference "
+            f"of both sums would show single records; {REMEDY}"
         )
+
+
+def _why_changed(before: Fixed, records: Mapping[str, str]) -> str:
+    if not _differ(before.records, records):
+        return ""
+    return (
+        "its data have changed since an earlier sum without noise, and the difference of both sums "
+        f"would show the change; {REMEDY}"
+    )
+
+
+def _differ(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    return any(before.get(kind, digest) != digest for kind, digest in now.items())
+
+
+def _kind(counting: CountingSettings) -> str:
+    return HELD_OUT if counting.kind in JUDGING else TRAINING
+
+
+def _least(counts: bool, limits: SiteLimits) -> int:
+    """Records that a class needs to be in the sum."""
+    return limits.smallest_cell if counts else limits.smallest_class
 
 
 @contextmanager
@@ -230,13 +324,15 @@ def _read(file: Path) -> Fixed | None:
         records = content["records"]
         if isinstance(records, str):
             # Of a version that knew no sums over held-out records.
-            records = {"training": records} if records else {}
+            records = {TRAINING: records} if records else {}
         return Fixed(
             tuple(map(str, content["sites"])),
             str(content["sum"]),
             {kind: str(records[kind]) for kind in records},
+            # Versions that refused by the records alone have none.
+            {str(what): str(digest) for what, digest in content.get("settings", {}).items()},
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(
             f"{file}, which names the sites of earlier sums, is damaged ({type(error).__name__}); "
             f"{REMEDY}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.methods.method import Defences, Field, Plan, Sizes, Summed
+from common.methods.method import Combination, Defences, Field, Plan, Sizes, Summed
 from common.secure_sum.fixed_point import BITS
 from common.settings import Settings
 
@@ -19,6 +19,9 @@ MEMBER_BYTES = (175, 430)
 MOST_TESTED = 0.5
 # Records of a site, and its change of all parameters times them.
 UPDATES = (Summed("records", "1", 0), Summed("update", "P", 1))
+# In a sum without noise, zero at every site that lets the sum be opened. A refusal would show
+# something about the data of the site that refuses; see client_app/governance/uncharged.py.
+WITHHELD = Summed("withheld", "1", 0)
 
 
 def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
@@ -30,6 +33,9 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
         settings: of the run.
     """
     rounds, combination, messages = plan.kind == "rounds", plan.combination, plan.messages
+    refusal = plan.refusal or _refusal(name, combination.sums, settings)
+    if not settings.epsilon:
+        combination = _can_be_withheld(combination)
 
     def symbols(classes: int, dimension: int, records: int) -> Sizes:
         more = {"T": dimension * (dimension + 1) // 2, "1": 1}
@@ -56,8 +62,17 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
             reason=" in a secure sum, which shows no site's part; each number of a site is only "
             "kept within its range"
         ),
-        refusal=plan.refusal or _refusal(name, combination.sums, settings),
+        refusal=refusal,
         variant="secure sum",
+    )
+
+
+def _can_be_withheld(combination: Combination) -> Combination:
+    first = combination.first_sums
+    return replace(
+        combination,
+        sums=(*combination.sums, WITHHELD),
+        first_sums=None if first is None else (*first, WITHHELD),
     )
 
 

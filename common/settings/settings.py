@@ -240,8 +240,8 @@ class SumSettings(Section):
         16.0,
         gt=0,
         le=1e6,
-        description="Largest magnitude of a feature without privacy; a site with a larger one "
-        "refuses.",
+        description="Largest magnitude of a feature without privacy; with a larger one at any "
+        "site the sum cannot be read.",
     )
     colluding: float = Field(
         1 / 3,

@@ -64,7 +64,8 @@ def check_moments(total: Total) -> None:
         raise false_numbers("class sums longer than the second moment allows")
     raise RunError(
         "the features are so small that the fixed-point numbers of the secure sum round them away; "
-        "set a smaller secure-sum-range (the largest magnitude of a feature) or secure-sum-records"
+        "set a smaller secure-sum-range (the largest magnitude of a feature) or secure-sum-records, "
+        "after `site forget-sums` at each hospital"
     )
 
 
@@ -93,7 +94,7 @@ def weight_of(total: Total, sites: int, each: float = 0.0) -> float:
             weight of a site is the number of its records.
 
     Raises:
-        RunError: if the number of records is below one of each site.
+        RunError: if there are no records.
 
     Example:
         >>> from common.surrogates.surrogates import Header
@@ -105,8 +106,10 @@ def weight_of(total: Total, sites: int, each: float = 0.0) -> float:
     if each:
         return sites * each
     records = float(total.tensors["records"].sum().round())
-    if records < sites:
-        raise false_numbers(f"{records:g} records of {sites} sites, each of which has at least one")
+    if records < 0:
+        raise false_numbers(f"{records:g} records")
+    if not records:
+        raise RunError("no site of the secure sum has enough records of any class of the run")
     return records
 
 

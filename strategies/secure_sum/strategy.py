@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from common.errors import FedSurrogateError, RunError, SurrogateError
 from common.methods.method import load
+from common.methods.secure_sum import WITHHELD
 from common.privacy.mechanism import JOINT_SUMS, Mechanism, check_stated
 from common.secure_sum.keys import list_digest
 from common.secure_sum.member import PURPOSE, signed_list
@@ -306,6 +307,13 @@ class SecureSum(Steps):
             count = prod(shape)
             tensors[name] = self._numbers[name].decode(numbers[at : at + count]).reshape(shape)
             at += count
+        if tensors.pop(WITHHELD.name, torch.zeros(1)).any():
+            raise RunError(
+                "a site has withheld the secure sum, which is random now; nothing shows which one. "
+                "Its own log says why: its data have changed since an earlier sum, or its numbers "
+                "are beyond secure-sum-range or secure-sum-records (for others, each hospital needs "
+                "`site forget-sums`)"
+            )
         keys = (
             "pinned by every site"
             if all(self._pinned[name] for name in summed)

@@ -216,7 +216,7 @@ def _train_privately(
 
 
 def _batches(count: int, settings: DPCVAESettings, generator: torch.Generator) -> Iterator[Tensor]:
-    for _ in range(settings.local_epochs):
+    for _ in range(settings.local_epochs if count else 0):
         yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)
 
 

@@ -55,7 +55,7 @@ PLAIN: dict[str, Any] = {
 PRIVATE = PLAIN | {"epsilon": 1.0, "delta": 1e-5}
 POLICY = (
     'without-dp = true\nsmallest-class = 1\nmechanisms = "secure-sums"\nrequire-secure-sum = true\n'
-    "smallest-colluding = 0.0\n"
+    "smallest-colluding = 0.0\nexact-sums-at-models = true\n"
 )
 
 

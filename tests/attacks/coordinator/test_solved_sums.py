@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -23,6 +24,7 @@ from common.run import parse_run
 from common.secure_sum.of_run import rules_of
 from common.secure_sum.unmasking import check_revealed, unmask
 from common.secure_sum.words import Words, unpack_words
+from common.surrogates.public_map import PublicMap
 from common.wire import sum_proto
 from strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import (
@@ -175,7 +177,7 @@ def test_a_list_signed_before_a_second_sum_opens_nothing_after_it(seven: Hospita
 
 
 @pytest.mark.parametrize(
-    "other", [{"method": "afl"}, {"features.power": 0.7}, {"classes": "malign,benign"}]
+    "other", [{"method": "afl"}, {"method": "fedcgs"}, {"classes": "malign,benign"}]
 )
 def test_the_rule_holds_whatever_is_summed(seven: Hospitals, other: dict[str, Any]) -> None:
     """Class counts are in the sums of every method."""
@@ -192,9 +194,36 @@ def test_a_change_of_one_sites_data_is_not_shown_by_the_difference(seven: Hospit
     save_file({"x": x[:-1], "y": y[:-1]}, file, {"classes": CLASSES, "fingerprint": "f" * 16})
     for settings in ({}, {"method": "afl"}):
         seven.settings |= settings
-        dealt = seven.shares(seven.keys("1234"), "1234")
-        assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
+        withheld = total(seven, "1234")
+        assert withheld is not None
+        assert withheld[-1], "the sum is random"
     assert "data have changed" in seven.log("4")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"features.power": 0.7},
+        {"secure-sum-range": 1.0},
+        {"secure-sum-records": 5000},
+        {"seed": 1},
+        {"test-fraction": 0.3},
+        {"classes": "benign"},
+    ],
+)
+def test_other_settings_of_what_a_site_adds_are_refused_by_all(
+    seven: Hospitals, other: dict[str, Any]
+) -> None:
+    """Sums of many powers of a feature give its value in each record, and several ranges where a
+    site's own sum lies.
+    """
+    assert total(seven, "123") is not None
+    seven.settings |= other
+    dealt = seven.shares(seven.keys("123"), "123")
+    for site in "123":
+        payload = sum_proto.pack_delivery(dealt.values(), site)
+        assert seven.status(site, "train", payload) == "policy"
+        assert "other settings of what each site adds" in seven.log(site)
 
 
 def test_a_change_since_a_sum_of_an_earlier_version_is_noticed(seven: Hospitals) -> None:
@@ -202,14 +231,16 @@ def test_a_change_since_a_sum_of_an_earlier_version_is_noticed(seven: Hospitals)
     assert total(seven, "1234") is not None
     (file,) = seven.folder.glob("4/state/sums/*.json")
     record = json.loads(file.read_text())
-    for digest, expected in (
-        ("", "ok"),
-        (record["records"]["training"], "ok"),
-        ("0" * 64, "policy"),
+    earlier = {key: record[key] for key in ("sites", "sum")}
+    for digest, withheld in (
+        ("", False),
+        (record["records"]["training"], False),
+        ("0" * 64, True),
     ):
-        file.write_text(json.dumps(record | {"records": digest}))
-        dealt = seven.shares(seven.keys("1234"), "1234")
-        assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == expected
+        file.write_text(json.dumps({**earlier, "records": digest}))
+        found = total(seven, "1234")
+        assert found is not None
+        assert bool(found[-1]) == withheld
 
 
 def test_another_split_does_not_show_a_record(seven: Hospitals) -> None:
@@ -228,10 +259,29 @@ def test_another_split_does_not_show_a_record(seven: Hospitals) -> None:
     assert first is not None
     if second is not None:
         pytest.fail(f"the difference shows the sums of {(first - second)[:2]} records")
-    assert "data have changed" in seven.log("4")
+    assert "other settings of what each site adds" in seven.log("4")
     assert total(seven, "1234") is None
     seven.settings |= {"test-fraction": 0.2083}
     assert total(seven, "1234") is not None
+
+
+def test_scales_of_a_projection_do_not_search_for_the_largest_part(seven: Hospitals) -> None:
+    """Where the scaled sum of one site is beyond the range, that site alone refused. By bisection,
+    its own sum in any direction is known.
+    """
+    assert total(seven, "123") is not None
+    found = set()
+    for scale in (1.0, 1e9):
+        public = sum_proto.pack_map(PublicMap(scale * torch.eye(6)))
+        members = seven.keys("123")
+        listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(public))
+        replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in "123"]
+        dealt = [sum_proto.unpack_dealt(each) for each in replies if each is not None]
+        found |= {
+            seven.status(site, "train", sum_proto.pack_delivery(dealt, site, public))
+            for site in "123"
+        }
+    assert found == {"policy"}
 
 
 def test_other_classes_select_other_records_at_the_same_places(seven: Hospitals) -> None:
@@ -241,7 +291,7 @@ def test_other_classes_select_other_records_at_the_same_places(seven: Hospitals)
     seven.settings |= {"classes": "malign"}
     dealt = seven.shares(seven.keys("1234"), "1234")
     assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
-    assert "data have changed" in seven.log("4")
+    assert "other settings of what each site adds" in seven.log("4")
 
 
 def test_a_release_that_attacks_refuse_fixes_no_set_of_sites(seven: Hospitals) -> None:

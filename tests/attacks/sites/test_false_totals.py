@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 import client_app.secure_sum.masked as masked
+from client_app.node_config import parse_node_config
+from client_app.secure_sum.same_sites import forget
 from common.errors import RunError
 from common.run import parse_run
 from common.secure_sum.of_run import numbers_of
@@ -107,15 +109,14 @@ def test_class_sums_longer_than_the_second_moment_allows_are_refused_in_every_me
         run_with_a_liar(tmp_path, longer, settings)
 
 
-def test_fewer_records_than_sites_are_refused(tmp_path: Path) -> None:
-    """The sum of the updates is divided by them. Without privacy, a site without records does not
-    take part.
-    """
+@pytest.mark.parametrize(("left", "reason"), [(0, "no site of the secure sum"), (-2, FALSE)])
+def test_updates_of_no_record_are_refused(tmp_path: Path, left: int, reason: str) -> None:
+    """The sum of the updates is divided by them. A site without records adds none."""
 
     def fewer(values: np.ndarray) -> None:
-        values[0] -= 1438 - 2
+        values[0] -= 1438 - left
 
-    with pytest.raises(RunError, match=FALSE):
+    with pytest.raises(RunError, match=reason):
         run_with_a_liar(tmp_path, fewer, SECURE | {"method": "fedavg", "fedavg.rounds": 1})
 
 
@@ -172,7 +173,7 @@ def test_a_false_weight_of_a_generator_is_refused_or_changes_nothing() -> None:
         training = Training.begin(config, ("a", "b"), "f", 4)
         training.round = 1
         count = sum(math.prod(shape) for shape in expected_shapes(training).values())
-        tensors = {"records": torch.tensor([2.0]).double(), "update": torch.zeros(count).double()}
+        tensors = {"records": torch.tensor([-2.0]).double(), "update": torch.zeros(count).double()}
         total = Total(training.header(), tensors)
         if weights == "records":
             with pytest.raises(RunError, match=FALSE):
@@ -218,6 +219,8 @@ def test_rounding_of_small_features_is_not_taken_for_false_numbers(
     with pytest.raises(RunError, match="set a smaller secure-sum-range") as failure:
         run_federation(tmp_path, nodes, **settings)
     assert FALSE not in str(failure.value)
+    for node in nodes:
+        forget(parse_node_config(node))
     run_federation(tmp_path, nodes, **settings | {"secure-sum-range": 0.01})
 
 

@@ -39,9 +39,12 @@ class Party:
         rules: SumRules,
         smallest_sum: int = 2,
         pinned: Mapping[str, bytes] | None = None,
+        public: bytes = b"",
     ) -> Dealt:
         own = public_key(self.private)
-        self.state, dealt = share(self.state, list(members), rules, own, smallest_sum, pinned)
+        self.state, dealt = share(
+            self.state, list(members), rules, own, smallest_sum, pinned, public
+        )
         return dealt
 
     def mask(

@@ -82,8 +82,8 @@ def test_no_message_and_no_file_holds_class_sums_or_an_update_of_one_site(
     monkeypatch.setattr(masked, "mask", keep)
     grid = InProcessGrid(sites(4), run_id=4730)
     folder = run_federation(tmp_path, grid, report=True, alpha=1000.0, **SECURE)
-    assert [len(each) for each in seen[:4] + seen[4:8]] == [10 * 65] * 4 + [
-        1 + metrics_of(folder)["parameters"]
+    assert [len(each) for each in seen[:4] + seen[4:8]] == [10 * 65 + 1] * 4 + [
+        1 + metrics_of(folder)["parameters"] + 1
     ] * 4
     total = unpack_total((folder / "sum.pb").read_bytes())[2]
     assert (total == words(sum(seen[-4:]))).all()

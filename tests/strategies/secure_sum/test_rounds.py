@@ -101,8 +101,8 @@ def test_too_few_sites_end_the_run_and_the_round_is_named(tmp_path: Path) -> Non
         run_federation(tmp_path, grid, deadline=0.5, **SECURE)
 
 
-def test_an_update_beyond_the_range_is_refused_not_cut(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nothing was revealed"):
+def test_an_update_beyond_the_range_ends_the_run_and_is_not_cut(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="a site has withheld the secure sum"):
         run_federation(
             tmp_path, sites(4), **SECURE, **{"secure-sum-range": 1e-6, "secure-sum-records": 2000}
         )

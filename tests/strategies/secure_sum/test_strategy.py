@@ -301,8 +301,9 @@ def test_one_site_is_refused(tmp_path: Path) -> None:
         run_federation(tmp_path, sites(1), **SECURE)
 
 
-def test_records_beyond_the_bounds_are_refused_not_cut(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nothing was revealed"):
+def test_records_beyond_the_bounds_end_the_run_and_are_not_cut(tmp_path: Path) -> None:
+    """A refusal would show which site has them."""
+    with pytest.raises(RunError, match=r"a site has withheld the secure sum.*nothing shows which"):
         run_federation(tmp_path, sites(5), **SECURE, **{"secure-sum-range": 0.01})
 
 
