@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from common.errors import ConfigError, SealError, SurrogateError
+from common.errors import SealError, SurrogateError
 from common.models.classifiers import Classifier, Ensemble, Head
 from common.run import Run, parse_run
 from common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
