@@ -25,9 +25,12 @@ FAR = 5.0
 # Allowed distance of feature moments, in deviations of the features; relative distance that counts
 # as rounding error.
 DEVIATIONS, ROUNDING = 3.0, 1e-5
-# Mean cosine with the others: below OPPOSED a site is a suspect; below UNRELATED if the median site
-# has at least AGREE.
-OPPOSED, AGREE, UNRELATED = -0.2, 0.3, 0.1
+# Mean cosine with the others: below the limit of `opposed_below` a site is a suspect; below UNRELATED
+# if the median site has at least AGREE. Updates of few sites with classes of their own are opposed to
+# each other, because softmax takes from one class what it gives to another: with S sites of one class
+# each the mean cosine is -1 / (S - 1). Chosen on the digits with Dirichlet 0.1, seeds 0 to 5, where
+# honest sites reach -0.27 of four, -0.21 of five and -0.09 of ten.
+OPPOSED, CROWDED, AGREE, UNRELATED = -0.15, 0.6, 0.5, 0.1
 # Minimum number of sites for a meaningful majority.
 FEWEST = 4
 
@@ -43,12 +46,8 @@ def screen_updates(updates: Sequence[Parameters]) -> list[Suspect]:
         Suspects, the clearest first; never half of the sites or more. Each is removed before the
         next one is judged.
     """
-    rows = [
-        torch.cat([tensor.flatten() for tensor in _aligned(update, updates)]) for update in updates
-    ]
     sites = [update.header.site for update in updates]
-    gram = torch.stack(rows).double()
-    gram = gram @ gram.T
+    gram = _gram([_aligned(update, updates) for update in updates])
     beside, suspects = _besides(updates), list[Suspect]()
     most = (len(sites) - 1) // 2
     while (
@@ -78,16 +77,25 @@ class Beside:
     least: float = 0.0
 
 
+def opposed_below(sites: int) -> float:
+    """The mean cosine below which a site of so many is opposed to the others.
+
+    Example:
+        >>> [round(opposed_below(sites), 2) for sites in (4, 5, 10, 100)]
+        [-0.35, -0.3, -0.22, -0.16]
+    """
+    return OPPOSED - CROWDED / (sites - 1)
+
+
 def _besides(updates: Sequence[Parameters]) -> list[Beside]:
     """The extra statistics that exist: control variates, and mean and deviation of the features."""
     extras = []
     control = [
-        [tensor.flatten() for name, tensor in sorted(u.tensors.items()) if name.startswith(CONTROL)]
+        [tensor for name, tensor in sorted(u.tensors.items()) if name.startswith(CONTROL)]
         for u in updates
     ]
     if all(control):
-        rows = torch.stack([torch.cat(each) for each in control]).double()
-        extras.append(Beside("control variate", rows @ rows.T))
+        extras.append(Beside("control variate", _gram(control)))
     if all("deviation" in update.tensors for update in updates):
         # Sites with another kind of image may differ by as much as the spread of the features.
         wide = (
@@ -119,6 +127,15 @@ def _aligned(update: Parameters, updates: Sequence[Parameters]) -> list[Tensor]:
             tensor = wide
         tensors.append(tensor)
     return tensors
+
+
+def _gram(sites: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Inner products (S, S) of S sites' tensors, one tensor after the other to save memory."""
+    total = torch.zeros(len(sites), len(sites), dtype=torch.float64)
+    for tensors in zip(*sites, strict=True):
+        rows = torch.stack([tensor.flatten() for tensor in tensors]).double()
+        total += rows @ rows.T
+    return total
 
 
 def _distances(gram: Tensor, least: float = 0.0) -> Tensor:
@@ -156,7 +173,7 @@ def _worst(gram: Tensor, sites: Sequence[str], beside: Sequence[Beside]) -> Susp
         )
         return Suspect(sites[site], "far", float(distances[site]), reason)
     site = int(agreement.argmin())
-    least = UNRELATED if float(agreement.median()) >= AGREE else OPPOSED
+    least = UNRELATED if float(agreement.median()) >= AGREE else opposed_below(count)
     if float(agreement[site]) < least:
         reason = "the direction of its update disagrees with the updates of the other sites"
         return Suspect(sites[site], "opposed", 1 + least - float(agreement[site]), reason)
