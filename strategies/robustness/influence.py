@@ -99,7 +99,7 @@ def limit_of(lengths: Sequence[float], noise: float = 0.0) -> float:
         7.211102550927978
     """
     signal = max(0.0, statistics.median_low(lengths) ** 2 - noise**2)
-    return math.sqrt(noise**2 + TIMES**2 * signal)
+    return math.hypot(noise, TIMES * math.sqrt(signal))
 
 
 def bounded_updates(
