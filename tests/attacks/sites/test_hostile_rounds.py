@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 
 from common.models.parameters import Parameters
+from common.run import parse_run
+from common.surrogates.surrogates import SumsSurrogate
 from common.surrogates.synthetic import Synthetic
 from common.wire.model_proto import (
     pack_parameters,
+    pack_relay,
     pack_synthetic,
     unpack_parameters,
+    unpack_relay,
     unpack_synthetic,
 )
+from common.wire.records import pack_surrogate, unpack_surrogate
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 ALIKE: dict[str, Any] = {"alpha": 100.0, "head.min-steps": 100, "head.epochs": 2}
@@ -120,3 +125,48 @@ def test_images_of_the_opposite_sign_are_found(tmp_path: Path) -> None:
     accuracy, named = accuracy_and_suspects(run_federation(tmp_path / "lie", grid, **settings))
     assert named == {"2"}
     assert accuracy > usual - 0.05
+
+
+def rolled(payload: bytes) -> bytes:
+    """A relay whose last site has the sums of each class under the next one's name."""
+    *before, last = unpack_relay(payload)
+    sent = unpack_surrogate(last)
+    assert isinstance(sent, SumsSurrogate)
+    sums = replace(sent.sums, counts=sent.sums.counts.roll(1), sums=sent.sums.sums.roll(1, 0))
+    return pack_relay([*before, pack_surrogate(replace(sent, sums=sums), 16)])
+
+
+def test_in_a_private_chain_a_site_with_other_labels_is_left_out_and_named(tmp_path: Path) -> None:
+    settings = ALIKE | PRIVATE | {"fedpft.topology": "chain", "fedpft.covariance": "spherical"}
+    settings |= {"fedpft.order": "0,1,2,3,4", "seed": 1}
+    grid = InProcessGrid(sites(5), {2: Fault(payload=rolled)})
+    accuracy, named = accuracy_and_suspects(run_federation(tmp_path, grid, **settings))
+    assert named == {"2"}
+    assert accuracy > 0.7
+
+
+@pytest.mark.parametrize(
+    ("flat", "count", "warned"),
+    [
+        ({"method": "fedavg"}, 3, "3 sites"),
+        ({"method": "fedlap"}, 2, "2 sites"),
+        ({"method": "fedavg"}, 4, ""),
+        ({"method": "fedavg", "defence": "none"}, 3, ""),
+        ({"method": "kd"}, 10, "in a chain"),
+        ({"fedpft.topology": "chain"}, 10, "in a chain"),
+        ({"method": "fedavg", "secure-sum": True, "classes": "a,b"}, 10, "a secure sum"),
+    ],
+)
+def test_a_run_names_what_it_cannot_find_before_it_starts(
+    flat: dict[str, Any], count: int, warned: str
+) -> None:
+    found = parse_run(flat).gaps(count)
+    assert found == parse_run(flat | {"sites": count}).gaps()
+    assert [each.startswith(warned) for each in found] == [True] * bool(warned)
+
+
+def test_the_warning_is_the_first_that_a_run_records(tmp_path: Path) -> None:
+    settings = {"method": "average"} | ALIKE
+    events = events_of(run_federation(tmp_path, sites(3), **settings))
+    kinds = [event["event"] for event in events]
+    assert kinds.index("undefended") < kinds.index("replied")
