@@ -15,3 +15,8 @@ MOST_CLASSES, LONGEST_NAME = 10_000, 200
 # may: several images go through the backbone together. Large weights that cancel amplify such a
 # digit.
 LARGEST_PRIVATE = 1e4
+
+
+def largest_parameter(private: bool) -> float:
+    """The limit of every parameter of a model that is sent to sites."""
+    return LARGEST_PRIVATE if private else LARGEST_NUMBER

@@ -132,6 +132,14 @@ class Run:
         """The run's defence against hostile sites, with "auto" resolved."""
         return self.plan.defences.chosen(self.settings.defence)
 
+    def gaps(self, sites: int = 0) -> list[str]:
+        """What one hostile site can do in spite of the defence: warnings before the start.
+
+        Args:
+            sites: number of sites, if known.
+        """
+        return self.plan.defences.gaps(self.defence, sites or self.settings.sites)
+
     @property
     def digest(self) -> str:
         """A short name of a run's settings, see `full_digest`. An attacker can find two settings

@@ -16,7 +16,7 @@ from client_app.features.site_features import SiteFeatures
 from client_app.governance.site_limits import NO_LIMITS, SiteLimits
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, DataError, PolicyError, SurrogateError
-from common.limits import LARGEST_NUMBER, LARGEST_PRIVATE
+from common.limits import largest_parameter
 from common.models.classifiers import class_indices
 from common.models.parameters import Parameters
 from common.privacy.mechanism import Mechanism
@@ -124,7 +124,7 @@ class Task:
                 f"most-classes = {self.limits.most_classes}: a model of "
                 f"{len(model.header.classes)} classes"
             )
-        largest = LARGEST_PRIVATE if self.run.settings.epsilon else LARGEST_NUMBER
+        largest = largest_parameter(bool(self.run.settings.epsilon))
         if not all(
             t.isfinite().all() and (not t.numel() or t.abs().max() < largest)
             for t in model.tensors.values()

@@ -161,7 +161,9 @@ def kd_plan(settings: Settings) -> Plan:
             strategy="strategies.heads.head_chain:HeadChain",
         ),
         work=partial(heads.chain_work, settings.head, bool(settings.epsilon)),
-        defences=Defences(reason=", a chain in which each site builds on the previous one"),
+        defences=Defences(
+            reason=", a chain in which each site builds on the previous one", gap=heads.CHAIN_GAP
+        ),
         allows=frozenset({"order"}),
     )
 
@@ -312,7 +314,11 @@ def _work_of(
 def _defences(mechanism: str, chain: bool) -> Defences:
     """No "screen" for DP-EM and theorem 4.1: they do not state their noise, which the screen needs."""
     if chain:
-        return Defences(reason=" in a chain, where each site builds on the previous one")
+        reason = " in a chain, where each site builds on the previous one"
+        if mechanism in NOISY:
+            # A relay holds the sums of each site, and no site can change the others'.
+            return Defences(("none", "screen"), "screen", reason)
+        return Defences(reason=reason, gap=heads.CHAIN_GAP)
     if mechanism in (EM, THEOREM):
         reason = f" under {mechanism}, which does not state its noise"
         return Defences(("none", "median", "trimmed"), "screen", reason)

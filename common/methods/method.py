@@ -197,11 +197,16 @@ class Defences:
         available: the values of `defence` that are defined, without "auto".
         default: what "auto" means, where it is available.
         reason: why the others are not defined, as the end of a sentence.
+        fewest: number of sites from which "screen" can tell who is wrong; 0 where it says so itself.
+        gap: what one hostile site can do whatever the defence, as a sentence; empty for nothing that
+            is worth a warning before the start.
     """
 
     available: tuple[str, ...] = ("none",)
     default: str = "none"
     reason: str = ""
+    fewest: int = 0
+    gap: str = ""
 
     def chosen(self, given: str) -> str:
         """The defence of a run. "auto" becomes the default if it is available, otherwise "none"."""
@@ -209,12 +214,31 @@ class Defences:
             return given
         return self.default if self.default in self.available else "none"
 
+    def gaps(self, chosen: str, sites: int) -> list[str]:
+        """Warnings before a run: what its defence does not limit, a sentence each.
+
+        Args:
+            chosen: the defence of the run.
+            sites: their number; 0 if it is not known.
+
+        Example:
+            >>> Defences(("none", "screen"), fewest=4, gap="a chain").gaps("screen", 10)
+            ['a chain']
+        """
+        few = (
+            f"{sites} sites: one hostile site cannot be told from an odd one; what it changes is "
+            "bounded, and it can still spoil the model (defence = 'screen' compares "
+            f"{self.fewest} sites or more)"
+        )
+        warn = chosen == "screen" and 0 < sites < self.fewest
+        return [*([few] if warn else []), *([self.gap] if self.gap else [])]
+
 
 # Of methods whose parameters have a median, and of those whose have none.
-ALL_DEFENCES = Defences(("none", "median", "trimmed", "screen"))
+ALL_DEFENCES = Defences(("none", "median", "trimmed", "screen"), "screen", fewest=4)
 # Probabilities and votes have no median, and that of sparse updates would be zero almost
 # everywhere.
-NO_MEDIAN = Defences(("none", "screen"))
+NO_MEDIAN = Defences(("none", "screen"), "screen", fewest=4)
 
 
 @dataclass(frozen=True)

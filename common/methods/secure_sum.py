@@ -60,7 +60,9 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
         ),
         defences=Defences(
             reason=" in a secure sum, which shows no site's part; each number of a site is only "
-            "kept within its range"
+            "kept within its range",
+            gap="a secure sum shows no site's part: one hostile site can spoil the model, and "
+            "nothing names it; sites keep only each of their own numbers within a range",
         ),
         refusal=refusal,
         variant="secure sum",

@@ -59,6 +59,10 @@ FEDLAP_KEYS = (
 IMAGES = (Field("images", "N d"), Field("labels", "l"))
 # The same after parsing.
 LABELLED = (Field("images", "N d"), Field("labels", "N", 0))
+# The screen examines the gradients of synthetic images; a median of images means nothing.
+SCREENED = Defences(
+    ("none", "screen"), "screen", ": synthetic images of several sites have no median", fewest=4
+)
 # FedLAP's ConvNet halves an image three times; images of this many pixels or fewer end as one
 # pixel, and it does not learn.
 TOO_SMALL = 8
@@ -139,10 +143,7 @@ def plan(settings: Settings) -> Plan:
         ),
         work=partial(_work, own, private),
         privacy=sgd_noise(own, settings) if private else None,
-        defences=Defences(
-            reason=": there is no screen for its synthetic images; max-share and fedlap.rule limit "
-            "a site"
-        ),
+        defences=SCREENED,
         training=ModelTraining("fedlap", unit_features=True),
         refusal=_private_refusal(own) if private else "",
         variant=variant_of(own.kind),
@@ -156,8 +157,7 @@ def psg_plan(settings: Settings) -> Plan:
 
 def _without_radius(own: Plan, name: str) -> Plan:
     combination = replace(own.combination, site=f"client_app.methods.fedlap.comparators:{name}")
-    reason = ": there is no screen for its synthetic images; max-share limits a site"
-    return replace(own, combination=combination, defences=Defences(reason=reason))
+    return replace(own, combination=combination)
 
 
 def _by_class(name: str) -> Callable[[Settings], Plan]:

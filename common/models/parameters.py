@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -86,6 +87,19 @@ def flat(tensors: Tensors) -> Tensor:
         [[1.0, 2.0]]
     """
     return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
+
+
+def length_of(tensors: Tensors) -> float:
+    """The Euclidean norm of all numbers together.
+
+    Args:
+        tensors: by name.
+
+    Example:
+        >>> length_of({"weight": torch.tensor([[3.0]]), "bias": torch.tensor([4.0])})
+        5.0
+    """
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
 
 
 def by_name(numbers: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -196,8 +196,8 @@ class Limits(Section):
     )
     defence: Defence = Field(
         "auto",
-        description="Defence against hostile sites; auto is screen for fedpft where it is "
-        "defined, otherwise none.",
+        description="Defence against hostile sites; auto is screen where the method has it, "
+        "otherwise none.",
     )
 
 

@@ -217,6 +217,7 @@ def plan(
     console.print(table)
     for line in [
         *without_effect(config),
+        *config.gaps(),
         *in_words(config, rows[0], known_dimension, classes, records),
     ]:
         console.print(line)

@@ -99,6 +99,7 @@ def run_here(
         remark(
             [
                 *without_effect(config),
+                *config.gaps(len(nodes)),
                 *remarks,
                 *([] if own_data else check_records(settings, len(nodes))),
             ],

@@ -121,7 +121,7 @@ def simulate(
     config, settings = check_simulation(overrides)
     fit, few = fitting_sites(machine.at_once(sites))
     with site_folders() as remarks:
-        unused = without_effect(config)
+        unused = [*without_effect(config), *config.gaps(sites)]
         remark(
             [*([few] if few else []), *unused, *remarks, *check_records(settings, sites)], on_event
         )

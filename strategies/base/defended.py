@@ -36,8 +36,10 @@ class Defended(Generic[T]):
         kept: replies with capped weights.
         capped: the share of weight that each capped site keeps, by site.
         suspects: that are excluded.
+        bounded: the share that is kept of what each bounded site changes, by site.
     """
 
     kept: list[T]
     capped: dict[str, float] = field(default_factory=dict)
     suspects: list[Suspect] = field(default_factory=list)
+    bounded: dict[str, float] = field(default_factory=dict)

@@ -163,6 +163,8 @@ class Federation(FlowerStrategy):
             for node in allowed if names is not None else ():
                 self.recorder.event("invited", site=self.outcome.sites[node].name)
             self.recorder.event("invited", sites=len(allowed), names=self.outcome.names)
+            for reason in self.config.gaps(len(allowed)):
+                self.recorder.event("undefended", reason=reason)
         return allowed
 
     def hello(self, node: int) -> Message:
@@ -328,14 +330,17 @@ class Federation(FlowerStrategy):
         )
 
     def _apply_defence(self, defended: Defended[Any], number: int | None = None) -> None:
-        """Record the sites with a capped weight and the excluded suspects. A suspect's surrogate
-        stays stored.
+        """Record the sites with a capped weight or a bounded change, and the excluded suspects. A
+        suspect's surrogate stays stored.
         """
         nodes = {site.name: node for node, site in self.outcome.sites.items()}
         for name, share in defended.capped.items():
             if name in nodes and self.outcome.sites[nodes[name]].kept_share != share:
                 self.outcome.sites[nodes[name]].kept_share = share
                 self.recorder.event("capped", site=name, kept=round(share, 6), round=number)
+        if defended.bounded:
+            kept = {name: float(f"{share:.3g}") for name, share in defended.bounded.items()}
+            self.recorder.event("bounded", kept=kept, round=number)
         for suspect in defended.suspects:
             self.outcome.sites[nodes[suspect.site]].suspect = suspect.reason
             facts = {

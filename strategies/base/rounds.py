@@ -8,6 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Collection as Container
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -15,12 +16,13 @@ from flwr.serverapp import Grid
 
 from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from common.models.classifiers import Classifier
-from common.models.parameters import Parameters, check_update
+from common.models.parameters import Parameters, check_update, length_of
 from common.privacy.mechanism import check_stated
 from common.surrogates.synthetic import Synthetic
 from common.wire.records import Info, to_record
 from common.wire.validation import Expectation, check_reply
 from strategies.base.collection import Collection, Recorder, check_quorum, has_quorum
+from strategies.base.defended import Defended, Suspect
 from strategies.base.federation import Federation
 from strategies.base.introductions import introduction
 from strategies.base.outcome import NO_REPLY
@@ -106,12 +108,21 @@ class Rounds(Federation, Generic[R]):
         return reply
 
     @abstractmethod
+    def defend(self, training: Training, replies: Sequence[R]) -> Defended[R]:
+        """The defence against hostile sites, before `absorb`.
+
+        Args:
+            training: before the round; not changed.
+            replies: checked replies, sorted by site.
+        """
+
+    @abstractmethod
     def absorb(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
         """Update the model with one round's replies and finish the round.
 
         Args:
             training: before the round; changed.
-            replies: checked replies, sorted by site.
+            replies: that the defence keeps, sorted by site.
 
         Returns:
             Facts for the round's event.
@@ -285,7 +296,9 @@ class Rounds(Federation, Generic[R]):
             ) from None
         # The order of arrival must not matter: floating-point sums depend on the order.
         replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
-        step = self.absorb(training, replies)
+        defended = self.defend(training, replies)
+        self._apply_defence(defended, number)
+        step = self._absorbed(training, defended.kept)
         self.outcome.model = self.classifier(training)
         accuracy = None if self._grid is None else self._accuracy(self._grid)
         facts: dict[str, object] = {
@@ -298,6 +311,29 @@ class Rounds(Federation, Generic[R]):
         if self.config.mechanism is not None:
             facts["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
         return facts
+
+    def _absorbed(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
+        """Update the model so that every site accepts it; return the facts of the round.
+
+        Replies that break the model are left out, and their sites named: the longest first, and
+        never half of them or more, because then nobody knows who is wrong. If that does not help,
+        the model stays as it was.
+        """
+        before, left = replace(training, confirmed=dict(training.confirmed)), list(replies)
+        broken, found = list[Suspect](), ""
+        for _ in range(1 + (len(replies) - 1) // 2):
+            facts = self.absorb(training, left)
+            if not (found := training.unsendable()):
+                self._apply_defence(Defended(left, suspects=broken), training.round)
+                return facts
+            vars(training).update(vars(before) | {"confirmed": dict(before.confirmed)})
+            longest = max(left, key=lambda reply: length_of(reply.tables))
+            left.remove(longest)
+            reason = f"with its reply the model cannot be sent: {found}"
+            broken.append(Suspect(longest.header.site, "far", 1.0, reason))
+        self.recorder.event("model-kept", reason=found, round=training.round + 1)
+        training.finish_round(())
+        return {}
 
     def _questions(self, training: Training, asked: Sequence[int]) -> list[Message]:
         """The requests of a round: the model, and for each site its last confirmed round."""

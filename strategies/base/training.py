@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from common.errors import RunError
+from common.limits import largest_parameter
 from common.models.classifiers import Classifier, Head, Network
 from common.models.generators import fresh_generator, tensors_of
 from common.models.networks import fresh, parameters_of
@@ -103,6 +104,20 @@ class Training:
         if any(name.startswith(CONTROL) for name in self.memory):
             shapes |= {CONTROL + name: shape for name, shape in shapes.items()}
         return shapes
+
+    def unsendable(self) -> str:
+        """Why sites would refuse the model, or the next round could not use the memory; empty if
+        the model can be sent.
+        """
+        largest = largest_parameter(bool(self.config.settings.epsilon))
+        for name, tensor in {**self.model, **self.memory}.items():
+            if not tensor.isfinite().all():
+                return f"{name} is not finite"
+            sent = name in self.model or name.startswith(CONTROL)
+            # At 16 bits a number may grow by a thousandth.
+            if sent and tensor.numel() and 1.001 * float(tensor.abs().max()) >= largest:
+                return f"{name} has a number beyond {largest:g}"
+        return ""
 
     def finish_round(self, used: Iterable[str]) -> None:
         """Count the round as done, and note the sites whose replies were used."""

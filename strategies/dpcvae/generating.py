@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import SurrogateError
-from common.limits import LARGEST_COUNT
+from common.limits import LARGEST_COUNT, LARGEST_PRIVATE
 from common.methods.generators import first_round_shares
 from common.models.classifiers import Head
 from common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
@@ -116,6 +116,9 @@ def with_classes(
         sites: number of sites whose noise is in each reply.
     """
     sizes = torch.stack([reply.tensors[COUNTS] for reply in replies]).double().sum(0).clamp_min(0)
+    if training.config.settings.epsilon:
+        # Sites of a private run refuse larger numbers. Only the classes' shares matter.
+        sizes = sizes * min(1.0, 0.9 * LARGEST_PRIVATE / max(1.0, float(sizes.max())))
     model = {**training.model, COUNTS: sizes.float()}
     if training.config.settings.dpcvae.opening == "sums":
         model[MEANS] = class_means(

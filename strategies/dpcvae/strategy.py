@@ -13,6 +13,7 @@ from common.errors import RunError, SurrogateError
 from common.models.generators import COUNTS
 from common.models.parameters import Parameters
 from common.wire.model_proto import unpack_parameters
+from strategies.base.defended import Defended
 from strategies.base.rounds import Rounds
 from strategies.base.training import Training
 from strategies.dpcvae.generating import check_first_round, expected_shapes, take_in
@@ -82,21 +83,28 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
             "counts": dict(zip(reply.header.classes, reply.tensors[COUNTS].tolist(), strict=True))
         }
 
+    def defend(self, training: Training, replies: Sequence[Parameters]) -> Defended[Parameters]:
+        """Cap the class sizes and sums of the first round; in the others, exclude updates that
+        disagree with the others', and bound each update.
+
+        Args:
+            training: before the round.
+            replies: checked replies, sorted by site.
+        """
+        own = self.config.settings
+        if training.round == 0:
+            return cap_sums(replies, own.max_share, self.config.private)
+        return defend_updates(replies, self.config.defence, own.max_share)
+
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Update the generator with one round's replies.
 
         Args:
             training: before the round; changed.
-            replies: checked replies, sorted by site.
+            replies: that the defence keeps, sorted by site.
 
         Returns:
             No facts for the round's event.
         """
-        own = self.config.settings
-        if training.round == 0:
-            defended = cap_sums(replies, own.max_share, self.config.private)
-        else:
-            defended = defend_updates(replies, self.config.defence, own.max_share)
-        self._apply_defence(defended, training.round + 1)
-        take_in(training, defended.kept)
+        take_in(training, replies)
         return {}

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from flwr.serverapp import Grid
 
 from common.models.parameters import Parameters
+from common.privacy.mechanism import Mechanism
+from common.settings import FedAvgSettings
 from common.wire.model_proto import unpack_parameters
+from strategies.base.defended import Defended
 from strategies.base.rounds import Rounds
 from strategies.base.training import Training
 from strategies.fedavg.aggregation import aggregate, fresh_memory
@@ -36,21 +39,48 @@ class Updates(Rounds[Parameters]):
         """
         return unpack_parameters(payload, most=sum(map(math.prod, self.shapes(training).values())))
 
+    def defend(self, training: Training, replies: Sequence[Parameters]) -> Defended[Parameters]:
+        """Exclude updates that disagree with the others', cap weights, and bound each update.
+
+        Args:
+            training: before the round.
+            replies: checked updates, sorted by site.
+        """
+        own, noise = (
+            self.config,
+            noise_of_update(self.config.settings.fedavg, self.config.mechanism),
+        )
+        return defend_updates(replies, own.defence, own.settings.max_share, noise)
+
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Add the mean update to the model.
 
         Args:
             training: before the round; changed.
-            replies: checked updates, sorted by site.
+            replies: updates that the defence keeps, sorted by site.
 
         Returns:
             No facts for the round's event.
         """
-        defended = defend_updates(replies, self.config.defence, self.config.settings.max_share)
-        self._apply_defence(defended, training.round + 1)
         sites = [site for site in self.outcome.sites.values() if not site.barred]
-        absorb(training, defended.kept, len(sites))
+        absorb(training, replies, len(sites))
         return {}
+
+
+def noise_of_update(own: FedAvgSettings, mechanism: Mechanism | None) -> float:
+    """Standard deviation of the privacy noise on each number of an update; 0 without privacy.
+
+    Every step of DP-SGD adds noise of the same variance. FedProx's term, which shrinks earlier
+    steps, is not counted.
+
+    Args:
+        own: settings of the training.
+        mechanism: of the run; None without privacy.
+    """
+    if mechanism is None:
+        return 0.0
+    step = own.rate(private=True) * mechanism.clip / own.batch_size
+    return step * mechanism.noise_multiplier * math.sqrt(own.private_steps)
 
 
 def with_memory(training: Training) -> Training:

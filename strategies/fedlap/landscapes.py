@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from common.models.augmentation import draws
 from common.models.classifiers import class_indices
 from common.models.loss_landscape import LandscapeRecords, distance, gradient, walk
 from common.models.networks import build, split_input
-from common.models.parameters import Tensors
+from common.models.parameters import Tensors, length_of
 from common.randomness import stream
 from common.settings import FedLAPSettings
 from common.surrogates.synthetic import Synthetic
@@ -21,6 +22,8 @@ from strategies.base.training import Training
 # A radius this many times below the median counts as an error or an attack: it would stop the
 # descent for all sites.
 FAR_BELOW = 10
+# Largest gradient of a site's set, in lengths of the median one.
+LONGEST = 4.0
 # Rounds whose images are remembered.
 REMEMBERED = 3
 
@@ -56,6 +59,24 @@ def limited_radii(radii: Mapping[str, float]) -> dict[str, float]:
     return {site: max(radius, floor) for site, radius in radii.items()}
 
 
+def limited_weights(weights: Sequence[float], lengths: Sequence[float]) -> list[float]:
+    """Weights of sets, so that no gradient counts as more than LONGEST times the median one.
+
+    Args:
+        weights: of the sets.
+        lengths: of their gradients at the model from which the descent starts.
+
+    Example:
+        >>> limited_weights([1.0, 1.0, 1.0], [1.0, 2.0, 80.0])
+        [1.0, 1.0, 0.1]
+    """
+    most = LONGEST * statistics.median_low(lengths)
+    return [
+        weight * min(1.0, most / length) if length else weight
+        for weight, length in zip(weights, lengths, strict=True)
+    ]
+
+
 def common_radius(rule: str, radii: Sequence[float], trust_radius: float) -> float:
     """The common trust radius.
 
@@ -86,7 +107,8 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
     common radius.
 
     A set's weight is its site's share of the records, N_k / N. Under privacy, which hides it, all
-    weights are equal. Records of earlier rounds are in the training's memory, and have the share
+    weights are equal. A set whose gradient is much longer than the usual one has less, see
+    `limited_weights`. Records of earlier rounds are in the training's memory, and have the share
     `fedlap.memory` of the loss.
 
     Args:
@@ -100,9 +122,10 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
     classes, settings = training.classes, training.config.settings.fedlap
     body, shape = _body(training.model, training.inputs, len(classes), settings)
     start = {name: tensor.to(device) for name, tensor in training.model.items()}
-    records = LandscapeRecords.pool(
-        [_records(each, classes, shape, device) for each in sets], [max(1, s.records) for s in sets]
-    )
+    body, own = body.to(device), [_records(each, classes, shape, device) for each in sets]
+    lengths = [length_of(gradient(body, start, each)) for each in own]
+    weights = limited_weights([max(1, each.records) for each in sets], lengths)
+    records = LandscapeRecords.pool(own, weights)
     records, memory = _remembered(
         records, training.memory, settings.remembered(bool(training.config.settings.epsilon))
     )
@@ -114,9 +137,7 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
     )
     current, steps, edge = start, 0, 0
     rate = settings.rate(number, training.config.rounds)
-    for here, outside in walk(
-        body.to(device), start, records, rate, settings.server_steps, radius, changes
-    ):
+    for here, outside in walk(body, start, records, rate, settings.server_steps, radius, changes):
         current, steps, edge = here, steps + 1, edge + outside
     moved = distance(current, start)
     training.model, training.memory = (
@@ -150,15 +171,14 @@ def _remembered(
     }
 
 
-def has_finite_gradient(
+def gradient_of(
     model: Tensors,
     inputs: int,
     classes: tuple[str, ...],
     synthetic: Synthetic,
     settings: FedLAPSettings,
-) -> bool:
-    """Whether a set's gradient is finite. One gradient that is not finite would spoil the sum over
-    all sets.
+) -> dict[str, Tensor]:
+    """The gradient of the loss of a set, by parameter.
 
     Args:
         model: at whose parameters the gradient is taken.
@@ -168,8 +188,7 @@ def has_finite_gradient(
         settings: of the method.
     """
     body, shape = _body(model, inputs, len(classes), settings)
-    gradients = gradient(body, model, _records(synthetic, classes, shape, "cpu"))
-    return all(bool(part.isfinite().all()) for part in gradients.values())
+    return gradient(body, model, _records(synthetic, classes, shape, "cpu"))
 
 
 def _body(

@@ -7,13 +7,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from common.errors import SurrogateError
 from common.surrogates.synthetic import Synthetic, check_synthetic
 from common.wire.model_proto import unpack_synthetic
+from strategies.base.defended import Defended
 from strategies.base.rounds import Rounds
 from strategies.base.training import Training
-from strategies.fedlap.landscapes import has_finite_gradient, learn, limited_radii
-from strategies.robustness.defence import cap_records
+from strategies.fedlap.landscapes import gradient_of, learn, limited_radii
+from strategies.robustness.defence import defend_synthetic
 
 SHEETS = ("first", "middle", "last")
 
@@ -52,29 +55,39 @@ class FedLAP(Rounds[Synthetic]):
             training.round + 1,
             bool(config.settings.epsilon),
         )
-        if not has_finite_gradient(
-            training.model, training.inputs, training.classes, reply, config.settings.fedlap
-        ):
+        gradient = self._gradient(training, reply)
+        # One that is not finite would spoil the sum over all sets.
+        if not all(bool(part.isfinite().all()) for part in gradient.values()):
             raise SurrogateError("synthetic records whose gradient is not finite")
+
+    def defend(self, training: Training, replies: Sequence[Synthetic]) -> Defended[Synthetic]:
+        """Exclude sets whose gradient disagrees with the others', cap weights, and bound the lengths
+        of synthetic records.
+
+        Args:
+            training: before the round.
+            replies: checked replies, sorted by site.
+        """
+        own = self.config
+        gradients = [self._gradient(training, each) for each in replies]
+        return defend_synthetic(replies, gradients, own.defence, own.settings.max_share)
 
     def absorb(self, training: Training, replies: Sequence[Synthetic]) -> dict[str, object]:
         """Train the model on the sites' synthetic records, inside the common radius.
 
         Args:
             training: before the round; changed.
-            replies: checked replies, sorted by site.
+            replies: that the defence keeps, sorted by site.
 
         Returns:
             Facts for the round's event: the descent, and the sites' radii.
         """
-        config, radii = self.config, {each.header.site: each.radius for each in replies}
+        radii = {each.header.site: each.radius for each in replies}
         raised = [site for site, radius in limited_radii(radii).items() if radius > radii[site]]
         if raised:
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
-        defended = cap_records(replies, config.settings.max_share)
-        self._apply_defence(defended, training.round + 1)
         self._keep_sheets(training, replies)
-        step = learn(training, defended.kept, self.device)
+        step = learn(training, replies, self.device)
         facts = {
             "radius": step.radius,
             "moved": step.moved,
@@ -82,6 +95,10 @@ class FedLAP(Rounds[Synthetic]):
             "at_edge": step.at_edge,
         }
         return {**facts, "radii": radii}
+
+    def _gradient(self, training: Training, synthetic: Synthetic) -> dict[str, Tensor]:
+        own = self.config.settings.fedlap
+        return gradient_of(training.model, training.inputs, training.classes, synthetic, own)
 
     def _keep_sheets(self, training: Training, replies: Sequence[Synthetic]) -> None:
         """Store the synthetic records of the first, middle and last round for inspection."""

@@ -54,7 +54,8 @@ def fedbe_head(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]
         classes: as in `average_head`.
     """
     heads, own = _aligned(updates, classes), run.settings
-    features, mean = _drawn(updates, run), _mean(updates, heads, run.defence)
+    features = _drawn(updates, own.baseline.synthetic, own.seed)
+    mean = _mean(updates, heads, run.defence)
     weights = [float(update.records) for update in updates]
     wanted = fedbe(features, heads, mean, weights, own.baseline.samples, own.seed)
     trained = train_on_features(features, wanted, len(classes), own.head, own.seed)
@@ -69,7 +70,8 @@ def fedkt_head(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]
         run: its settings and defence are read.
         classes: as in `average_head`.
     """
-    heads, features, own = _aligned(updates, classes), _drawn(updates, run), run.settings
+    heads, own = _aligned(updates, classes), run.settings
+    features = _drawn(updates, own.baseline.synthetic, own.seed)
     wanted = fedkt(features, heads, len(classes))
     trained = train_on_features(features, wanted, len(classes), own.head, own.seed)
     return Head(heads[0].header, *trained)
@@ -179,24 +181,25 @@ def _filled(heads: Sequence[Head]) -> list[Head]:
     return filled
 
 
-def _drawn(updates: Sequence[Parameters], config: Run) -> Tensor:
-    """Unlabelled features (n, d), sampled around every site's mean in proportion to its records.
+def _drawn(updates: Sequence[Parameters], number: int, seed: int) -> Tensor:
+    """About so many unlabelled features (n, d), drawn around every site's mean, in proportion to its
+    records.
 
-    With a defence, no mean is farther from the sites' coordinate median, and no deviation is
-    larger, than MOST median deviations. Otherwise one site could decide the scale of all features.
+    No mean is farther from the sites' coordinate median, and no deviation is larger, than MOST median
+    deviations. Otherwise one site could decide the scale of all features.
     """
     means, deviations = (
         torch.stack([update.tensors[name] for update in updates]) for name in ("mean", "deviation")
     )
-    if config.defence != "none" and len(updates) >= 3:
+    if len(updates) >= 3:
         middle, wide = means.median(0).values, MOST * deviations.median(0).values
         means, deviations = means.clamp(middle - wide, middle + wide), deviations.clamp(-wide, wide)
     generator, total = (
-        torch.Generator().manual_seed(config.settings.seed),
+        torch.Generator().manual_seed(seed),
         sum(update.records for update in updates),
     )
     drawn = []
     for update, mean, deviation in zip(updates, means, deviations, strict=True):
-        count = max(1, round(config.settings.baseline.synthetic * update.records / total))
+        count = max(1, round(number * update.records / total))
         drawn.append(mean + deviation * torch.randn(count, len(mean), generator=generator))
     return torch.cat(drawn)

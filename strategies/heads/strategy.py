@@ -15,7 +15,7 @@ from common.surrogates.surrogates import class_order
 from common.wire.model_proto import unpack_parameters
 from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned, OneShot
-from strategies.robustness.defence import defend_updates
+from strategies.robustness.defence import defend_heads
 
 
 class Heads(OneShot[Parameters]):
@@ -72,13 +72,13 @@ class Heads(OneShot[Parameters]):
         return Learned(combine(defended.kept, self.config, known), defended)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
-        """Cap weights; exclude heads that disagree with those of the other sites.
+        """Exclude heads that disagree with those of the other sites; cap weights, and bound rows.
 
         Args:
             sent: checked heads, one for each site.
             classes: of the run.
         """
-        return defend_updates(sent, self.config.defence, self.config.settings.max_share)
+        return defend_heads(sent, self.config.defence, self.config.settings.max_share)
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
         """The rows of these classes.

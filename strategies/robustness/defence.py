@@ -1,7 +1,8 @@
 """Defences against hostile sites, applied before learning. No Flower types.
 
-Weights are always capped. The setting `defence` selects more: "screen" excludes sites that disagree
-with the others; "median" and "trimmed" pool so that a minority cannot move the result far.
+Weights are always capped, and what one update, head or set of synthetic records changes is always
+bounded. The setting `defence` selects more: "screen" excludes sites that disagree with the others;
+"median" and "trimmed" pool so that a minority cannot move the result far.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from common.models.generators import COUNTS
-from common.models.parameters import Parameters
+from common.models.parameters import Parameters, Tensors
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from common.surrogates.synthetic import Synthetic
 from strategies.base.defended import Defended, Suspect
 from strategies.pooling.site_weights import scaled, shares_kept
 from strategies.robustness.class_points import class_points
+from strategies.robustness.influence import bounded_heads, bounded_images, bounded_updates
 from strategies.robustness.screening import screen
-from strategies.robustness.update_screening import screen_updates
+from strategies.robustness.update_screening import AGREE, AGREE_HEADS, screen_updates
 
 T = TypeVar("T")
 R = TypeVar("R", Parameters, Synthetic)
@@ -46,17 +48,60 @@ def defend_surrogates(
 
 
 def defend_updates(
-    updates: Sequence[Parameters], rule: str, max_share: float
+    updates: Sequence[Parameters], rule: str, max_share: float, noise: float = 0.0
 ) -> Defended[Parameters]:
-    """Cap the weights of updates or heads and exclude suspects.
+    """Exclude suspects, cap the weights of updates, and bound what each changes.
 
     Args:
         updates: of the sites. Private updates report no records: all weights are one.
         rule: "screen" excludes suspects; any other excludes no site.
         max_share: most weight of a site, as in `shares_kept`.
+        noise: standard deviation of the privacy noise on each number of an update.
     """
+    defended = _screened(updates, rule, max_share, AGREE)
+    kept, shares = bounded_updates(defended.kept, noise)
+    return replace(defended, kept=kept, bounded=shares)
+
+
+def defend_heads(heads: Sequence[Parameters], rule: str, max_share: float) -> Defended[Parameters]:
+    """The same for heads, each of which has its site's own classes.
+
+    Args:
+        heads: of the sites.
+        rule: as in `defend_updates`.
+        max_share: as in `defend_updates`.
+    """
+    defended = _screened(heads, rule, max_share, AGREE_HEADS)
+    kept, shares = bounded_heads(defended.kept)
+    return replace(defended, kept=kept, bounded=shares)
+
+
+def defend_synthetic(
+    sets: Sequence[Synthetic], gradients: Sequence[Tensors], rule: str, max_share: float
+) -> Defended[Synthetic]:
+    """Exclude suspects, cap the weights of sets of synthetic records, and bound their lengths.
+
+    Args:
+        sets: of the sites.
+        gradients: of the loss of each set at the model: what a set changes.
+        rule: as in `defend_updates`.
+        max_share: as in `defend_updates`.
+    """
+    updates = [
+        Parameters(replace(each.header, classes=()), each.round, own)
+        for each, own in zip(sets, gradients, strict=True)
+    ]
     suspects = screen_updates(updates) if rule == "screen" else []
-    return replace(cap_records(_without(updates, suspects), max_share), suspects=suspects)
+    defended = cap_records(_without(sets, suspects), max_share)
+    kept, shares = bounded_images(defended.kept)
+    return replace(defended, kept=kept, bounded=shares, suspects=suspects)
+
+
+def _screened(
+    sent: Sequence[Parameters], rule: str, max_share: float, agree: float
+) -> Defended[Parameters]:
+    suspects = screen_updates(sent, agree) if rule == "screen" else []
+    return replace(cap_records(_without(sent, suspects), max_share), suspects=suspects)
 
 
 def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:
@@ -95,7 +140,7 @@ def cap_sums(
     return Defended(kept, _capped([reply.header.site for reply in replies], shares))
 
 
-A = TypeVar("A", AnySurrogate, Parameters)
+A = TypeVar("A", AnySurrogate, Parameters, Synthetic)
 
 
 def _without(given: Sequence[A], suspects: Sequence[Suspect]) -> list[A]:

@@ -23,7 +23,7 @@ from common.surrogates.surrogates import Header
 from common.surrogates.synthetic import Synthetic, check_synthetic
 from common.wire.model_proto import pack_synthetic, unpack_synthetic
 from strategies.base.training import Training
-from strategies.fedlap.landscapes import common_radius, has_finite_gradient, learn, limited_radii
+from strategies.fedlap.landscapes import common_radius, gradient_of, learn, limited_radii
 
 CLASSES = ("a", "b", "c")
 SETTINGS = FedLAPSettings(
@@ -238,9 +238,10 @@ def test_labels_that_are_no_classes_are_refused() -> None:
 
 
 def test_a_set_without_a_finite_gradient_differs_from_a_good_one() -> None:
-    assert has_finite_gradient(model(), 64, CLASSES, synthetic(), SETTINGS)
     bad = replace(synthetic(), values=torch.full((4, 64), torch.inf))
-    assert not has_finite_gradient(model(), 64, CLASSES, bad, SETTINGS)
+    for one, finite in ((synthetic(), True), (bad, False)):
+        gradient = gradient_of(model(), 64, CLASSES, one, SETTINGS)
+        assert all(bool(part.isfinite().all()) for part in gradient.values()) is finite
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "convnet"])

@@ -193,7 +193,7 @@ def test_robust_pooling_gives_each_site_one_vote_whatever_it_claims() -> None:
 @pytest.mark.parametrize(
     "flat",
     [
-        {"method": "fedlap", "defence": "screen"},
+        {"method": "fedlap", "defence": "median"},
         {"method": "kd", "defence": "median"},
         {"fedpft.topology": "chain", "defence": "screen"},
         {"method": "ensemble", "defence": "median"},
@@ -213,13 +213,15 @@ def test_a_defence_that_is_not_defined_is_refused_with_what_is(
         parse_run(flat)
 
 
-def test_the_default_screens_fedpft_only_and_no_setting_of_it_changes_what_sites_are_asked() -> (
+def test_the_default_screens_what_it_can_and_no_setting_of_it_changes_what_sites_are_asked() -> (
     None
 ):
     assert parse_run({}).defence == "screen"
     assert {
-        parse_run({"method": name}).defence for name in ("fedavg", "fedlap", "average", "dpcvae")
-    } == {"none"}
+        parse_run({"method": name}).defence
+        for name in ("fedavg", "dsfl", "fedlap", "average", "ensemble", "dpcvae")
+    } == {"screen"}
+    assert parse_run({"method": "local"}).defence == "none"
     assert parse_run({"fedpft.topology": "chain"}).defence == "none"
     assert parse_run({}).digest == parse_run({"defence": "median", "max-share": 7.0}).digest
     with pytest.raises(ConfigError, match="at least 1"):

@@ -1,0 +1,96 @@
+"""The model before it is sent: whatever some sites reply, sites accept the next model, the run goes
+on, and only those that break it are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.limits import LARGEST_NUMBER, LARGEST_PRIVATE
+from common.models.parameters import CONTROL, Parameters
+from common.run import parse_run
+from strategies.base.outcome import Site
+from strategies.base.training import Training
+from strategies.fedavg.strategy import Updates, with_memory
+
+few = settings(max_examples=40, deadline=None)
+PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "classes": "a,b"}
+
+
+class Events:
+    """A recorder of events."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, dict[str, Any]]] = []
+
+    def event(self, event: str, /, **facts: Any) -> None:
+        self.found.append((event, facts))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **facts: None
+
+
+def begun(method: str, count: int) -> tuple[Updates, Training, Events]:
+    private = PRIVATE if method.startswith("dp-") else {}
+    events, config = Events(), parse_run({"method": method} | private)
+    strategy = Updates(config, events)  # type: ignore[arg-type]
+    strategy.outcome.sites = {node: Site(str(node), "used", node=node) for node in range(count)}
+    training = with_memory(Training.begin(config, ("a", "b"), "f" * 16, 3))
+    return strategy, training, events
+
+
+@few
+@given(
+    method=st.sampled_from(["fedavg", "fedyogi", "scaffold", "dp-fedavg"]),
+    count=st.integers(1, 7),
+    breaking=st.integers(0, 7),
+    sign=st.sampled_from([-1.0, 1.0]),
+    in_control=st.booleans(),
+    rounds=st.integers(1, 3),
+)
+def test_every_model_that_is_sent_is_one_that_sites_accept(
+    method: str, count: int, breaking: int, sign: float, in_control: bool, rounds: int
+) -> None:
+    strategy, training, events = begun(method, count)
+    private = method.startswith("dp-")
+    largest = (LARGEST_PRIVATE if private else LARGEST_NUMBER) * 20
+    bad = {str(site) for site in range(min(breaking, count))}
+    for number in range(1, rounds + 1):
+        before = {name: tensor.clone() for name, tensor in training.model.items()}
+        replies = []
+        for site in range(count):
+            name = str(site)
+            tensors = {
+                key: torch.full(
+                    shape,
+                    sign * largest
+                    if name in bad
+                    and key.startswith(CONTROL) is (in_control and method == "scaffold")
+                    else 0.01,
+                )
+                for key, shape in training.shapes().items()
+            }
+            records = 0 if private else 10
+            replies.append(
+                Parameters(replace(training.header(), site=name), number, tensors, records)
+            )
+        strategy._absorbed(training, replies)
+        assert training.unsendable() == ""
+        assert training.round == number
+        named = {site.name for site in strategy.outcome.sites.values() if site.suspect}
+        if not bad:
+            assert named == set()
+        elif 2 * len(bad) < count and method != "fedyogi":
+            assert named == bad
+            assert all(training.confirmed[str(s)] == number for s in range(len(bad), count))
+            assert not set(training.confirmed) & bad
+        elif method != "fedyogi":
+            # Nobody knows who is wrong: the model stays.
+            assert named == set()
+            assert "model-kept" in dict(events.found)
+            assert all(bool((training.model[key] == before[key]).all()) for key in before)

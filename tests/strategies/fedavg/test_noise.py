@@ -1,0 +1,36 @@
+"""The noise that the bound assumes is the noise that DP-SGD adds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from client_app.features.site_features import LabelledFeatures, SiteFeatures
+from client_app.methods.fedavg.update import update
+from client_app.methods.task import Task
+from client_app.node_config import NodeConfig
+from common.models.parameters import flat
+from common.run import parse_run
+from common.wire.model_proto import unpack_parameters
+from strategies.base.training import Training
+from strategies.fedavg.strategy import noise_of_update
+
+CLASSES = tuple("abcdefghij")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dp-fedavg", "dp-fedprox"])
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_an_update_of_one_record_is_noise_of_the_stated_size(method: str, rate: float) -> None:
+    budget = {"epsilon": 0.5, "delta": 1e-5, "classes": ",".join(CLASSES)}
+    own = {"fedavg.rounds": 2, "fedavg.learning-rate": rate, "fedavg.mu": 0.01}
+    run = parse_run({"method": method} | budget | own)
+    records = LabelledFeatures(torch.ones(1, 64), torch.zeros(1, dtype=torch.int64))
+    site = SiteFeatures(records, records, CLASSES, "f" * 16, 0.0, True)
+    training = Training.begin(run, CLASSES, "f" * 16, 64)
+    info = {"round": 1, "lineage": training.lineage, "confirmed": 0}
+    task = Task(run, NodeConfig(), "site", site, payload=training.payload(), info=info)
+    noise = flat(unpack_parameters(update(task).payload).tensors)
+    # 650 numbers: the deviation is known to 3 %.
+    expected = noise_of_update(run.settings.fedavg, run.mechanism)
+    assert float(noise.std()) == pytest.approx(expected, rel=0.15)

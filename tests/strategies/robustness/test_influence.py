@@ -1,0 +1,180 @@
+"""The bound on one site's influence: no lie moves a mean far, honest sites are not touched, and
+nothing depends on the order of sites.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from common.models.parameters import CONTROL, Parameters
+from common.surrogates.surrogates import Header
+from common.surrogates.synthetic import Synthetic
+from strategies.fedlap.landscapes import LONGEST as LONGEST_GRADIENT
+from strategies.fedlap.landscapes import limited_weights
+from strategies.robustness.defence import defend_updates
+from strategies.robustness.influence import (
+    LONGEST,
+    TIMES,
+    bounded,
+    bounded_heads,
+    bounded_images,
+    bounded_updates,
+    limit_of,
+)
+
+CLASSES = tuple("abcd")
+few = settings(max_examples=40, deadline=None)
+SCALES = st.sampled_from([-1e14, -1e4, -10.0, -1.0, 0.0, 0.5, 3.0, 1e4, 1e14])
+
+
+def update(site: int, vector: Tensor, **more: Tensor) -> Parameters:
+    header = Header("fedavg", "r", str(site), "f", CLASSES)
+    return Parameters(header, 1, {"weight": vector, **more}, records=10)
+
+
+def honest(count: int, seed: int, spread: float) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(30, generator=generator)
+    return common + spread * torch.randn(count, 30, generator=generator)
+
+
+@few
+@given(
+    count=st.integers(3, 10),
+    seed=st.integers(0, 99),
+    spread=st.sampled_from([0.1, 1.0]),
+    lie=SCALES,
+    opposite=st.booleans(),
+)
+def test_one_lie_moves_the_mean_by_what_honest_sites_differ_by(
+    count: int, seed: int, spread: float, lie: float, opposite: bool
+) -> None:
+    good = honest(count - 1, seed, spread)
+    false = lie * (good.mean(0) if opposite else torch.ones(30))
+    points = [{"w": each} for each in [*good, false]]
+    mean = torch.stack([each["w"] for each in bounded(points).points]).mean(0)
+    radius = float((good - good.mean(0)).norm(dim=1).max())
+    # The centre lies between honest values, coordinate by coordinate.
+    assert float((mean - good.mean(0)).norm()) < (3 + TIMES) * radius
+
+
+@few
+@given(count=st.integers(3, 9), seed=st.integers(0, 99), place=st.integers(0, 8))
+def test_sites_that_differ_alike_are_not_touched_and_the_order_does_not_matter(
+    count: int, seed: int, place: int
+) -> None:
+    points = [{"w": each} for each in honest(count, seed, 1.0)]
+    found = bounded(points)
+    assert found.kept == [1.0] * count
+    assert all(bool((a["w"] == b["w"]).all()) for a, b in zip(points, found.points, strict=True))
+    points[place % count] = {"w": 100 * torch.ones(30)}
+    found = bounded(points)
+    turned = bounded(points[::-1])
+    assert found.kept[place % count] < 1
+    for a, b in zip(found.points, turned.points[::-1], strict=True):
+        assert torch.allclose(a["w"], b["w"])
+
+
+def test_of_two_sites_none_is_the_usual_one() -> None:
+    points = [{"w": torch.ones(3)}, {"w": 1e9 * torch.ones(3)}]
+    assert bounded(points).kept == [1.0, 1.0]
+
+
+@few
+@given(
+    signal=st.floats(1e-3, 10),
+    noise=st.floats(0, 10),
+    numbers=st.integers(1, 9),
+    longer=st.floats(1, 1e9),
+)
+def test_noise_is_never_multiplied_and_half_of_the_sites_do_not_raise_the_limit(
+    signal: float, noise: float, numbers: int, longer: float
+) -> None:
+    length = math.hypot(signal, noise)
+    limit = limit_of([length] * numbers + [length + longer] * numbers, noise)
+    assert limit >= length * (1 - 1e-9)
+    assert limit <= math.hypot(TIMES * signal, noise) * (1 + 1e-6) + 1e-9
+
+
+@few
+@given(lie=SCALES, count=st.integers(3, 8), seed=st.integers(0, 99))
+def test_parameters_and_control_variates_are_each_bounded(
+    lie: float, count: int, seed: int
+) -> None:
+    good = honest(count, seed, 0.5)
+    for name in ("weight", CONTROL + "weight"):
+        sent = [
+            update(site, row, **{CONTROL + "weight": 1e-3 * row}) for site, row in enumerate(good)
+        ]
+        tensors = {**sent[0].tensors, name: lie * sent[0].tensors[name]}
+        kept, _ = bounded_updates([replace(sent[0], tensors=tensors), *sent[1:]])
+        longest = max(float(each.tensors[name].norm()) for each in sent[1:])
+        assert float(kept[0].tensors[name].norm()) < (2 + TIMES) * longest
+
+
+def test_whoever_is_bounded_is_on_record_by_name() -> None:
+    sent = [update(site, row) for site, row in enumerate(honest(5, 0, 0.1))]
+    lie = update(5, -1e4 * torch.ones(30))
+    found = defend_updates([*sent, lie], "none", 3.0)
+    assert found.bounded["5"] < 1e-3
+    assert found.suspects == []
+    (suspect,) = defend_updates([*sent, lie], "screen", 3.0).suspects
+    assert suspect.site == "5"
+
+
+def head(site: int, rows: Tensor, classes: tuple[str, ...]) -> Parameters:
+    header = Header("average", "r", str(site), "f", classes)
+    return Parameters(header, 1, {"weight": rows[:, :-1], "bias": rows[:, -1]}, records=10)
+
+
+@few
+@given(
+    lie=SCALES,
+    owned=st.lists(st.sets(st.sampled_from(CLASSES), min_size=1), min_size=3, max_size=7),
+    seed=st.integers(0, 99),
+)
+def test_no_row_of_a_head_decides_alone_also_of_a_class_that_nobody_else_has(
+    lie: float, owned: list[set[str]], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    sent = [
+        head(site, torch.randn(len(names), 9, generator=generator), tuple(sorted(names)))
+        for site, names in enumerate(owned)
+    ]
+    false = {name: lie * tensor for name, tensor in sent[0].tensors.items()}
+    kept, shares = bounded_heads([replace(sent[0], tensors=false), *sent[1:]])
+    lengths = [math.hypot(*(float(t.norm()) for t in each.tensors.values())) for each in kept]
+    assert max(lengths) <= LONGEST * max(lengths[1:]) * (1 + 1e-5)
+    assert all(0 < share < 1 for share in shares.values())
+    # A head of one vote in each class stays itself.
+    assert [each.header for each in kept] == [each.header for each in sent]
+
+
+@few
+@given(lie=SCALES, count=st.integers(3, 8), seed=st.integers(0, 99))
+def test_images_are_no_longer_than_the_usual_sites(lie: float, count: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    header = Header("fedlap", "r", "0", "f", CLASSES)
+    sets = [
+        Synthetic(header, 1, torch.randn(4, 16, generator=generator), torch.arange(4), 1.0, 10)
+        for _ in range(count)
+    ]
+    kept, _ = bounded_images([replace(sets[0], values=lie * sets[0].values), *sets[1:]])
+    usual = max(float(each.values.norm(dim=1).max()) for each in sets[1:])
+    assert float(kept[0].values.norm(dim=1).max()) <= TIMES * usual * (1 + 1e-5)
+    assert all(bool((a.values == b.values).all()) for a, b in zip(kept[1:], sets[1:], strict=True))
+
+
+@pytest.mark.parametrize("lie", [1e-9, 1.0, 1e9])
+def test_no_gradient_of_images_counts_as_more_than_some_usual_ones(lie: float) -> None:
+    weights = limited_weights([2.0] * 4, [1.0, 1.1, 0.9, lie])
+    pulls = [w * g for w, g in zip(weights, [1.0, 1.1, 0.9, lie], strict=True)]
+    assert max(pulls) <= 2.0 * LONGEST_GRADIENT * 1.1
+    assert weights[:3] == [2.0] * 3
