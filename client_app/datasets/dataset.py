@@ -17,6 +17,7 @@ from client_app.datasets.image_folders import read_imagefolder
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.readers import read_digits, read_parquet, read_safetensors, refuse_columns
 from client_app.datasets.records import Opener, Records, only, select
+from client_app.datasets.whole_site import SourceError
 from client_app.node_config import Frames, NodeConfig, is_protected
 from common.errors import DataError
 from common.methods.counting import JUDGING
@@ -290,7 +291,7 @@ def _read(source: DataSource, name: str) -> Records:
             "the digits have no columns; leave it out", source.site_column, source.patient_column
         )
         return read_digits()
-    folder, left = folder_of(source, name), LeftOut(source.one_by_one)
+    folder, left = folder_of(source, name), LeftOut(source.one_by_one, source.classes)
     try:
         if source.kind == "safetensors":
             if source.site_column:
@@ -306,7 +307,7 @@ def _read(source: DataSource, name: str) -> Records:
             return read_parquet(folder, name, *columns, left)
         return read_imagefolder(folder, name, *columns, left, source.classes)
     except OSError as error:
-        raise DataError(
+        raise SourceError(
             f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
         ) from error
 
@@ -323,12 +324,12 @@ def folder_of(source: DataSource, name: str) -> Path:
     """
     folder = Path(source.folder).expanduser()
     if not source.folder or not folder.is_dir():
-        raise DataError(
+        raise SourceError(
             f"data-dir = {source.folder!r}: no such folder; give the folder that holds the "
             f"{source.kind} data"
         )
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(
+        raise SourceError(
             f"dataset = {name!r} leaves data-dir; give names of files or folders inside '{folder}'"
         )
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from client_app.datasets.readers import (
     some,
     split_files,
 )
+from client_app.datasets.tables import csv_columns
 from common.errors import DataError
 from common.extras.packages import needed_for
 
@@ -134,9 +134,8 @@ def _parquet_columns(file: Path) -> tuple[list[str], str]:
 
 
 def _csv_columns(file: Path) -> list[str]:
-    """The columns in the first line; the rest is not parsed."""
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-        columns = next(csv.reader(lines), [])
+    """The columns in the first line; no other line is read."""
+    columns = csv_columns(file)
     if not columns:
         raise DataError(f"table '{file}' is empty; its first line must name the columns")
     return columns

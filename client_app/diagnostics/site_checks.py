@@ -20,6 +20,7 @@ from client_app.diagnostics.key_checks import check_keys
 from client_app.features.parts import in_parts
 from client_app.features.site_features import site_backbone, site_device
 from client_app.governance.gate import open_gate, own_ledger
+from client_app.governance.held import why_held
 from client_app.governance.policy import NO_LIMIT
 from client_app.governance.uncharged import FALLBACK, check_dimension
 from client_app.node_config import NodeConfig, is_protected, packages_of
@@ -222,6 +223,8 @@ def _packages(run: Run, node: NodeConfig) -> Finding:
 def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
     records = share(run, node)
     part.append(records)
+    if is_protected(run.private, node) and (held := why_held(node)):
+        return Finding("data", "FAIL", f"private runs use no record: {held}", "see site.log")
     dataset = records.dataset
     counts = torch.bincount(dataset.labels[records.train], minlength=len(dataset.classes)).tolist()
     named = [f"{name} {count}" for name, count in zip(dataset.classes, counts, strict=True)]

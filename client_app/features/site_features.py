@@ -15,6 +15,7 @@ from torch import Tensor
 
 from client_app.datasets.dataset import Dataset
 from client_app.datasets.partition import share
+from client_app.datasets.whole_site import NoRecordsError, SourceError
 from client_app.features.cache import MIB
 from client_app.features.extraction import Features, extract
 from client_app.features.on_disk import chunks, written
@@ -152,7 +153,7 @@ def load_site(
     """
     part, protected = share(run, node, in_simulation()), is_protected(run.private, node)
     if not len(part.dataset):
-        raise DataError(
+        raise NoRecordsError(
             f"no record of the classes {', '.join(run.settings.classes)[:200]} in "
             f"{part.dataset.name!r}"
         )
@@ -172,7 +173,7 @@ def load_site(
     if node.unit == "record" or (protected and node.protects == "record"):
         train = replace(train, units=None)
     elif protected and train.units is None:
-        raise DataError(
+        raise SourceError(
             f"{part.dataset.name!r} has no patient IDs, but this site protects patients; set "
             "patient-column"
         )
@@ -304,7 +305,7 @@ def usable(
                 (read(rows[part]) for part in chunks(len(rows), dimension)), dimension, folder
             )
         except OSError as error:
-            raise DataError(
+            raise SourceError(
                 f"features cannot be written to cache-dir '{folder}' ({error}); make room there"
             ) from error
     if not (finite := torch.cat(good)).all():

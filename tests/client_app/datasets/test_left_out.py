@@ -225,7 +225,7 @@ def test_a_site_that_gets_sigterm_ends_and_releases_nothing(
         with_records(RUN, node, work)
     assert made == []
     monkeypatch.setattr(uncharged, "load_site", ending("a_decoder"))
-    assert with_records(RUN, node, work)[2] == "SystemExit: 0"
+    assert with_records(RUN, node, work)[2] == ("SystemExit: 0", False)
     assert made == [0]
 
 
