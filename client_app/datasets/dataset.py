@@ -15,6 +15,7 @@ from client_app.datasets.dicom import read_dicom
 from client_app.datasets.duplicates import once, without_leaks
 from client_app.datasets.image_folders import read_imagefolder
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.one_record import printable
 from client_app.datasets.readers import read_digits, read_parquet, read_safetensors, refuse_columns
 from client_app.datasets.records import Opener, Records, only, select
 from client_app.datasets.whole_site import SourceError
@@ -173,7 +174,7 @@ class Dataset:
         """Where record `index` is, such as the path of its file: for the site's own log and console
         only.
         """
-        return f"record {index + 1}" if self.place is None else self.place(index)
+        return f"record {index + 1}" if self.place is None else printable(self.place(index))
 
 
 def load(source: DataSource, seed: int) -> Dataset:

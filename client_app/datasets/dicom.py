@@ -42,6 +42,7 @@ from common.extras.packages import DECODERS, install_command, needed_for
 LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.
 KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
+OF_ONE_IMAGE = KEYS[:2]
 TAGS = (*KEYS[1:], "IssuerOfPatientID", "Rows", "Columns", "NumberOfFrames", "BurnedInAnnotation")
 # Pillow takes a larger image for a decompression bomb.
 MOST_PIXELS = 178_956_970

@@ -146,7 +146,7 @@ def in_class_folders(
     for top in tops:
         before = len(files)
         for class_folder in _folders(top, left):
-            if class_folder not in splits:
+            if class_folder not in tops:
                 files += [
                     (path, class_folder.name) for path in files_below(class_folder) if wanted(path)
                 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
+from client_app.datasets.one_record import printable
 from common.errors import DataError
 
 log = logging.getLogger("fedsurrogate.site")
@@ -65,6 +66,7 @@ class LeftOut:
         """
         if not count:
             return
+        why = printable(why)
         if not self.one_by_one:
             raise DataError(why)
         log.error("left out in this private run: %s", why)

@@ -68,7 +68,20 @@ def described(error: BaseException) -> str:
         if ends_process(second):
             raise
         text = "without a text"
-    return f"{type(error).__name__}: {text[:LONGEST]}"
+    return printable(f"{type(error).__name__}: {text[:LONGEST]}")
+
+
+def printable(text: str) -> str:
+    """A text that can be written: names of files may hold bytes that are no text.
+
+    Args:
+        text: perhaps with such bytes.
+
+    Example:
+        >>> printable("caf\\udce9.png")
+        'caf\\\\udce9.png'
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def is_file(path: Path) -> bool:

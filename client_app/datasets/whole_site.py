@@ -29,6 +29,8 @@ SYSTEM = frozenset(
     getattr(errno, name)
     for name in ("EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EROFS", "ESTALE")
 )
+# torch before 2.8 has no class for it.
+AcceleratorError: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
 CAUSES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     ((NoRecordsError,), "no record can be used"),
     ((SourceError,), "the folder, its files or their columns cannot be used"),
@@ -36,7 +38,7 @@ CAUSES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     ((PackageError,), "a package is missing"),
     # Features have one size, so what they take depends on the number of records, not on any one.
     ((MemoryError, torch.OutOfMemoryError), "there is not enough memory for all records"),
-    ((torch.AcceleratorError,), "the GPU failed"),
+    ((AcceleratorError,), "the GPU failed"),
 )
 
 

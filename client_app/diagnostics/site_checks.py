@@ -14,7 +14,9 @@ from contextlib import closing
 
 import torch
 
+from client_app.datasets.dataset import DataSource
 from client_app.datasets.partition import SiteShare, share
+from client_app.datasets.schema import read_schema
 from client_app.diagnostics.findings import Finding
 from client_app.diagnostics.key_checks import check_keys
 from client_app.features.parts import in_parts
@@ -221,9 +223,12 @@ def _packages(run: Run, node: NodeConfig) -> Finding:
 
 
 def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
+    protected = is_protected(run.private, node)
+    if protected:
+        read_schema(DataSource.of_node(node, run))
     records = share(run, node)
     part.append(records)
-    if is_protected(run.private, node) and (held := why_held(node)):
+    if protected and (held := why_held(node)):
         return Finding("data", "FAIL", f"private runs use no record: {held}", "see site.log")
     dataset = records.dataset
     counts = torch.bincount(dataset.labels[records.train], minlength=len(dataset.classes)).tolist()
@@ -241,7 +246,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
             "data", "FAIL", facts + left, "without training records only noise leaves, or nothing"
         )
     if dataset.left_out:
-        private = " in this private run" if is_protected(run.private, node) else ""
+        private = " in this private run" if protected else ""
         facts_and_losses = f"{facts}; LEFT OUT{private}: {'; '.join(dataset.left_out)}"
         return Finding(
             "data",

@@ -22,6 +22,7 @@ from client_app.datasets.records import Opener
 from client_app.datasets.whole_site import cause_of
 from client_app.features.transfers import CudaTransfers, overlapped
 from common.backbones.backbones import Backbone
+from common.backbones.preprocessing import OwnTransform
 from common.errors import BackboneError, DataError
 
 DECODE_TOGETHER = 32
@@ -148,15 +149,15 @@ def _in_order(
 
 
 def shape_of_images(backbone: Backbone) -> tuple[int, ...] | None:
-    """The shape (channels, height, width) that every image has for a backbone; None where images
-    keep their sizes.
+    """The shape (channels, height, width) that every image must have for a backbone whose transform
+    is a site's own; None for others, which have one size by their settings, or keep their sizes.
 
     It comes from an image of noise: from the first record, that one would decide about the others.
 
     Args:
         backbone: that prepares images.
     """
-    if not backbone.dim:
+    if not isinstance(backbone.preprocess, OwnTransform):
         return None
     noise = np.random.default_rng(0).integers(0, 256, (96, 64, 3), dtype=np.uint8)
     return tuple(backbone.preprocess(Image.fromarray(noise)).shape)

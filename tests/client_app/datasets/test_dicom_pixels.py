@@ -16,6 +16,7 @@ from pydicom.pixels import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
 from pydicom.uid import JPEG2000Lossless, RLELossless
 
+from client_app.datasets import dicom_pixels
 from client_app.datasets.dicom_pixels import open_dicom
 from common.errors import DataError
 from tests.dicom_files import Array, image, lookup, save
@@ -250,6 +251,18 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
             open_dicom(tmp_path / name)
     with pytest.raises(DataError, match="Window Width"):
         open_dicom(save(tmp_path / "zero", image(RAMP, WindowCenter=1, WindowWidth=0)))
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), GeneratorExit(), RecursionError()], ids=repr)
+def test_whatever_a_decoder_raises_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def raises(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(dicom_pixels, "_grey", raises)
+    with pytest.raises(DataError, match=rf"x' cannot be shown \({type(error).__name__}"):
+        open_dicom(save(tmp_path / "x", image(RAMP)))
 
 
 def test_what_other_programs_wrote_looks_alike_in_every_transfer_syntax() -> None:
