@@ -18,6 +18,7 @@ from filelock import FileLock
 from client_app.audit.output import check_attacks
 from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
+from client_app.governance.held import hold
 from client_app.governance.policy import policy_of
 from client_app.governance.release import SurrogateRequest, charge_and_release, entry, prepare
 from client_app.governance.sealed_only import check_counting, check_work, in_clear
@@ -176,6 +177,8 @@ def _surrogate(request: SiteRequest) -> Answer:
         # The duration of the work reveals the number of records, and in a private run no exact
         # number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
+    if not prepared.explained:
+        hold(node, prepared.failure)
     charge_and_release(
         gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard
     )
@@ -354,7 +357,10 @@ def _open_log(node: NodeConfig) -> None:
             for h in log.handlers
         ):
             return
-        handler = RotatingFileHandler(path, maxBytes=5_000_000, backupCount=5, encoding="utf-8")
+        # Names of files may hold bytes that are no text.
+        handler = RotatingFileHandler(
+            path, maxBytes=5_000_000, backupCount=5, encoding="utf-8", errors="backslashreplace"
+        )
     except OSError as error:
         raise not_writable(
             "state-dir", node.state, error.strerror or type(error).__name__

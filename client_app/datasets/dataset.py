@@ -15,8 +15,10 @@ from client_app.datasets.dicom import read_dicom
 from client_app.datasets.duplicates import once, without_leaks
 from client_app.datasets.image_folders import read_imagefolder
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.one_record import printable
 from client_app.datasets.readers import read_digits, read_parquet, read_safetensors, refuse_columns
 from client_app.datasets.records import Opener, Records, only, select
+from client_app.datasets.whole_site import SourceError
 from client_app.node_config import Frames, NodeConfig, is_protected
 from common.errors import DataError
 from common.methods.counting import JUDGING
@@ -176,7 +178,7 @@ class Dataset:
         """Where record `index` is, such as the path of its file: for the site's own log and console
         only.
         """
-        return f"record {index + 1}" if self.place is None else self.place(index)
+        return f"record {index + 1}" if self.place is None else printable(self.place(index))
 
 
 def load(source: DataSource, seed: int) -> Dataset:
@@ -294,7 +296,7 @@ def _read(source: DataSource, name: str) -> Records:
             "the digits have no columns; leave it out", source.site_column, source.patient_column
         )
         return read_digits()
-    folder, left = folder_of(source, name), LeftOut(source.one_by_one)
+    folder, left = folder_of(source, name), LeftOut(source.one_by_one, source.classes)
     try:
         if source.kind == "safetensors":
             if source.site_column:
@@ -310,7 +312,7 @@ def _read(source: DataSource, name: str) -> Records:
             return read_parquet(folder, name, *columns, left)
         return read_imagefolder(folder, name, *columns, left, source.classes)
     except OSError as error:
-        raise DataError(
+        raise SourceError(
             f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
         ) from error
 
@@ -327,12 +329,12 @@ def folder_of(source: DataSource, name: str) -> Path:
     """
     folder = Path(source.folder).expanduser()
     if not source.folder or not folder.is_dir():
-        raise DataError(
+        raise SourceError(
             f"data-dir = {source.folder!r}: no such folder; give the folder that holds the "
             f"{source.kind} data"
         )
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(
+        raise SourceError(
             f"dataset = {name!r} leaves data-dir; give names of files or folders inside '{folder}'"
         )
     return folder

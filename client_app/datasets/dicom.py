@@ -8,7 +8,6 @@ import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,15 @@ from typing import Any
 
 from client_app.datasets.dicom_pixels import DICOM, open_place, without_warnings
 from client_app.datasets.duplicates import remembered, same_files
-from client_app.datasets.image_folders import find_table, in_class_folders, note_depth, split_of
+from client_app.datasets.image_folders import (
+    files_below,
+    find_table,
+    in_class_folders,
+    note_depth,
+    split_of,
+)
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.one_record import attempt, described, is_file, open_regular
 from client_app.datasets.readers import (
     content_key,
     listing,
@@ -28,6 +34,7 @@ from client_app.datasets.readers import (
 )
 from client_app.datasets.records import Records, without
 from client_app.datasets.tables import read_table
+from client_app.datasets.whole_site import SourceError
 from client_app.node_config import Frames
 from common.errors import DataError
 from common.extras.packages import DECODERS, install_command, needed_for
@@ -35,6 +42,7 @@ from common.extras.packages import DECODERS, install_command, needed_for
 LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.
 KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
+OF_ONE_IMAGE = KEYS[:2]
 TAGS = (*KEYS[1:], "IssuerOfPatientID", "Rows", "Columns", "NumberOfFrames", "BurnedInAnnotation")
 # Pillow takes a larger image for a decompression bomb.
 MOST_PIXELS = 178_956_970
@@ -125,7 +133,7 @@ def read_dicom(
 
 
 def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[DicomImage], Records]:
-    files, is_train = in_class_folders(root, Path.is_file)
+    files, is_train = in_class_folders(root, is_file, left)
     if not files and not left.one_by_one:
         raise DataError(
             f"'{root}' has no files in class folders; it has {listing(root)}; put a table with the "
@@ -150,7 +158,7 @@ def _by_table(
     key = key_of(table, list(columns))
     rows = _rows(table, columns, key, given + ["split"] * ("split" in columns), left)
     scanned = scan_images(
-        root, sorted(path for path in root.rglob("*") if path.is_file() and path != table), left
+        root, [path for path in files_below(root) if path != table and is_file(path)], left
     )
     images = [image for image in scanned if image.keys[key] in rows]
     if not images and not left.one_by_one:
@@ -198,7 +206,7 @@ def key_of(table: Path, columns: Sequence[str]) -> str:
     """
     key = next((key for key in KEYS if key in columns), None)
     if key is None:
-        raise DataError(
+        raise SourceError(
             f"'{table}' names no images; it has {some(columns)}; add one of the columns "
             f"{', '.join(KEYS)}"
         )
@@ -253,24 +261,17 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
     foreign = without = 0
     broken: list[str] = []
     for file in files:
-        try:
-            image = _read_header(root, file)
-        except InvalidDicomError:
+        image = attempt(partial(_read_header, root, file))
+        if isinstance(image, InvalidDicomError):
             foreign += 1
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except (
-            BaseException
-        ) as error:  # pydicom and its plugins raise almost anything for a damaged file.
-            broken.append(
-                f"'{file}' "
-                f"({error if isinstance(error, DataError | OSError) else type(error).__name__})"
-            )
+        elif isinstance(image, BaseException):
+            # Other errors may contain values of the header, which identify a patient.
+            known = isinstance(image, DataError | OSError)
+            broken.append(f"'{file}' ({described(image) if known else type(image).__name__})")
+        elif image is None:
+            without += 1
         else:
-            if image:
-                images.append(image)
-            else:
-                without += 1
+            images.append(image)
     summary = (
         f"{foreign} files are not DICOM, {without} have no image (DICOMDIR, reports), "
         f"{len(broken)} are broken"
@@ -296,7 +297,8 @@ def _read_header(root: Path, file: Path) -> DicomImage | None:
     with needed_for(DICOM):
         from pydicom import dcmread
 
-    header = dcmread(file, stop_before_pixels=True, specific_tags=list(TAGS))
+    with open_regular(file) as stream:
+        header = dcmread(stream, stop_before_pixels=True, specific_tags=list(TAGS))
     if "Rows" not in header:
         return None
     if header.Rows * header.Columns > MOST_PIXELS:
@@ -390,9 +392,10 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
     decoders: list[tuple[str, tuple[str, ...]]] = []
     for syntax, those in sorted(by_syntax.items()):
         remedy = "leave them out"
-        # A deflated file cannot be read frame by frame, and may inflate to anything.
-        with suppress(NotImplementedError):
-            decoder = get_decoder(UID(syntax))
+        decoder = attempt(partial(get_decoder, UID(syntax)))
+        # A deflated file cannot be read frame by frame, and may inflate to anything. A file may
+        # name anything as its syntax.
+        if not isinstance(decoder, BaseException):
             if decoder.is_available and syntax != DeflatedExplicitVRLittleEndian:
                 decoders.append((syntax, decoder.available_plugins))
                 continue
@@ -400,7 +403,7 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
         left.note(
             those,
             f"{len(those)} DICOM images, such as '{images[those[0]].path}', have the transfer "
-            f"syntax {UID(syntax).name} ({syntax}), for which there is no decoder; {remedy}, or "
-            "export them uncompressed (Explicit VR Little Endian)",
+            f"syntax {UID(syntax).name} ({syntax}), for which there is no decoder; {remedy}, "
+            "or export them uncompressed (Explicit VR Little Endian)",
         )
     return decoders

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from client_app.datasets.one_record import described, ends_process, open_regular
 from common.errors import DataError
 from common.extras.packages import needed_for
 
@@ -93,20 +94,20 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
         from pydicom.pixels.utils import pixel_array
 
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             header = dcmread(stream, stop_before_pixels=True, specific_tags=list(DISPLAY))
             _check_size(header)
             values = pixel_array(stream, index=frame)
         _take_from_groups(header, frame)
         shown = _colour(values, header) if _in_colour(values, header) else _grey(values, header)
-    except (KeyboardInterrupt, SystemExit):
+    except MemoryError:
         raise
-    except (
-        BaseException
-    ) as error:  # Decoders raise almost anything for a damaged file; a Rust panic is no Exception.
-        why = " ".join(str(error).split())
+    except BaseException as error:
+        # Decoders raise almost anything for a damaged file; a Rust panic is no Exception.
+        if ends_process(error):
+            raise
         raise DataError(
-            f"'{file}' cannot be shown ({type(error).__name__}: {why}); export it again"
+            f"'{file}' cannot be shown ({described(error)}); export it again"
         ) from error
     return Image.fromarray(shown).convert("RGB")
 

@@ -32,6 +32,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ import torch
 from torch import Tensor
 
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.one_record import attempt, open_regular
 from client_app.datasets.records import Records, only
 
 log = logging.getLogger("fedsurrogate.site")
@@ -80,20 +82,13 @@ def same_bytes(contents: Callable[[int], bytes], count: int) -> Tensor:
     """Group of each record by its bytes.
 
     Args:
-        contents: the bytes of a record; raises OSError for a record without content.
+        contents: the bytes of a record; raises an error for a record without content.
         count: number of records.
 
     Returns:
         Group (n,) of each record.
     """
-
-    def key(record: int) -> bytes | None:
-        try:
-            return hashlib.sha256(contents(record)).digest()
-        except OSError:
-            return None
-
-    return _groups(count, (key,))
+    return _groups(count, (lambda record: hashlib.sha256(contents(record)).digest(),))
 
 
 def same_rows(x: Tensor) -> Tensor:
@@ -209,7 +204,7 @@ def _groups(count: int, steps: Sequence[Callable[[int], Hashable]]) -> Tensor:
     """Number the records by their keys, step by step: the next key is computed only for records
     with equal keys so far.
 
-    A record with the key None is alone.
+    A record with the key None is alone, and so is one whose key cannot be computed.
     """
     group = torch.arange(count)
     open_: list[list[int]] = [list(range(count))]
@@ -218,7 +213,8 @@ def _groups(count: int, steps: Sequence[Callable[[int], Hashable]]) -> Tensor:
         for rows in open_:
             by_key: dict[Hashable, list[int]] = defaultdict(list)
             for i in rows:
-                if (value := key(i)) is not None:
+                value = attempt(partial(key, i))
+                if not (value is None or isinstance(value, BaseException)):
                     by_key[value].append(i)
             alike += [same for same in by_key.values() if len(same) > 1]
         open_ = alike
@@ -228,24 +224,15 @@ def _groups(count: int, steps: Sequence[Callable[[int], Hashable]]) -> Tensor:
 
 
 def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size or None
-    except OSError:
-        return None
+    return path.stat().st_size or None
 
 
-def _sample(path: Path) -> bytes | None:
-    try:
-        with path.open("rb") as file:
-            file.seek(path.stat().st_size // 2)
-            return file.read(SAMPLE)
-    except OSError:
-        return None
+def _sample(path: Path) -> bytes:
+    with open_regular(path) as file:
+        file.seek(path.stat().st_size // 2)
+        return file.read(SAMPLE)
 
 
-def _digest(path: Path) -> bytes | None:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError:
-        return None
+def _digest(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from client_app.datasets.duplicates import remembered, same_files
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.one_record import is_file, is_folder
 from client_app.datasets.readers import (
     content_key,
     listing,
@@ -25,6 +27,7 @@ from client_app.datasets.readers import (
 )
 from client_app.datasets.records import Records, without
 from client_app.datasets.tables import read_table
+from client_app.datasets.whole_site import SourceError
 from common.errors import DataError
 
 # Names of folders that hold a part of the records, not a class.
@@ -69,7 +72,9 @@ def read_imagefolder(
         site_column,
         patient_column,
     )
-    files, is_train = in_class_folders(root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES)
+    files, is_train = in_class_folders(
+        root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES, left
+    )
     if not files and not left.one_by_one:
         raise DataError(
             f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per "
@@ -97,14 +102,16 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
             p for p in (folder / f"{name}{s}" for s in ("", ".csv", ".parquet")) if p.is_file()
         ]
         if not tables:
-            raise DataError(
+            raise SourceError(
                 f"dataset = {name!r}: '{folder}' has no such sub-folder or table; it has "
                 f"{listing(folder)}"
             )
     else:
-        tables = sorted(p for p in folder.iterdir() if p.suffix in (".csv", ".parquet"))
+        tables = sorted(
+            p for p in folder.iterdir() if p.suffix in (".csv", ".parquet") and is_file(p)
+        )
     if len(tables) > 1:
-        raise DataError(
+        raise SourceError(
             f"'{folder}' has several tables ({some(p.name for p in tables)}); name one of them in "
             "dataset"
         )
@@ -112,32 +119,60 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
 
 
 def in_class_folders(
-    root: Path, wanted: Callable[[Path], bool]
+    root: Path, wanted: Callable[[Path], bool], left: LeftOut
 ) -> tuple[list[tuple[Path, str]], Tensor | None]:
     """Files below class folders.
 
     Args:
         root: folder of the class folders, or of folders `train` and `test` with these.
         wanted: which files.
+        left: whether records are left out one by one. A file's own path then decides its class and
+            whether it trains: whether there is another folder, which one record may bring, must
+            not. So a folder `train` or `test` is a part of the split unless a class of the run has
+            its name, also where the other does not exist.
 
     Returns:
         The wanted files below each class folder, with its name; and a mask of training files if
-        folders `train` and `test` exist.
+        folders `train` and `test` exist, or if records are left out one by one.
     """
     splits = [root / "train", root / "test"]
+    if left.one_by_one:
+        splits = [each for each in splits if each.name not in left.classes]
+        tops = [*splits, root]
+    else:
+        tops = splits if all(map(is_folder, splits)) else [root]
     files: list[tuple[Path, str]] = []
     sizes: list[int] = []
-    for top in splits if all(s.is_dir() for s in splits) else [root]:
+    for top in tops:
         before = len(files)
-        for class_folder in sorted(
-            p for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")
-        ):
-            files += [
-                (path, class_folder.name)
-                for path in sorted(p for p in class_folder.rglob("*") if wanted(p))
-            ]
+        for class_folder in _folders(top, left):
+            if class_folder not in tops:
+                files += [
+                    (path, class_folder.name) for path in files_below(class_folder) if wanted(path)
+                ]
         sizes.append(len(files) - before)
-    return files, split_by_size(sizes)
+    if not left.one_by_one:
+        return files, split_by_size(sizes)
+    trains = [top.name != "test" or top == root for top in tops]
+    return files, torch.tensor(trains).repeat_interleave(torch.tensor(sizes))
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Files at any depth, sorted. A folder inside that cannot be read, or vanishes, has none."""
+    return sorted(Path(at, name) for at, _, names in os.walk(folder) for name in names)
+
+
+def _folders(top: Path, left: LeftOut) -> list[Path]:
+    """The folders in a folder, sorted; none of one that is missing or cannot be read, where records
+    are left out one by one.
+    """
+    try:
+        inside = sorted(path for path in top.iterdir() if not path.name.startswith("."))
+    except OSError:
+        if not left.one_by_one:
+            raise
+        return []
+    return list(filter(is_folder, inside))
 
 
 def note_depth(

@@ -5,8 +5,9 @@ one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from client_app.datasets.one_record import printable
 from common.errors import DataError
 
 log = logging.getLogger("fedsurrogate.site")
@@ -19,6 +20,8 @@ class LeftOut:
         one_by_one: leave such records out. Otherwise the first one raises DataError, so that a
             person corrects it. In a private run the reply must not show that a record is broken,
             and the other records still count.
+        classes: of such a run, which a reader may need: whether another record has a class must
+            not decide anything.
 
     Attributes:
         rows: the reader's own indices of records that are left out.
@@ -31,8 +34,8 @@ class LeftOut:
         [0, 2]
     """
 
-    def __init__(self, one_by_one: bool = False) -> None:
-        self.one_by_one = one_by_one
+    def __init__(self, one_by_one: bool = False, classes: Sequence[str] = ()) -> None:
+        self.one_by_one, self.classes = one_by_one, classes
         self.rows: set[int] = set()
         self.reasons: list[str] = []
 
@@ -63,6 +66,7 @@ class LeftOut:
         """
         if not count:
             return
+        why = printable(why)
         if not self.one_by_one:
             raise DataError(why)
         log.error("left out: %s", why)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client_app.datasets.dataset import Dataset, DataSource, group, load_all
+from client_app.datasets.whole_site import SourceError
 from client_app.node_config import NodeConfig, check_held_out, is_protected, judges
 from common.errors import ConfigError, DataError
 from common.run import Run
@@ -109,7 +110,7 @@ def _held_out(dataset: Dataset, node: NodeConfig) -> Tensor:
     if node.held_out_apart:
         return torch.arange(len(dataset))
     if dataset.drawn:
-        raise DataError(
+        raise SourceError(
             f"no held-out records: held-out-dir is data-dir, but {dataset.name!r} names no test "
             "split; put labelled records that no run trains on into a folder of their own"
         )

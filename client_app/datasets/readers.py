@@ -20,9 +20,10 @@ from torch import Tensor
 
 from client_app.datasets.duplicates import remembered, same_bytes, same_rows
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.one_record import open_regular
 from client_app.datasets.records import Records, without
-from client_app.datasets.tables import ParquetImages
-from common.errors import DataError
+from client_app.datasets.tables import ParquetImages, values_of
+from client_app.datasets.whole_site import SourceError
 from common.extras.packages import needed_for
 
 # Rows of features that are checked at a time, and bytes of a file that is not copied to memory.
@@ -93,7 +94,7 @@ def read_safetensors(
                     wanted = "x (n, d) and y (n,)" + (
                         f" and {patient_column} (n,)" if patient_column else ""
                     )
-                    raise DataError(
+                    raise SourceError(
                         f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; "
                         f"store {wanted}"
                     )
@@ -103,7 +104,7 @@ def read_safetensors(
                     patients.append(content.get_tensor(patient_column))
                     _check_features(file, tensors[-1][0], patients[-1], patient_column)
         except SafetensorError as error:
-            raise DataError(
+            raise SourceError(
                 f"'{file}' is not a readable safetensors file ({error}); write it again"
             ) from error
         _check_features(file, *tensors[-1])
@@ -111,7 +112,7 @@ def read_safetensors(
         len({x.shape[1] for x, _ in tensors}) > 1
         or len({m.get("fingerprint", "") for m in metadata}) > 1
     ):
-        raise DataError(
+        raise SourceError(
             f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both "
             "with one"
         )
@@ -183,15 +184,10 @@ def read_parquet(
             require_columns(file, [*wanted, image_column(schema)], each.names)
         tables = [pq.read_table(file, columns=wanted) for file in files]
     except pa.ArrowException as error:
-        raise DataError(
+        raise SourceError(
             f"parquet data in '{folder}' cannot be read ({error}); write the files again"
         ) from error
-    labels = [label for table in tables for label in table.column(label_column).to_pylist()]
-    if left.one_by_one:
-        # Integers with gaps are stored as floating point.
-        labels = [
-            int(each) if isinstance(each, float) and each.is_integer() else each for each in labels
-        ]
+    labels = [label for table in tables for label in values_of(table.column(label_column), left)]
     left.note(
         (row for row, label in enumerate(labels) if not isinstance(label, int | str)),
         f"column {label_column!r} of '{files[0]}' is {schema.field(label_column).type} or has "
@@ -199,13 +195,15 @@ def read_parquet(
     )
     names = _class_label_names(schema.metadata, label_column)
     origin = (
-        tuple(str(value) for table in tables for value in table.column(site_column).to_pylist())
+        tuple(
+            str(value) for table in tables for value in values_of(table.column(site_column), left)
+        )
         if site_column
         else None
     )
     images = ParquetImages(files, image_column(schema))
     whose = (
-        [value for table in tables for value in table.column(patient_column).to_pylist()]
+        [value for table in tables for value in values_of(table.column(patient_column), left)]
         if patient_column
         else None
     )
@@ -260,7 +258,8 @@ def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
     Raises:
         OSError: and other errors of Pillow, for a file that is broken or not an image.
     """
-    with Image.open(file) as image:
+    stream = file if isinstance(file, io.BytesIO) else open_regular(file)
+    with stream, Image.open(stream) as image:
         if shortest:
             image.draft("RGB", (2 * shortest, 2 * shortest))
         image.load()
@@ -301,7 +300,7 @@ def split_files(folder: Path, name: str, suffix: str) -> list[Path]:
     wanted = f"'{train.name}' and '{test.name}', or one " + (
         f"'{stem}{suffix}'" if stem else f"{suffix} file"
     )
-    raise DataError(
+    raise SourceError(
         f"dataset = {name!r}: '{folder}' lacks {wanted}; it has {listing(folder)}; name one of its "
         "data sets"
     )
@@ -309,17 +308,17 @@ def split_files(folder: Path, name: str, suffix: str) -> list[Path]:
 
 def _check_features(file: Path, x: Tensor, y: Tensor, name: str = "y") -> None:
     if x.ndim != 2 or not x.is_floating_point():
-        raise DataError(
+        raise SourceError(
             f"x in '{file}' is {x.dtype} of shape {tuple(x.shape)}; it must be floating point of "
             "shape (n, d)"
         )
     if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(
+        raise SourceError(
             f"{name} in '{file}' is {y.dtype} of shape {tuple(y.shape)}; it must be integers of "
             "shape (n,)"
         )
     if len(x) != len(y):
-        raise DataError(
+        raise SourceError(
             f"'{file}' has {len(x)} rows of x but {len(y)} of {name}; the numbers must be equal"
         )
 
@@ -381,7 +380,7 @@ def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -
         DataError: unless all wanted columns are present.
     """
     if missing := [column for column in wanted if column not in present]:
-        raise DataError(
+        raise SourceError(
             f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename them, or "
             "correct label-column, site-column or patient-column"
         )
@@ -400,7 +399,7 @@ def refuse_columns(why: str, site_column: str, patient_column: str) -> None:
     """
     for key, column in (("site-column", site_column), ("patient-column", patient_column)):
         if column:
-            raise DataError(f"{key} = {column!r}: {why}")
+            raise SourceError(f"{key} = {column!r}: {why}")
 
 
 def split_by_size(sizes: Sequence[int]) -> Tensor | None:
@@ -420,15 +419,15 @@ def content_key(root: Path, files: Iterable[Path]) -> str:
     """
     digest = hashlib.sha256(os.fsencode(root.resolve()))
     for file in files:
+        name = str(file.relative_to(root)).encode(errors="surrogatepass")
         try:
             status = file.stat()
-            digest.update(
-                f"\n{file.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}".encode(
-                    errors="replace"
-                )
-            )
+            seen = f"{status.st_size}\0{status.st_mtime_ns}"
         except (OSError, ValueError):
-            digest.update(f"\n{file.relative_to(root)}\0missing".encode(errors="replace"))
+            seen = "missing"
+        # Names with the characters that separate them are quoted: no name may look like two.
+        quoted = repr(name).encode() if b"\0" in name or b"\n" in name else name
+        digest.update(b"\n" + quoted + f"\0{seen}".encode())
     return digest.hexdigest()
 
 

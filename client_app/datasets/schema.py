@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 from client_app.datasets.dataset import DataSource, folder_of
-from client_app.datasets.dicom import key_of
+from client_app.datasets.dicom import OF_ONE_IMAGE, key_of
 from client_app.datasets.image_folders import find_table
 from client_app.datasets.readers import (
     image_column,
@@ -16,6 +15,7 @@ from client_app.datasets.readers import (
     some,
     split_files,
 )
+from client_app.datasets.tables import csv_columns
 from common.errors import DataError
 from common.extras.packages import needed_for
 
@@ -64,13 +64,27 @@ def read_schema(source: DataSource) -> Schema:
             return Schema()
         columns = _parquet_columns(table)[0] if table.suffix == ".parquet" else _csv_columns(table)
         if source.kind == "dicom":
-            key_of(table, columns)
+            _check_key(key_of(table, columns), source, table)
         require_columns(table, wanted if source.kind == "dicom" else ["path", *wanted], columns)
     except OSError as error:
         raise DataError(
             f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
         ) from error
     return Schema()
+
+
+def _check_key(key: str, source: DataSource, table: Path) -> None:
+    """Where single images are protected, refuse a table whose rows are about many images.
+
+    One more image with a row of its own may contradict the row of a patient, and all images of that
+    patient would be left out.
+    """
+    if source.one_by_one and not source.patients_protected and key not in OF_ONE_IMAGE:
+        raise DataError(
+            f"'{table}' names images by {key!r}, so one row decides about many, but this site "
+            f"protects single images; add one of the columns {', '.join(OF_ONE_IMAGE)}, or protect "
+            "patients (unit in the node-config)"
+        )
 
 
 def _features(files: list[Path], patient_column: str) -> Schema:
@@ -134,9 +148,8 @@ def _parquet_columns(file: Path) -> tuple[list[str], str]:
 
 
 def _csv_columns(file: Path) -> list[str]:
-    """The columns in the first line; the rest is not parsed."""
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-        columns = next(csv.reader(lines), [])
+    """The columns in the first line; no other line is read."""
+    columns = csv_columns(file)
     if not columns:
         raise DataError(f"table '{file}' is empty; its first line must name the columns")
     return columns

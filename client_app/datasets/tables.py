@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from client_app.datasets.left_out import LeftOut
-from common.errors import DataError
+from client_app.datasets.one_record import attempt
+from client_app.datasets.whole_site import SourceError
 from common.extras.packages import needed_for
 
 # Longest line in bytes that is read when lines are left out one by one.
 LONGEST_LINE = 2**16
+BOM = b"\xef\xbb\xbf"
+# How invalid bytes in a text are kept, so that different bytes stay different texts.
+KEPT_BYTES = "surrogateescape"
 # Records in row groups that stay in memory: threads decode fewer at a time.
 KEPT = 2048
 
@@ -56,8 +60,9 @@ class ParquetImages:
                 >= KEPT
             ):
                 self._read = {each: kept for each, kept in self._read.items() if kept is not oldest}
-        value = values[index - self._first[group]].as_py()
-        content = value.get("bytes") if isinstance(value, dict) else value
+        value = values[index - self._first[group]]
+        # Of a structure its bytes alone: nothing else in it, such as a path, may make it unusable.
+        content = (value["bytes"] if hasattr(value, "keys") else value).as_py()
         if not isinstance(content, bytes):
             raise OSError("the record holds no image bytes")
         return content
@@ -101,9 +106,9 @@ def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
 
     Nothing in one line, such as an open quote or invalid bytes, changes how another line is read: a
     new record must not remove others. So a quoted value that continues on the next line is left out
-    as well.
+    as well. Invalid bytes stay what they are: two patient IDs must not become one.
     """
-    lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = file.read_bytes().removeprefix(BOM).split(b"\n")
     names = _values(lines[0]) or []
     rows: list[list[str]] = []
     unread = 0
@@ -128,7 +133,7 @@ def _values(line: bytes) -> list[str] | None:
     if len(line) > LONGEST_LINE:
         return None
     try:
-        return next(csv.reader([line.decode("utf-8", "replace").rstrip("\r")], strict=True), [])
+        return next(csv.reader([line.decode("utf-8", KEPT_BYTES).rstrip("\r")], strict=True), [])
     except csv.Error:
         return None
 
@@ -165,25 +170,56 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
             if uneven
             else str(error)
         )
-        raise DataError(f"table '{file}' cannot be read ({why}); write it again") from None
+        raise SourceError(f"table '{file}' cannot be read ({why}); write it again") from None
     left.note_unread(
         len(uneven),
         f"{len(uneven)} lines of '{file}' have another number of columns than the first",
     )
-    return {name: _texts(table.column(name)) for name in table.column_names}
+    return {name: values_of(table.column(name), left) for name in table.column_names}
 
 
-def _texts(column: Any) -> list[Any]:
-    """The values of a column; invalid bytes are replaced, so one bad value does not remove the
-    others.
+def csv_columns(file: Path) -> list[str]:
+    """The names in the first line of a CSV file; no other line is read.
+
+    Args:
+        file: the table.
+    """
+    with file.open("rb") as lines:
+        return _values(lines.readline(LONGEST_LINE + 4).removeprefix(BOM).rstrip(b"\n")) or []
+
+
+def values_of(column: Any, left: LeftOut) -> list[Any]:
+    """The values of a column of a table, so that one odd value does not remove the others.
+
+    Args:
+        column: of pyarrow.
+        left: whether records are left out one by one. Then invalid bytes in a text are kept, a
+            value that Python cannot hold (a date in the year 60000) is None, and whole numbers are
+            integers, because one gap makes a column of integers one of floating point. Otherwise
+            invalid bytes are replaced.
     """
     with needed_for("a table"):
         import pyarrow as pa
 
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind, column = kind.value_type, column.cast(kind.value_type)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        errors = KEPT_BYTES if left.one_by_one else "replace"
+        return [
+            None if value is None else value.decode("utf-8", errors)
+            for value in column.cast(pa.large_binary()).to_pylist()
+        ]
+    if not left.one_by_one:
         values: list[Any] = column.to_pylist()
         return values
-    return [
-        None if value is None else value.decode("utf-8", "replace")
-        for value in column.cast(pa.large_binary()).to_pylist()
-    ]
+    together = attempt(column.to_pylist)
+    if isinstance(together, BaseException):
+        together = [attempt(value.as_py) for value in column]
+    return [_whole_number(value) for value in together]
+
+
+def _whole_number(value: Any) -> Any:
+    if isinstance(value, BaseException):
+        return None
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from client_app.datasets.dataset import DataSource, folder_of
 from client_app.datasets.image_folders import (
     IMAGE_SUFFIXES,
@@ -12,6 +10,7 @@ from client_app.datasets.image_folders import (
     note_depth,
 )
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.one_record import is_file
 from client_app.datasets.schema import read_schema
 from client_app.node_config import NodeConfig
 from common.errors import DataError
@@ -55,9 +54,9 @@ def _of_folders(source: DataSource, name: str) -> list[str]:
     if table is not None:
         return []
     images = source.kind == "imagefolder"
-    wanted = (lambda path: path.suffix.lower() in IMAGE_SUFFIXES) if images else Path.is_file
+    wanted = (lambda path: path.suffix.lower() in IMAGE_SUFFIXES) if images else is_file
     try:
-        files, _ = in_class_folders(root, wanted)
+        files, _ = in_class_folders(root, wanted, LeftOut())
         if not files:
             return [
                 f"'{root}' has no {'images' if images else 'files'} in class folders; make one "

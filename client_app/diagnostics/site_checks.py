@@ -14,12 +14,15 @@ from contextlib import closing
 
 import torch
 
+from client_app.datasets.dataset import DataSource
 from client_app.datasets.partition import SiteShare, share
+from client_app.datasets.schema import read_schema
 from client_app.diagnostics.findings import Finding
 from client_app.diagnostics.key_checks import check_keys
 from client_app.features.parts import in_parts
 from client_app.features.site_features import site_backbone, site_device
 from client_app.governance.gate import open_gate, own_ledger
+from client_app.governance.held import why_held
 from client_app.governance.policy import NO_LIMIT
 from client_app.governance.uncharged import FALLBACK, check_dimension
 from client_app.node_config import NodeConfig, is_protected, packages_of
@@ -235,8 +238,13 @@ def _packages(run: Run, node: NodeConfig) -> Finding:
 
 
 def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
+    protected = is_protected(run.private, node)
+    if protected:
+        read_schema(DataSource.of_node(node, run))
     records = share(run, node)
     part.append(records)
+    if protected and (held := why_held(node)):
+        return Finding("data", "FAIL", f"private runs use no record: {held}", "see site.log")
     dataset = records.dataset
     counts = torch.bincount(dataset.labels[records.train], minlength=len(dataset.classes)).tolist()
     named = [f"{name} {count}" for name, count in zip(dataset.classes, counts, strict=True)]
@@ -253,7 +261,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
             "data", "FAIL", facts + left, "without training records only noise leaves, or nothing"
         )
     if dataset.left_out:
-        private = " in this private run" if is_protected(run.private, node) else ""
+        private = " in this private run" if protected else ""
         facts_and_losses = f"{facts}; LEFT OUT{private}: {'; '.join(dataset.left_out)}"
         return Finding(
             "data",

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from client_app.datasets.whole_site import NoRecordsError, SourceError
 from client_app.features.cache import PARTIAL, digest_of, make_room, read_entry
 from client_app.features.device_processes import Devices, in_processes
 from client_app.features.parts import Part, check_same_size, in_parts
@@ -116,12 +117,12 @@ def extract(
                 stored = read_entry(entry, len(dataset))
             make_room(entry, most_mib)
     except OSError as error:
-        raise DataError(
+        raise SourceError(
             f"cache '{cache}' cannot be used ({error}); set cache-dir in the node-config, or the "
             "variable XDG_CACHE_HOME of the environment, to another folder"
         ) from error
     if stored is None:
-        raise DataError(
+        raise SourceError(
             f"features written to '{entry}' cannot be read again; check the disk, or set cache-dir "
             "to another folder"
         )
@@ -195,7 +196,7 @@ def _compute(
         LOG.warning("%s: %s is broken and skipped (%s)", dataset.name, dataset.where(row), reason)
     if not writer.dimension:
         reason = broken[0][1] if broken else "it is empty"
-        raise DataError(
+        raise NoRecordsError(
             f"none of the {len(dataset)} images of {dataset.name!r} can be read; reason for the "
             f"first: {reason}"
         )

@@ -12,13 +12,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from client_app.datasets.one_record import attempt, described
 from client_app.datasets.records import Opener
+from client_app.datasets.whole_site import cause_of
 from client_app.features.transfers import CudaTransfers, overlapped
 from common.backbones.backbones import Backbone
-from common.errors import BackboneError
+from common.backbones.preprocessing import OwnTransform
+from common.errors import BackboneError, DataError
 
 DECODE_TOGETHER = 32
 # On a CPU each thread decodes eight images and forwards them in pairs, whose activations fit the
@@ -66,8 +71,9 @@ def in_parts(
         processes: number of processes that share the cores.
     """
     cores = max(1, usable_cores() // processes)
+    decode = partial(_decode, opener, backbone, shape_of_images(backbone))
     if backbone.device.type != "cpu":
-        parts = _batches(partial(_decode, opener, backbone), shards, batch_size, min(16, cores))
+        parts = _batches(decode, shards, batch_size, min(16, cores))
         if backbone.device.type == "cuda":
             batches = ((part, part.images) for part in parts)
             for part, features in overlapped(
@@ -83,7 +89,7 @@ def in_parts(
         # Affects this thread only. Threads that share a forward pass would wait for each other at
         # every layer.
         torch.set_num_threads(1)
-        return _forward(_decode(opener, backbone, indices), backbone, CPU_FORWARD_TOGETHER)
+        return _forward(decode(indices), backbone, CPU_FORWARD_TOGETHER)
 
     threads = torch.get_num_threads()
     try:
@@ -142,29 +148,69 @@ def _in_order(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def shape_of_images(backbone: Backbone) -> tuple[int, ...] | None:
+    """The shape (channels, height, width) that every image must have for a backbone whose transform
+    is a site's own; None for others, which have one size by their settings, or keep their sizes.
+
+    It comes from an image of noise: from the first record, that one would decide about the others.
+
+    Args:
+        backbone: that prepares images.
+    """
+    if not isinstance(backbone.preprocess, OwnTransform):
+        return None
+    noise = np.random.default_rng(0).integers(0, 256, (96, 64, 3), dtype=np.uint8)
+    return tuple(backbone.preprocess(Image.fromarray(noise)).shape)
+
+
 def _forward(part: Part, backbone: Backbone, together: int) -> Part:
+    """The features of a part. An image for which a backbone fails that works otherwise is broken."""
     if part.images is None:
         return part
-    features = [
-        backbone.forward(images).to("cpu", torch.float16)
-        for images in torch.split(part.images, together)
+
+    def features(images: Tensor) -> Tensor:
+        return torch.cat(
+            [
+                backbone.forward(each).to("cpu", torch.float16)
+                for each in torch.split(images, together)
+            ]
+        )
+
+    found = attempt(partial(features, part.images))
+    if isinstance(found, Tensor):
+        return replace(part, features=found)
+    if cause_of(found) or not isinstance(
+        attempt(partial(features, torch.zeros_like(part.images[:1]))), Tensor
+    ):
+        raise found
+    alone = [attempt(partial(features, image[None])) for image in part.images]
+    good = [place for place, each in enumerate(alone) if isinstance(each, Tensor)]
+    rest = [
+        (part.rows[place], described(each))
+        for place, each in enumerate(alone)
+        if isinstance(each, BaseException)
     ]
-    return replace(part, features=torch.cat(features))
+    rows = [each for each in alone if isinstance(each, Tensor)]
+    return replace(
+        part,
+        rows=[part.rows[place] for place in good],
+        broken=[*part.broken, *rest],
+        images=part.images[good] if good else None,
+        features=torch.cat(rows) if rows else None,
+    )
 
 
-def _decode(opener: Opener, backbone: Backbone, indices: range) -> Part:
+def _decode(
+    opener: Opener, backbone: Backbone, shape: tuple[int, ...] | None, indices: range
+) -> Part:
     rows: list[int] = []
     broken: list[tuple[int, str]] = []
     images: Tensor | None = None
     size: tuple[int, ...] = ()
     for index in indices:
-        try:
-            image = backbone.preprocess(opener(index, backbone.preprocess.resize))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        # Decoders raise almost anything for a damaged file; a Rust panic is no Exception.
-        except BaseException as error:
-            broken.append((index, f"{type(error).__name__}: {error}"))
+        image = attempt(partial(_prepared, opener, backbone, shape, index))
+        if isinstance(image, BaseException):
+            broken.append((index, described(image)))
             continue
         if images is None:
             images = torch.empty((len(indices), *image.shape)).contiguous(
@@ -175,6 +221,15 @@ def _decode(opener: Opener, backbone: Backbone, indices: range) -> Part:
         images[len(rows)] = image
         rows.append(index)
     return Part(rows, None if images is None else images[: len(rows)], broken, size=size)
+
+
+def _prepared(
+    opener: Opener, backbone: Backbone, shape: tuple[int, ...] | None, index: int
+) -> Tensor:
+    image = backbone.preprocess(opener(index, backbone.preprocess.resize))
+    if shape is not None and tuple(image.shape) != shape:
+        raise DataError(f"the backbone prepares it as {tuple(image.shape)}, others as {shape}")
+    return image
 
 
 def _join(parts: list[Part]) -> Part:

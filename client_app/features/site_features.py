@@ -15,6 +15,7 @@ from torch import Tensor
 
 from client_app.datasets.dataset import Dataset
 from client_app.datasets.partition import share
+from client_app.datasets.whole_site import NoRecordsError, SourceError
 from client_app.features.cache import MIB
 from client_app.features.extraction import Features, extract
 from client_app.features.on_disk import chunks, written
@@ -154,7 +155,7 @@ def load_site(
     # In a secure sum without noise such a site adds zeros, and its files are still compared.
     hidden = is_protected(run.hides_sites, node)
     if not len(part.dataset) and not hidden:
-        raise DataError(
+        raise NoRecordsError(
             f"no record of the classes {', '.join(run.settings.classes)[:200]} in "
             f"{part.dataset.name!r}"
         )
@@ -174,7 +175,7 @@ def load_site(
     if node.unit == "record" or (protected and node.protects == "record"):
         train = replace(train, units=None)
     elif protected and train.units is None:
-        raise DataError(
+        raise SourceError(
             f"{part.dataset.name!r} has no patient IDs, but this site protects patients; set "
             "patient-column"
         )
@@ -306,7 +307,7 @@ def usable(
                 (read(rows[part]) for part in chunks(len(rows), dimension)), dimension, folder
             )
         except OSError as error:
-            raise DataError(
+            raise SourceError(
                 f"features cannot be written to cache-dir '{folder}' ({error}); make room there"
             ) from error
     if not (finite := torch.cat(good)).all():

@@ -12,7 +12,7 @@ from pathlib import Path
 from client_app.features.site_features import SiteFeatures, load_site
 from client_app.governance.entries import Release
 from client_app.governance.gate import Gate
-from client_app.governance.uncharged import FALLBACK, with_records
+from client_app.governance.uncharged import FALLBACK, Failure, with_records
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig, is_protected
 from common.errors import LedgerError
@@ -62,6 +62,7 @@ class Prepared:
         must_keep: see `MethodOutput`.
         failure: why it was made without records in a private run; empty if it was made from
             records. It stays at the site.
+        explained: whether that has a cause that no single record can have.
         guard: see `MethodOutput`.
     """
 
@@ -74,6 +75,7 @@ class Prepared:
     keep: Mapping[Path, bytes] = field(default_factory=dict)
     must_keep: bool = False
     failure: str = ""
+    explained: bool = True
     guard: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
@@ -105,9 +107,9 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     if is_protected(run.hides_sites, node):
         (made, number, seconds), site_features, failure = with_records(run, node, make)
     else:
-        site_features, failure = load_site(run, node, gate.policy.cache_mib), ""
+        site_features, failure = load_site(run, node, gate.policy.cache_mib), Failure()
         made, number, seconds = make(site_features, node)
-    if failure:
+    if failure.text:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
     release = replace(
         entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run.digest)
@@ -123,7 +125,7 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
         seconds,
         made.answer,
         *kept,
-        failure,
+        *failure,
         made.guard,
     )
 

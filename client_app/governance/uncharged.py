@@ -9,11 +9,14 @@ software, whether the configured folder can be read, and the schema of its files
 none of these.
 
 The mechanism: the site does the same work as if it had no record (`without_records`). A failure in
-that work depends on public facts only, and its code may leave. A failure that occurs only with
-records must not show. The site then writes it to its log and ledger, shows it in `site doctor` and
-`site dry-run`, and releases the output of the empty site: pure noise, charged as always. Single
-unusable records are left out before that (client_app/datasets/left_out.py), and copies
-(client_app/datasets/duplicates.py).
+that work depends on public facts only, and its code may leave. Single records that cannot be used
+are left out alone (client_app/datasets/left_out.py, one_record.py), and copies
+(client_app/datasets/duplicates.py): whatever one record is, the others are used as they were. A
+failure that occurs only with records must not show. The site then writes it to its log and ledger,
+shows it in `site doctor` and `site dry-run`, and releases the output of the empty site: pure noise,
+charged as always. That is private where the failure has a cause that no single record can have
+(client_app/datasets/whole_site.py has the list). Any other failure may be about one record, so it
+shows at most once: from then on the records are held (held.py) until a person has looked.
 
 A secure sum without noise keeps the same rule for all replies before the sum is opened: whatever one
 hospital's records are, the masked vector has the same form, and only the opened total depends on
@@ -37,13 +40,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from client_app.datasets.dataset import DataSource
+from client_app.datasets.one_record import described, ends_process
 from client_app.datasets.partition import check_settings
 from client_app.datasets.schema import read_schema
+from client_app.datasets.whole_site import SourceError, cause_of
 from client_app.features.site_features import (
     NO_FEATURES,
     LabelledFeatures,
@@ -51,11 +56,12 @@ from client_app.features.site_features import (
     load_site,
     site_backbone,
 )
+from client_app.governance.held import why_held
 from client_app.governance.policy import policy_of
 from client_app.node_config import NodeConfig, packages_of
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import with_power
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 from common.extras.needed import check_packages
 from common.methods.counting import JUDGING
 from common.run import Run
@@ -113,9 +119,22 @@ def check_dimension(backbone: Backbone) -> None:
         )
 
 
+class Failure(NamedTuple):
+    """Why records were not used.
+
+    Attributes:
+        text: for the site itself; empty if they were used.
+        explained: whether it has a cause that no single record can have. Otherwise the records must
+            be held before a release leaves, see held.py.
+    """
+
+    text: str = ""
+    explained: bool = True
+
+
 def with_records(
     run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeConfig], T]
-) -> tuple[T, SiteFeatures, str]:
+) -> tuple[T, SiteFeatures, Failure]:
     """Do `work` on this site's records; if that fails, do it without records.
 
     Raises only the errors of the work without records.
@@ -129,10 +148,15 @@ def with_records(
         The result, the site features it was made from, and the failure, empty if there was none.
     """
     empty, backbone = _empty(run, node)
+    # On the CPU: a GPU that has failed once may fail again.
+    on_cpu = node.model_copy(update={"device": "cpu"})
+    if held := why_held(node):
+        log.error("THE RECORDS ARE NOT USED: %s", held)
+        return work(empty, on_cpu), empty, Failure(held)
     try:
         site_features = load_site(run, node, policy_of(node).cache_mib, backbone)
         if _outline(site_features) != _outline(empty):
-            raise DataError(
+            raise SourceError(
                 f"the records give {_outline(site_features)}, the site's schema and backbone "
                 f"{_outline(empty)}"
             )
@@ -145,32 +169,21 @@ def with_records(
                 "this site has no usable record of the run's classes; its release is pure noise, "
                 "or zeros in a secure sum"
             )
-        return work(site_features, node), site_features, ""
+        return work(site_features, node), site_features, Failure()
     except BaseException as error:
         # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a
         # BaseException.
-        if isinstance(error, KeyboardInterrupt) or _is_termination(error):
+        if ends_process(error):
             raise
-        failure = f"{type(error).__name__}: {error}"
-        # On the CPU: a GPU that has failed once may fail again.
-        made = work(empty, node.model_copy(update={"device": "cpu"}))
+        cause = cause_of(error)
+        made = work(empty, on_cpu)
         log.exception(
-            "THE RECORDS CANNOT BE USED; in this private run or secure sum the site replies as if it "
-            "had none: pure noise, or zeros"
+            "THE RECORDS CANNOT BE USED (%s); in this private run or secure sum the site replies as "
+            "if it had none: pure noise, or zeros",
+            cause or "NO LISTED CAUSE",
         )
-        return made, empty, failure
+        return made, empty, Failure(described(error), explained=bool(cause))
 
 
 def _outline(site_features: SiteFeatures) -> tuple[str, int, tuple[str, ...]]:
     return site_features.fingerprint, site_features.train.features.shape[1], site_features.classes
-
-
-def _is_termination(error: BaseException) -> bool:
-    """Whether Flower ends this process, as on a signal; then no more work is done, and nothing is
-    charged.
-    """
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    where = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
-    return isinstance(error, SystemExit) and where.startswith("flwr.")

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -113,6 +115,31 @@ def test_one_more_patient_changes_no_record_of_another_patient() -> None:
             {key: count for key, count in left(more, patients=True).items() if key[2] != "new"}
         )
         assert left(rows, patients=True) == without
+
+
+rows_ = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.sampled_from("PQR"), st.booleans()),
+    max_size=9,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=rows_, patients=st.booleans())
+def test_of_each_content_of_a_unit_one_record_is_left_and_none_if_labels_differ(
+    rows: list[tuple[int, str, str, bool]], patients: bool
+) -> None:
+    """Where records are protected, also across patients: an image that two patients have would
+    count twice. Where patients are, within each.
+    """
+    together: dict[tuple[int, str], list[tuple[str, bool]]] = {}
+    for content, label, who, train in rows:
+        together.setdefault((content, who if patients else ""), []).append((label, train))
+    expected = Counter(
+        (content, copies[0][0], who)
+        for (content, who), copies in together.items()
+        if len({label for label, _ in copies}) == 1 and any(train for _, train in copies)
+    )
+    assert left(rows, patients) == expected
 
 
 PAIRS: dict[str, tuple[str, Data, Data]] = {

@@ -2,10 +2,13 @@
 
 import io
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pydicom
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
@@ -13,6 +16,7 @@ from pydicom.pixels import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
 from pydicom.uid import JPEG2000Lossless, RLELossless
 
+from client_app.datasets import dicom_pixels
 from client_app.datasets.dicom_pixels import open_dicom
 from common.errors import DataError
 from tests.dicom_files import Array, image, lookup, save
@@ -184,6 +188,53 @@ def test_one_frame_is_taken_with_the_window_of_its_own_groups(tmp_path: Path) ->
     ]
 
 
+# Where a value may stand: in the header, in the groups that frames share, in those of a frame. The
+# first that has it counts, from the last to the first of these.
+PLACES = ("header", "shared", "own")
+somewhere = st.dictionaries(st.sampled_from(PLACES), st.integers(0, 40), min_size=1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rescale=somewhere, window=somewhere, frame=st.integers(0, 2), kept=st.booleans())
+def test_what_a_frame_has_of_its_own_counts_before_what_frames_share_and_that_before_the_header(
+    rescale: dict[str, int], window: dict[str, int], frame: int, kept: bool
+) -> None:
+    """As a file of that frame alone is shown, with the values that count in its header."""
+
+    def intercept(place: str, into: Dataset) -> None:
+        if place in rescale:
+            into.RescaleIntercept, into.RescaleSlope = -50 * rescale[place], 1
+            into.RescaleType = "HU"
+
+    def centre(place: str, into: Dataset) -> None:
+        if place in window:
+            into.WindowCenter, into.WindowWidth = 100 * window[place], 700
+
+    def groups(place: str) -> Dataset:
+        group, inner, view = Dataset(), Dataset(), Dataset()
+        intercept(place, inner)
+        centre(place, view)
+        if inner or kept:
+            group.PixelValueTransformationSequence = Sequence([inner] if inner else [])
+        if view or kept:
+            group.FrameVOILUTSequence = Sequence([view] if view else [])
+        return group
+
+    several = image(np.stack([RAMP] * 3), BitsStored=12)
+    intercept("header", several)
+    centre("header", several)
+    several.SharedFunctionalGroupsSequence = Sequence([groups("shared")])
+    several.PerFrameFunctionalGroupsSequence = Sequence(
+        [groups("own" if each == frame else "") for each in range(3)]
+    )
+    alone = image(RAMP, BitsStored=12)
+    intercept(next(place for place in reversed(PLACES) if place in rescale), alone)
+    centre(next(place for place in reversed(PLACES) if place in window), alone)
+    with TemporaryDirectory() as folder:
+        expected = shown(Path(folder) / "alone", alone)
+        assert (shown(Path(folder) / "several", several, frame) == expected).all()
+
+
 def test_an_even_image_is_black(tmp_path: Path) -> None:
     assert not shown(tmp_path, image(np.full((4, 4), 900, np.uint16))).any()
 
@@ -200,6 +251,18 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
             open_dicom(tmp_path / name)
     with pytest.raises(DataError, match="Window Width"):
         open_dicom(save(tmp_path / "zero", image(RAMP, WindowCenter=1, WindowWidth=0)))
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), GeneratorExit(), RecursionError()], ids=repr)
+def test_whatever_a_decoder_raises_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def raises(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(dicom_pixels, "_grey", raises)
+    with pytest.raises(DataError, match=rf"x' cannot be shown \({type(error).__name__}"):
+        open_dicom(save(tmp_path / "x", image(RAMP)))
 
 
 def test_what_other_programs_wrote_looks_alike_in_every_transfer_syntax() -> None:

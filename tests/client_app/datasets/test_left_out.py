@@ -11,6 +11,7 @@ import pytest
 
 from client_app.cli import main as cli
 from client_app.datasets.dataset import DataSource, load
+from client_app.datasets.dicom import KEYS
 from client_app.diagnostics.site_checks import check_site
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
 from client_app.governance import uncharged
@@ -57,6 +58,22 @@ def test_a_record_that_cannot_be_used_is_left_out_alone(
     found = load_site(RUN, node, policy_of(node).cache_mib)
     assert sorted(found.train.labels.tolist()) == [0, 1, 1]
     assert found.train.units is None or len(set(found.train.units)) == 3
+
+
+@pytest.mark.parametrize("unit", ["patient", "record"])
+@pytest.mark.parametrize("key", KEYS)
+def test_single_images_are_protected_only_where_a_row_is_about_one(
+    tmp_path: Path, key: str, unit: str
+) -> None:
+    """One more image of a patient, with a row of its own, otherwise removed all images of it."""
+    node = hospital(tmp_path / "h", "dicom table", (Record(), Record("a", grey=2)), unit=unit)
+    (Path(node.data_dir) / "table.csv").write_text(f"{key},label\n1,a\n")
+    if unit == "patient" or key in ("path", "SOPInstanceUID"):
+        assert not len(without_records(RUN, node).train.labels)
+        return
+    with pytest.raises(DataError, match="one row decides about many"):
+        without_records(RUN, node)
+    assert "FAIL" in {each.state for each in check_site(RUN, node) if each.what == "data"}
 
 
 @pytest.mark.parametrize("kind", ["table", "features", "parquet", "dicom"])
@@ -225,7 +242,7 @@ def test_a_site_that_gets_sigterm_ends_and_releases_nothing(
         with_records(RUN, node, work)
     assert made == []
     monkeypatch.setattr(uncharged, "load_site", ending("a_decoder"))
-    assert with_records(RUN, node, work)[2] == "SystemExit: 0"
+    assert with_records(RUN, node, work)[2] == ("SystemExit: 0", False)
     assert made == [0]
 
 

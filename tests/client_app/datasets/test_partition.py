@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as h_settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from client_app.datasets.dataset import Dataset, stratified_split
 from client_app.datasets.partition import partition, share, split_test, whole
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, DataError
@@ -152,6 +156,53 @@ def test_shares_of_the_digits_make_up_the_digits() -> None:
     [(dataset, parts)] = whole(settings, 4)
     assert torch.equal(dataset.labels, shares[0].dataset.labels)
     assert all(torch.equal(part, each.train) for part, each in zip(parts, shares, strict=True))
+
+
+@st.composite
+def hospitals(draw: st.DrawFn) -> tuple[Dataset, int]:
+    """Records of patients, split by files or here; and a number of sites that can share them."""
+    patients = draw(st.lists(st.sampled_from("ABCDEFGH"), min_size=4, max_size=24))
+    several = st.lists(st.integers(0, 2), min_size=len(patients), max_size=len(patients))
+    labels = torch.tensor(draw(several))
+    drawn = draw(st.booleans())
+    if drawn:
+        share_, number = draw(st.floats(0.0, 0.9)), draw(st.integers(0, 9))
+        is_train = stratified_split(labels, share_, number, patients)
+    else:
+        is_train = torch.tensor(draw(several)) > 0
+        is_train[0] = True
+    training = {who for who, train in zip(patients, is_train.tolist(), strict=True) if train}
+    sites = draw(st.integers(1, len(training)))
+    names = ("0", "1", "2")
+    return Dataset("d", labels, names, is_train, "k", patients=tuple(patients), drawn=drawn), sites
+
+
+@h_settings(max_examples=120, deadline=None)
+@given(hospitals(), st.sampled_from(["iid", "dirichlet"]), st.integers(0, 5))
+def test_a_patient_is_at_one_site_with_all_records_and_a_split_made_here_divides_none(
+    data: tuple[Dataset, int], kind: str, seed: int
+) -> None:
+    dataset, sites = data
+    assert dataset.patients is not None
+    places: dict[str, set[int]] = {}
+    sides: dict[str, set[str]] = {}
+    seen: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("client_app.datasets.partition.load_all", lambda *_: [dataset])
+        for place in range(sites):
+            node = NodeConfig(partition_id=place, num_partitions=sites)
+            part = share(run(partition=kind, seed=seed), node)
+            for side, rows in (("train", part.train.tolist()), ("test", part.test.tolist())):
+                seen += rows
+                for row in rows:
+                    assert bool(dataset.is_train[row]) == (side == "train")
+                    places.setdefault(dataset.patients[row], set()).add(place)
+                    sides.setdefault(dataset.patients[row], set()).add(side)
+    assert len(seen) == len(set(seen)), "a record is at one site"
+    assert set(dataset.is_train.nonzero().flatten().tolist()) <= set(seen)
+    assert all(len(each) == 1 for each in places.values()), places
+    if dataset.drawn:
+        assert all(len(each) == 1 for each in sides.values()), sides
 
 
 def features(folder: Path, *names: str) -> Path:

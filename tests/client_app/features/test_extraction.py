@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -320,13 +321,18 @@ def test_a_decoder_that_panics_spoils_one_image_alone(
     assert found.ok.tolist() == [index != 2 for index in range(9)]
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    ("module", "end"), [("anywhere", KeyboardInterrupt), ("flwr.supercore.exit", SystemExit)]
+)
 def test_what_ends_the_process_is_no_broken_image(
-    tmp_path: Path, pixels: Backbone, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+    tmp_path: Path,
+    pixels: Backbone,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    end: type[BaseException],
 ) -> None:
-    def ends(self: Dataset, index: int, size: int) -> Image.Image:
-        raise end
-
-    monkeypatch.setattr(Dataset, "open_image", ends)
+    names: dict[str, Any] = {"__name__": module, "end": end}
+    exec("def ends(*_):\n    raise end\n", names)
+    monkeypatch.setattr(Dataset, "open_image", names["ends"])
     with pytest.raises(end):
         extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path)

@@ -1,0 +1,57 @@
+"""Exact counts: the smallest cell is held against the records that are counted, not against all."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_app.features.site_features import LabelledFeatures, SiteFeatures
+from client_app.methods.counting import counts
+from client_app.methods.task import SiteLimits, Task
+from client_app.node_config import NodeConfig
+from common.counting.counts_proto import unpack_counts
+from common.errors import DataError
+from common.models.classifiers import Head
+from common.run import parse_run
+from common.surrogates.surrogates import Header
+from common.wire.model_proto import pack_classifier
+
+CLASSES = ("a", "b", "c")
+# A score beyond single precision is not finite: such a record cannot be counted.
+HUGE = 3e38
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    records=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30),
+    least=st.integers(1, 8),
+)
+def test_a_class_is_shown_if_so_many_of_its_usable_records_are_counted(
+    records: list[tuple[int, bool]], least: int
+) -> None:
+    # The last class is none of the run's.
+    labels = torch.tensor([label for label, _ in records], dtype=torch.int64)
+    features = torch.eye(4)[labels, :3] + 0.5
+    features[torch.tensor([broken for _, broken in records], dtype=torch.bool)] = HUGE
+    header = Header("fedavg", "r", "coordinator", "f", CLASSES)
+    model = pack_classifier(Head(header, 100 * torch.eye(3), torch.zeros(3)))
+    run = parse_run(
+        {
+            "counting.kind": "evaluation",
+            "counting.digest": hashlib.sha256(model).hexdigest(),
+            "classes": ",".join(CLASSES),
+        }
+    )
+    own = LabelledFeatures(features, labels)
+    site = SiteFeatures(own, own, (*CLASSES, "d"), "f", 0.0, simulated=False)
+    task = Task(run, NodeConfig(), "north", site, SiteLimits(smallest_cell=least), model)
+    usable = [sum(each == (label, False) for each in records) for label in range(3)]
+    expected = [count if count >= least else 0 for count in usable]
+    try:
+        shown = unpack_counts(counts(task).payload).tables["decisions"].sum(1).tolist()
+    except DataError:
+        shown = [0, 0, 0]
+    assert shown == expected
