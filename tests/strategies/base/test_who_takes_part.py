@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import RunError, SurrogateError
+from common.limits import MOST_CLASSES
 from common.security.receipts import Receipt, parse_receipts
 from strategies.base import receipts as receipts_module
 from strategies.base.introductions import Introduction, introduction, misfits, settle
@@ -260,10 +261,12 @@ GOOD: dict[str, Any] = {"fingerprint": "f" * 16, "dimension": 8, "classes": '["a
     [
         {"fingerprint": None}, {"fingerprint": ""}, {"dimension": 0}, {"dimension": -1}, {"dimension": 2**24 + 1},
         {"dimension": "8"}, {"classes": "[1]"}, {"classes": "{}"}, {"classes": "["}, {"classes": "[" * 10_000},
-        {"classes": json.dumps(["a"] * 10_001)}, {"key": 1}, {"key": "A"}, {"key": "a" * 1025},
+        {"classes": json.dumps(["a"] * (MOST_CLASSES + 1))}, {"key": 1}, {"key": "A"}, {"key": "a" * 1025},
     ],
 )  # fmt: skip
 def test_an_introduction_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
+    many = tuple(f"c{number}" for number in range(MOST_CLASSES))
+    assert introduction("north", GOOD | {"classes": json.dumps(many)}).classes == many
     for right in ({}, {"dimension": 2**24}, {"key": "a" * 1024}, {"simulated": True}):
         made = introduction("north", GOOD | right)
         assert made == Introduction(
