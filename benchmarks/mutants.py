@@ -125,7 +125,9 @@ def main() -> int:
     )
     files = [file for found in sources.values() for file in found]
     lines = recorded(tree.root, files, tests, chosen.jobs, began + chosen.seconds / 2)
-    tried = try_all(tree, facts, sample, lines, chosen.jobs, began + chosen.seconds)
+    # Where the time was too short for all tests, a mutant without a test yet says nothing.
+    judged = [each for each in sample if len(lines) == len(tests) or executing(each, lines)]
+    tried = try_all(tree, facts, judged, lines, chosen.jobs, began + chosen.seconds)
     write(chosen.output, chosen.seed, len(sample), tried, tree.packages)
     return int(table(tried, len(sample), tree.packages) < GOAL)
 
@@ -148,6 +150,14 @@ class Nearness:
         return 2 if str(path.parent) in test else 3
 
 
+def executing(mutant: Mutant, lines: dict[str, list[Test]]) -> list[Test]:
+    """Tests that execute the mutant's line. Code outside functions runs at import, before a test
+    begins, so no test has its lines: then those that execute its file.
+    """
+    tests = [each for found in lines.values() for each in found if mutant.file in each[2]]
+    return [each for each in tests if mutant.lineno in each[2][mutant.file]] or tests
+
+
 def try_all(
     tree: Tree,
     facts: Facts,
@@ -157,13 +167,12 @@ def try_all(
     until: float,
 ) -> list[Tried]:
     """Try mutants until the time is over."""
-    tests = [each for found in lines.values() for each in found if each[1] <= SLOWEST_TEST]
     tried: list[Tried] = []
 
     def try_some(some: Sequence[Mutant], plant: Callable[[Path, Mutant, Facts], None]) -> None:
         def work(mutant: Mutant, file: Path) -> int:
             plant(tree.root, mutant, facts)
-            return try_one(mutant, tests, file)
+            return try_one(mutant, lines, file)
 
         def done(mutant: Mutant, status: str, content: str) -> None:
             seconds = time.monotonic() - before[0]
@@ -189,23 +198,20 @@ def try_all(
     return trusted(tried, jobs)
 
 
-def try_one(mutant: Mutant, tests: Sequence[Test], file: Path) -> int:
+def try_one(mutant: Mutant, lines: dict[str, list[Test]], file: Path) -> int:
     """Exit code of the tests of a mutant, which is planted already."""
     resource.setrlimit(resource.RLIMIT_CPU, (int(10 + 2 * MOST_SECONDS),) * 2)
     signal.alarm(int(30 * MOST_SECONDS))
-    within = [each for each in tests if mutant.lineno in each[2].get(mutant.file, ())]
-    # Code outside functions runs at import, before a test begins, so no test has its lines.
-    within = within or [each for each in tests if mutant.file in each[2]]
     # Tests named after the file first, then the fastest. Then their neighbours: what a shared
     # fixture or a cache executes for the first test of a file is not recorded for the others.
     first = f"/test_{Path(mutant.file).stem}.py"
-    within = sorted(within, key=lambda each: (first not in each[0], each[1]))
+    within = sorted(executing(mutant, lines), key=lambda each: (first not in each[0], each[1]))
     places = {each[0].partition("::")[0] for each in within}
-    beside = [each for each in tests if each[0].partition("::")[0] in places and each not in within]
+    beside = [each for place in places for each in lines[place] if each not in within]
     chosen, seconds = [], 0.0
     for name, took, _ in [*within, *sorted(beside, key=lambda each: each[1])]:
         seconds += took
-        if seconds <= MOST_SECONDS:
+        if took <= SLOWEST_TEST and seconds <= MOST_SECONDS:
             chosen.append(name)
     # A few tests first: these kill most mutants, and every test file takes a second to import.
     for part in (chosen[:8], chosen[8:]):
