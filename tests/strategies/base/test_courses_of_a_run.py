@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from common.errors import RunError, SurrogateError
 from common.run import parse_run
+from common.signed_models.signed_model import SignedModel
 from common.surrogates.mixtures import MixtureSettings, fit
 from common.surrogates.surrogates import Header, Surrogate
 from common.wire.model_proto import pack_classifier
@@ -20,7 +21,7 @@ from common.wire.records import pack_surrogate, to_record
 from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 from strategies.base import collection
 from strategies.base.collection import has_quorum
-from strategies.base.outcome import NO_REPLY
+from strategies.base.outcome import NO_REPLY, Outcome
 from strategies.fedpft.strategy import FedPFT
 from tests.strategies.base.test_collecting import Clock
 
@@ -123,19 +124,26 @@ class Sites(LocalGrid):
         return message_id not in self._mute
 
 
+def not_signed(outcome: Outcome) -> SignedModel:
+    raise ValueError("no key")
+
+
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(courses=COURSES, quorum=st.sampled_from([0.1, 0.5, 1.0]))
+@given(courses=COURSES, quorum=st.sampled_from([0.1, 0.5, 1.0]), signs=st.booleans())
 def test_every_site_has_one_fate_and_only_the_used_ones_count(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     courses: list[Course],
     quorum: float,
+    signs: bool,
 ) -> None:
     monkeypatch.setattr(collection, "time", Clock())
     folder = str(tmp_path_factory.mktemp("runs"))
     run = parse_run(SMALL | {"quorum": quorum, "output-dir": folder})
     kept = Kept()
     strategy = FedPFT(run, kept)  # type: ignore[arg-type]
+    if signs:
+        strategy.signer = not_signed
     sends = {f"s{number}": course.sends for number, course in enumerate(courses)}
     well = [name for name, how in sends.items() if how == "well"]
     others = [name for name, how in sends.items() if how == "other backbone"]
@@ -155,7 +163,7 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
     silent = [name for name, how in sends.items() if how == "silent"]
     assert len(kept.of("dropped")) == len(silent)
     assert len(kept.of("rejected")) == len(courses) - len(used) - len(silent)
-    assert set(used) <= set(kept.of("replied")) <= set(used) | set(others)
+    assert sorted(kept.of("replied")) == sorted(well + others)
     assert next(e for e in kept.events if e["event"] == "invited")["sites"] == len(courses)
     for number, course in enumerate(courses):
         site = strategy.outcome.sites[FIRST_NODE + number]
@@ -173,6 +181,10 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
     assert accuracy == (correct / tested if tested else None)
     assert len(kept.of("evaluated")) == sum(each.tested > 0 for each in right)
     assert len(kept.of("evaluation-failed")) == len(judged) - len(right)
+    # A model that cannot be signed is still evaluated.
+    assert [e["reason"] for e in kept.events if e["event"] == "model-not-signed"] == (
+        ["no key"] if signs else []
+    )
     # What was learned is what is learned again from what was kept, in any order.
     again = FedPFT(run, Kept())  # type: ignore[arg-type]
     stored = [(name, (name, kept.surrogates[name])) for name in reversed(used)]
