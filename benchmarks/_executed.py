@@ -1,26 +1,34 @@
-"""Record for each passing test its time and the lines that it executes in some files."""
+"""Record for each passing test its time and the lines that it executes in some files.
+
+The files are imported with a mark before each statement in a function. A mark sets one byte, which
+costs nothing beside the statement, so that a test takes as long as it does without marks.
+"""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from benchmarks._forks import in_forks, pytest_exit
+
 # A test: its name, its CPU seconds, and the lines that it executes, by file.
 Test = tuple[str, float, dict[str, list[int]]]
 # Wall-clock seconds. A test that runs longer waits for other processes, and those run without the
-# fault.
-LONGEST_WAIT = 60.0
-MARK = "_executed_here"
+# fault. And for all tests of a file.
+LONGEST_WAIT, LONGEST_FILE = 60.0, 400
+MARK = "_executed_"
 
 
 class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
@@ -28,16 +36,17 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
 
     def __init__(self, root: Path, changes: Mapping[str, Callable[[str], ast.Module]]) -> None:
         self._root = root
-        self._files = {file.removesuffix(".py").replace("/", "."): file for file in changes}
+        self._files = {module_of(file): file for file in changes}
         self._changes = changes
 
     def find_spec(
         self, name: str, path: object, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return (
-            importlib.util.spec_from_loader(name, self, origin=self._files[name])
-            if name in self._files
-            else None
+        if name not in self._files:
+            return None
+        package = self._files[name].endswith("__init__.py")
+        return importlib.util.spec_from_loader(
+            name, self, origin=self._files[name], is_package=package
         )
 
     def get_filename(self, name: str) -> str:
@@ -48,68 +57,141 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
 
     def get_code(self, name: str) -> CodeType:
         file = self._files[name]
-        return compile(
-            self._changes[file]((self._root / file).read_text()), self.get_filename(name), "exec"
-        )
+        tree = self._changes[file]((self._root / file).read_text())
+        return compile(tree, self.get_filename(name), "exec")
 
 
-class Watch:
-    """A pytest plugin that writes the lines executed by the tests to a file. Create it before
-    importing a watched file.
-    """
-
-    def __init__(self, root: Path, files: list[str], output: Path) -> None:
-        self._output, self._tests, self._seen = output, list[Test](), set[tuple[str, int, int]]()
-        setattr(builtins, MARK, lambda *place: self._seen.add(place))
-        sys.meta_path.insert(
-            0,
-            Changed(root, {file: lambda source, file=file: marked(source, file) for file in files}),
-        )  # type: ignore[misc]
-
-    def pytest_runtest_logstart(self) -> None:
-        self._seen.clear()
-        self._began, self._clock = time.process_time(), time.monotonic()
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if (
-            report.when != "call"
-            or not report.passed
-            or time.monotonic() - self._clock > LONGEST_WAIT
-        ):
-            return
-        lines: dict[str, set[int]] = {}
-        for file, first, last in self._seen:
-            lines.setdefault(file, set()).update(range(first, last + 1))
-        took = round(time.process_time() - self._began, 2)
-        self._tests.append(
-            (report.nodeid, took, {file: sorted(found) for file, found in lines.items()})
-        )
-        self._output.write_text(json.dumps(self._tests))
+def module_of(file: str) -> str:
+    """Dotted name of the module in a file."""
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def marked(source: str, file: str) -> ast.Module:
-    """The syntax tree with a call before every statement in a function; the call records that the
-    statement runs.
-    """
-    tree = ast.parse(source)
-    for node in list(ast.walk(tree)):
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, None)
-            if isinstance(block, list) and not isinstance(node, ast.Module | ast.ClassDef):
-                setattr(
-                    node,
-                    field,
-                    [each for statement in block for each in _with_mark(statement, file)],
-                )
-    return ast.fix_missing_locations(tree)
+class Marks:
+    """The places of the marks in some files, and which were passed since the last `clear`."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, list[tuple[int, int]]] = {}
+        self._passed: dict[str, bytearray] = {}
+
+    def tree(self, source: str, file: str) -> ast.Module:
+        """The syntax tree of a file with its marks."""
+        places = self._places[file] = []
+        name = f"{MARK}{len(self._places)}"
+        tree = ast.parse(source)
+        for node in list(ast.walk(tree)):
+            for field in ("body", "orelse", "finalbody"):
+                block = getattr(node, field, None)
+                if isinstance(block, list) and not isinstance(node, ast.Module | ast.ClassDef):
+                    marked = [each for line in block for each in _with_mark(line, name, places)]
+                    setattr(node, field, marked)
+        self._passed[file] = bytearray(len(places))
+        setattr(builtins, name, self._passed[file])
+        return ast.fix_missing_locations(tree)
+
+    def clear(self) -> None:
+        for passed in self._passed.values():
+            passed[:] = bytes(len(passed))
+
+    def lines(self) -> dict[str, list[int]]:
+        """Lines of the passed statements, by file."""
+        found: dict[str, set[int]] = {}
+        for file, passed in self._passed.items():
+            for at, (first, last) in enumerate(self._places[file]):
+                if passed[at]:
+                    found.setdefault(file, set()).update(range(first, last + 1))
+        return {file: sorted(lines) for file, lines in found.items()}
 
 
-def _with_mark(statement: ast.stmt, file: str) -> list[ast.stmt]:
+def _with_mark(
+    statement: ast.stmt, name: str, places: list[tuple[int, int]]
+) -> tuple[ast.stmt, ...]:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return [statement]
+        return (statement,)
     last = statement.end_lineno or statement.lineno
     if isinstance(body := getattr(statement, "body", None), list):
         last = max(statement.lineno, body[0].lineno - 1)
-    place: list[ast.expr] = [ast.Constant(value) for value in (file, statement.lineno, last)]
-    mark = ast.Expr(ast.Call(ast.Name(MARK, ast.Load()), place, []))
-    return [ast.copy_location(mark, statement), statement]
+    target = ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(len(places)), ast.Store())
+    places.append((statement.lineno, last))
+    return ast.copy_location(ast.Assign([target], ast.Constant(1)), statement), statement
+
+
+class Watch:
+    """A pytest plugin that writes the lines that each passing test executes to a file."""
+
+    def __init__(self, marks: Marks, output: Path) -> None:
+        self._marks, self._output, self._tests = marks, output, list[Test]()
+
+    def pytest_runtest_logstart(self) -> None:
+        self._marks.clear()
+        self._began, self._clock = time.process_time(), time.monotonic()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        long = time.monotonic() - self._clock > LONGEST_WAIT
+        if report.when == "call" and report.passed and not long:
+            took = round(time.process_time() - self._began, 2)
+            self._tests.append((report.nodeid, took, self._marks.lines()))
+            self._output.write_text(json.dumps(self._tests))
+
+
+def recorded(
+    root: Path, files: Sequence[str], tests: Sequence[str], jobs: int, until: float
+) -> dict[str, list[Test]]:
+    """Passing tests with their executed lines, by test file.
+
+    They are kept in a file from run to run, until a test file or a file that it executes changes.
+
+    Args:
+        root: of the tree.
+        files: to watch.
+        tests: files of tests, in the order in which they are recorded.
+        jobs: processes at a time.
+        until: `time.monotonic()` after which no file is begun; those that are left are left out.
+    """
+    store = root / ".mutants-coverage.json"
+    digests = {name: digest(root / name) for name in files}
+
+    def state(name: str, found: Sequence[Test]) -> str:
+        """Digest of a file of tests and of the files that it executes."""
+        used = sorted({file for test in found for file in test[2]})
+        return hashlib.sha256(
+            " ".join([digest(root / name), *(digests.get(file, "") for file in used)]).encode()
+        ).hexdigest()
+
+    def fresh() -> dict[str, list[Test]]:
+        known = json.loads(store.read_text()) if store.is_file() else {}
+        return {
+            name: [(test, took, lines) for test, took, lines in known[name]["tests"]]
+            for name in tests
+            if name in known and known[name]["state"] == state(name, known[name]["tests"])
+        }
+
+    left = [name for name in tests if name not in fresh()]
+
+    def all_files(_: None, __: Path) -> int:
+        # One import of everything serves all files of tests. It happens in a fork, because modules
+        # with marks must not stay in the process that plants faults.
+        marks = Marks()
+        changes = {name: lambda source, name=name: marks.tree(source, name) for name in files}
+        sys.meta_path.insert(0, Changed(root, changes))  # type: ignore[arg-type]
+        pytest_exit(["--maxfail=1000", "--collect-only", "-qq", *left])
+        known = json.loads(store.read_text()) if store.is_file() else {}
+
+        def work(name: str, output: Path) -> int:
+            signal.alarm(LONGEST_FILE)
+            return pytest_exit(["--maxfail=1000", name], Watch(marks, output))
+
+        def done(name: str, _: str, content: str) -> None:
+            found = json.loads(content) if content else []
+            known[name] = {"state": state(name, found), "tests": found}
+            store.write_text(json.dumps(known))
+
+        in_forks(left, jobs, work, done, until)
+        return 0
+
+    if left:
+        in_forks([None], 1, all_files, lambda *_: None)
+    return fresh()
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

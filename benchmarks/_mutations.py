@@ -1,189 +1,249 @@
-"""Find small faults (mutants) that can be planted in Python source, and plant them in its syntax
-tree.
+"""Draw small faults (mutants) of Python source anew from a seed, and plant them in its syntax tree.
+
+What no test can see is left out: annotations, docstrings, messages of errors, logs, `__all__`,
+options of dataclasses and caches, the `strict` of a zip that the linter demands, statements that
+cannot be reached, defaults that every call overrides, and what compiles to the same bytecode.
 """
 
 from __future__ import annotations
 
 import ast
-import copy
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
 
-# Replacements of operators and names.
-COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-}  # fmt: skip
-FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.Gt,
-    ast.LtE: ast.GtE,
-    ast.Gt: ast.Lt,
-    ast.GtE: ast.LtE,
-}
-ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
-NAMES = {
-    "min": "max",
-    "max": "min",
-    "all": "any",
-    "any": "all",
-    "clamp_min": "clamp_max",
-    "clamp_max": "clamp_min",
-}
-# Functions of one argument; the mutant leaves out the call.
-LEFT_OUT = {
-    "sqrt",
-    "abs",
-    "square",
-    "log",
-    "exp",
-    "sorted",
-    "norm",
-    "double",
-    "trunc_",
-    "nan_to_num",
-}
+from benchmarks._operators import Facts, Scope, changes
+
+LOGS = {"log", "LOG", "logger", "logging", "warnings"}
+SKIPPED_CALLS = {"cast", "TypeVar", "print", "echo", "lru_cache", "cache", "dataclass"}
+ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+PAST_NAMES = ("annotation", "returns", "decorator_list", "type_params", "ctx", "names")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault. line: its source line; nth: its index among equal faults in the file; number: its
-    index in the file.
+    """One fault.
+
+    Attributes:
+        id: its name, from the file, the function, the operator and the text; it stays when code
+            above changes.
+        number: its place among all faults of the file, as it stands.
     """
 
+    id: str
     file: str
     function: str
     lineno: int
-    line: str
-    mutation: str
-    nth: int
+    operator: str
+    what: str
+    text: str
     number: int
 
-    @property
-    def key(self) -> str:
-        """Its name, which does not depend on the code above it in the file."""
-        return f"{self.file} | {self.line} | {self.mutation} | {self.nth}"
 
-    def order(self, seed: int) -> str:
-        """Sort key in a sample; it does not depend on other mutants."""
-        return hashlib.sha256(f"{seed} {self.key}".encode()).hexdigest()
-
-
-def mutants(file: str, source: str, functions: tuple[str, ...]) -> list[Mutant]:
-    """All faults of a file, in the given functions or classes; without any, in the whole file."""
-    lines, seen, found = source.splitlines(), dict[tuple[str, str], int](), []
-    for number, (function, node, mutation, _) in enumerate(_faults(ast.parse(source))):
-        line = lines[node.lineno - 1].strip()
-        nth = seen[line, mutation] = seen.get((line, mutation), -1) + 1
-        if not functions or set(function.split(".")) & set(functions):
-            found.append(Mutant(file, function, node.lineno, line, mutation, nth, number))
+def mutants(file: str, source: str, facts: Facts) -> list[Mutant]:
+    """All faults of a file, in the order of its source."""
+    seen, found = Counter[str](), []
+    lines = source.splitlines()
+    for number, fault in enumerate(_faults(ast.parse(source), facts)):
+        text = " ".join(fault.text.split())
+        line = lines[fault.node.lineno - 1].strip()
+        key = "\n".join((file, fault.function, fault.operator, fault.what, text, line))
+        digest = hashlib.sha256(f"{key}\n{seen[key]}".encode()).hexdigest()[:12]
+        seen[key] += 1
+        place = (file, fault.function, fault.node.lineno)
+        found.append(Mutant(digest, *place, fault.operator, fault.what, line, number))
     return found
 
 
-def planted(source: str, number: int) -> ast.Module:
+def planted(source: str, number: int, facts: Facts) -> ast.Module:
     """The syntax tree with one fault in it; lines keep their numbers."""
     tree = ast.parse(source)
-    for place, (*_, plant) in enumerate(_faults(tree)):
-        if place == number:
-            plant()
+    for at, fault in enumerate(_faults(tree, facts)):
+        if at == number:
+            fault.plant()
             return ast.fix_missing_locations(tree)
     raise IndexError(number)
 
 
-Fault = tuple[str, ast.expr | ast.stmt, str, Callable[[], None]]
+def draw(
+    sources: Mapping[str, Mapping[str, str]],
+    facts: Facts,
+    count: int,
+    seed: int,
+    known: Sequence[str] = (),
+) -> list[Mutant]:
+    """A sample of faults.
+
+    Each package has a part in proportion to its lines, and at least one. In a package an operator
+    is drawn in proportion to the square root of the number of its faults, because constants and
+    comparisons are many and faults of order few.
+
+    Args:
+        sources: text of each file, by package and file.
+        facts: about the packages.
+        count: of faults, at least the number of packages.
+        seed: decides the draw, together with the source.
+        known: ids that are left out: they change nothing.
+    """
+    sizes = {
+        name: sum(text.count("\n") for text in files.values()) for name, files in sources.items()
+    }
+    shares = {name: count * size / sum(sizes.values()) for name, size in sizes.items()}
+    parts = {name: max(1, int(share)) for name, share in shares.items()}
+    for name in sorted(shares, key=lambda name: parts[name] - shares[name]):
+        if sum(parts.values()) < count:
+            parts[name] += 1
+    drawn = []
+    for package, files in sources.items():
+        every = [each for file, text in files.items() for each in mutants(file, text, facts)]
+        many = Counter(each.operator for each in every)
+
+        def order(each: Mutant, many: Counter[str] = many) -> float:
+            # Weighted sampling without replacement (Efraimidis and Spirakis 2006).
+            return -(random.Random(f"{seed} {each.id}").random() ** (many[each.operator] ** 0.5))
+
+        chosen: list[Mutant] = []
+        for each in sorted(every, key=order):
+            if len(chosen) == parts[package]:
+                break
+            if each.id not in known and not same_code(files[each.file], each.number, facts):
+                chosen.append(each)
+        drawn += chosen
+    return sorted(drawn, key=lambda each: (each.file, each.lineno))
 
 
-def _faults(tree: ast.Module) -> Iterator[Fault]:
-    yield from _inside(tree, "")
+def same_code(source: str, number: int, facts: Facts) -> bool:
+    """Whether the fault compiles to what the source compiles to. A fault that does not compile
+    counts as the same.
+    """
+    try:
+        after = compile(planted(source, number, facts), "", "exec")
+    except (SyntaxError, ValueError):
+        return True
+    return _code(after) == _code(compile(source, "", "exec"))
 
 
-def _inside(node: ast.AST, function: str) -> Iterator[Fault]:
-    """Faults below a node, except in text: annotations, messages and docstrings."""
-    for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list"):
+def _code(code: CodeType) -> tuple[object, ...]:
+    """All of a code object that runs: not its lines. Equal constants of other types differ."""
+    constants = [
+        _code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts
+    ]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    return code.co_code, code.co_exceptiontable, constants, names
+
+
+@dataclass(frozen=True)
+class Fault:
+    function: str
+    node: ast.stmt | ast.expr | ast.ExceptHandler
+    operator: str
+    what: str
+    text: str
+    plant: Callable[[], None]
+
+
+def _faults(tree: ast.Module, facts: Facts) -> Iterator[Fault]:
+    attributes = {ast.unparse(each) for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
+    names = _bound(tree)
+    yield from _inside(tree, "", Scope(frozenset(names), frozenset(attributes)), facts)
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    """Names that are bound anywhere below a node."""
+    names = {
+        each.id
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
+    names |= {each.arg for each in ast.walk(tree) if isinstance(each, ast.arg)}
+    imports = [each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom)]
+    return names | {each.asname or each.name for line in imports for each in line.names}
+
+
+def _inside(node: ast.AST, function: str, scope: Scope, facts: Facts) -> Iterator[Fault]:
+    """Faults below a node, except where nobody can see them."""
+    for name, value in ast.iter_fields(node):
+        if name in PAST_NAMES or (name == "type" and isinstance(node, ast.ExceptHandler)):
             continue
-        for place, child in enumerate(value if isinstance(value, list) else [value]):
-            if not isinstance(child, ast.AST):
+        for at, child in enumerate(value if isinstance(value, list) else [value]):
+            if not isinstance(child, ast.AST) or _unseen(child):
                 continue
-
-            def put(
-                new: ast.AST, value: object = value, place: int = place, field: str = field
-            ) -> None:
-                if isinstance(value, list):
-                    value[place] = new
-                else:
-                    setattr(node, field, new)
-
-            inner = function
-            if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                inner = f"{function}.{child.name}".strip(".")
-            for mutation, new in _changed(child):
-                yield inner, child, mutation, lambda new=new, put=put: put(new)  # type: ignore[misc]
-            if not isinstance(child, ast.JoinedStr | ast.Raise):
-                yield from _inside(child, inner)
+            block: list[ast.stmt] = value[at + 1 :] if isinstance(child, ast.stmt) else []
+            if default := _default_of(node, name, at, function):
+                scope = replace(scope, default_of=default)
+            yield from _of(node, (name, at), block, function, scope, facts)
+            yield from _inside(child, *_entered(child, function, scope), facts)
+            if isinstance(child, ENDS):
+                break
 
 
-def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:  # noqa: C901 - a table of cases
-    """Replacements for a node, each with its name."""
+def _of(
+    node: ast.AST,
+    place: tuple[str, int],
+    block: list[ast.stmt],
+    function: str,
+    scope: Scope,
+    facts: Facts,
+) -> Iterator[Fault]:
+    """Faults of one child of a node."""
+    name, at = place
+    value = getattr(node, name)
+    child = value[at] if isinstance(value, list) else value
+    for operator, what, new, width in changes(child, block, scope, facts):
 
-    def other(**fields: object) -> ast.AST:
-        new = copy.copy(node)
-        for name, value in fields.items():
-            setattr(new, name, value)
-        return new
+        def plant(new: list[ast.AST] = new, width: int = width) -> None:
+            if isinstance(value, list):
+                value[at : at + width] = new
+            else:
+                setattr(node, name, new[0])
 
+        if hasattr(child, "lineno"):
+            text = ast.unparse(child) if isinstance(child, ast.expr) else ""
+            yield Fault(function, child, operator, what, text, plant)
+
+
+def _entered(child: ast.AST, function: str, scope: Scope) -> tuple[str, Scope]:
+    """The function and the scope inside a child."""
+    if isinstance(child, ast.ClassDef | ast.FunctionDef):
+        function = f"{function}.{child.name}".strip(".")
+    if isinstance(child, ast.FunctionDef):
+        arguments = [*child.args.posonlyargs, *child.args.args, *child.args.kwonlyargs]
+        types = [(each.arg, ast.unparse(each.annotation)) for each in arguments if each.annotation]
+        return function, Scope(frozenset(_bound(child)), scope.attributes, tuple(types))
+    return function, scope
+
+
+def _default_of(node: ast.AST, name: str, at: int, function: str) -> tuple[str, str] | None:
+    """Function and parameter, if the child is a default."""
+    if not isinstance(node, ast.arguments) or name not in ("defaults", "kw_defaults"):
+        return None
+    places = [*node.posonlyargs, *node.args][-len(node.defaults) or None :]
+    parameter = (places if name == "defaults" else node.kwonlyargs)[at]
+    return function.rpartition(".")[2], parameter.arg
+
+
+def _unseen(node: ast.AST) -> bool:
+    """Whether what the node says is for readers, or for the type checker, only."""
     match node:
-        case ast.Compare(ops=ops):
-            for place, op in enumerate(ops):
-                for table in (COMPARISONS, FLIPPED):
-                    if new := table.get(type(op)):
-                        changed = [*ops[:place], new(), *ops[place + 1 :]]
-                        yield (
-                            f"{type(op).__name__} to {new.__name__} at {place}",
-                            other(ops=changed),
-                        )
-        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in ARITHMETIC:
-            swapped = ARITHMETIC[type(op)]
-            yield f"{type(op).__name__} to {swapped.__name__}", other(op=swapped())
-        case ast.UnaryOp(op=ast.Not() | ast.USub() as op, operand=operand):
-            yield f"without {type(op).__name__}", operand
-        case ast.BoolOp(op=op, values=values):
-            yield (
-                "and to or" if isinstance(op, ast.And) else "or to and",
-                other(op=ast.Or() if isinstance(op, ast.And) else ast.And()),
-            )
-            for place in range(len(values)):
-                rest = [*values[:place], *values[place + 1 :]]
-                yield f"without operand {place}", rest[0] if len(rest) == 1 else other(values=rest)
-        case ast.Constant(value=bool() as value):
-            yield f"{value} to {not value}", ast.copy_location(ast.Constant(not value), node)
-        case ast.Constant(value=int() | float() as value):
-            for new_value in {0: (1,), 1: (0, 2)}.get(value, (2 * value, 0)):
-                yield f"{value} to {new_value}", ast.copy_location(ast.Constant(new_value), node)
-        case ast.IfExp(body=body, orelse=orelse):
-            yield "always the first", body
-            yield "always the second", orelse
-        case ast.Call(func=ast.Name(id=name), args=[only], keywords=[]) if name in LEFT_OUT:
-            yield f"without {name}", only
-        case ast.Call(func=ast.Attribute(value=of, attr=name), args=args) if name in LEFT_OUT:
-            yield (
-                f"without {name}",
-                args[0] if isinstance(of, ast.Name) and of.id in ("math", "torch") and args else of,
-            )
-        case ast.Name(id=name) if name in NAMES:
-            yield f"{name} to {NAMES[name]}", other(id=NAMES[name])
-        case ast.Attribute(attr=name) if name in NAMES:
-            yield f"{name} to {NAMES[name]}", other(attr=NAMES[name])
-        case ast.Raise():
-            yield "without raise", ast.copy_location(ast.Pass(), node)
-        case ast.Expr(value=ast.Call()):
-            yield "without the call", ast.copy_location(ast.Pass(), node)
-        case ast.AugAssign() | ast.Assign(targets=[ast.Subscript() | ast.Attribute()]):
-            yield "without the assignment", ast.copy_location(ast.Pass(), node)
-        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
-            yield "returns None", other(value=ast.copy_location(ast.Constant(None), node))
-        case _:
-            return
+        case ast.Expr(value=ast.Constant()) | ast.JoinedStr() | ast.Raise() | ast.Assert():
+            return True
+        case ast.Import() | ast.ImportFrom() | ast.Global() | ast.Nonlocal():
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))) if name in LOGS:
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in SKIPPED_CALLS:
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):
+            return name in SKIPPED_CALLS
+        case ast.Assign(targets=[ast.Name(id="__all__" | "__slots__")]):
+            return True
+        case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            return True
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))) | ast.If(test=ast.Constant()):
+            return True
+        case ast.keyword(arg="strict"):
+            return True
+    return False

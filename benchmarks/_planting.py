@@ -12,33 +12,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 
-from _executed import Changed
-from _mutations import Mutant, planted
+from benchmarks._executed import Changed, module_of
+from benchmarks._mutations import Mutant, planted
+from benchmarks._operators import Facts
 
 
-def plant_in_import(root: Path, mutant: Mutant) -> None:
+def plant_in_import(root: Path, mutant: Mutant, facts: Facts) -> None:
     """Plant the fault in a module that is not imported yet."""
     sys.meta_path.insert(
-        0, Changed(root, {mutant.file: lambda source: planted(source, mutant.number)})
+        0, Changed(root, {mutant.file: lambda source: planted(source, mutant.number, facts)})
     )
 
 
-def in_a_function(root: Path, mutant: Mutant) -> bool:
+def in_a_function(root: Path, mutant: Mutant, facts: Facts) -> bool:
     """Whether the fault is in the body of a function. Such a fault can be planted after the import
     of its module.
     """
-    return _new_code(root, mutant) is not None
+    return _new_code(root, mutant, facts) is not None
 
 
-def plant_in_function(root: Path, mutant: Mutant) -> None:
+def plant_in_function(root: Path, mutant: Mutant, facts: Facts) -> None:
     """Replace the code of a function, also for modules that have imported it. Raises LookupError if
     it does not exist.
     """
-    found = _new_code(root, mutant)
+    found = _new_code(root, mutant, facts)
     if found is None:
-        raise LookupError(mutant.key)
+        raise LookupError(mutant.id)
     name, code = found
-    at: object = importlib.import_module(mutant.file.removesuffix(".py").replace("/", "."))
+    at: object = importlib.import_module(module_of(mutant.file))
     for part in name.split("."):
         at = vars(at)[part]
     while not isinstance(at, FunctionType):
@@ -55,11 +56,11 @@ def plant_in_function(root: Path, mutant: Mutant) -> None:
                 at = at.__wrapped__  # type: ignore[attr-defined]
     at = inspect.unwrap(at)
     if not isinstance(at, FunctionType) or at.__code__.co_freevars != code.co_freevars:
-        raise LookupError(mutant.key)
+        raise LookupError(mutant.id)
     at.__code__ = code
 
 
-def _new_code(root: Path, mutant: Mutant) -> tuple[str, CodeType] | None:
+def _new_code(root: Path, mutant: Mutant, facts: Facts) -> tuple[str, CodeType] | None:
     """The outermost function around a fault, and its code with the fault; None if the code does not
     change.
     """
@@ -73,7 +74,7 @@ def _new_code(root: Path, mutant: Mutant) -> tuple[str, CodeType] | None:
         return None
     after = next(
         code
-        for code in _functions(compile(planted(source, mutant.number), name, "exec"))
+        for code in _functions(compile(planted(source, mutant.number, facts), name, "exec"))
         if code.co_qualname == outer
     )
     return None if after == before[outer] else (outer, after)

@@ -133,11 +133,13 @@ def admit(
         for node in nodes:
             sites.setdefault(node, Site(name=nameless(node), node=node))
         return list(nodes)
-    earlier = {site.name: node for node, site in sites.items()}
+    # As it was before: keys may be replaced and exchanged between two looks at the table.
+    earlier = {site.name: (node, site) for node, site in sites.items()}
     for node in nodes:
         if node in names:
             _enter(sites, node, names[node], earlier.get(names[node]))
-        elif node not in sites or sites[node].registered:
+    for node in nodes:
+        if node not in names and (node not in sites or sites[node].registered):
             site = sites.setdefault(node, Site(name=nameless(node), node=node))
             site.fate, site.reason, site.barred, site.registered = (
                 "rejected",
@@ -155,19 +157,19 @@ def admit(
     return [node for node in nodes if node in names]
 
 
-def _enter(sites: dict[int, Site], node: int, name: str, earlier: int | None) -> None:
-    """Assign a registered node to its site. The site had another node, `earlier`, if its key was
-    replaced.
+def _enter(sites: dict[int, Site], node: int, name: str, earlier: tuple[int, Site] | None) -> None:
+    """Assign a registered node to its site. The site had another node, in `earlier`, if its key was
+    replaced. It takes part again if its key was taken out of the table and registered again.
     """
-    if node in sites and sites[node].name == name:
+    if node in sites and sites[node].name == name and sites[node].registered:
         return
-    site = sites[node] = Site(name=name, registered=True, node=node)
-    if earlier in sites and sites[earlier].name == name and earlier != node:
-        before = sites.pop(earlier)
-        site.bytes_up, site.bytes_down = (
-            site.bytes_up + before.bytes_up,
-            site.bytes_down + before.bytes_down,
-        )
+    site = Site(name=name, registered=True, node=node)
+    if earlier is not None:
+        place, before = earlier
+        site.bytes_up, site.bytes_down = before.bytes_up, before.bytes_down
+        if sites.get(place) is before:
+            del sites[place]
+    sites[node] = site
 
 
 def check_name(site: Site, info: Info) -> None:

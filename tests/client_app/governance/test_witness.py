@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from client_app.governance.ledger import Ledger
 from client_app.governance.witness import Witness
@@ -30,6 +32,26 @@ def receipt_of(ledger: Ledger) -> Receipt:
     found = ledger.witness.read()
     assert found is not None
     return found.receipt(found.length, found.last)
+
+
+@settings(max_examples=8)
+@given(left=st.sets(st.integers(0, 2), min_size=1), charged=st.integers(0, 2))
+def test_data_of_which_anything_is_left_are_not_opened_again(
+    tmp_path_factory: pytest.TempPathFactory, left: set[int], charged: int
+) -> None:
+    """A second opening would begin the budget again."""
+    ledger = ledger_of(tmp_path_factory.mktemp("home"))
+    for _ in range(charged):
+        ledger.charge(release(), TOTAL)
+    assert ledger.witness is not None
+    files = [ledger.path, ledger.head, ledger.witness.file]
+    for at, file in enumerate(files):
+        if at not in left:
+            file.unlink()
+    before = {file: file.read_bytes() for file in files if file.exists()}
+    with pytest.raises(LedgerError, match="a ledger was open before"):
+        ledger.open()
+    assert {file: file.read_bytes() for file in files if file.exists()} == before
 
 
 def test_every_receipt_of_the_past_agrees_and_none_of_the_future(tmp_path: Path) -> None:

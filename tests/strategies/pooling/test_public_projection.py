@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from common.errors import ConfigError, SurrogateError
@@ -16,7 +18,7 @@ from common.run import parse_run
 from common.secure_sum.of_run import dimensions_of
 from common.surrogates.public_map import PublicMap
 from common.wire.sum_proto import map_digest, pack_map, unpack_map
-from strategies.pooling.public_projection import read_map, whitened
+from strategies.pooling.public_projection import RIDGE, read_map, whitened
 
 SECURE: dict[str, Any] = {
     "secure-sum": True,
@@ -62,6 +64,36 @@ def test_scores_of_the_head_are_kept_and_large_variances_are_not(tmp_path: Path)
     scores = apart @ (head - head.mean(0)).double().T
     fitted = torch.linalg.lstsq(apart @ rows.T, scores).solution
     assert (apart @ rows.T @ fitted - scores).std() < 1e-3 * scores.std()
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 99),
+    images=st.sampled_from([3, 6, 40]),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+)
+def test_the_directions_are_those_of_the_head_for_whitened_features(
+    seed: int, images: int, scale: float
+) -> None:
+    """With S the covariance plus a thousandth of its mean variance, rows W of a head H have W'W
+    proportional to S^-1/2 (S^1/2 H'H S^1/2)^1/2 S^-1/2, also for fewer images than dimensions.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    head = torch.randn(4, 6, generator=generator).double()
+    public = scale * torch.randn(images, 6, generator=generator).double() + 3 * scale
+    covariance = torch.cov(public.T, correction=0)
+
+    def root(matrix: torch.Tensor, power: float) -> torch.Tensor:
+        values, vectors = torch.linalg.eigh(matrix)
+        return (vectors * values.clamp_min(0) ** power) @ vectors.T
+
+    wide = covariance + RIDGE * covariance.trace() / 6 * torch.eye(6)
+    half, back = root(wide, 0.5), root(wide, -0.5)
+    wanted = back @ root(half @ head.T @ head @ half, 0.5) @ back
+    rows = whitened(head, public)
+    assert float(rows.abs().max()) == pytest.approx(1)
+    found = rows.T @ rows
+    torch.testing.assert_close(found / found.trace(), wanted / wanted.trace(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_map_survives_the_wire_and_changes_its_digest() -> None:

@@ -1,0 +1,227 @@
+"""The generator of faults: each is a fault, seeds decide, ids stay, and the score is right."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import _executed, _mutations, _operators
+from benchmarks.mutants import PACKAGES, ROOMS, Tree
+from tests.grid import ROOT
+
+TREE = Tree(ROOT, PACKAGES, ROOMS)
+# Every operator finds something here.
+SAMPLE = """
+def spend(records: int, patients: int, most: int = 5, **rest: int) -> float:
+    if records > most and patients:
+        raise ValueError("too many records")
+    total = 0
+    for at in range(records):
+        total += at * rest["cost"] + patients**2
+    if total in rest and not patients:
+        return 0
+    try:
+        total = abs(total) << 3
+        send(total)
+        note(most)
+    except (OSError, ValueError):
+        return charge(patients, records)
+    except OSError:
+        return total * 8
+    return max(total, patients) + sum(rest[1:2])
+
+
+def charge(one: int, two: int) -> None:
+    send(one)
+    send(two)
+"""
+ALL = {
+    "arguments swapped", "boundary", "call dropped", "call removed", "check removed", "condition dropped", "constant",
+    "default", "early return", "exception narrowed", "factor", "factor dropped", "negation", "order", "slice",
+    "term dropped", "unit",
+}  # fmt: skip
+
+
+def facts_of(*sources: str) -> _operators.Facts:
+    return _operators.facts_of([ast.parse(source) for source in sources])
+
+
+def test_every_operator_gives_source_that_compiles_and_differs() -> None:
+    facts = facts_of(SAMPLE)
+    found = _mutations.mutants("some.py", SAMPLE, facts)
+    assert {each.operator for each in found} == ALL
+    for each in found:
+        after = _mutations.planted(SAMPLE, each.number, facts)
+        compile(after, "", "exec")
+        assert ast.dump(after) != ast.dump(ast.parse(SAMPLE)), each
+
+
+@settings(max_examples=5)
+@given(st.data())
+def test_what_is_drawn_from_the_packages_compiles_to_something_else(data: st.DataObject) -> None:
+    package = data.draw(st.sampled_from(PACKAGES))
+    file, text = data.draw(st.sampled_from(sorted(TREE.sources(package).items())))
+    facts = facts_of(text)
+    for each in _mutations.draw({"one": {file: text}}, facts, 4, data.draw(st.integers(0, 99))):
+        after = compile(_mutations.planted(text, each.number, facts), "", "exec")
+        assert ast.unparse(_mutations.planted(text, each.number, facts)) != ast.unparse(
+            ast.parse(text)
+        )
+        assert after is not None
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 1000), st.integers(3, 20))
+def test_a_seed_decides_the_draw(seed: int, count: int) -> None:
+    sources, facts = {"one": {"some.py": SAMPLE}}, facts_of(SAMPLE)
+    drawn = _mutations.draw(sources, facts, count, seed)
+    assert drawn == _mutations.draw(sources, facts, count, seed)
+    assert len({each.id for each in drawn}) == count
+    assert drawn != _mutations.draw(sources, facts, count, seed + 1)
+
+
+@settings(max_examples=10)
+@given(st.sets(st.integers(0, SAMPLE.count("\n")), max_size=5))
+def test_ids_stay_when_lines_are_inserted(places: set[int]) -> None:
+    lines = SAMPLE.split("\n")
+    moved = "\n".join(
+        part for at, line in enumerate(lines) for part in ([""] if at in places else []) + [line]
+    )
+    moved = f"FIRST = 1\n\n\ndef before(records: int) -> int:\n    return records + 1\n{moved}"
+    found = {each.id for each in _mutations.mutants("a.py", SAMPLE, facts_of(SAMPLE))}
+    assert found <= {each.id for each in _mutations.mutants("a.py", moved, facts_of(moved))}
+
+
+def test_ids_differ_between_files_functions_and_equal_lines() -> None:
+    twice = SAMPLE + SAMPLE.replace("spend", "again") + "\n\nA = 1\nA = 1\n"
+    facts = facts_of(twice)
+    found = [
+        each.id for name in ("a.py", "b.py") for each in _mutations.mutants(name, twice, facts)
+    ]
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Three 3."""\n',
+        'def f(x: "int | 3") -> "int | 3":\n    """Three 3."""\n    return x\n',
+        'def f(x):\n    raise ValueError(f"{x + 3} of", 3 * x)\n',
+        'def f(x):\n    LOG.warning("%d of", x + 3)\n    return x\n',
+        "__all__ = [3, 4]\n",
+        "def f(x):\n    return x\n    x.send(3)\n",
+        "def f(x=3):\n    return x\n\n\nf(x)\nf(x=x)\n".replace("f(x)\nf(x=x)", "y = f(a), f(x=b)"),
+        "def f(x):\n    assert x > 3\n    return x\n",
+        "@lru_cache(maxsize=3)\n@dataclass(frozen=True)\ndef f(x):\n    return x\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    X = 3\n",
+        "def f(x):\n    return list(zip(x, x, strict=True))\n",
+        "def f(x):\n    if False:\n        x.send(3)\n    return x\n",
+    ],
+)
+def test_what_changes_nothing_is_left_out(source: str) -> None:
+    facts = facts_of(source)
+    assert _mutations.draw({"one": {"a.py": source}}, facts, 50, 0) == []
+
+
+def test_the_same_bytecode_is_left_out_and_a_live_default_is_not() -> None:
+    source = "def f(x=3):\n    return x\n\n\ny = f()\n"
+    facts = facts_of(source)
+    kinds = {each.operator for each in _mutations.draw({"one": {"a.py": source}}, facts, 50, 0)}
+    assert kinds == {"default"}
+    same = "def f(x):\n    if x:\n        pass\n    for _ in ():\n        break\n"
+    assert all(
+        not _mutations.same_code(same, each.number, facts_of(same))
+        for each in _mutations.draw({"one": {"a.py": same}}, facts_of(same), 50, 0)
+    )
+
+
+def test_a_reviewed_equivalent_is_not_drawn() -> None:
+    sources, facts = {"one": {"some.py": SAMPLE}}, facts_of(SAMPLE)
+    first = _mutations.draw(sources, facts, 5, 0)
+    again = _mutations.draw(sources, facts, 5, 0, [first[0].id])
+    assert first[0].id not in {each.id for each in again}
+    assert {each.id for each in first[1:]} < {each.id for each in again}, "one more, no other"
+
+
+@settings(max_examples=3)
+@given(st.integers(4, 30), st.integers(0, 9))
+def test_every_package_has_a_part_by_its_lines(count: int, seed: int) -> None:
+    sources = {f"p{n}": {f"p{n}/a.py": SAMPLE * (n + 1)} for n in range(4)}
+    drawn = _mutations.draw(sources, facts_of(SAMPLE), count, seed)
+    parts = [sum(each.file.startswith(f"p{n}/") for each in drawn) for n in range(4)]
+    assert sum(parts) == count
+    assert all(abs(part - count * (n + 1) / 10) <= 1 for n, part in enumerate(parts))
+
+
+def test_marks_know_the_lines_that_run() -> None:
+    source = "def f(x):\n    if x:\n        y = (1 +\n             x)\n    else:\n        y = 2\n    return y\n"
+    marks = _executed.Marks()
+    space: dict[str, object] = {}
+    exec(compile(marks.tree(source, "a.py"), "a.py", "exec"), space)
+    assert marks.lines() == {}
+    assert space["f"](1) == 2  # type: ignore[operator]
+    assert marks.lines() == {"a.py": [2, 3, 4, 7]}
+    marks.clear()
+    assert space["f"](0) == 2  # type: ignore[operator]
+    assert marks.lines() == {"a.py": [2, 6, 7]}
+
+
+# Two functions with the same faults; the tests look at the result of one only.
+TOY = """
+LIMIT = 3
+
+
+def watched(x):
+    return x < 7
+
+
+def executed(x):
+    return x < 7
+
+
+def never(x):
+    return x < 7
+"""
+TOY_TESTS = """
+from toy import one
+
+
+def test_watched():
+    assert [one.watched(x) for x in (5, 6, 7, 8)] == [True, True, False, False]
+    assert one.LIMIT == 3
+
+
+def test_executed():
+    one.executed(6)
+"""
+
+
+def test_the_score_of_a_toy_package(tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "tests" / "toy").mkdir(parents=True)
+    (tmp_path / "toy" / "__init__.py").write_text("")
+    (tmp_path / "toy" / "one.py").write_text(TOY)
+    (tmp_path / "tests" / "toy" / "test_one.py").write_text(TOY_TESTS)
+    output = tmp_path / "results.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "mutants.py"), "--root", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--count", "50", "--jobs", "1", "--output", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    assert done.returncode == 1, done.stderr
+    result = json.loads(output.read_text())["0"]
+    # Of each function: boundary, negation, 8 and 6. Of the constant: 4 and 2.
+    assert result["packages"] == {"toy": {"killed": 6, "survived": 8}}
+    functions = {each["function"] for each in result["survivors"]}
+    assert functions == {"executed", "never"}
+    assert "6 of 14 mutants were killed (42.9 %)" in done.stdout
+    assert (tmp_path / "toy" / "one.py").read_text() == TOY, "no fault touches a file"

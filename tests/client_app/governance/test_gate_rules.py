@@ -1,0 +1,217 @@
+"""The gate's rules, each at its limit and with all others in any state: generated policies against
+runs of every kind, and releases of every form.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from client_app.governance.budget import Budget, check_budget
+from client_app.governance.entries import Release
+from client_app.governance.gate import Gate
+from client_app.governance.ledger import Ledger
+from client_app.governance.policy import Policy
+from client_app.node_config import NodeConfig
+from common.errors import BudgetError, PolicyError
+from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, JOINT_SUMS, VARY_IN_SIZE
+from common.run import Run, parse_run
+from tests.client_app.governance.ledger_processes import release
+
+PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
+COUNTS: dict[str, Any] = {"counting.kind": "survey", "classes": "a,b"}
+SUMMED: dict[str, Any] = {"secure-sum": True, "method": "afl", "classes": "a,b", "sites": 9}
+RUNS = [
+    parse_run(each)
+    for each in (
+        {}, PRIVATE, {"method": "local"}, COUNTS, COUNTS | PRIVATE,
+        {"fedpft.topology": "chain", "fedpft.seal": True, "classes": "a,b"},
+        PRIVATE | {"epsilon": 0.999}, PRIVATE | {"epsilon": 1.001}, PRIVATE | {"delta": 2e-5},
+        PRIVATE | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"},
+        PRIVATE | {"backbone": "torchvision:mobilenet_v2"},
+        SUMMED, SUMMED | {"colluding": 0.25}, SUMMED | {"colluding": 0.5},
+        COUNTS | PRIVATE | {"secure-sum": True, "sites": 9},
+    )
+]  # fmt: skip
+POLICIES = st.builds(
+    Policy,
+    methods=st.sampled_from([("*",), ("fedpft",), ("afl", "surv*"), ("local",)]),
+    backbones=st.sampled_from([("*",), ("pixels",), ("torchvision:*", "digits")]),
+    mechanisms=st.sampled_from([("*",), ("sums", "counts"), ("theorem-4.1",)]),
+    without_dp=st.booleans(),
+    epsilon_per_run=st.sampled_from([0.5, 1.0, 2.0]),
+    delta=st.sampled_from([1e-6, 1e-5, 1e-3]),
+    exact_counts=st.sampled_from([(), ("survey",), ("values",)]),
+    require_seal=st.sampled_from([False, False, False, True]),
+    require_secure_sum=st.sampled_from([False, False, False, True]),
+    smallest_colluding=st.sampled_from([0.0, 0.25, 1 / 3, 0.3335, 0.34, 0.5]),
+)
+
+
+def forbidden(policy: Policy, run: Run, peers: str) -> Iterator[str]:
+    """The rules that a run breaks."""
+    own = run.settings
+    if policy.require_seal and not (own.fedpft.seal and peers):
+        yield "require-seal = true"
+    if policy.require_secure_sum and not own.secure_sum:
+        yield "require-secure-sum = true"
+    if own.secure_sum and own.colluding < policy.smallest_colluding - 1e-3:
+        yield "smallest-colluding = "
+    names = {"methods": run.method.name, "backbones": own.backbone}
+    if own.epsilon:
+        names["mechanisms"] = run.plan.mechanism_name
+    for key, name in names.items():
+        if not any(fnmatchcase(name, pattern) for pattern in getattr(policy, key)):
+            yield f"{key} = "
+    counts = run.plan.counts and run.method.name in policy.exact_counts
+    if not own.epsilon and not policy.without_dp and not counts:
+        yield "without-dp = false"
+    if own.epsilon > policy.epsilon_per_run:
+        yield "epsilon-per-run = "
+    if own.delta > policy.delta:
+        yield "delta = "
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(policy=POLICIES, run=st.sampled_from(RUNS), peers=st.sampled_from(["", "peers.toml"]))
+def test_a_run_is_refused_exactly_where_it_breaks_a_rule(
+    tmp_path_factory: pytest.TempPathFactory, policy: Policy, run: Run, peers: str
+) -> None:
+    gate = Gate(policy, Ledger(tmp_path_factory.getbasetemp() / "none", "data"), peers)
+    broken = list(forbidden(policy, run, peers))
+    if not broken:
+        gate.check_request(run)
+        return
+    with pytest.raises(PolicyError) as error:
+        gate.check_request(run)
+    assert any(str(error.value).startswith(rule) for rule in broken)
+
+
+MIB = 2**20
+RELEASES = st.builds(
+    lambda private, mechanism, size, sealed: replace(
+        release() if private else release(0.0), mechanism=mechanism, bytes=size, sealed=sealed
+    ),
+    private=st.booleans(),
+    mechanism=st.sampled_from(["sums", "none", "dp-em", "dp-sgd", EXACT_COUNTS]),
+    size=st.sampled_from([10, MIB, MIB + 1]),
+    sealed=st.booleans(),
+)
+
+
+@settings(max_examples=30)
+@given(policy=POLICIES, sent=RELEASES)
+def test_a_release_leaves_exactly_where_no_rule_forbids_it(
+    tmp_path_factory: pytest.TempPathFactory, policy: Policy, sent: Release
+) -> None:
+    policy = policy.model_copy(update={"largest_payload_mib": 1.0, "epsilon_total": 4.0})
+    gate = Gate(policy, Ledger(tmp_path_factory.mktemp("ledger"), "data"))
+    large, open_ = sent.bytes > MIB, policy.require_seal and not sent.sealed
+    bare = not sent.events and not policy.without_dp and sent.mechanism != EXACT_COUNTS
+    shaped = sent.mechanism in VARY_IN_SIZE
+    if large or (not shaped and (open_ or bare)):
+        with pytest.raises(PolicyError):
+            gate.let_out(sent)
+        # A size that noise has shaped decides only what is paid for.
+        assert len(gate.ledger.entries()) == shaped
+    else:
+        spent = gate.let_out(sent)
+        assert len(gate.ledger.entries()) == 1
+        assert spent == gate.spent()
+    if not (large or open_ or bare):
+        before = gate.ledger.entries()
+        assert gate.check(sent) >= gate.spent()
+        assert gate.ledger.entries() == before, "a check charges nothing"
+    else:
+        with pytest.raises(PolicyError):
+            gate.check(sent)
+
+
+@settings(max_examples=15)
+@given(
+    charged=st.lists(st.sampled_from(["this", "other", "exact"]), max_size=5),
+    limit=st.sampled_from([0.0, 3.0]),
+    rounds=st.integers(1, 4),
+    joint=st.booleans(),
+)
+def test_no_more_secure_sums_than_planned_are_made_where_the_own_noise_must_do(
+    tmp_path_factory: pytest.TempPathFactory, charged: list[str], limit: float, rounds: int, joint: bool
+) -> None:  # fmt: skip
+    ledger = Ledger(tmp_path_factory.mktemp("ledger"), "data")
+    policy = Policy(local_epsilon=limit, without_dp=True, delta_total=0.1)
+    gate = Gate(policy, ledger)
+    for number, each in enumerate(charged):
+        name = "other" if each == "other" else "this"
+        sent = release(0.0) if each == "exact" else release(run=name, number=number)
+        gate.let_out(replace(sent, flower_run=name))
+    run = parse_run(COUNTS | PRIVATE | {"secure-sum": True, "sites": 9})
+    assert run.mechanism is not None
+    assert run.mechanism.name == JOINT_SUMS
+    releases = replace(run.mechanism.releases, rounds=rounds)  # type: ignore[type-var]
+    name = JOINT_SUMS if joint else "sums"
+    mechanism = replace(run.mechanism, releases=releases, name=name)
+    own = sum(each != "other" for each in charged)
+    gate.check_sums(None, "this")
+    if limit and joint and own >= rounds:
+        with pytest.raises(PolicyError, match=f"{own} have left"):
+            gate.check_sums(mechanism, "this")
+    else:
+        gate.check_sums(mechanism, "this")
+
+
+@given(policy=POLICIES, smallest=st.integers(1, 30), cell=st.integers(1, 30), hidden=st.booleans())
+@settings(max_examples=30)
+def test_what_a_site_limits_is_what_its_policy_says(
+    tmp_path_factory: pytest.TempPathFactory, policy: Policy, smallest: int, cell: int, hidden: bool
+) -> None:
+    policy = policy.model_copy(
+        update={"smallest_class": smallest, "smallest_cell": cell, "most_classes": 77}
+    )
+    gate = Gate(policy, Ledger(tmp_path_factory.getbasetemp() / "none", "data"))
+    node = NodeConfig(max_components=3, max_rank=5)
+    for mechanism in ("none", "theorem-4.1", *HIDE_CLASSES):
+        found = gate.limits(mechanism, node)
+        fewest = 1 if mechanism in HIDE_CLASSES else smallest
+        assert asdict(found) == {
+            "components": 3, "rank": 5, "smallest_class": fewest, "most_classes": 77,
+            "smallest_cell": cell, "show_evaluation": policy.show_evaluation,
+        }  # fmt: skip
+    may = policy.without_dp and not hidden and not policy.require_seal
+    assert gate.exact_numbers_may_leave(hidden) == may
+
+
+@given(auc=st.sampled_from([0.5, 0.99, 1.0]), ratio=st.sampled_from([0.0, 1e-9, 1.0]))
+def test_releases_are_attacked_where_any_limit_on_attacks_is_set(auc: float, ratio: float) -> None:
+    policy = Policy(largest_attack_auc=auc, smallest_nearest_ratio=ratio)
+    assert policy.limits_attacks == (auc < 1.0 or ratio > 0)
+
+
+@settings(max_examples=60)
+@given(
+    before=st.lists(
+        st.tuples(st.sampled_from(["record", "patient"]), st.sampled_from([0.0, 1000.0])),
+        max_size=4,
+    ),
+    unit=st.sampled_from(["record", "patient"]),
+    private=st.booleans(),
+    after_open=st.booleans(),
+)
+def test_a_promise_to_patients_follows_promises_to_patients_only(
+    before: list[tuple[str, float]], unit: str, private: bool, after_open: bool
+) -> None:
+    entries = [
+        {"kind": "release", **asdict(replace(release(noise, run=str(at)), unit=each))}
+        for at, (each, noise) in enumerate(before)
+    ]
+    sent = replace(release(1000.0 if private else 0.0, run="new"), unit=unit)
+    open_ = any(not noise for _, noise in before) and not after_open
+    single = unit == "patient" and any(each == "record" and noise for each, noise in before)
+    if private and (open_ or single):
+        with pytest.raises(BudgetError):
+            check_budget(entries, sent, Budget(4.0, 1e-5, 1.0, after_open))
+    else:
+        assert check_budget(entries, sent, Budget(4.0, 1e-5, 1.0, after_open)) < 4.0

@@ -1,0 +1,235 @@
+"""A run of one round over sites that reply, refuse, send nonsense or keep silent, in every mixture:
+who is used, what is recorded, what is learned, and what is reported of the evaluation.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.errors import RunError, SurrogateError
+from common.run import parse_run
+from common.signed_models.signed_model import SignedModel
+from common.surrogates.mixtures import MixtureSettings, fit
+from common.surrogates.surrogates import Header, Surrogate
+from common.wire.model_proto import pack_classifier
+from common.wire.records import pack_surrogate, to_record
+from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+from strategies.base import collection
+from strategies.base.collection import has_quorum
+from strategies.base.outcome import NO_REPLY, Outcome
+from strategies.fedpft.strategy import FedPFT
+from tests.strategies.base.test_collecting import Clock
+
+SMALL = {
+    "fedpft.covariance": "diag", "head.min-steps": 5, "head.epochs": 1, "head.max-samples": 40, "defence": "none",
+    "max-share": 1000.0, "deadline": 5.0,
+}  # fmt: skip
+SENDS = (
+    "well", "well", "well", "refused", "raises", "empty", "broken", "other run", "other sender",
+    "other backbone", "silent",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one site does: with the request for a surrogate, and with that for an evaluation."""
+
+    sends: str
+    judges: str = "well"
+    correct: int = 0
+    tested: int = 0
+
+
+COURSES = st.lists(
+    st.builds(
+        Course,
+        sends=st.sampled_from(SENDS),
+        judges=st.sampled_from(["well", "well", "refused", "raises", "silent", "untrue"]),
+        correct=st.integers(0, 5),
+        tested=st.integers(5, 9) | st.just(0),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@dataclass
+class Kept:
+    """A recorder in memory."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    surrogates: dict[str, bytes] = field(default_factory=dict)
+
+    def event(self, event: str, **fields: object) -> None:
+        self.events.append({"event": event, **fields})
+
+    def surrogate(self, site: str, payload: bytes) -> Any:
+        self.surrogates[site] = payload
+        return lambda: payload
+
+    def keep(self, name: str, content: bytes) -> None:
+        self.surrogates[f"file {name}"] = content
+
+    def discard(self, site: str) -> None:
+        del self.surrogates[site]
+
+    def of(self, event: str) -> list[str]:
+        return [str(each.get("site")) for each in self.events if each["event"] == event]
+
+
+def payload(run: str, number: int, how: str) -> bytes:
+    generator = torch.Generator().manual_seed(number)
+    x, y = torch.randn(12, 4, generator=generator), torch.arange(12) % 2
+    table = fit(x + 2 * y[:, None], y, 2, MixtureSettings("diag"), torch.Generator())
+    run = "0" * 16 if how == "other run" else run
+    name = "another" if how == "other sender" else f"s{number}"
+    print_ = f"backbone {number}" if how == "other backbone" else "backbone"
+    return pack_surrogate(Surrogate(Header("fedpft", run, name, print_, ("a", "b")), table))
+
+
+class Sites(LocalGrid):
+    """Sites that follow their courses."""
+
+    def __init__(self, run: str, courses: list[Course]) -> None:
+        self._digest, self._courses, self._mute = run, courses, set[str]()
+        super().__init__(self._follow, [{}] * len(courses))
+
+    def _follow(self, message: Message, context: Context) -> Message:
+        number = context.node_id - FIRST_NODE
+        course, asked = self._courses[number], message.metadata.message_type == "train"
+        how = course.sends if asked else course.judges
+        if how == "silent":
+            self._mute.add(message.metadata.message_id)
+        if how == "raises":
+            raise ValueError("a fault")
+        info: dict[str, Any] = {
+            "status": "policy" if how == "refused" else "ok",
+            "site": f"s{number}",
+        }
+        sent = None
+        if asked and how not in ("refused", "empty"):
+            sent = b"no surrogate" if how == "broken" else payload(self._digest, number, how)
+            info["bytes"] = len(sent)
+        elif not asked:
+            more = course.tested + 1 if how == "untrue" else min(course.correct, course.tested)
+            info |= {"correct": more, "tested": course.tested}
+        return Message(to_record(sent, info), reply_to=message)
+
+    def _may_arrive(self, message_id: str) -> bool:
+        return message_id not in self._mute
+
+
+def not_signed(outcome: Outcome) -> SignedModel:
+    raise ValueError("no key")
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(courses=COURSES, quorum=st.sampled_from([0.1, 0.5, 1.0]), signs=st.booleans())
+def test_every_site_has_one_fate_and_only_the_used_ones_count(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    courses: list[Course],
+    quorum: float,
+    signs: bool,
+) -> None:
+    monkeypatch.setattr(collection, "time", Clock())
+    folder = str(tmp_path_factory.mktemp("runs"))
+    run = parse_run(SMALL | {"quorum": quorum, "output-dir": folder})
+    kept = Kept()
+    strategy = FedPFT(run, kept)  # type: ignore[arg-type]
+    if signs:
+        strategy.signer = not_signed
+    sends = {f"s{number}": course.sends for number, course in enumerate(courses)}
+    well = [name for name, how in sends.items() if how == "well"]
+    others = [name for name, how in sends.items() if how == "other backbone"]
+    # The most common backbone wins; alone against another, either may.
+    unclear = len(others) > 0 and len(well) <= 1
+    grid = Sites(run.digest, courses)
+    try:
+        accuracy = strategy.run(grid)
+    except RunError:
+        assert not has_quorum(strategy.outcome.count("used"), len(courses), 0, quorum)
+        return
+    fates = {site.name: site for site in strategy.outcome.sites.values()}
+    used = [name for name, site in fates.items() if site.fate == "used"]
+    assert unclear or used == well
+    assert has_quorum(len(used), len(courses), 0, quorum)
+    assert sorted(name for name in kept.surrogates if not name.startswith("file")) == sorted(used)
+    silent = [name for name, how in sends.items() if how == "silent"]
+    assert len(kept.of("dropped")) == len(silent)
+    assert len(kept.of("rejected")) == len(courses) - len(used) - len(silent)
+    assert sorted(kept.of("replied")) == sorted(well + others)
+    assert next(e for e in kept.events if e["event"] == "invited")["sites"] == len(courses)
+    for number, course in enumerate(courses):
+        site = strategy.outcome.sites[FIRST_NODE + number]
+        assert site.bytes_down > 0
+        assert (site.bytes_up > 0) == (course.sends not in ("silent", "raises"))
+        if course.sends == "silent":
+            assert (site.fate, site.reason) == ("dropped", NO_REPLY)
+        elif site.fate != "used":
+            assert site.fate == "rejected"
+            assert site.reason
+    judged = [courses[int(name[1:])] for name in used]
+    right = [each for each in judged if each.judges == "well"]
+    tested = sum(each.tested for each in right)
+    correct = sum(min(each.correct, each.tested) for each in right)
+    assert accuracy == (correct / tested if tested else None)
+    assert len(kept.of("evaluated")) == sum(each.tested > 0 for each in right)
+    assert len(kept.of("evaluation-failed")) == len(judged) - len(right)
+    # A model that cannot be signed is still evaluated.
+    assert [e["reason"] for e in kept.events if e["event"] == "model-not-signed"] == (
+        ["no key"] if signs else []
+    )
+    # What was learned is what is learned again from what was kept, in any order.
+    again = FedPFT(run, Kept())  # type: ignore[arg-type]
+    stored = [(name, (name, kept.surrogates[name])) for name in reversed(used)]
+    again.learn_from(stored)
+    assert strategy.outcome.model is not None
+    assert again.outcome.model is not None
+    assert pack_classifier(again.outcome.model) == pack_classifier(strategy.outcome.model)
+
+
+@settings(max_examples=15)
+@given(
+    stored=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["well", "well", "broken", "other sender", "refused"])),
+        min_size=1,
+        max_size=6,
+    )
+)  # fmt: skip
+def test_the_first_valid_surrogate_of_each_stored_site_counts(
+    stored: list[tuple[int, str]],
+) -> None:
+    run, kept = parse_run(SMALL | {"quorum": 0.1}), Kept()
+    strategy = FedPFT(run, kept)  # type: ignore[arg-type]
+    contents: list[Any] = []
+    for number, how in stored:
+        sent = b"no surrogate" if how == "broken" else payload(run.digest, number, how)
+        refused = SurrogateError("not signed") if how == "refused" else (f"s{number}", sent)
+        contents.append((f"file {len(contents)}", refused))
+    first: dict[int, int] = {}
+    for at, (number, how) in enumerate(stored):
+        if how == "well":
+            first.setdefault(number, at)
+    if not first:
+        with pytest.raises(RunError, match="quorum missed"):
+            strategy.learn_from(contents)
+    else:
+        strategy.learn_from(contents)
+    used = [at - 1 for at, site in strategy.outcome.sites.items() if site.fate == "used"]
+    assert used == sorted(first.values())
+    assert [event["sites"] for event in kept.events if event["event"] == "invited"] == [len(stored)]
+    for at, (number, how) in enumerate(stored):
+        site = strategy.outcome.sites[at + 1]
+        if at in used:
+            assert (site.name, site.bytes_up) == (f"s{number}", len(contents[at][1][1]))
+        else:
+            assert site.fate == "rejected"
+            wanted = {"well": "a second surrogate", "refused": "not signed"}.get(how, "")
+            second = number in first and first[number] < at and how != "refused"
+            assert ("a second surrogate" if second else wanted) in site.reason

@@ -1,0 +1,308 @@
+"""Which nodes take part under which name, and what the coordinator remembers of them: properties
+over generated courses of connections, tables, receipts and introductions.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.errors import RunError, SurrogateError
+from common.limits import MOST_CLASSES
+from common.security.receipts import Receipt, parse_receipts
+from strategies.base import receipts as receipts_module
+from strategies.base.introductions import Introduction, introduction, misfits, settle
+from strategies.base.outcome import Outcome, Site
+from strategies.base.receipts import Receipts, stored_receipts
+from strategies.base.registered import (
+    NOT_REGISTERED,
+    Registered,
+    Registration,
+    admit,
+    check_name,
+    read_table,
+    write_table,
+)
+from strategies.base.reported import downstream_in, numbers_in, seconds_in, share_in, whole_number
+from tests.strategies.base.test_collecting import Events
+
+SAME_FOLDER = [HealthCheck.function_scoped_fixture]
+NODES, NAMES = st.integers(1, 5), st.sampled_from(["north", "south", "west"])
+TABLES = st.dictionaries(NAMES, NODES).filter(lambda table: len(set(table.values())) == len(table))
+COURSES = st.lists(st.tuples(st.lists(NODES, unique=True), TABLES), min_size=1, max_size=6)
+
+
+@settings(max_examples=100)
+@given(COURSES)
+def test_only_the_nodes_of_the_table_take_part_and_under_its_names(
+    course: list[tuple[list[int], dict[str, int]]],
+) -> None:
+    outcome, recorder = Outcome(), Events()
+    sent: Counter[str] = Counter()
+    for number, (nodes, table) in enumerate(course):
+        names, before = {node: name for name, node in table.items()}, set(outcome.absent)
+        outsiders = {n for n, site in outcome.sites.items() if site.reason == NOT_REGISTERED}
+        recorder.seen.clear()
+        admitted = admit(outcome, recorder, nodes, names, number)  # type: ignore[arg-type]
+        assert admitted == [node for node in nodes if node in names]
+        for node in admitted:
+            site = outcome.sites[node]
+            assert (site.name, site.registered, site.barred, site.node) == (
+                names[node], True, False, node,
+            )  # fmt: skip
+            site.bytes_up += 5
+            sent[site.name] += 5
+            assert site.bytes_up == sent[site.name], "costs move along"
+        for node in set(nodes) - names.keys():
+            site = outcome.sites[node]
+            assert (site.fate, site.barred, site.registered) == ("rejected", True, False)
+            assert site.reason == NOT_REGISTERED
+            events = [each["site"] for each in recorder.seen if each["event"] == "rejected"]
+            assert node in outsiders or events.count(site.name) == 1
+        registered = [site.name for site in outcome.sites.values() if site.registered]
+        assert len(registered) == len(set(registered)), "a site is one node"
+        there = {site.name for site in outcome.sites.values()}
+        assert outcome.absent == sorted(table.keys() - there)
+        new = [each["site"] for each in recorder.seen if each["event"] == "absent"]
+        assert new == [name for name in outcome.absent if name not in before]
+        assert all(each["round"] == number for each in recorder.seen)
+        sent = Counter({site.name: site.bytes_up for site in outcome.sites.values()})
+
+
+@given(st.lists(NODES, unique=True))
+def test_without_a_table_every_node_takes_part_without_a_name(nodes: list[int]) -> None:
+    outcome, recorder = Outcome(), Events()
+    assert admit(outcome, recorder, nodes, None) == nodes  # type: ignore[arg-type]
+    assert {node: site.name for node, site in outcome.sites.items()} == {
+        node: f"node {node}" for node in nodes
+    }
+    assert not recorder.seen
+    assert not any(site.registered or site.barred for site in outcome.sites.values())
+
+
+@settings(max_examples=20, suppress_health_check=SAME_FOLDER)
+@given(table=TABLES)
+def test_a_table_is_read_as_it_was_written(tmp_path: Path, table: dict[str, int]) -> None:
+    file = tmp_path / "registered.json"
+    written = {name: Registration(f"key {name}", node) for name, node in table.items()}
+    write_table(file, written)
+    assert read_table(file) == written
+    assert Registered(file).names() == {node: name for name, node in table.items()}
+    assert Registered.here({"FEDSURROGATE_REGISTERED": str(file)}) == Registered(file)
+    assert Registered.here({}) is None
+
+
+ONE = {"key": "k", "node": 1}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "[]", "{}", '{"sites": []}', '{"sites": {"a": 1}}', '{"sites": {"a": {"key": "k"}}}',
+        json.dumps({"sites": {"a": ONE, "b": ONE}}),
+        json.dumps({"sites": {"a": ONE | {"node": "1"}}}),
+        json.dumps({"sites": {"a": ONE, "b/c": ONE | {"node": 2}}}),
+        json.dumps({"sites": {"a": ONE | {"more": 1}}}),
+    ],
+)  # fmt: skip
+def test_another_table_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "t").write_text(content)
+    with pytest.raises(RunError, match="coordinator register"):
+        read_table(tmp_path / "t")
+    with pytest.raises(RunError, match="coordinator register"):
+        read_table(tmp_path / "missing")
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "site": st.sampled_from(["north", "south", "", 1]),
+            "status": st.sampled_from(["ok", "policy", "OK"]),
+        },
+    )
+)
+def test_a_registered_site_has_the_name_of_its_key(info: dict[str, Any]) -> None:
+    site = Site("north", registered=True)
+    if "site" not in info and info.get("status") != "ok":
+        check_name(site, info)
+        assert not site.heard
+    elif info.get("site") == "north":
+        check_name(site, info)
+        assert site.heard
+    else:
+        with pytest.raises(SurrogateError, match="registered as 'north'"):
+            check_name(site, info)
+        assert not site.heard
+
+
+LEDGERS = [f"{digit}" * 32 for digit in range(6)]
+TAKEN = st.lists(
+    st.tuples(NAMES, NODES, st.sampled_from(LEDGERS), st.integers(1, 9), st.booleans()),
+    max_size=20,
+)
+
+
+@settings(max_examples=20, suppress_health_check=SAME_FOLDER)
+@given(course=TAKEN)
+def test_the_longest_receipt_of_each_of_the_latest_ledgers_is_kept(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, course: list[Any]
+) -> None:
+    """Over processes too: a run that starts anew reads what an earlier one has stored."""
+    monkeypatch.setattr(receipts_module, "MOST_RECEIPTS", 3)
+    folder, recorder = str(tmp_path_factory.mktemp("out")), Events()
+    kept = Receipts(folder, "", recorder)  # type: ignore[arg-type]
+    wanted: dict[str, dict[str, int]] = {}
+    nodes: dict[str, int] = {}
+    for name, node, ledger, length, anew in course:
+        if anew:
+            kept = Receipts(folder, "", recorder)  # type: ignore[arg-type]
+        kept.take(name, node, str(Receipt(ledger, 1, length, "a" * 64)))
+        own = wanted.setdefault(name, {})
+        own[ledger] = max(own.pop(ledger, 0), length)
+        nodes[name] = node
+        for old in list(own)[:-3]:
+            del own[old]
+        assert {each.ledger: each.length for each in parse_receipts(kept.of(name))} == own
+        assert all(kept.has_node(each) == (each in nodes.values()) for each in range(1, 6))
+    stored = stored_receipts(folder)
+    assert {
+        name: {each.ledger: each.length for each in parse_receipts(text)}
+        for name, text in stored.items()
+    } == wanted
+    assert bool(kept) == bool(wanted)
+    assert not recorder.seen
+
+
+def test_receipts_of_another_node_come_first_and_only_known_names_are_kept(tmp_path: Path) -> None:
+    kept = Receipts(str(tmp_path), "", Events())  # type: ignore[arg-type]
+    one, two = (Receipt(ledger, 1, 1, "a" * 64) for ledger in LEDGERS[:2])
+    kept.take("north", 7, str(one))
+    kept.take("south", 8, str(two))
+    assert kept.of("south", 7) == f"{one},{two}"
+    assert kept.of("south", 9) == kept.of("south") == str(two)
+    kept.take("a/b", 9, str(one))
+    kept.take("west", 9, None)
+    assert set(stored_receipts(str(tmp_path))) == {"north", "south"}
+    with pytest.raises(SurrogateError):
+        kept.take("west", 9, "no receipt")
+
+
+PRINTS = st.sampled_from(["a" * 16, "b" * 16, "c" * 16])
+INTRODUCED = st.dictionaries(
+    st.integers(1, 8),
+    st.tuples(PRINTS, st.sampled_from([4, 8]), st.lists(st.sampled_from("xyz"), unique=True)),
+    max_size=8,
+)
+
+
+@settings(max_examples=100)
+@given(INTRODUCED, st.sampled_from(["", "a" * 16, "d" * 16]), st.sampled_from([(), ("z", "x")]))
+def test_the_largest_group_with_one_backbone_takes_part(
+    sites: dict[int, Any], fingerprint: str, wanted: tuple[str, ...]
+) -> None:
+    introduced = {
+        node: Introduction(f"s{node}", kind, dimension, tuple(classes), f"{node}", False)
+        for node, (kind, dimension, classes) in sites.items()
+    }
+    group, others = settle(introduced, wanted, fingerprint)
+    fitting = Counter(
+        (kind, dimension) for kind, dimension, _ in sites.values() if kind == (fingerprint or kind)
+    )
+    assert set(group.nodes.values()) | others.keys() == sites.keys()
+    assert not set(group.nodes.values()) & others.keys()
+    if not fitting:
+        assert not group.nodes
+        return
+    assert len(group.nodes) == max(fitting.values())
+    assert fitting[group.fingerprint, group.dimension] == len(group.nodes)
+    members = {
+        node for node, each in sites.items() if each[:2] == (group.fingerprint, group.dimension)
+    }
+    assert group.nodes == {f"s{node}": node for node in members}
+    assert group.keys == {f"s{node}": f"{node}" for node in members}
+    every = {name for node in members for name in sites[node][2]}
+    assert group.classes == (wanted or tuple(sorted(every)))
+
+
+KINDS = st.tuples(st.sampled_from("ab"), st.sampled_from([4, 8]), st.sampled_from([("x",), ("y",)]))
+
+
+@settings(max_examples=100)
+@given(st.dictionaries(st.integers(1, 8), st.tuples(KINDS, st.integers(0, 9)), max_size=8))
+def test_surrogates_of_the_most_common_kind_fit(sites: dict[int, Any]) -> None:
+    kinds = {node: kind for node, (kind, _) in sites.items()}
+    records = {node: number for node, (_, number) in sites.items()}
+    unfit = misfits(kinds, records)
+    fitting = {kind for node, kind in kinds.items() if node not in unfit}
+    assert len(fitting) == bool(sites)
+    for kind in fitting:
+        own = [node for node, each in kinds.items() if each == kind]
+        weight = (len(own), sum(records[node] for node in own))
+        assert not set(own) & unfit.keys()
+        for other in set(kinds.values()):
+            nodes = [node for node, each in kinds.items() if each == other]
+            assert weight >= (len(nodes), sum(records[node] for node in nodes))
+    for node, reason in unfit.items():
+        (kind,) = fitting
+        text = ("fingerprint", "dimension", "classes")
+        assert text[next(i for i in range(3) if kinds[node][i] != kind[i])] in reason
+
+
+GOOD: dict[str, Any] = {"fingerprint": "f" * 16, "dimension": 8, "classes": '["a", "b"]'}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fingerprint": None}, {"fingerprint": ""}, {"dimension": 0}, {"dimension": -1}, {"dimension": 2**24 + 1},
+        {"dimension": "8"}, {"classes": "[1]"}, {"classes": "{}"}, {"classes": "["}, {"classes": "[" * 10_000},
+        {"classes": json.dumps(["a"] * (MOST_CLASSES + 1))}, {"key": 1}, {"key": "A"}, {"key": "a" * 1025},
+    ],
+)  # fmt: skip
+def test_an_introduction_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
+    many = tuple(f"c{number}" for number in range(MOST_CLASSES))
+    assert introduction("north", GOOD | {"classes": json.dumps(many)}).classes == many
+    for right in ({}, {"dimension": 2**24}, {"key": "a" * 1024}, {"simulated": True}):
+        made = introduction("north", GOOD | right)
+        assert made == Introduction(
+            "north", "f" * 16, right.get("dimension", 8), ("a", "b"), right.get("key", ""),
+            "simulated" in right,
+        )  # fmt: skip
+    with pytest.raises(SurrogateError, match="introduction has"):
+        introduction("north", GOOD | wrong)
+
+
+VALUES = st.one_of(
+    st.integers(-3, 3), st.sampled_from([2**40 - 1, 2**40, 1.0, 1.5, 4.0, 4.1, -0.1, 0.0]),
+    st.floats(), st.text(max_size=2), st.none(), st.lists(st.floats() | st.integers(), max_size=3),
+    st.lists(st.text(max_size=1), max_size=2),
+)  # fmt: skip
+
+
+@settings(max_examples=150)
+@given(VALUES)
+def test_a_reported_number_is_used_only_within_its_bounds(value: Any) -> None:
+    number = isinstance(value, float) and value == value
+    finite = isinstance(value, list) and all(
+        isinstance(v, int | float) and abs(v) < float("inf") for v in value
+    )
+    count = isinstance(value, int) and 0 <= value < 2**40
+    assert whole_number({"k": value}, "k") == (value if count else 0)
+    assert share_in({"k": value}, "k") == (value if number and 0 <= value <= 1 else None)
+    assert numbers_in({"k": value}, "k") == (value if finite else [])
+    assert seconds_in({"k-seconds": value}, "k") == (
+        value if number and 0 <= value < float("inf") else None
+    )
+    for name, limit in {
+        "share": 1.0,
+        "accuracy-local": 1.0,
+        "sliced": 4.0,
+        "sinkhorn": 4.0,
+    }.items():
+        wanted = {name: value} if number and 0 <= value <= limit else {}
+        assert downstream_in({f"downstream.{name}": value}) == wanted

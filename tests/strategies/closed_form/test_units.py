@@ -1,0 +1,76 @@
+"""A head in closed form decides the same in any unit of the features, and for any number of copies
+of all records.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.closed_form.solvers import Solution, gaussian, lda, naive_bayes, ridge
+from strategies.closed_form.statistics import Statistics
+
+SOLVERS = {"lda": lda, "naive bayes": naive_bayes, "ridge": ridge, "gaussian": gaussian}
+
+
+def drawn(seed: int, unit: float = 1.0, copies: int = 1) -> tuple[Statistics, torch.Tensor]:
+    """Statistics of 90 records of 3 classes in 5 dimensions, and new records."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(90) % 3
+    middle = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    x = middle[y] + torch.randn(90, 5, generator=generator, dtype=torch.float64)
+    new = middle.repeat(10, 1) + torch.randn(30, 5, generator=generator, dtype=torch.float64)
+    means = torch.stack([x[y == k].mean(0) for k in range(3)])
+    apart = x - means[y]
+    counts = torch.tensor([30.0 * copies] * 3, dtype=torch.float64)
+    return Statistics(counts, unit * means, unit**2 * apart.T @ apart / 90), unit * new
+
+
+def decisions(found: Solution, x: torch.Tensor) -> list[int]:
+    return [int(each) for each in (x @ found.weight.T + found.bias).argmax(1)]
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 99), power=st.integers(-5, 6))
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3])
+def test_the_unit_of_the_features_does_not_matter(
+    name: str, shrinkage: float, seed: int, power: int
+) -> None:
+    one, x = drawn(seed)
+    other, scaled = drawn(seed, 10.0**power)
+    solver = SOLVERS[name]
+    assert decisions(solver(one, shrinkage), x) == decisions(solver(other, shrinkage), scaled)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-8, 1e8])
+def test_small_features_still_have_a_covariance(unit: float) -> None:
+    """What counts as no variance at all is a share of the means, not a number."""
+    one, _ = drawn(0)
+    small, _ = drawn(0, unit)
+    first, second = lda(one, 0.0), lda(small, 0.0)
+    torch.testing.assert_close(second.weight * unit, first.weight, rtol=1e-3, atol=1e-9)
+    assert second.added < 1
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99), shrinkage=st.sampled_from([0.0, 0.2, 1.0]))
+def test_lda_is_its_formula(seed: int, shrinkage: float) -> None:
+    statistics, _ = drawn(seed)
+    found = lda(statistics, shrinkage)
+    covariance, means = statistics.matrix, statistics.means
+    shrunk = (1 - shrinkage) * covariance + shrinkage * covariance.trace() / 5 * torch.eye(5)
+    weight = means @ torch.linalg.inv(shrunk)
+    torch.testing.assert_close(found.weight, weight)
+    bias = torch.tensor([1 / 3] * 3, dtype=torch.float64).log() - (weight * means).sum(1) / 2
+    torch.testing.assert_close(found.bias, bias)
+
+
+def test_fedcgs_divides_by_one_record_less() -> None:
+    for copies in (1, 5):
+        statistics, _ = drawn(3, copies=copies)
+        n = 90.0 * copies
+        apart = statistics.means - statistics.means.mean(0)
+        whole = statistics.matrix + apart.T @ apart / 3
+        weight = statistics.means @ torch.linalg.inv(whole * n / (n - 1))
+        torch.testing.assert_close(gaussian(statistics).weight, weight)

@@ -1,0 +1,179 @@
+"""Heads of sites with any classes in any order are combined class by class, and what reads a public
+head refuses everything that is no matrix.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.models.classifiers import Ensemble
+from common.models.parameters import Parameters
+from common.run import parse_run
+from common.surrogates.surrogates import Header
+from strategies.heads.combining import average_head, ensemble, fedbe, fedkt
+from strategies.pooling.public_projection import read_map
+
+CLASSES = ("a", "b", "c", "d")
+SITES = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from((*CLASSES, "other")), min_size=1, unique=True).filter(
+            lambda names: set(names) & set(CLASSES)
+        ),
+        st.integers(1, 90),
+    ),
+    min_size=1,
+    max_size=4,
+)
+RUN = parse_run({"method": "average", "defence": "none"})
+
+
+def updates(sites: list[tuple[list[str], int]], seed: int) -> list[Parameters]:
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for number, (names, records) in enumerate(sites):
+        tensors = {
+            "weight": torch.randn(len(names), 3, generator=generator),
+            "bias": torch.randn(len(names), generator=generator),
+        }
+        header = Header("average", "r", f"s{number}", "f", tuple(names))
+        found.append(Parameters(header, 1, tensors, records))
+    return found
+
+
+def row(update: Parameters, name: str) -> tuple[Tensor, float | None]:
+    """A site's weight and bias of a class; None where it does not know the class."""
+    names = update.header.classes
+    if name not in names:
+        return torch.zeros(3), None
+    at = names.index(name)
+    return update.tensors["weight"][at], float(update.tensors["bias"][at])
+
+
+@settings(max_examples=40)
+@given(sites=SITES, seed=st.integers(0, 99))
+def test_the_average_is_that_of_each_class_by_its_name(
+    sites: list[tuple[list[str], int]], seed: int
+) -> None:
+    given_ = updates(sites, seed)
+    found = average_head(given_, RUN, CLASSES)
+    assert found.header == Header("average", "r", "coordinator", "f", CLASSES)
+    share = torch.tensor([float(each.records) for each in given_])
+    share /= share.sum()
+    for at, name in enumerate(CLASSES):
+        rows = [row(each, name) for each in given_]
+        known = [[b for n in CLASSES if (b := row(each, n)[1]) is not None] for each in given_]
+        biases = [min(own) if b is None else b for (_, b), own in zip(rows, known, strict=True)]
+        weight = sum(s * w for s, (w, _) in zip(share, rows, strict=True))
+        torch.testing.assert_close(found.weight[at], weight)
+        assert float(found.bias[at]) == pytest.approx(float(share @ torch.tensor(biases)), abs=1e-5)
+
+
+@settings(max_examples=30)
+@given(sites=SITES, seed=st.integers(0, 99))
+def test_an_ensemble_is_the_mean_of_what_each_site_says_of_its_own_classes(
+    sites: list[tuple[list[str], int]], seed: int
+) -> None:
+    given_ = updates(sites, seed)
+    model = ensemble(given_, RUN, CLASSES)
+    assert isinstance(model, Ensemble)
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
+    wanted, votes = torch.zeros(5, 4), torch.zeros(5, 4)
+    for each in given_:
+        scores = torch.full((5, 4), -1e9)
+        for at, name in enumerate(CLASSES):
+            weight, bias = row(each, name)
+            if bias is not None:
+                scores[:, at] = x @ weight + bias
+        wanted += scores.softmax(1) / len(given_)
+        votes[torch.arange(5), scores.argmax(1)] += 1
+    torch.testing.assert_close(model.scores(x).exp(), wanted, rtol=1e-4, atol=1e-5)
+    chosen = fedkt(x, model.heads, 4)
+    assert chosen.sum(1).tolist() == [1.0] * 5
+    assert ((chosen * votes).sum(1) == votes.max(1).values).all(), "a vote with most sites"
+
+
+@settings(max_examples=5)
+@given(records=st.lists(st.integers(1, 90), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_fedbe_averages_the_sites_their_mean_and_draws_around_it(
+    records: list[int], seed: int
+) -> None:
+    """Without spread all are one head; without samples, the sites and their mean."""
+    given_ = updates([(list(CLASSES), n) for n in records], seed)
+    heads, mean = list(ensemble(given_, RUN, CLASSES).heads), average_head(given_, RUN, CLASSES)
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(seed))
+    weights = [float(n) for n in records]
+    wanted = torch.stack([(x @ h.weight.T + h.bias).softmax(1) for h in [*heads, mean]]).mean(0)
+    torch.testing.assert_close(fedbe(x, heads, mean, weights, 0, seed), wanted)
+    alike = fedbe(x, [heads[0]] * 3, heads[0], [1.0, 2.0, 3.0], 4, seed)
+    torch.testing.assert_close(alike, (x @ heads[0].weight.T + heads[0].bias).softmax(1))
+    if len(records) < 2:
+        return
+    # Many draws: their mean is that of a Gaussian with the weighted deviation around the mean.
+    many = fedbe(x, heads, mean, weights, 1500, seed)
+    share = torch.tensor(weights) / sum(weights)
+    spread = [
+        sum(s * (h - m).square() for s, h in zip(share, each, strict=True)).sqrt()
+        for m, each in (
+            (mean.weight, [h.weight for h in heads]),
+            (mean.bias, [h.bias for h in heads]),
+        )
+    ]
+    generator = torch.Generator().manual_seed(seed + 1)
+    drawn = torch.stack(
+        [
+            (
+                x @ (mean.weight + spread[0] * torch.randn(4, 3, generator=generator)).T
+                + mean.bias
+                + spread[1] * torch.randn(4, generator=generator)
+            ).softmax(1)
+            for _ in range(1500)
+        ]
+    ).mean(0)
+    torch.testing.assert_close(many, drawn, rtol=0, atol=0.05)
+
+
+SECURE: dict[str, Any] = {
+    "secure-sum": True, "classes": "a,b", "fedpft.covariance": "gram", "epsilon": 1.0, "delta": 1e-5,
+    "features.power": 1, "features.dimensions": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("fc.weight", torch.ones(3)),
+        ("fc.weight", torch.ones(2, 2, 2)),
+        ("fc.weight", torch.tensor(1.0)),
+        ("fc.weight", torch.tensor([[1.0, float("nan")], [0.0, 1.0]])),
+        ("fc.weight", torch.tensor([[1.0, float("inf")], [0.0, 1.0]])),
+        ("another", torch.eye(3)),
+    ],
+)
+def test_a_public_head_that_is_no_finite_matrix_is_refused(
+    tmp_path: Path, name: str, tensor: Tensor
+) -> None:
+    file = tmp_path / "head.safetensors"
+    save_file({name: tensor}, file)
+    with pytest.raises(ConfigError, match="needs a finite matrix"):
+        read_map(parse_run(SECURE | {"features.projection": str(file)}))
+    file.write_bytes(b"no file of tensors")
+    with pytest.raises(ConfigError, match="no readable"):
+        read_map(parse_run(SECURE | {"features.projection": str(file)}))
+
+
+def test_a_public_head_alone_gives_its_leading_directions(tmp_path: Path) -> None:
+    head = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    save_file({"fc.weight": head}, tmp_path / "head.safetensors")
+    chosen = {"features.projection": str(tmp_path / "head.safetensors")}
+    found = read_map(parse_run(SECURE | chosen)).projection
+    assert found is not None
+    leading = torch.linalg.svd((head - head.mean(0)).double())[2][:2]
+    overlap = (leading @ found.double().T).abs()
+    torch.testing.assert_close(overlap, torch.eye(2).double(), rtol=0, atol=2e-3)
