@@ -40,12 +40,15 @@ def defend_surrogates(
     power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in surrogates) else 1.0
     suspects: list[Suspect] = []
     bound = rule == "screen" and can_bound(surrogates)
-    if rule == "screen":
-        suspects = screen(class_points(surrogates, classes), single_parts=bound)
+    # Never half of the sites or more, by both together: without a majority, the honest half is
+    # unknown.
+    most = (len(surrogates) - 1) // 2
     if bound:
-        # Never half of the sites or more, by both together.
-        left = (len(surrogates) - 1) // 2 - len(suspects)
-        suspects += harmful(_with_caps(_without(surrogates, suspects), max_share, power)[0], left)
+        # First, because a harmful site distorts what the screen compares the others with.
+        suspects = harmful(_with_caps(surrogates, max_share, power)[0], most)
+    if rule == "screen":
+        points = class_points(_without(surrogates, suspects), classes)
+        suspects += screen(points, single_parts=bound)[: most - len(suspects)]
     kept, capped = _with_caps(_without(surrogates, suspects), max_share, power)
     return Defended(bounded(kept) if bound else kept, capped, suspects)
 
