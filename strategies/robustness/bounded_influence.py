@@ -143,7 +143,8 @@ def bounds(sites: SiteClasses) -> Bounds:
         scores = torch.maximum(scores, torch.where(has, squares / allowed.clamp_min(1e-300), 0.0))
     basis = lines if sites.within is None else _with_others(lines, aside, sites.weights)
     if sites.within is None:
-        covariances = torch.eye(basis.shape[1], dtype=off.dtype).expand(len(off), -1, -1)
+        # Not expanded: torch's median of an expanded tensor returns uninitialised memory.
+        covariances = torch.eye(basis.shape[1], dtype=off.dtype).repeat(len(off), 1, 1)
         scales = torch.ones(len(off), dtype=off.dtype)
     else:
         covariances = sites.within(basis)
