@@ -17,6 +17,7 @@ from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from common.surrogates.synthetic import Synthetic
 from strategies.base.defended import Defended, Suspect
 from strategies.pooling.site_weights import scaled, shares_kept
+from strategies.robustness.bounded_surrogates import bounded, can_bound, harmful
 from strategies.robustness.class_points import class_points
 from strategies.robustness.influence import bounded_heads, bounded_images, bounded_updates
 from strategies.robustness.screening import screen
@@ -29,22 +30,39 @@ R = TypeVar("R", Parameters, Synthetic)
 def defend_surrogates(
     surrogates: Sequence[AnySurrogate], rule: str, max_share: float, classes: tuple[str, ...]
 ) -> Defended[AnySurrogate]:
-    """Cap the weights of surrogates of one kind and exclude suspects.
+    """Cap the weights of surrogates of one kind, exclude suspects, and bound the others' influence.
 
     Args:
         surrogates: of the sites. Noisy sums all have the same classes.
-        rule: "screen" excludes suspects; any other excludes no site.
+        rule: "screen" excludes suspects and bounds the others; any other does neither.
         max_share: most weight of a site, as in `shares_kept`.
         classes: of the run.
     """
-    suspects = screen(class_points(surrogates, classes)) if rule == "screen" else []
-    left = _without(surrogates, suspects)
     # Pooled private means are weighted by the square of records; the cap must bound this weight.
-    power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in left) else 1.0
-    counts = [[max(0.0, float(count)) for count in surrogate.counts] for surrogate in left]
+    power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in surrogates) else 1.0
+    suspects: list[Suspect] = []
+    bound = rule == "screen" and can_bound(surrogates)
+    # Never half of the sites or more, by both together: without a majority, the honest half is
+    # unknown.
+    most = (len(surrogates) - 1) // 2
+    if bound:
+        # First, because a harmful site distorts what the screen compares the others with.
+        suspects = harmful(_with_caps(surrogates, max_share, power)[0], most)
+    if rule == "screen":
+        points = class_points(_without(surrogates, suspects), classes)
+        suspects += screen(points, single_parts=bound)[: most - len(suspects)]
+    kept, capped = _with_caps(_without(surrogates, suspects), max_share, power)
+    return Defended(bounded(kept) if bound else kept, capped, suspects)
+
+
+def _with_caps(
+    surrogates: Sequence[AnySurrogate], max_share: float, power: float
+) -> tuple[list[AnySurrogate], dict[str, float]]:
+    """Surrogates with capped counts, and the share of weight that each capped site keeps."""
+    counts = [[max(0.0, float(count)) for count in surrogate.counts] for surrogate in surrogates]
     shares = shares_kept(counts, max_share, power)
-    kept = [scaled(surrogate, share) for surrogate, share in zip(left, shares, strict=True)]
-    return Defended(kept, _capped([surrogate.header.site for surrogate in left], shares), suspects)
+    kept = [scaled(surrogate, share) for surrogate, share in zip(surrogates, shares, strict=True)]
+    return kept, _capped([surrogate.header.site for surrogate in surrogates], shares)
 
 
 def defend_updates(

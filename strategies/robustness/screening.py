@@ -84,11 +84,14 @@ class Compared:
     misplaced: tuple[tuple[int, Tensor, Tensor], ...] = ()
 
 
-def screen(points: ClassPoints) -> list[Suspect]:
+def screen(points: ClassPoints, single_parts: bool = False) -> list[Suspect]:
     """The sites whose class means disagree with those of the other sites.
 
     Args:
         points: class means of all sites.
+        single_parts: whether only what is out of range is examined, and components that lie where
+            the others have another class. For the rest, the influence of sites is bounded
+            (bounded_influence.py).
 
     Returns:
         Suspects, the clearest first. After each one, the other sites are compared again without it,
@@ -108,20 +111,20 @@ def screen(points: ClassPoints) -> list[Suspect]:
     """
     suspects: list[Suspect] = []
     most = (len(points.sites) - 1) // 2
-    pairs = correlations(points)
+    pairs = None if single_parts else correlations(points)
     while len(suspects) < most and (suspect := worst(points, pairs)) is not None:
         suspects.append(suspect)
         site = points.sites.index(suspect.site)
-        points, pairs = points.without(site), pairs.without(site)
+        points, pairs = points.without(site), pairs.without(site) if pairs else None
     return suspects
 
 
-def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
+def worst(points: ClassPoints, pairs: Pairs | None) -> Suspect | None:
     """The site that disagrees most with the others.
 
     Args:
         points: class means of all sites.
-        pairs: comparison of the same sites.
+        pairs: comparison of the same sites; None to examine single parts only.
 
     Returns:
         The suspect; None if no site exceeds a threshold.
@@ -131,11 +134,10 @@ def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
     if not points.classes:
         return None
     compared = compare(points)
-    for kind, scores in (
-        ("far", far(points, compared)),
-        ("moved", moved(compared)),
-        ("label", label(compared)),
-    ):
+    kinds = [("far", far(points, compared))]
+    if pairs is not None:
+        kinds += [("moved", moved(compared)), ("label", label(compared))]
+    for kind, scores in kinds:
         score = scores.sum(1) if kind == "label" else scores.amax(1)
         site = int(score.argmax())
         if score[site] >= 1:
@@ -144,6 +146,8 @@ def worst(points: ClassPoints, pairs: Pairs) -> Suspect | None:
             )
     if (suspect := _misplaced(points, compared)) is not None:
         return suspect
+    if pairs is None:
+        return None
     scores = unrelated(pairs, points.power > 1, points.means.shape[2])
     site = int(scores.argmax())
     if float(scores[site]) > 1:

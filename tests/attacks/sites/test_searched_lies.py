@@ -1,0 +1,45 @@
+"""One hostile hospital that knows all others costs at most five points, with three sites too, and no
+honest one is accused. benchmarks/searched_attacks.py searches for the worst.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from benchmarks.searched_attacks import Federation, Lie
+from tests.hostile_sites import uneven_digits
+
+LIES = [
+    Lie("middle", 2.5, 3),
+    Lie("nearest", 1.8, 3),
+    Lie("nearest", 0.7, 3),
+    Lie("next class", 1.8, 1),
+    Lie("next class", 0.7, 10, covariance="along"),
+    Lie("away", 1.0, 1, covariance="along"),
+    Lie("random", 1.4, 10),
+    Lie("nearest", 2.5, 3, classes="one"),
+]
+
+
+@cache
+def federation(sites: int) -> Federation:
+    parts, test = uneven_digits(0.5, 10, sites)
+    return Federation(parts, test, 1, {"seed": 10})
+
+
+@pytest.mark.parametrize("sites", [3, 4, 10])
+@pytest.mark.parametrize("lie", LIES, ids=str)
+def test_one_hostile_site_costs_at_most_five_points(lie: Lie, sites: int) -> None:
+    loss, named = federation(sites).loss(lie, "auto")
+    assert loss <= 5.0
+    assert named <= {"z0"}
+
+
+@pytest.mark.parametrize("sites", [3, 4, 10])
+def test_without_a_hostile_site_nothing_changes(sites: int) -> None:
+    own = federation(sites)
+    accuracy, named = own.accuracy(own.good, "auto")
+    assert named == set()
+    assert accuracy >= own.alone - 1.0

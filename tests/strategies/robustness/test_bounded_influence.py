@@ -1,0 +1,189 @@
+"""Bounded influence: what one hostile site of generated federations can do to the pooled classes, and
+what honest sites keep.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.shared_covariances import LowRank
+from common.surrogates.surrogates import Header, Surrogate
+from strategies.robustness.bounded_influence import OUT, SiteClasses, bounds
+from strategies.robustness.class_points import ClassPoints
+from strategies.robustness.defence import defend_surrogates
+from strategies.robustness.screening import screen
+
+QUICK = settings(max_examples=20, deadline=None)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Means (S, C, d) and counts (S, C) of honest sites whose records have unit variance."""
+
+    means: Tensor
+    counts: Tensor
+
+    def table(self) -> SiteClasses:
+        return table_of(self.means, self.counts)
+
+
+def table_of(means: Tensor, counts: Tensor) -> SiteClasses:
+    def within(directions: Tensor) -> Tensor:
+        return (directions.T @ directions).repeat(len(means), 1, 1)
+
+    return SiteClasses(means, counts, 1 / counts.clamp_min(1), within=within)
+
+
+@st.composite
+def federations(draw: st.DrawFn, fewest: int = 3) -> Generated:
+    """Sites of any number and size, whose classes are five or more deviations apart."""
+    sites, classes = draw(st.integers(fewest, 9)), draw(st.integers(2, 6))
+    d = draw(st.integers(classes, 16))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    turned = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))[0]
+    centres = draw(st.floats(4, 12)) * turned[:classes]
+    counts = torch.randint(30, draw(st.integers(31, 300)), (sites, classes), generator=generator)
+    chance = torch.randn(sites, classes, d, generator=generator, dtype=torch.float64)
+    return Generated(centres + chance / counts.sqrt()[..., None], counts.double())
+
+
+def right(honest: Tensor, means: Tensor, counts: Tensor) -> float:
+    """Share of the honest sites' records, of unit variance around their means (S, C, d), that linear
+    discriminant analysis of these means and counts places right, against the nearest other class.
+    """
+    totals = counts.sum(0)
+    pooled = (counts[..., None] * means).sum(0) / totals[:, None]
+    rows = (counts.sqrt()[..., None] * (means - pooled)).flatten(0, 1)
+    covariance = torch.eye(means.shape[2], dtype=means.dtype) + rows.T @ rows / totals.sum()
+    weight = torch.linalg.solve(covariance, pooled.T).T
+    bias = (totals / totals.sum()).log() - (weight * pooled).sum(1) / 2
+    scores = honest @ weight.T + bias
+    gaps = scores.diagonal(dim1=1, dim2=2)[..., None] - scores
+    margins = gaps / torch.cdist(weight, weight).clamp_min(1e-9)
+    margins.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    return float(torch.special.ndtr(margins.amin(2)).mean())
+
+
+@QUICK
+@given(
+    federations(),
+    st.floats(0.2, 3),
+    st.integers(-3, 6),
+    st.floats(0.3, 3),
+    st.integers(0, 2**31),
+)
+def test_one_hostile_site_costs_the_others_little_for_any_direction_step_and_count(
+    honest: Generated, part: float, power: int, times: float, seed: int
+) -> None:
+    means, counts = honest.means.clone(), honest.counts.clone()
+    alone = right(means[1:], means[1:], counts[1:])
+    generator = torch.Generator().manual_seed(seed)
+    towards = (
+        means[0].roll(1, 0) - means[0]
+        if seed % 2
+        else torch.randn(means[0].shape, generator=generator, dtype=torch.float64)
+    )
+    means[0] += part * 2.0**power * towards
+    counts[0] = times * counts[1:].median(0).values
+    table = table_of(means, counts)
+    found = bounds(table)
+    kept = found.scores.amax(1) < OUT
+    assert right(means[1:], (means + found.moves)[kept], counts[kept]) > alone - 0.05
+
+
+@QUICK
+@given(federations())
+def test_honest_sites_stay_as_they_are(honest: Generated) -> None:
+    found = bounds(honest.table())
+    assert not found.moves.any()
+    assert not found.scores.any()
+
+
+@QUICK
+@given(federations(), st.integers(0, 2**31))
+def test_results_follow_the_order_of_sites_and_the_axes_of_features(
+    honest: Generated, seed: int
+) -> None:
+    means = honest.means.clone()
+    means[0] = means[0] + 2 * (means[0].roll(1, 0) - means[0])
+    counts = honest.counts.clone()
+    counts[0] = 2 * counts[1:].amax(0)
+    found = bounds(table_of(means, counts))
+    torch.manual_seed(seed)
+    order, axes = torch.randperm(len(means)), torch.randperm(means.shape[2])
+    signs, shift = (
+        1 - 2 * torch.randint(0, 2, axes.shape).double(),
+        torch.randn(axes.shape).double(),
+    )
+    turned = means[order][..., axes] * signs + shift
+    again = bounds(table_of(turned, counts[order]))
+    torch.testing.assert_close(again.scores, found.scores[order], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        again.moves, found.moves[order][..., axes] * signs, rtol=1e-6, atol=1e-9
+    )
+
+
+def surrogate(name: str, means: Tensor, counts: Tensor, covariance: LowRank) -> Surrogate:
+    labels = torch.arange(len(means))
+    table = Mixtures(counts.long(), labels, torch.ones(len(means)), means.float(), covariance)
+    return Surrogate(Header("fedpft", "0" * 16, name, "f", tuple(map(str, labels.tolist()))), table)
+
+
+@QUICK
+@given(federations(4), st.floats(3, 1e3))
+def test_a_covariance_that_hides_the_lines_between_classes_is_scaled_down(
+    honest: Generated, times: float
+) -> None:
+    d = honest.means.shape[2]
+    usual = LowRank(torch.zeros(d, 1), torch.ones(d))
+    line = honest.means[0, 1] - honest.means[0, 0]
+    wide = LowRank(times * line.float()[:, None], torch.ones(d))
+    sent = [
+        surrogate(str(row), means, counts, wide if row == 0 else usual)
+        for row, (means, counts) in enumerate(zip(honest.means, honest.counts, strict=True))
+    ]
+    defended = defend_surrogates(sent, "screen", 3.0, ())
+    for each in defended.kept:
+        assert isinstance(each, Surrogate)
+        assert isinstance(each.mixtures.covariance, LowRank)
+        direction = (line / line.norm()).float()
+        along = float((direction @ each.mixtures.covariance.factor).square().sum())
+        assert along < 20
+
+
+@QUICK
+@given(st.integers(3, 15), st.integers(0, 15), st.integers(0, 2**31))
+def test_the_screen_names_all_that_are_out_of_range_but_never_half(
+    sites: int, odd: int, seed: int
+) -> None:
+    scores = torch.zeros(sites)
+    scores[torch.randperm(sites, generator=torch.Generator().manual_seed(seed))[:odd]] = 2.0
+    counts = torch.full((sites, 2), 100.0)
+    means = torch.tensor([[[0.0, 0.0], [8.0, 0.0]]]).repeat(sites, 1, 1)
+    names, none = tuple(map(str, range(sites))), torch.zeros(sites, 2)
+    points = ClassPoints(
+        names, ("a", "b"), means, counts, 1 / counts, none, none[:, 0], 2.0, odd=scores
+    )
+    named = screen(points, single_parts=True)
+    assert len(named) == min(odd, sites, (sites - 1) // 2)
+    assert all(float(scores[int(each.site)]) == 2.0 for each in named)
+
+
+@pytest.mark.parametrize("sites", [4, 7])
+def test_a_site_of_another_kind_that_harms_nobody_keeps_its_data(sites: int) -> None:
+    """Its classes lie far from the others' classes in a direction of their own."""
+    means = torch.zeros(sites, 3, 8, dtype=torch.float64)
+    means[:, torch.arange(3), torch.arange(3)] = 8.0
+    means[-1, :, 7] = 40.0
+    counts = torch.full((sites, 3), 100.0, dtype=torch.float64)
+    found = bounds(table_of(means, counts))
+    assert not found.moves.any()
+    assert math.isclose(float(found.scales.min()), 1.0)
