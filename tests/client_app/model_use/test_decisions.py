@@ -18,6 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
+from client_app.datasets.dataset import stratified_split
 from client_app.model_use.adapted import adapted_classifier, store_adapted
 from client_app.model_use.calibration import (
     ABSTAIN,
@@ -165,6 +166,10 @@ def test_an_evaluation_limits_and_counts_by_the_score_that_is_configured(
     assert found.calibration.score == score
     assert limit in values[score].tolist()
     assert limit not in values[next(name for name in SCORES if name != score)].tolist()
+    judged = ~stratified_split(labels, 0.5, seed, None)
+    beyond = float((values[score][judged] > limit).double().mean())
+    assert found.ood is not None
+    assert found.ood["abstained"] == beyond
 
 
 def renamed(model: SignedModel, name: str) -> SignedModel:
