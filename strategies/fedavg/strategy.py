@@ -46,10 +46,9 @@ class Updates(Rounds[Parameters]):
             training: before the round.
             replies: checked updates, sorted by site.
         """
-        own, noise = (
-            self.config,
-            noise_of_update(self.config.settings.fedavg, self.config.mechanism),
-        )
+        own = self.config
+        mu = own.settings.fedavg.mu if own.plan.training.proximal else 0.0
+        noise = noise_of_update(own.settings.fedavg, own.mechanism, mu)
         return defend_updates(replies, own.defence, own.settings.max_share, noise)
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
@@ -67,20 +66,22 @@ class Updates(Rounds[Parameters]):
         return {}
 
 
-def noise_of_update(own: FedAvgSettings, mechanism: Mechanism | None) -> float:
+def noise_of_update(own: FedAvgSettings, mechanism: Mechanism | None, mu: float) -> float:
     """Standard deviation of the privacy noise on each number of an update; 0 without privacy.
 
-    Every step of DP-SGD adds noise of the same variance. FedProx's term, which shrinks earlier
-    steps, is not counted.
+    Every step of DP-SGD adds noise of the same variance, and FedProx's term shrinks that of earlier
+    steps.
 
     Args:
         own: settings of the training.
         mechanism: of the run; None without privacy.
+        mu: weight of FedProx's term; 0 for none.
     """
     if mechanism is None:
         return 0.0
-    step = own.rate(private=True) * mechanism.clip / own.batch_size
-    return step * mechanism.noise_multiplier * math.sqrt(own.private_steps)
+    rate = own.rate(private=True)
+    step = rate * mechanism.clip * mechanism.noise_multiplier / own.batch_size
+    return step * math.sqrt(sum((1 - rate * mu) ** (2 * k) for k in range(own.private_steps)))
 
 
 def with_memory(training: Training) -> Training:

@@ -21,7 +21,7 @@ from strategies.robustness.bounded_surrogates import bounded, can_bound, harmful
 from strategies.robustness.class_points import class_points
 from strategies.robustness.influence import bounded_heads, bounded_images, bounded_updates
 from strategies.robustness.screening import screen
-from strategies.robustness.update_screening import AGREE, AGREE_HEADS, screen_updates
+from strategies.robustness.update_screening import screen_updates
 
 T = TypeVar("T")
 R = TypeVar("R", Parameters, Synthetic)
@@ -76,7 +76,7 @@ def defend_updates(
         max_share: most weight of a site, as in `shares_kept`.
         noise: standard deviation of the privacy noise on each number of an update.
     """
-    defended = _screened(updates, rule, max_share, AGREE)
+    defended = _screened(updates, rule, max_share)
     kept, shares = bounded_updates(defended.kept, noise)
     return replace(defended, kept=kept, bounded=shares)
 
@@ -89,7 +89,7 @@ def defend_heads(heads: Sequence[Parameters], rule: str, max_share: float) -> De
         rule: as in `defend_updates`.
         max_share: as in `defend_updates`.
     """
-    defended = _screened(heads, rule, max_share, AGREE_HEADS)
+    defended = _screened(heads, rule, max_share)
     kept, shares = bounded_heads(defended.kept)
     return replace(defended, kept=kept, bounded=shares)
 
@@ -115,10 +115,8 @@ def defend_synthetic(
     return replace(defended, kept=kept, bounded=shares, suspects=suspects)
 
 
-def _screened(
-    sent: Sequence[Parameters], rule: str, max_share: float, agree: float
-) -> Defended[Parameters]:
-    suspects = screen_updates(sent, agree) if rule == "screen" else []
+def _screened(sent: Sequence[Parameters], rule: str, max_share: float) -> Defended[Parameters]:
+    suspects = screen_updates(sent) if rule == "screen" else []
     return replace(cap_records(_without(sent, suspects), max_share), suspects=suspects)
 
 

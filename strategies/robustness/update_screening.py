@@ -27,24 +27,21 @@ FAR, FAR_CONTROL = 5.0, 25.0
 # as rounding error.
 DEVIATIONS, ROUNDING = 3.0, 1e-5
 # Mean cosine with the others: below the limit of `opposed_below` a site is a suspect; below UNRELATED
-# of the median site's, if that is at least AGREE. Heads of sites with the same classes agree less
-# than updates, and with other classes not at all, so AGREE_HEADS is lower. Updates of few sites with
-# classes of their own are opposed to each other, because softmax takes from one class what it gives
-# to another: with S sites of one class each the mean cosine is -1 / (S - 1). Chosen on the digits,
-# Dirichlet 0.1, seeds 0 to 5 and 50 to 55, where honest sites of FedAvg reach -0.27 of four, -0.21
-# of five and -0.09 of ten; heads on the digits and CIFAR-10 features, seeds 60 to 62.
-OPPOSED, CROWDED, AGREE, AGREE_HEADS, UNRELATED = -0.15, 0.8, 0.5, 0.15, 0.2
+# if the median site has at least AGREE. Updates of few sites with classes of their own are
+# opposed to each other, because softmax takes from one class what it gives to another: with S sites
+# of one class each the mean cosine is -1 / (S - 1). Chosen on the digits, Dirichlet 0.1, seeds 0 to 5
+# and 50 to 55, where honest sites of FedAvg reach -0.27 of four, -0.21 of five and -0.09 of ten.
+OPPOSED, CROWDED, AGREE, UNRELATED = -0.15, 0.8, 0.5, 0.1
 # Minimum number of sites for a meaningful majority.
 FEWEST = 4
 
 
-def screen_updates(updates: Sequence[Parameters], agree: float = AGREE) -> list[Suspect]:
+def screen_updates(updates: Sequence[Parameters]) -> list[Suspect]:
     """The sites whose updates disagree with the other sites'.
 
     Args:
         updates: of the sites. Fewer than FEWEST have no meaningful majority: then there are no
             suspects.
-        agree: the median site's mean cosine from which an unrelated update is a suspect.
 
     Returns:
         Suspects, the clearest first; never half of the sites or more. Each is removed before the
@@ -57,7 +54,7 @@ def screen_updates(updates: Sequence[Parameters], agree: float = AGREE) -> list[
     while (
         len(suspects) < most
         and len(sites) >= FEWEST
-        and (suspect := _worst(gram, sites, beside, agree)) is not None
+        and (suspect := _worst(gram, sites, beside)) is not None
     ):
         suspects.append(suspect)
         kept = [index for index, site in enumerate(sites) if site != suspect.site]
@@ -157,9 +154,7 @@ def _distances(gram: Tensor, least: float = 0.0, far: float = FAR) -> Tensor:
     return away / torch.maximum(far * away.median(), same).clamp_min(max(least, 1e-30))
 
 
-def _worst(
-    gram: Tensor, sites: Sequence[str], beside: Sequence[Beside], agree: float
-) -> Suspect | None:
+def _worst(gram: Tensor, sites: Sequence[str], beside: Sequence[Beside]) -> Suspect | None:
     count, distances = len(sites), _distances(gram)
     for each in beside:
         scores = _distances(each.gram, each.least, each.far)
@@ -181,8 +176,7 @@ def _worst(
         )
         return Suspect(sites[site], "far", float(distances[site]), reason)
     site = int(agreement.argmin())
-    usual = float(agreement.median())
-    least = UNRELATED * usual if usual >= agree else opposed_below(count)
+    least = UNRELATED if float(agreement.median()) >= AGREE else opposed_below(count)
     if float(agreement[site]) < least:
         reason = "the direction of its update disagrees with the updates of the other sites"
         return Suspect(sites[site], "opposed", 1 + least - float(agreement[site]), reason)
