@@ -73,4 +73,7 @@ def test_fedcgs_divides_by_one_record_less() -> None:
         apart = statistics.means - statistics.means.mean(0)
         whole = statistics.matrix + apart.T @ apart / 3
         weight = statistics.means @ torch.linalg.inv(whole * n / (n - 1))
-        torch.testing.assert_close(gaussian(statistics).weight, weight)
+        found = gaussian(statistics)
+        torch.testing.assert_close(found.weight, weight)
+        bias = torch.full((3,), 1 / 3).double().log() - (weight * statistics.means).sum(1) / 2
+        torch.testing.assert_close(found.bias, bias, rtol=1e-6, atol=1e-6)
