@@ -10,6 +10,7 @@ from common.limits import LARGEST_COUNT, LARGEST_NUMBER
 from common.methods import heads
 from common.methods.class_sums import MOMENTS
 from common.methods.method import (
+    ALL_DEFENCES,
     Combination,
     Defences,
     Field,
@@ -317,12 +318,12 @@ def _defences(mechanism: str, chain: bool) -> Defences:
         reason = " in a chain, where each site builds on the previous one"
         if mechanism in NOISY:
             # A relay holds the sums of each site, and no site can change the others'.
-            return Defences(("none", "screen"), "screen", reason)
+            return Defences(("none", "screen"), "screen", reason, fewest=4)
         return Defences(reason=reason, gap=heads.CHAIN_GAP)
     if mechanism in (EM, THEOREM):
         reason = f" under {mechanism}, which does not state its noise"
         return Defences(("none", "median", "trimmed"), "screen", reason)
-    return Defences(("none", "median", "trimmed", "screen"), "screen")
+    return ALL_DEFENCES
 
 
 def _refusal(settings: Settings, chosen: Choices) -> str:

@@ -197,7 +197,7 @@ class Defences:
         available: the values of `defence` that are defined, without "auto".
         default: what "auto" means, where it is available.
         reason: why the others are not defined, as the end of a sentence.
-        fewest: number of sites from which "screen" can tell who is wrong; 0 where it says so itself.
+        fewest: number of sites from which "screen" can tell who is wrong.
         gap: what one hostile site can do whatever the defence, as a sentence; empty for nothing that
             is worth a warning before the start.
     """
@@ -225,13 +225,14 @@ class Defences:
             >>> Defences(("none", "screen"), fewest=4, gap="a chain").gaps("screen", 10)
             ['a chain']
         """
-        few = (
-            f"{sites} sites: one hostile site cannot be told from an odd one; what it changes is "
-            "bounded, and it can still spoil the model (defence = 'screen' compares "
-            f"{self.fewest} sites or more)"
-        )
-        warn = chosen == "screen" and 0 < sites < self.fewest
-        return [*([few] if warn else []), *([self.gap] if self.gap else [])]
+        few = {
+            2: "2 sites: nothing tells which one is wrong, and no weight is capped; each of them can "
+            "decide the model",
+            3: "3 sites: one hostile site cannot be told from an odd one; what it changes is "
+            "bounded, and it can still spoil the model; four or more sites are safer",
+        }
+        warn = chosen == "screen" and sites < self.fewest and sites in few
+        return [*([few[sites]] if warn else []), *([self.gap] if self.gap else [])]
 
 
 # Of methods whose parameters have a median, and of those whose have none.

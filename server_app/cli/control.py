@@ -124,7 +124,7 @@ def run(
     from server_app.deployment.control import check_connection
     from server_app.deployment.control import run as start
     from server_app.deployment.submit import remark
-    from server_app.lifecycle.before_start import check_submission, too_few_to_judge
+    from server_app.lifecycle.before_start import check_submission
     from server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
     from server_app.monitoring.progress import Progress
     from server_app.runs.presets import preset_settings
@@ -135,8 +135,6 @@ def run(
     check_submission(config, control)
     output = Path(config.settings.output_dir).expanduser().absolute()
     output_console, progress = stderr_console(), Progress()
-    if warning := too_few_to_judge(config.defence, config.settings.sites):
-        output_console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
 
     def show(event: dict[str, Any]) -> None:
         output_console.print(progress.line(event), soft_wrap=True)

@@ -101,17 +101,14 @@ def simulate(
     from server_app.lifecycle.before_start import (
         check_simulation,
         flower_engine,
-        too_few_to_judge,
     )
     from server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
     from server_app.monitoring.progress import Progress
     from server_app.runs.presets import preset_settings
 
     # Before the imports of an engine, which take seconds.
-    run, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
+    _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
     progress, so_far = stderr_console(), Progress()
-    if warning := too_few_to_judge(run.defence, sites):
-        progress.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     # Only Flower's simulation has these options.
     by_flower = flower_engine(
         engine is Engine.flower if engine else True if parallel or gpus else None

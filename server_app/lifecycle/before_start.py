@@ -23,8 +23,6 @@ from server_app.lifecycle.resume import check_resume
 # site.
 RECORD_CHECKS = "client_app.diagnostics.simulation_checks"
 PATHS = ("data-dir", "weights-path")
-# With so many sites, those that agree with each other are a majority if one is hostile.
-JUDGED = 4
 
 
 def check_start(config: Run, simulated: bool) -> None:
@@ -119,31 +117,6 @@ def check_simulation(
         else {}
     )
     return config, settings | {"output-dir": output} | resume
-
-
-def too_few_to_judge(defence: str, sites: int) -> str:
-    """Why the defence of a run cannot tell which site is wrong; empty if it can, or has none.
-
-    Args:
-        defence: of the run, with "auto" resolved.
-        sites: in the run; 0 if not known.
-
-    Example:
-        >>> too_few_to_judge("screen", 4), too_few_to_judge("none", 2), too_few_to_judge("screen", 0)
-        ('', '', '')
-    """
-    if defence != "screen" or not 0 < sites < JUDGED:
-        return ""
-    if sites == JUDGED - 1:
-        return (
-            "with three sites nothing shows which one is wrong: defence = 'screen' goes by the two "
-            "that agree, and an honest hospital of another kind that harms their records is left "
-            "out; four or more sites are safer"
-        )
-    return (
-        "with fewer than three sites nothing is screened and no weight is capped: each site can "
-        "decide the model"
-    )
 
 
 def flower_engine(wanted: bool | None) -> bool:

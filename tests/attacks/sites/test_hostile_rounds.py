@@ -150,6 +150,8 @@ def test_in_a_private_chain_a_site_with_other_labels_is_left_out_and_named(tmp_p
     [
         ({"method": "fedavg"}, 3, "3 sites"),
         ({"method": "fedlap"}, 2, "2 sites"),
+        ({"method": "fedpft"}, 3, "3 sites"),
+        ({"method": "fedpft"}, 4, ""),
         ({"method": "fedavg"}, 4, ""),
         ({"method": "fedavg", "defence": "none"}, 3, ""),
         ({"method": "kd"}, 10, "in a chain"),

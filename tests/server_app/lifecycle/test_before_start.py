@@ -22,7 +22,6 @@ from server_app.lifecycle.before_start import (
     check_records,
     check_simulation,
     check_submission,
-    too_few_to_judge,
 )
 from server_app.lifecycle.resume import CHECKPOINTS
 from strategies.base.chain import STATE
@@ -281,11 +280,3 @@ def test_the_quota_of_a_container_limits_the_cores(
     monkeypatch.setattr(flower_engine, "CONTAINER_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
     assert flower_engine.usable_cores() == cores
-
-
-@pytest.mark.parametrize("sites", range(8))
-@pytest.mark.parametrize("defence", ["none", "screen", "median"])
-def test_a_screen_of_fewer_than_four_sites_is_warned_about(defence: str, sites: int) -> None:
-    words = too_few_to_judge(defence, sites)
-    assert bool(words) == (defence == "screen" and sites in (1, 2, 3))
-    assert ("three sites nothing shows" in words) == (defence == "screen" and sites == 3)
