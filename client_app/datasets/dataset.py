@@ -296,7 +296,7 @@ def _read(source: DataSource, name: str) -> Records:
             "the digits have no columns; leave it out", source.site_column, source.patient_column
         )
         return read_digits()
-    folder, left = folder_of(source, name), LeftOut(source.one_by_one, source.classes)
+    folder, left = folder_of(source, name), LeftOut(source.one_by_one, source.noisy, source.classes)
     try:
         if source.kind == "safetensors":
             if source.site_column:

@@ -126,17 +126,17 @@ def in_class_folders(
     Args:
         root: folder of the class folders, or of folders `train` and `test` with these.
         wanted: which files.
-        left: whether records are left out one by one. A file's own path then decides its class and
-            whether it trains: whether there is another folder, which one record may bring, must
+        left: whether no record may decide about another. A file's own path then decides its class
+            and whether it trains: whether there is another folder, which one record may bring, must
             not. So a folder `train` or `test` is a part of the split unless a class of the run has
             its name, also where the other does not exist.
 
     Returns:
         The wanted files below each class folder, with its name; and a mask of training files if
-        folders `train` and `test` exist, or if records are left out one by one.
+        folders `train` and `test` exist, or if no record may decide about another.
     """
     splits = [root / "train", root / "test"]
-    if left.one_by_one:
+    if left.noisy:
         splits = [each for each in splits if each.name not in left.classes]
         tops = [*splits, root]
     else:
@@ -151,7 +151,7 @@ def in_class_folders(
                     (path, class_folder.name) for path in files_below(class_folder) if wanted(path)
                 ]
         sizes.append(len(files) - before)
-    if not left.one_by_one:
+    if not left.noisy:
         return files, split_by_size(sizes)
     trains = [top.name != "test" or top == root for top in tops]
     return files, torch.tensor(trains).repeat_interleave(torch.tensor(sizes))

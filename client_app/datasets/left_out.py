@@ -20,6 +20,7 @@ class LeftOut:
         one_by_one: leave such records out. Otherwise the first one raises DataError, so that a
             person corrects it. In a private run the reply must not show that a record is broken,
             and the other records still count.
+        noisy: whether no record may decide anything about another one, as in a private run.
         classes: of such a run, which a reader may need: whether another record has a class must
             not decide anything.
 
@@ -34,8 +35,10 @@ class LeftOut:
         [0, 2]
     """
 
-    def __init__(self, one_by_one: bool = False, classes: Sequence[str] = ()) -> None:
-        self.one_by_one, self.classes = one_by_one, classes
+    def __init__(
+        self, one_by_one: bool = False, noisy: bool = False, classes: Sequence[str] = ()
+    ) -> None:
+        self.one_by_one, self.noisy, self.classes = one_by_one, noisy, classes
         self.rows: set[int] = set()
         self.reasons: list[str] = []
 

@@ -154,7 +154,7 @@ def load_site(
     part, protected = share(run, node, in_simulation()), is_protected(run.private, node)
     # In a secure sum without noise such a site adds zeros, and its files are still compared.
     hidden = is_protected(run.hides_sites, node)
-    if not len(part.dataset) and not hidden:
+    if not len(part.dataset) and (protected or not hidden):
         raise NoRecordsError(
             f"no record of the classes {', '.join(run.settings.classes)[:200]} in "
             f"{part.dataset.name!r}"

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from client_app import requests as answers_of
 from client_app.features.site_features import load_site
 from client_app.governance import release
+from client_app.governance.uncharged import Failure
 from client_app.secure_sum import masked
 from client_app.secure_sum.masked import _random
 from common.secure_sum.fixed_point import BITS
@@ -159,7 +160,7 @@ def _introduced_by_records(patch: pytest.MonkeyPatch) -> None:
 def _a_failure_that_shows(patch: pytest.MonkeyPatch) -> None:
     def plain(run: Any, node: Any, work: Any) -> Any:
         found = load_site(run, node, 1024.0)
-        return work(found, node), found, ""
+        return work(found, node), found, Failure()
 
     patch.setattr(release, "with_records", plain)
 

@@ -74,7 +74,7 @@ def test_the_sampling_in_an_auroc_is_near_that_of_drawn_records(
             for _ in range(300)
         ]
     )  # fmt: skip
-    assert stated == pytest.approx(float(areas(drawn.double()).var()), rel=0.6)
+    assert 1 / 3 < stated / float(areas(drawn.double()).var()) < 3
 
 
 @settings(max_examples=100)

@@ -477,7 +477,9 @@ def test_augmentation_trains_the_same_network_on_changed_images(tmp_path: Path) 
     assert plain.keys() == changed.keys()
     assert all(torch.equal(plain[name], same[name]) for name in plain)
     assert any(not torch.allclose(plain[name], changed[name], atol=1e-3) for name in plain)
-    with pytest.raises(ConfigError, match="set model = 'convnet'"):
+    with pytest.raises(
+        ConfigError, match=r"fedavg\.augment = flip works only with fedavg\.model = 'convnet'"
+    ):
         run("fedavg", **{"fedavg.augment": "flip"})
     with pytest.raises(ConfigError, match="dp-fedavg"):
         run("dp-fedavg", epsilon=1.0, delta=1e-5, **small, **{"fedavg.augment": "flip"})
