@@ -9,7 +9,6 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/datasets/readers.py:open_rgb",
         "client_app/datasets/readers.py:read_parquet",
         "client_app/datasets/readers.py:read_safetensors",
-        "client_app/datasets/schema.py:_csv_columns",
         "client_app/datasets/schema.py:_features",
         "client_app/datasets/tables.py:_values",
         "client_app/datasets/tables.py:_whole",

@@ -48,8 +48,12 @@ def test_flower_does_not_end_the_process_before_the_reason_is_written() -> None:
     handlers.
     """
     order: list[str] = []
+    handlers = len(log.handlers)
 
     def main_thread() -> None:
+        # However long the other thread takes to begin to listen.
+        while len(log.handlers) == handlers:
+            time.sleep(0.01)
         log.error(
             "An exception occured!! %s", TimeoutError("Timed out waiting for file\n  /tmp/x.")
         )
@@ -57,7 +61,7 @@ def test_flower_does_not_end_the_process_before_the_reason_is_written() -> None:
         exit_handler.trigger_exit_handlers()
         order.append("ended")
 
-    thread = threading.Timer(0.3, main_thread)
+    thread = threading.Thread(target=main_thread)
     thread.start()
     with ray_start(30.0) as problem:
         time.sleep(0.5)
