@@ -47,14 +47,14 @@ def ray_start(seconds: float = 2 * RAY_PATIENCE) -> Iterator[str]:
     # Flower calls this in the main thread when the simulation has failed, and then ends the
     # process.
     flower().at_exit(end)
-    logging.getLogger("flwr").addHandler(errors)
+    logging.getLogger("flwr").addFilter(errors)
     flower().prepare_ray(RAY_PATIENCE)
     try:
         started = _wait(ended, seconds)
         yield "" if started else _problem(errors.cause, seconds, over=ended.is_set())
     finally:
         recorded.set()
-        logging.getLogger("flwr").removeHandler(errors)
+        logging.getLogger("flwr").removeFilter(errors)
 
 
 def _wait(ended: threading.Event, seconds: float) -> bool:
@@ -72,16 +72,20 @@ def _problem(cause: str, seconds: float, over: bool) -> str:
     return f"{DID_NOT_START}: {cause or 'Flower has ended the simulation'}; {REMEDY}"
 
 
-class _Errors(logging.Handler):
-    """Keeps the first exception that Flower logs: the cause of those that follow."""
+class _Errors(logging.Filter):
+    """Keeps the first exception that Flower logs: the cause of those that follow. A filter of the
+    logger sees a record before handlers make a text of it.
+    """
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__()
         self.cause = ""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record that has an exception among its arguments."""
-        for each in record.args if isinstance(record.args, tuple) else ():
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the exception among the arguments of an error; every record passes."""
+        error = record.levelno >= logging.ERROR and isinstance(record.args, tuple)
+        for each in record.args or () if error else ():
             if isinstance(each, BaseException) and not self.cause:
                 text = " ".join(str(each).split())[:LONGEST_CAUSE].rstrip(".;")
                 self.cause = f"{type(each).__name__}: {text}" if text else type(each).__name__
+        return True

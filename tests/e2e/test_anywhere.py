@@ -129,7 +129,7 @@ def test_a_simulation_runs_on_an_odd_machine(
     (folder,) = run_folders(tmp_path / "läufe")
     assert metrics_of(folder)["sites"]["used"] == 2
     assert folder.stat().st_mode & 0o077 == 0
-    remarks = [line for line in found.stderr.splitlines() if " remark " in line]
+    remarks = [line for line in found.stderr.splitlines() if " remark " in line and "XDG_" in line]
     assert ["XDG_STATE_HOME" in remarks[0], "XDG_CACHE_HOME" in remarks[1]] == [True, True]
     assert not list(Path(odd_machine["TMPDIR"]).iterdir())
 
@@ -149,7 +149,8 @@ def test_few_addresses_are_refused_in_one_line_that_names_ulimit(
         "--engine", engine, "--sites", "2", "-c", FAST, cwd=tmp_path, env=variables(), before=before
     )
     assert found.returncode == 1
-    (line,) = found.stderr.splitlines()
+    *remarks, line = found.stderr.splitlines()
+    assert all(" remark " in each for each in remarks), remarks
     assert f"`ulimit -v` = {kib}" in line
     assert run_folders(tmp_path / "runs") == []
 

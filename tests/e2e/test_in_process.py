@@ -147,7 +147,15 @@ def test_the_model_is_within_five_points_of_the_oracle(
 
 def test_events_are_in_order(compared: tuple[InProcessGrid, Path]) -> None:
     events = events_of(compared[1])
-    order = ["configured", "invited", *["replied"] * 3, "learned", *["evaluated"] * 3, "compared"]
+    order = [
+        "configured",
+        "invited",
+        "undefended",
+        *["replied"] * 3,
+        "learned",
+        *["evaluated"] * 3,
+        "compared",
+    ]
     assert [event["event"] for event in events] == order
     for event in events:
         if event["event"] == "replied":

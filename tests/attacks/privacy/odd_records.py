@@ -251,7 +251,8 @@ def _folder(case: Case, folder: Path, odd: bool) -> Path | None:
         (place / f"{number}.png").write_bytes(_grey(level))
     if not odd:
         return None
-    name = b"%d%s" % (min(case.place, 9), case.odd["name"])
+    # Beside the other records, never in the place of one.
+    name = b"%d-%s" % (min(case.place, 9), case.odd["name"])
     return _put(folder / os.fsdecode(case.odd["folder"]), name, case.odd, case.odd["content"])
 
 
