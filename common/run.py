@@ -288,9 +288,9 @@ class Run:
                 f"resume = {own.resume!r}: method = {self.method.name!r} has no rounds, so there "
                 "is nothing to continue; remove resume, and start the run again"
             )
-        for name in ("fedavg", "fedlap", "dpcvae"):
+        for name, given in own:
             # Also of a method that does not use it: who sets noise expects privacy.
-            if not own.epsilon and (noise := getattr(own, name).noise_multiplier):
+            if not own.epsilon and (noise := getattr(given, "noise_multiplier", 0.0)):
                 raise ConfigError(
                     f"{name}.noise-multiplier = {noise:g} needs epsilon, the limit of the privacy "
                     "loss; set it"

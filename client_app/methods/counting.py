@@ -26,7 +26,7 @@ from common.methods.counting import scored_classes, tables_of
 from common.models.classifiers import Classifier, Ensemble, class_indices
 from common.privacy.accounting import Unit
 from common.privacy.exact_sums import ExactSum, IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, release, unit_weights
+from common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from common.privacy.mechanism import Mechanism
 
 # Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold
@@ -263,8 +263,8 @@ def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
             )
         return MethodOutput(pack_counts(Counts(header, whole)), answer=dict(reported))
     counted = tables_of(run.settings.counting, len(run.settings.classes))
-    bounded = [BoundedSum(each.name, sums[each.name], each.bound, each.share) for each in counted]
-    noisy = release(bounded, claim.noise_multiplier)
+    bounded = [BoundedSum(each.name, sums[each.name], each.bound) for each in counted]
+    noisy = with_noise(bounded, claim)
     tables = {each.name: each.value.round().long() for each in noisy}
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
     payload = pack_counts(Counts(header, tables, claim))

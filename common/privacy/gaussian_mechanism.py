@@ -37,8 +37,8 @@ class BoundedSum:
         name: of the statistic.
         sum: the sum as integers, of any shape.
         bound: largest norm of what one unit adds to `value`; this is the sensitivity.
-        share: this statistic's part of the budget 1 / noise_multiplier^2. The shares of a release
-            sum to one.
+        share: this statistic's part of the budget 1 / noise_multiplier^2 in `release`, where the
+            shares sum to one. `with_noise` takes the noise of the mechanism instead.
         twice: which entries stand for two equal ones, bool in the shape of the sum, as those beside
             the diagonal of a symmetric matrix do; None for no entry. `value` has them times
             sqrt(2). So they need half of the variance, and the sum itself stays in integers.
@@ -47,7 +47,7 @@ class BoundedSum:
     name: str
     sum: IntegerSum
     bound: float
-    share: float
+    share: float = 1.0
     twice: Tensor | None = None
 
     @property
@@ -167,12 +167,10 @@ def with_noise(sums: Sequence[BoundedSum], mechanism: Mechanism) -> list[Noisy]:
         raise ConfigError(
             f"sums {', '.join(named)}; the mechanism has noise for {', '.join(mechanism.noise)}"
         )
-    multiplier = mechanism.noise_multiplier
-    bounded = [
-        replace(named[name], bound=bound, share=(multiplier * bound / sigma) ** 2)
+    return [
+        replace(named[name], bound=bound).noisy(sigma)
         for name, (sigma, bound) in mechanism.noise.items()
     ]
-    return release(bounded, multiplier)
 
 
 def _drawn(variance: int, count: int) -> Tensor:

@@ -5,7 +5,7 @@ stays at the site.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,6 @@ from client_app.methods.dpcvae.training_steps import (
 )
 from client_app.methods.task import MethodOutput, SiteSums, Task
 from common.errors import StateError, SurrogateError
-from common.methods.generators import first_round_shares
 from common.models.generators import (
     COUNTS,
     SUMS,
@@ -32,7 +31,7 @@ from common.models.generators import (
 )
 from common.models.networks import parameters_of
 from common.models.parameters import Parameters, Tensors, flat
-from common.privacy.gaussian_mechanism import BoundedSum, clip, release
+from common.privacy.gaussian_mechanism import BoundedSum, clip, with_noise
 from common.randomness import stream
 from common.settings import DPCVAESettings
 from common.surrogates.class_sums import class_sums
@@ -168,10 +167,9 @@ def _opening(
     claim = run.mechanism
     facts: dict[str, float] = {}
     if claim is not None:
-        noise, shares = claim.event(1).noise_multiplier, first_round_shares(run.settings.dpcvae)
-        noisy = release(
-            [BoundedSum(name, exact[name], 1.0, shares[name]) for name in sorted(chosen)], noise
-        )
+        # Of the mechanism's noise, that of this round's statistics.
+        first = replace(claim, noise={name: claim.noise[name] for name in sorted(chosen)})
+        noisy = with_noise([BoundedSum(name, exact[name], 1.0) for name in chosen], first)
         facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
         sums |= {each.name: each.value for each in noisy}
     shared = {name: sums[name].float() for name in chosen}

@@ -19,11 +19,11 @@ from common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
 from common.privacy.gaussian_mechanism import (
     BoundedSum,
     Noisy,
-    release,
     unit_weights,
+    with_noise,
 )
 from common.privacy.mechanism import Mechanism
-from common.privacy.shares import EM_STEPS, budget_shares
+from common.privacy.shares import EM_STEPS
 from common.surrogates.class_sums import Sums, statistics
 from common.surrogates.covariances import Diagonal, Full, Spherical
 from common.surrogates.mixtures import Mixtures
@@ -90,16 +90,22 @@ def noisy_sums(
         data: clipped features.
         num_classes: C.
         family: of covariances.
-        claim: its noise multiplier is used.
+        claim: whose noise is added.
 
     Returns:
         The sums, and facts that stay at the site.
     """
-    multiplier, done = claim.noise_multiplier, [forget] if data.mapped else []
+    done = [forget] if data.mapped else []
     sums = statistics(
-        data.features, data.labels, data.weights, num_classes, family, multiplier, *done
+        data.features,
+        data.labels,
+        data.weights,
+        num_classes,
+        family,
+        claim.noise_multiplier,
+        *done,
     )
-    released = release(sums, multiplier)
+    released = with_noise(sums, claim)
     return Sums.of(released), _facts(data, released)
 
 
@@ -118,7 +124,7 @@ def dp_em(
         data: clipped features.
         num_classes: C.
         components: of each class.
-        claim: its noise multiplier is used.
+        claim: whose noise is added in every step.
         generator: of the directions, public.
 
     Returns:
@@ -127,8 +133,6 @@ def dp_em(
     Source: DP-EM (Park et al. 2017), algorithm 1.
     """
     d = data.features.shape[1]
-    multiplier = claim.noise_multiplier * math.sqrt(EM_STEPS)
-    shares = budget_shares("spherical", multiplier)
     means, sizes = (
         data.features.new_zeros(num_classes, 1, d),
         data.features.new_ones(num_classes, 1),
@@ -137,12 +141,9 @@ def dp_em(
     for step in range(EM_STEPS):
         k = means.shape[1]
         expected_sizes, expected_sums = _expected(data, means, sizes, variances)
-        counts, sums = release(
-            [
-                BoundedSum("counts", expected_sizes, 1.0, shares["counts"]),
-                BoundedSum("sums", expected_sums, 1.0, shares["sums"]),
-            ],
-            multiplier,
+        counts, sums = with_noise(
+            [BoundedSum("counts", expected_sizes, 1.0), BoundedSum("sums", expected_sums, 1.0)],
+            claim,
         )
         raw_sizes = counts.value.reshape(num_classes, k)
         sizes = raw_sizes.clamp_min(1.0)

@@ -108,7 +108,7 @@ def test_which_classes_a_site_has_does_not_show_in_the_shape_of_noisy_sums() -> 
 
 
 class Recorder:
-    """Replaces `release`: records the statistics and returns constants, as the proof for adaptive
+    """Replaces `with_noise`: records the statistics and returns constants, as the proof for adaptive
     composition assumes.
     """
 
@@ -116,7 +116,7 @@ class Recorder:
         self.generator = torch.Generator().manual_seed(seed)
         self.seen: list[dict[str, Tensor]] = []
 
-    def __call__(self, statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[Noisy]:
+    def __call__(self, statistics: Sequence[BoundedSum], mechanism: Mechanism) -> list[Noisy]:
         assert {each.bound for each in statistics} == {1.0}
         self.seen.append({each.name: each.value for each in statistics})
         answers = []
@@ -149,7 +149,7 @@ def test_every_step_of_dp_em_moves_by_at_most_its_bound_and_comes_close(
         seen = []
         for rows in (n, n + own):
             recorder = Recorder(attempt)
-            monkeypatch.setattr(fedpft_private, "release", recorder)
+            monkeypatch.setattr(fedpft_private, "with_noise", recorder)
             data = Clipped.of(features[:rows], labels[:rows], units[:rows] if units else None)
             dp_em(data, 3, 2, claim, torch.Generator().manual_seed(attempt))
             seen.append(recorder.seen)
@@ -167,13 +167,15 @@ def test_what_a_site_releases_composes_to_its_claim_and_has_the_noise_that_the_c
 ) -> None:
     config = run(3.0, **MECHANISMS[mechanism])
     released: list[tuple[float, list[Noisy]]] = []
-    real = fedpft_private.release
+    real = fedpft_private.with_noise
 
-    def spy(statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[Noisy]:
-        released.append((noise_multiplier, real(statistics, noise_multiplier)))
-        return released[-1][1]
+    def spy(statistics: Sequence[BoundedSum], mechanism: Mechanism) -> list[Noisy]:
+        noisy = real(statistics, mechanism)
+        precision = sum((each.sensitivity / each.sigma) ** 2 for each in noisy)
+        released.append((precision**-0.5, noisy))
+        return noisy
 
-    monkeypatch.setattr(fedpft_private, "release", spy)
+    monkeypatch.setattr(fedpft_private, "with_noise", spy)
     made = make_surrogate(
         SiteData(torch.zeros(0, 40), torch.zeros(0, dtype=torch.int64), CLASSES, "f", "s"), config
     ).surrogate
