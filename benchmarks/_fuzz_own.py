@@ -1,4 +1,4 @@
-"""Functions that parse, and need no fuzzing: why their bytes are nobody else's."""
+"""Functions that parse, and need no fuzzing: why no other party makes their bytes."""
 
 OWN: dict[str, tuple[str, ...]] = {
     "the hospital's own data, chosen by a person; a record that cannot be read is left out": (

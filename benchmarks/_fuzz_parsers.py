@@ -1,8 +1,8 @@
-"""Every parser of bytes that somebody else made: its valid samples, its one kind of exception, and
+"""Every parser of bytes that another party made: its valid samples, its one kind of exception, and
 how its messages are changed.
 
 `tests/benchmarks/test_fuzz.py` reads in the source which functions parse; each is reached by a
-sample here, or stands in `OWN` with the reason why its bytes are nobody else's.
+sample here, or stands in `OWN` with the reason why no other party makes its bytes.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _introduction(content: bytes) -> object:
     try:
         info = json.loads(content)
     except (ValueError, RecursionError):
-        raise SurrogateError("no values beside a payload") from None
+        raise SurrogateError("no values with a payload") from None
     # As Flower gives it: texts and numbers by key.
     scalars = (
         {key: each for key, each in info.items() if isinstance(each, str | int | float)}

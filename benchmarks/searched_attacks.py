@@ -82,7 +82,7 @@ def ways(centres: Tensor, direction: str) -> Tensor:
             return drawn / drawn.norm(dim=1, keepdim=True) * near[:, None]
 
 
-def told(sent: AnySurrogate, lie: Lie) -> AnySurrogate:
+def with_lie(sent: AnySurrogate, lie: Lie) -> AnySurrogate:
     """A surrogate of data like everybody's, changed as the lie says."""
     if isinstance(sent, SumsSurrogate):
         return _told_sums(sent, lie)
@@ -174,7 +174,9 @@ class Federation:
     def loss(self, lie: Lie, rule: str) -> tuple[float, set[str]]:
         """Points behind the honest sites alone, and suspects."""
         try:
-            accuracy, named = self.accuracy([*self.good, *(told(b, lie) for b in self.bad)], rule)
+            accuracy, named = self.accuracy(
+                [*self.good, *(with_lie(b, lie) for b in self.bad)], rule
+            )
         except Exception as error:
             return 100.0, {f"({type(error).__name__})"}
         return self.alone - accuracy, named

@@ -85,7 +85,7 @@ def printable(text: str) -> str:
 
 
 def is_file(path: Path) -> bool:
-    """Whether this is a file; not where nobody may look, or with a name that no file can have."""
+    """Whether this is a file; not where it cannot be read, or with a name that no file can have."""
     return attempt(path.is_file) is True
 
 

@@ -52,7 +52,7 @@ def work(head: HeadSettings, private: bool, classes: int, dimension: int) -> Wor
     return Work(head.min_steps, head.epochs, numbers=dimension * classes * gradients)
 
 
-# A relay replaces the one before it, and nobody else has what the earlier sites have.
+# A relay replaces the one before it, and no other has what the earlier sites have.
 CHAIN_GAP = (
     "in a chain one hostile site can replace all that the sites before it have passed on, and nothing "
     "finds it; use it among sites that trust each other"

@@ -228,7 +228,7 @@ class Defences:
         few = {
             2: "2 sites: nothing tells which one is wrong, and no weight is capped; each of them can "
             "decide the model",
-            3: "3 sites: one hostile site cannot be told from an odd one; what it changes is "
+            3: "3 sites: one hostile site cannot be distinguished from an odd one; what it changes is "
             "bounded, and it can still spoil the model; four or more sites are safer",
         }
         warn = chosen == "screen" and sites < self.fewest and sites in few

@@ -1,4 +1,4 @@
-"""Random numbers that nobody can repeat: from a cryptographic generator with a new key from the
+"""Random numbers that cannot be repeated: from a cryptographic generator with a new key from the
 operating system.
 """
 

@@ -316,7 +316,7 @@ class Rounds(Federation, Generic[R]):
         """Update the model so that every site accepts it; return the facts of the round.
 
         Replies that break the model are left out, and their sites named: the longest first, and
-        never half of them or more, because then nobody knows who is wrong. If that does not help,
+        never half of them or more, because then it is not known who is wrong. If that does not help,
         the model stays as it was.
         """
         before, left = replace(training, confirmed=dict(training.confirmed)), list(replies)
