@@ -119,26 +119,35 @@ def test_no_attack_proves_more_than_the_claim_and_one_proves_over_half(family: s
 Real = Callable[..., list[Noisy]]
 
 
-def halved_noise(real: Real, parts: list[BoundedSum], noise_multiplier: float) -> list[Noisy]:
-    return real(parts, noise_multiplier / 2)
+def scaled(claim: Mechanism, factor: float, *names: str) -> Mechanism:
+    """The mechanism with its noise times `factor`, of the named statistics."""
+    noise = {
+        name: (sigma * factor if name in names else sigma, bound)
+        for name, (sigma, bound) in claim.noise.items()
+    }
+    return replace(claim, noise=noise)
 
 
-def halved_sensitivity(real: Real, parts: list[BoundedSum], noise_multiplier: float) -> list[Noisy]:
-    return real(
-        [replace(each, bound=each.bound / 2) if each.name == "sums" else each for each in parts],
-        noise_multiplier,
-    )
+def halved_noise(real: Real, parts: list[BoundedSum], claim: Mechanism) -> list[Noisy]:
+    return real(parts, scaled(claim, 0.5, *claim.noise))
 
 
-def exact_counts(real: Real, parts: list[BoundedSum], noise_multiplier: float) -> list[Noisy]:
-    counts, *others = real(parts, noise_multiplier)
-    return [replace(counts, value=parts[0].value), *others]
+def halved_noise_of_sums(real: Real, parts: list[BoundedSum], claim: Mechanism) -> list[Noisy]:
+    return real(parts, scaled(claim, 0.5, "sums"))
 
 
-@pytest.mark.parametrize("fault", [halved_noise, halved_sensitivity, exact_counts])
+def exact_counts(real: Real, parts: list[BoundedSum], claim: Mechanism) -> list[Noisy]:
+    exact = {part.name: part.value for part in parts}
+    return [
+        replace(each, value=exact["counts"]) if each.name == "counts" else each
+        for each in real(parts, claim)
+    ]
+
+
+@pytest.mark.parametrize("fault", [halved_noise, halved_noise_of_sums, exact_counts])
 def test_the_same_attack_finds_a_planted_fault(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Any]
 ) -> None:
-    real = fedpft_private.release
-    monkeypatch.setattr(fedpft_private, "release", lambda *arguments: fault(real, *arguments))
+    real = fedpft_private.with_noise
+    monkeypatch.setattr(fedpft_private, "with_noise", lambda *arguments: fault(real, *arguments))
     assert lower_bound(*outputs("spherical", FAULTY_RUNS), directions("spherical")) > EPSILON
