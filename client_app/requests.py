@@ -124,7 +124,7 @@ def answer(
     check_addressee(content, site)
     policy = policy_of(node)
     check_work(policy, run.settings.fedpft.seal, node.peers, work)
-    check_counting(run, work)
+    check_counting(run.settings.counting, run.settings.secure_sum, work)
     # Check form and size before reading the content, and count the request before work that takes
     # time.
     _, request = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)

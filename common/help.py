@@ -19,7 +19,7 @@ from common.methods.method import Method, Plan
 from common.run import Run
 from common.settings import SECURE_SUM_KEYS, FedPFTSettings, Section, Settings, kebab
 from common.settings.base import Only, Range, Unit
-from common.settings.flat import Scalar, flatten
+from common.settings.flat import Scalar
 
 T = TypeVar("T")
 KINDS = {
@@ -93,7 +93,7 @@ def without_effect(run: Run) -> list[str]:
         >>> without_effect(parse_run({"method": "afl", "fedcof.groups": 5}))
         ["fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"]
     """
-    given = flatten(run.settings.model_dump(by_alias=True, mode="json"))
+    given = run.settings.flat()
     return [
         f"{row.key} = {given[row.key]!r} has no effect: method = {run.settings.method!r} does not "
         f"use it, but {' and '.join(row.methods[:3])} {'do' if len(row.methods) > 1 else 'does'}"

@@ -14,7 +14,6 @@ from common.backbones.feature_power import raised, with_power
 from common.errors import ConfigError, SurrogateError
 from common.methods.method import load as load_target
 from common.run import Run, parse_run
-from common.settings.flat import flatten
 from common.signed_models.signed_model import SUFFIX, read_signed_model
 from common.surrogates.surrogates import Header
 from common.wire.model_files import load_model
@@ -160,7 +159,7 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
         raise ConfigError("no surrogate to learn from; give at least one")
     config = surrogates[0].config
     changed = flat_settings(config.settings.method, settings)
-    chosen = parse_run(flatten(config.settings.model_dump(by_alias=True, mode="json")) | changed)
+    chosen = parse_run(config.settings.flat() | changed)
     strategy = stored_strategy(chosen)(chosen)
     # Imported here, as in `simulate`: Flower takes as long to import as all of this package.
     from server_app.deployment.local_engine import quiet

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -177,6 +178,11 @@ def sites(count: int, **config: Scalar) -> list[NodeConfig]:
 
 def default_run_config() -> dict[str, Scalar]:
     """The run-config of every app without overrides: the defaults of pyproject.toml, flat."""
+    return dict(_defaults())
+
+
+@cache
+def _defaults() -> dict[str, Scalar]:
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     return flatten(tables["config"])
 

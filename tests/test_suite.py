@@ -98,6 +98,7 @@ def collected(*words: str, **variables: str) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.slow
 def test_the_quick_part_has_no_test_of_samples_even_where_the_folder_is_there(
     tmp_path: Path,
 ) -> None:

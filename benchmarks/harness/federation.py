@@ -312,7 +312,7 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
             absorb(training, [unpack_parameters(payload) for payload in payloads], len(tasks))
         sent += sum(map(len, payloads))
         if not generates or training.round == run.trained.rounds:
-            model = head_of(_generator(training), run) if generates else _shared(training)
+            model = head_of(_generator(training), run.settings) if generates else _shared(training)
             models = _personal(model, tasks) if run.plan.combination.personal else [model]
             curve.append((sent, statistics.mean(map(data.judge, models))))
     own = _own(models * len(tasks), data) if generates else _evaluated(model, tasks)

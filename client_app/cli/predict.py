@@ -109,7 +109,7 @@ def predict(
     classifier = adapted_classifier(node, signed) or signed.classifier
     predictor = Predictor(classifier, calibration, own_gaussians(node, signed))
     inputs = find_inputs(data_dir, data.value, patient_column, own.dicom_frames)
-    backbone = site_backbone(signed.manifest.run_config({"device": "auto"}), own)
+    backbone = site_backbone(signed.manifest.run_config({"device": "auto"}).settings, own)
     done = run(signed, predictor, inputs, backbone, out, overwrite)
     patients = (
         None

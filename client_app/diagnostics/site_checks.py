@@ -291,7 +291,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
 def _backbone(
     run: Run, node: NodeConfig, part: SiteShare, fingerprint: str, backbones: list[Backbone]
 ) -> Finding:
-    loaded = site_backbone(run, node)
+    loaded = site_backbone(run.settings, node)
     backbones.append(loaded)
     if is_protected(run.private, node):
         check_dimension(loaded)

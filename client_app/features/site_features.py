@@ -28,6 +28,7 @@ from common.errors import BackboneError, ConfigError, DataError
 from common.methods.counting import JUDGING
 from common.models.devices import pick_device
 from common.run import Run
+from common.settings import Settings
 from common.wire.records import INFO
 
 if TYPE_CHECKING:
@@ -231,34 +232,34 @@ def dataset_features(
         cache_mib: the most that the site keeps of computed features, MiB.
         backbone: the run's if it is already loaded.
     """
-    load = partial(site_backbone, run, node)
+    load = partial(site_backbone, run.settings, node)
     return extract(dataset, backbone or load, node.cache, most_mib=cache_mib, load=load)
 
 
-def site_backbone(run: Run, node: NodeConfig, device: str = "") -> Backbone:
+def site_backbone(settings: Settings, node: NodeConfig, device: str = "") -> Backbone:
     """The run's backbone with this site's weights.
 
     Args:
-        run: names the backbone.
+        settings: of the run; they name the backbone.
         node: the site's settings.
         device: empty for the site's.
 
     Raises:
         BackboneError, ConfigError: for a backbone that cannot be loaded.
     """
-    device = device or site_device(run.settings.device, node)
-    if run.settings.backbone == OWN_BACKBONE:
+    device = device or site_device(settings.device, node)
+    if settings.backbone == OWN_BACKBONE:
         # The function, which is code, comes from the site's own settings only.
         if not node.backbone:
             raise BackboneError(
                 f"the run uses backbone = {OWN_BACKBONE!r}, but this site's node-config names "
                 "none; set backbone = 'python:PACKAGE.MODULE:FUNCTION' there"
             )
-        return own_backbone(node.backbone, run.settings.image_size, device)
+        return own_backbone(node.backbone, settings.image_size, device)
     # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a
     # simulation only.
-    weights = node.weights_path or ("" if node.data else run.settings.weights_path)
-    return load_backbone(run.settings.backbone, weights, run.settings.image_size, device)
+    weights = node.weights_path or ("" if node.data else settings.weights_path)
+    return load_backbone(settings.backbone, weights, settings.image_size, device)
 
 
 def site_device(device: str, node: NodeConfig) -> str:

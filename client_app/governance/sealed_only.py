@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from client_app.governance.policy import Policy
 from common.errors import PolicyError
-from common.run import Run
+from common.settings import CountingSettings
 from common.wire.records import Info
 
 # By kind of request: values that a sealed run needs to begin. Requests of other kinds are refused.
@@ -71,15 +71,14 @@ def check_work(policy: Policy, sealed: bool, peers: str, work: str) -> None:
         )
 
 
-def check_counting(run: Run, work: str) -> None:
+def check_counting(counting: CountingSettings, summed: bool, work: str) -> None:
     """Raise PolicyError for a request that a run which only counts does not need."""
-    if run.plan.counts and work not in (
+    if counting.kind != "none" and work not in (
         *COUNTING_REQUESTS,
-        *(SUMMED_COUNTING_REQUESTS if run.settings.secure_sum else ()),
+        *(SUMMED_COUNTING_REQUESTS if summed else ()),
     ):
         raise PolicyError(
-            f"counting.kind = {run.settings.counting.kind!r}: such a run makes no request for "
-            f"{work!r}"
+            f"counting.kind = {counting.kind!r}: such a run makes no request for {work!r}"
         )
 
 

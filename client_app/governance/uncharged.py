@@ -96,7 +96,7 @@ def _empty(run: Run, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
     if run.settings.counting.kind == "survey":
         dimension, fingerprint = 1, NO_FEATURES
     if not dimension:
-        backbone = site_backbone(run, node)
+        backbone = site_backbone(run.settings, node)
         check_dimension(backbone)
         dimension, fingerprint = backbone.dim, backbone.fingerprint
     fingerprint = with_power(fingerprint, run.power)

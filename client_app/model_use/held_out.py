@@ -152,7 +152,7 @@ def _of_rows(
     rows, labels = rows[~unknown], labels[~unknown]
     power = power_in(model.manifest.fingerprint)
     if dataset.features is None:
-        backbone = site_backbone(run, node)
+        backbone = site_backbone(run.settings, node)
         check_backbone(model, backbone)
         features = dataset_features(dataset, run, node, policy_of(node).cache_mib, backbone)
     else:

@@ -313,7 +313,9 @@ def _work_of(
 
 
 def _defences(mechanism: str, chain: bool) -> Defences:
-    """No "screen" for DP-EM and theorem 4.1: they do not state their noise, which the screen needs."""
+    """No "screen" for DP-EM and theorem 4.1: it needs the noise on each mean, which depends on the
+    size of a component in DP-EM and of a class in theorem 4.1.
+    """
     if chain:
         reason = " in a chain, where each site builds on the previous one"
         if mechanism in NOISY:
@@ -321,7 +323,8 @@ def _defences(mechanism: str, chain: bool) -> Defences:
             return Defences(("none", "screen"), "screen", reason, fewest=4)
         return Defences(reason=reason, gap=heads.CHAIN_GAP)
     if mechanism in (EM, THEOREM):
-        reason = f" under {mechanism}, which does not state its noise"
+        of = "component" if mechanism == EM else "class"
+        reason = f" under {mechanism}, whose noise on a mean differs with the size of its {of}"
         return Defences(("none", "median", "trimmed"), "screen", reason)
     return ALL_DEFENCES
 
@@ -336,7 +339,8 @@ def _refusal(settings: Settings, chosen: Choices) -> str:
         )
     if solver == "sampled" and chosen.mechanism in NOISY:
         return "head.solver = 'sampled': noisy sums have a solver of their own; remove head.solver"
-    if solver == "qda" and own.covariance in ("lowrank", "gram"):
+    # No covariance makes it a sum over sites, so a secure sum has a refusal of its own.
+    if solver == "qda" and own.covariance in ("lowrank", "gram") and not settings.secure_sum:
         return (
             "head.solver = 'qda' needs a covariance of each class: set fedpft.covariance = "
             "'diag' or 'full'"

@@ -88,7 +88,8 @@ def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings) -> str:
         return (
             f"secure-sum = true, but with these settings what method = {name!r} combines is not a "
             "sum over sites; use method = 'fedpft' with fedpft.covariance = 'gram', "
-            "fedpft.components = 1 and a head in closed form, 'afl' or 'fedavg'"
+            "fedpft.components = 1, fedpft.topology = 'star', fedpft.privacy = 'auto' and a head "
+            "in closed form (head.solver = 'auto', 'lda' or 'ridge'), 'afl' or 'fedavg'"
         )
     if settings.features.projection and "sums" not in {each.name for each in sums}:
         return (

@@ -6,6 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -60,7 +61,8 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def known_keys(model: type[Section]) -> list[str]:
+@cache
+def known_keys(model: type[Section]) -> tuple[str, ...]:
     """Return all flat keys of `model`, with sections as dotted prefixes."""
     keys: list[str] = []
     for name, field in model.model_fields.items():
@@ -68,7 +70,7 @@ def known_keys(model: type[Section]) -> list[str]:
             keys += [f"{kebab(name)}.{key}" for key in known_keys(field.annotation)]
         else:
             keys.append(kebab(name))
-    return keys
+    return tuple(keys)
 
 
 _PLAIN = {

@@ -4,7 +4,7 @@ alone.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -25,6 +25,7 @@ from common.settings.counting import CountingSettings
 from common.settings.features import FeaturesSettings
 from common.settings.fedlap import FedLAPSettings
 from common.settings.fedpft import FedPFTSettings
+from common.settings.flat import flatten
 from common.settings.generators import DPCVAESettings
 from common.settings.heads import (
     AFLSettings,
@@ -273,3 +274,12 @@ class Settings(
         >>> Settings(seed=3).fedpft.rank
         16
     """
+
+    def flat(self) -> dict[str, Any]:
+        """By key, such as "fedpft.rank", as in a run-config.
+
+        Example:
+            >>> Settings(seed=3).flat()["fedpft.rank"]
+            16
+        """
+        return flatten(self.model_dump(by_alias=True, mode="json"))

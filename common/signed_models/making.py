@@ -10,6 +10,7 @@ from common.models.classifiers import Classifier
 from common.models.head_training import Batch
 from common.privacy.mechanism import relation_of
 from common.run import Run
+from common.settings import Settings
 from common.signed_models.gaussians import Gaussians, fit_gaussians
 from common.signed_models.signed_model import (
     Manifest,
@@ -61,7 +62,7 @@ def make_signed_model(
             without privacy.
     """
     released = unpack_classifier(pack_classifier(model))
-    gaussians, why = release_gaussians(config, sampler)
+    gaussians, why = release_gaussians(config.settings, sampler)
     form, tensors = file_content(released)
     digest, now = digest_of(tensors), datetime.now(UTC)
     # Epsilon, delta and mechanism are the same for both units.
@@ -104,7 +105,7 @@ def feature_settings(config: Run) -> dict[str, str | int | float]:
     }
 
 
-def release_gaussians(config: Run, sampler: Sampler | None) -> tuple[Gaussians | None, str]:
+def release_gaussians(settings: Settings, sampler: Sampler | None) -> tuple[Gaussians | None, str]:
     """Gaussians for out-of-distribution scores, or why there are none.
 
     Under differential privacy they are computed from what the sites released, so they cost no
@@ -112,18 +113,18 @@ def release_gaussians(config: Run, sampler: Sampler | None) -> tuple[Gaussians |
     go to other sites.
 
     Args:
-        config: of the run.
+        settings: of the run.
         sampler: draws synthetic features and labels; None if the method leaves nothing to draw
             from.
 
     Returns:
         The Gaussians and an empty text; or None and the reason.
     """
-    if not config.settings.epsilon:
+    if not settings.epsilon:
         return None, WITHOUT_PRIVACY
     if sampler is None:
-        return None, f"method = {config.settings.method!r} leaves no Gaussians"
-    features, labels = sampler(config.settings.seed, SAMPLES)
+        return None, f"method = {settings.method!r} leaves no Gaussians"
+    features, labels = sampler(settings.seed, SAMPLES)
     try:
         gaussians = as_sent(fit_gaussians(features, labels))
     except ValueError as error:

@@ -13,7 +13,8 @@ from torch import Tensor
 from common.errors import DataError, FedSurrogateError
 from common.models.generators import Generator
 from common.privacy.mechanism import NOT_COVERED
-from common.run import Run, parse_run
+from common.run import parse_run
+from common.settings import Settings
 from common.settings.flat import Scalar
 from common.surrogates.surrogates import Header
 
@@ -39,7 +40,7 @@ def pack_generator(generator: Generator, rounds: int = 0) -> bytes:
     manifest = manifest_of(generator, rounds) | {
         "format": FORMAT,
         "kind": "generator",
-        "settings": _settings(generator.run),
+        "settings": _settings(generator.run.settings),
     }
     tensors = {name: tensor.float().contiguous() for name, tensor in generator.tensors.items()}
     content: bytes = save(tensors, {"manifest": json.dumps(manifest)})
@@ -229,12 +230,12 @@ def _classes(manifest: dict[str, Any]) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(settings: Settings) -> dict[str, Any]:
     """The settings that determine a generator's shape and privacy claim, as a flat run-config."""
-    section = run.settings.dpcvae.model_dump(by_alias=True)
+    section = settings.dpcvae.model_dump(by_alias=True)
     return {
-        "method": run.settings.method,
-        "seed": run.settings.seed,
-        "epsilon": run.settings.epsilon,
-        "delta": run.settings.delta,
+        "method": settings.method,
+        "seed": settings.seed,
+        "epsilon": settings.epsilon,
+        "delta": settings.delta,
     } | {f"dpcvae.{key}": value for key, value in section.items()}

@@ -193,7 +193,7 @@ def plan(
     from server_app.runs.presets import preset_settings
 
     config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
-    known_dimension = dimension or find_dimension(config)
+    known_dimension = dimension or find_dimension(config.settings)
     rows = costs(config, known_dimension, classes, records, rounds)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))

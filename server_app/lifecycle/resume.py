@@ -14,7 +14,7 @@ from typing import Any
 from common.errors import ConfigError, RunError
 from common.run import Run, parse_run
 from common.settings import Settings
-from common.settings.flat import Scalar, flatten
+from common.settings.flat import Scalar
 from server_app.runs.json_files import MANIFEST, METRICS, read_object
 from server_app.runs.json_values import Json, as_number, at
 
@@ -95,7 +95,7 @@ def _differing(manifest: Mapping[str, Any], config: Run, simulated: bool) -> lis
     if manifest.get("run") != before.digest:
         return []
     old, new = (
-        _compared(_flat(each.settings), each.digest_keys, simulated) for each in (before, config)
+        _compared(each.settings.flat(), each.digest_keys, simulated) for each in (before, config)
     )
     keys = [key for key in (*old, *new) if old.get(key) != new.get(key)]
     return [f"{key} = {old.get(key)!r}, here {new.get(key)!r}" for key in dict.fromkeys(keys)]
@@ -103,10 +103,6 @@ def _differing(manifest: Mapping[str, Any], config: Run, simulated: bool) -> lis
 
 def _compared(whole: Mapping[str, Any], keys: Sequence[str], simulated: bool) -> dict[str, Any]:
     return {key: whole[key] for key in (*keys, *(OF_RECORDS if simulated else ()))}
-
-
-def _flat(settings: Settings) -> dict[str, Any]:
-    return flatten(settings.model_dump(by_alias=True, mode="json"))
 
 
 def continuation(folder: Path) -> str:
@@ -124,8 +120,8 @@ def continuation(folder: Path) -> str:
         config = parse_run(manifest["config"])
     except (ConfigError, KeyError, TypeError, AttributeError):
         return ""
-    defaults = _flat(Settings())
-    here = _flat(config.settings)
+    defaults = Settings().flat()
+    here = config.settings.flat()
     changed = {
         key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"
     }

@@ -10,7 +10,6 @@ from typing import Any
 
 from common.models.classifiers import Classifier
 from common.run import Run
-from common.settings.flat import flatten
 from common.version import NAME, own_version
 
 PACKAGES = (
@@ -70,7 +69,7 @@ def make_manifest(config: Run, start: Start, model: Classifier | None = None) ->
         The content, with fingerprint and classes if there is a model.
     """
     manifest: dict[str, Any] = {
-        "config": flatten(config.settings.model_dump(by_alias=True, mode="json")),
+        "config": config.settings.flat(),
         "versions": start.versions,
         "seed": config.settings.seed,
         "run": config.digest,

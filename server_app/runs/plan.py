@@ -13,6 +13,7 @@ from common.methods.fedpft import choices
 from common.methods.method import count
 from common.privacy.mechanism import JOINT_SUMS
 from common.run import Run
+from common.settings import Settings
 from server_app.runs.privacy_card import mean_noise
 
 STEP = (
@@ -178,11 +179,11 @@ def who_sees_what(config: Run) -> list[str]:
     ]
 
 
-def find_dimension(config: Run) -> int:
+def find_dimension(settings: Settings) -> int:
     """Feature dimension, without loading a model.
 
     Args:
-        config: the run.
+        settings: of the run.
 
     Returns:
         The dimension, from the header of the stored features, or from the name of the backbone and
@@ -193,14 +194,11 @@ def find_dimension(config: Run) -> int:
 
     Example:
         >>> from common.run import parse_run
-        >>> find_dimension(parse_run({"backbone": "pixels", "image-size": 8}))
+        >>> find_dimension(parse_run({"backbone": "pixels", "image-size": 8}).settings)
         64
     """
-    if config.settings.data == "safetensors" and config.settings.dataset:
-        path = (
-            Path(config.settings.data_dir).expanduser()
-            / f"{config.settings.dataset[0]}-train.safetensors"
-        )
+    if settings.data == "safetensors" and settings.dataset:
+        path = Path(settings.data_dir).expanduser() / f"{settings.dataset[0]}-train.safetensors"
         try:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
@@ -217,15 +215,13 @@ def find_dimension(config: Run) -> int:
             raise ConfigError(
                 f"cannot read the feature dimension from {path}; give --dimension"
             ) from None
-    if config.settings.backbone in ("pixels", "pixels:rgb") and (
-        config.settings.image_size or config.settings.data == "digits"
+    if settings.backbone in ("pixels", "pixels:rgb") and (
+        settings.image_size or settings.data == "digits"
     ):
-        return (3 if config.settings.backbone == "pixels:rgb" else 1) * (
-            config.settings.image_size or 8
-        ) ** 2
-    if config.settings.backbone in KNOWN_DIMENSIONS:
-        return KNOWN_DIMENSIONS[config.settings.backbone]
+        return (3 if settings.backbone == "pixels:rgb" else 1) * (settings.image_size or 8) ** 2
+    if settings.backbone in KNOWN_DIMENSIONS:
+        return KNOWN_DIMENSIONS[settings.backbone]
     raise ConfigError(
-        f"the feature dimension of backbone {config.settings.backbone!r} is not known here; give "
+        f"the feature dimension of backbone {settings.backbone!r} is not known here; give "
         "--dimension"
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.errors import RunError, SurrogateError
-from common.methods.method import load
+from common.methods.method import Plan, load
 from common.models.classifiers import Classifier, Head
 from common.models.parameters import Parameters, check_update
 from common.privacy.mechanism import Mechanism
@@ -117,7 +117,7 @@ class FromStatistics(Heads):
             known = sent[0].header.classes
         defended = self.defend(sent, known)
         header = replace(sent[0].header, site="coordinator", classes=known)
-        model, facts = learned_by(self.config)(
+        model, facts = learned_by(self.config.plan)(
             pooled_sums(sent, defended.capped, known), header, self.config.settings
         )
         return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
@@ -161,9 +161,9 @@ class FromStatistics(Heads):
         return replace(own, tensors={**own.tensors, "squares": sent.tensors["squares"] * share})
 
 
-def learned_by(run: Run) -> Learn:
+def learned_by(plan: Plan) -> Learn:
     """The function that a run's plan names."""
-    learn: Learn = load(run.plan.combination.learn)
+    learn: Learn = load(plan.combination.learn)
     return learn
 
 
@@ -181,7 +181,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         RunError: when no class has a record, or for a model that is no linear head.
     """
     statistics, header = of_total(total)
-    model, facts = learned_by(run)(statistics, header, run.settings)
+    model, facts = learned_by(run.plan)(statistics, header, run.settings)
     if not isinstance(model, Head):
         raise RunError(
             "a model that is no linear head cannot be used after the public map of a secure sum"

@@ -15,7 +15,7 @@ from common.counting.counts_proto import check_tables
 from common.errors import RunError, SurrogateError
 from common.methods.counting import scored_classes
 from common.run import Run
-from common.settings import CountingSettings
+from common.settings import CountingSettings, Settings
 from strategies.base.collection import Recorder
 from strategies.counting.intervals import Interval, auroc, rate, total
 from strategies.pooling.total import Total
@@ -77,21 +77,19 @@ def summed_result(summed: Total, config: Run) -> Json:
     }
 
 
-def keep_result(recorder: Recorder, config: Run, sites: int, result: Json) -> None:
+def keep_result(recorder: Recorder, settings: Settings, sites: int, result: Json) -> None:
     """Write a result into the run folder.
 
     Args:
         recorder: of the run folder.
-        config: of the run.
+        settings: of the run.
         sites: number of sites that were counted.
         result: as from `result_of`.
     """
-    whole: Json = {"schema": 1, "kind": config.settings.counting.kind, "sites": sites} | result
-    if config.settings.epsilon:
-        whole["privacy"] = {"epsilon": config.settings.epsilon, "delta": config.settings.delta}
-    recorder.keep(
-        f"{config.settings.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode()
-    )
+    whole: Json = {"schema": 1, "kind": settings.counting.kind, "sites": sites} | result
+    if settings.epsilon:
+        whole["privacy"] = {"epsilon": settings.epsilon, "delta": settings.delta}
+    recorder.keep(f"{settings.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode())
 
 
 def result_of(counts: PooledCounts, counting: CountingSettings, classes: Sequence[str]) -> Json:

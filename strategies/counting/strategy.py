@@ -139,7 +139,7 @@ class Counting(OneShot[Counts]):
         counts = self._usable()
         for node, each in self._received.items():
             self.outcome.sites[node].claim = each.claim
-        keep_result(self.recorder, self.config, len(counts), self._result(counts))
+        keep_result(self.recorder, self.config.settings, len(counts), self._result(counts))
         self.recorder.event("counted", sites=len(counts), records=sum(map(self.records, counts)))
 
     def _result(self, counts: Sequence[Counts]) -> Json:

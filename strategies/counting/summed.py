@@ -37,7 +37,7 @@ class SecureCounting(SecureSum):
         total, self.outcome.learning = self._total(summed, numbers)
         keep_result(
             self.recorder,
-            self.config,
+            self.config.settings,
             len(summed),
             load(self.config.plan.combination.from_sums)(total, self.config),
         )

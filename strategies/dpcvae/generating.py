@@ -17,8 +17,7 @@ from common.models.head_training import train_on_features
 from common.models.parameters import Parameters, average
 from common.privacy.mechanism import Mechanism
 from common.randomness import stream
-from common.run import Run
-from common.settings import DPCVAESettings
+from common.settings import DPCVAESettings, Settings
 from common.surrogates.class_sums import Sums
 from common.surrogates.surrogates import SumsSurrogate
 from strategies.base.training import Training
@@ -140,22 +139,22 @@ def moved_by(training: Training, moved: Mapping[str, Tensor]) -> dict[str, Tenso
     }
 
 
-def head_of(generator: Generator, run: Run, device: str = "cpu") -> Head:
+def head_of(generator: Generator, settings: Settings, device: str = "cpu") -> Head:
     """A head trained on synthetic embeddings of a generator, the same number for every class.
 
     Args:
         generator: trained.
-        run: whose settings give the number of embeddings and the seed.
+        settings: of the run: number of embeddings, head, and seed.
         device: on which the head is trained.
     """
-    labels = labels_evenly(len(generator.header.classes), run.settings.dpcvae.synthetic)
-    features = generator.draw(labels, stream(run.settings.seed, "judge")).to(device)
+    labels = labels_evenly(len(generator.header.classes), settings.dpcvae.synthetic)
+    features = generator.draw(labels, stream(settings.seed, "judge")).to(device)
     weight, bias = train_on_features(
         features,
         labels.to(device),
         len(generator.header.classes),
-        run.settings.head,
-        run.settings.seed,
+        settings.head,
+        settings.seed,
     )
     return Head(generator.header, weight.cpu(), bias.cpu(), clip=0.0)
 

@@ -68,7 +68,7 @@ class SharedGenerator(Federation):
             Parameters(training.header(), training.round, training.model)
         )
         self.recorder.keep(FILE, pack_generator(generator, rounds=training.asked))
-        return head_of(generator, self.config, self.device)
+        return head_of(generator, self.config.settings, self.device)
 
     def _broadcast(self) -> Iterable[Message]:
         """Messages with the generator, not the head: each site can use it for its own purposes."""

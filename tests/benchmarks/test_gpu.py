@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.grid import ROOT
 
 # What a bare machine with torch and torchvision does not have.
@@ -78,6 +80,7 @@ def dry_run(
     return done, json.loads(out.read_text()) if out.exists() else {}
 
 
+@pytest.mark.slow
 def test_the_gpu_benchmark_runs_on_a_bare_machine_and_reports_every_part(tmp_path: Path) -> None:
     done, found = dry_run(tmp_path, "-c", BARE)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -94,6 +97,7 @@ def test_the_gpu_benchmark_runs_on_a_bare_machine_and_reports_every_part(tmp_pat
     assert all(name in done.stdout for name in names), "every row is in the table"
 
 
+@pytest.mark.slow
 def test_a_row_outside_its_tolerance_fails_the_command(tmp_path: Path) -> None:
     changed = """
 import runpy

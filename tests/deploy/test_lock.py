@@ -204,6 +204,7 @@ def make(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.slow
 def test_without_an_index_the_setup_says_what_pip_reads(tmp_path: Path) -> None:
     done = make(tmp_path, PIP_NO_INDEX="1")
     assert done.returncode == 1
@@ -383,6 +384,7 @@ def test_a_whole_set_up_says_what_it_does_and_the_next_one_nothing(
     assert "Done in" in set_up(moved, folder).stdout
 
 
+@pytest.mark.slow
 def test_a_set_up_that_does_not_work_in_the_end_is_not_taken_for_complete(
     project: Path, tmp_path: Path
 ) -> None:
@@ -443,6 +445,7 @@ def test_an_environment_whose_python_is_gone_is_named(project: Path, tmp_path: P
     )
 
 
+@pytest.mark.slow
 def test_the_environment_may_be_a_link_to_a_folder(project: Path, tmp_path: Path) -> None:
     (tmp_path / "big").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "big")

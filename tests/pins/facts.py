@@ -129,7 +129,7 @@ def _resolved(config: Run, settings: Mapping[str, Scalar]) -> Facts:
     """Settings that the others decide: those with another value than given, or than the default."""
     given = Settings().model_dump(by_alias=True, mode="json")
     before = flatten(given) | dict(settings)
-    after = flatten(config.settings.model_dump(by_alias=True, mode="json"))
+    after = config.settings.flat()
     names = {"classes", "dataset", "fedpft.order", "fedavg.augment", "fedlap.augment"}
     return {key: value for key, value in after.items() if value != before[key] and key not in names}
 

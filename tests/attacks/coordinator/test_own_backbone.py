@@ -151,15 +151,15 @@ def test_a_simulation_on_the_command_line_says_what_to_do_instead(
 def test_own_does_nothing_at_a_site_that_names_no_backbone() -> None:
     run, node = parse_run({"backbone": "own"}), parse_node_config({"data": "imagefolder"})
     with pytest.raises(BackboneError, match="node-config names none"):
-        site_backbone(run, node)
+        site_backbone(run.settings, node)
 
 
 def test_a_site_cannot_be_made_to_use_its_code_by_another_name(package: Path) -> None:
     """Its own backbone serves runs that request it only; a named one stays what it is."""
     node = parse_node_config({"data": "imagefolder", "backbone": named("mean"), "device": "cpu"})
-    assert site_backbone(parse_run({"backbone": "pixels"}), node).name == "pixels"
+    assert site_backbone(parse_run({"backbone": "pixels"}).settings, node).name == "pixels"
     assert f"{PACKAGE}.models" not in sys.modules
-    assert site_backbone(parse_run({"backbone": "own"}), node).dim == 5
+    assert site_backbone(parse_run({"backbone": "own"}).settings, node).dim == 5
 
 
 @pytest.mark.parametrize(

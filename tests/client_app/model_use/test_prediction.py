@@ -62,7 +62,7 @@ def model(node: NodeConfig) -> SignedModel:
 
 @pytest.fixture
 def backbone(model: SignedModel, node: NodeConfig) -> Backbone:
-    return site_backbone(model.manifest.run_config(), node)
+    return site_backbone(model.manifest.run_config().settings, node)
 
 
 def rows(file: Path) -> Rows:

@@ -35,7 +35,7 @@ def made(name: str, side: int) -> int:
 @settings(max_examples=30)
 def test_the_dimension_that_is_planned_is_that_of_the_features(name: str, side: int) -> None:
     run = parse_run({"backbone": name, "image-size": side})
-    assert find_dimension(run) == made(name, side)
+    assert find_dimension(run.settings) == made(name, side)
 
 
 @given(NAMES, st.integers(2, 24), st.integers(-1, 0))

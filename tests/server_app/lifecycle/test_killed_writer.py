@@ -310,7 +310,7 @@ def test_a_folder_that_cannot_be_written_is_shown_truly(
     assert metrics_of(folder)["status"] == "running"
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077])
+@pytest.mark.parametrize("mask", [0o022, pytest.param(0o077, marks=pytest.mark.slow)])
 def test_results_follow_the_umask_and_what_sites_sent_is_for_this_account_only(
     tmp_path: Path, mask: int
 ) -> None:

@@ -255,7 +255,11 @@ def test_the_failure_in_the_metrics_wins(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '{"accuracy": 3, "sites": [], "config": 1, "real": {"x": "a"}}'],
+    [
+        "",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("{", "[]", "null")),
+        '{"accuracy": 3, "sites": [], "config": 1, "real": {"x": "a"}}',
+    ],
 )
 def test_a_broken_part_never_stops_the_report(tmp_path: Path, part: str, content: str) -> None:
     make_run(tmp_path, DIGITS)

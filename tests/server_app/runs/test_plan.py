@@ -92,7 +92,7 @@ def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, priv
     grid = InProcessGrid(sites(3))
     run_federation(tmp_path, grid, **settings)
     run = parse_run(settings)
-    planned = plan(run, find_dimension(run), 10, 400, 20)[0]
+    planned = plan(run, find_dimension(run.settings), 10, 400, 20)[0]
     counted = grid.counted(1, ("train", "evaluate", "query.hello"))
     assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in counted)
     assert (planned.rounds, planned.epsilon) == (2, 4.0 if private else None)
@@ -169,7 +169,7 @@ def test_the_alternatives_stand_beside_the_run() -> None:
 
 
 def test_a_dimension_is_found_without_loading_a_model(tmp_path: Path) -> None:
-    assert find_dimension(parse_run({})) == 64
+    assert find_dimension(parse_run({}).settings) == 64
     for backbone, dimension in KNOWN_DIMENSIONS.items():
         assert find_dimension(parse_run({"data": "imagefolder", "backbone": backbone})) == dimension
     save_file({"x": torch.zeros(3, 77), "y": torch.zeros(3)}, tmp_path / "set-train.safetensors")
@@ -208,4 +208,4 @@ def test_a_dimension_that_cannot_be_found_is_asked_for(
 )
 def test_an_unknown_dimension_is_asked_for(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="give --dimension"):
-        find_dimension(Run.resolve(Settings(**settings)))  # type: ignore[arg-type]
+        find_dimension(Settings(**settings))  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from common.errors import RunError
 from common.models.classifiers import Head
 from common.run import Run, parse_run
 from common.settings import Settings
-from common.settings.flat import flatten
 from common.surrogates.surrogates import Header
 from common.wire.model_files import save_model
 from common.wire.records import unpack_surrogate
@@ -51,10 +50,7 @@ def test_the_manifest_is_enough_to_repeat_the_run(tmp_path: Path) -> None:
 
 def test_the_defaults_in_pyproject_are_the_defaults_of_the_code() -> None:
     assert parse_run(default_run_config()) == parse_run({})
-    assert (
-        flatten(parse_run({}).settings.model_dump(by_alias=True, mode="json"))
-        == default_run_config()
-    )
+    assert parse_run({}).settings.flat() == default_run_config()
 
 
 def test_events_are_one_line_each_whatever_is_in_them(tmp_path: Path) -> None:

@@ -113,6 +113,6 @@ def test_a_head_of_what_is_drawn_tells_the_classes_apart() -> None:
 
     training = begun(run(**{"dpcvae.synthetic": 200}))
     model = training.model | {MEANS: 20 * torch.eye(3, 4)}
-    head = head_of(Generator(training.header(), training.config, model), training.config)
+    head = head_of(Generator(training.header(), training.config, model), training.config.settings)
     assert head.scores(torch.eye(3, 4)).argmax(1).tolist() == [0, 1, 2]
     assert head.clip == 0.0

@@ -108,6 +108,7 @@ def test_an_update_beyond_the_range_ends_the_run_and_is_not_cut(tmp_path: Path) 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dp-fedavg", "dp-fedprox"])
 def test_noise_of_training_at_each_site_is_as_without_secure_sums(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
