@@ -115,7 +115,8 @@ def main() -> int:
         [ast.parse(text) for room in tree.rooms for text in tree.sources(room).values()]
     )
     sources = {package: tree.sources(package) for package in tree.packages}
-    known = [each["id"] for each in tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])]
+    reviewed = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
+    known = [name for each in reviewed for name in each["id"].split()]
     sample = draw(sources, facts, chosen.count, chosen.seed, known)
     near = Nearness(tree)
     tests = sorted(

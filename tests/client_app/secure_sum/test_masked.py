@@ -1,5 +1,6 @@
 """A withheld sum is random for everybody, and shows that it is withheld, whatever is drawn."""
 
+import os
 import secrets
 
 import numpy as np
@@ -13,11 +14,16 @@ from common.secure_sum.fixed_point import BITS, FixedPoint
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(count=st.integers(1, 40), at=st.sampled_from((0.0, 0.3, 1.0)))
+@given(
+    count=st.integers(1, 40),
+    at=st.sampled_from((0.0, 0.3, 1.0)),
+    byte=st.sampled_from((b"\0", b"\xff")),
+)
 def test_a_withheld_vector_never_ends_with_the_zero_of_one_that_is_not(
-    monkeypatch: pytest.MonkeyPatch, count: int, at: float
+    monkeypatch: pytest.MonkeyPatch, count: int, at: float, byte: bytes
 ) -> None:
-    """The least and the largest number of the generator included."""
+    """The least and the largest numbers of both generators included."""
+    monkeypatch.setattr(os, "urandom", lambda size: byte * size)
     monkeypatch.setattr(secrets, "randbelow", lambda below: int(at * (below - 1)))
     drawn = _random(count)
     assert drawn.shape == (count,)
