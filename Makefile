@@ -85,7 +85,7 @@ COUNT ?= 200
 # Seconds for all of it.
 LIMIT ?=
 mutants: setup
-	OMP_NUM_THREADS=1 $(RUN) benchmarks/mutants.py --jobs 2 --seed $(SEED) --count $(COUNT) $(if $(LIMIT),--seconds $(LIMIT))
+	OMP_NUM_THREADS=1 $(RUN) benchmarks/mutants.py --jobs 2 --seed $(SEED) --count $(COUNT) $(if $(LIMIT),--seconds $(LIMIT)) $(if $(PACKAGES),--packages $(PACKAGES))
 
 # Changed messages and files for every parser of foreign bytes; fails where one takes memory or time, or raises another exception.
 MINUTES ?= 30

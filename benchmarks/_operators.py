@@ -283,7 +283,7 @@ def _calls(node: ast.Call, facts: Facts) -> Iterator[tuple[str, str, ast.AST]]:
         other = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}[name]
         function = _with(node.func, **{"attr" if of is not None else "id": other})
         yield "call dropped", f"{name} to {other}", _with(node, func=function)
-    elif name in WRAPPING and plain:
+    elif name in WRAPPING and plain and not _frozen(node):
         library = of is None or (
             isinstance(of, ast.Name) and of.id in ("math", "torch", "np", "copy")
         )
@@ -308,6 +308,12 @@ def _calls(node: ast.Call, facts: Facts) -> Iterator[tuple[str, str, ast.AST]]:
             words = list(node.keywords)
             words[at], words[at + 1] = _with(one, value=two.value), _with(two, value=one.value)  # type: ignore[call-overload]
             yield "arguments swapped", f"{one.arg} and {two.arg}", _with(node, keywords=words)
+
+
+def _frozen(node: ast.Call) -> bool:
+    """Whether the call only makes the literal that it wraps immutable."""
+    literal = any(isinstance(each, ast.Set) for each in node.args)
+    return _name(node.func) == "frozenset" and literal
 
 
 def _statements(node: ast.stmt, following: list[ast.stmt]) -> Iterator[Change]:

@@ -94,13 +94,15 @@ def main() -> int:
     arguments.add_argument("--count", type=int, default=200, help="mutants to draw")
     arguments.add_argument("--seed", type=int, default=0, help="draws other mutants")
     arguments.add_argument("--jobs", type=int, default=2)
-    arguments.add_argument("--only", default="", help="mutants of one file or folder")
+    arguments.add_argument(
+        "--packages", nargs="+", choices=PACKAGES, help="to draw from", metavar="FOLDER"
+    )
     arguments.add_argument("--seconds", type=float, default=float("inf"), help="of the whole run")
     arguments.add_argument("--output", type=Path, default=RESULTS, help="file of results")
     arguments.add_argument("--root", type=Path, help="another tree: each folder in it, and tests")
     chosen = arguments.parse_args()
     began = time.monotonic()
-    tree = Tree(HERE.parent, PACKAGES, ROOMS)
+    tree = Tree(HERE.parent, tuple(chosen.packages or PACKAGES), ROOMS)
     if chosen.root:
         folders = tuple(each.parent.name for each in sorted(chosen.root.glob("*/__init__.py")))
         tree = Tree(chosen.root.resolve(), folders, folders)
@@ -113,12 +115,9 @@ def main() -> int:
         [ast.parse(text) for room in tree.rooms for text in tree.sources(room).values()]
     )
     sources = {package: tree.sources(package) for package in tree.packages}
-    known = [each["id"] for each in tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])]
-    sample = [
-        mutant
-        for mutant in draw(sources, facts, chosen.count, chosen.seed, known)
-        if mutant.file.startswith(chosen.only)
-    ]
+    reviewed = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
+    known = [name for each in reviewed for name in each["id"].split()]
+    sample = draw(sources, facts, chosen.count, chosen.seed, known)
     near = Nearness(tree)
     tests = sorted(
         tree.tests(), key=lambda test: min((near(test, each.file) for each in sample), default=3)

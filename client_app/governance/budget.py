@@ -256,7 +256,7 @@ def _is_opening_round(entry: Entry) -> bool:
     """Whether a release is the first round of a generative method, the only round with another
     cost.
     """
-    return entry["kind"] == "release" and _has_opening(entry["method"]) and entry["round"] == 1
+    return _has_opening(entry["method"]) and entry["round"] == 1
 
 
 def _has_opening(method: str) -> bool:

@@ -53,6 +53,7 @@ def masked_sum(task: Task) -> MethodOutput:
     run, name = task.run, store.name_of(task.info)
     combination = run.plan.combination
     state = store.read(run, task.node, name, task.site)
+    state.at("shares")
     sites = len(state.members)
     rules = rules_of(run.settings, sites)
     delivered, packed = unpack_delivery(task.payload)
@@ -62,7 +63,7 @@ def masked_sum(task: Task) -> MethodOutput:
             "on"
         )
     values, claim, kept = SiteSums(*load(combination.site_sums)(replace(task, payload=packed)))
-    numbers = numbers_of(run, max(1, sites), task.round)
+    numbers = numbers_of(run, sites, task.round)
     fixed = same_sites.applies(run.plan.mechanism_name, task.node)
     settings = same_sites.settings_in(run, task.limits, state.public) if fixed else {}
     records = same_sites.records_in(task.found, task.node, run, task.limits) if fixed else {}

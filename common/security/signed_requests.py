@@ -103,18 +103,13 @@ class Request:
     def run(self) -> Run:
         """The run's settings. Raises ConfigError."""
         config = parse_run(self.settings)
-        if config.settings.secure_sum:
-            raise ConfigError(
-                "secure-sum = true: a request has one reply of every site, but a secure sum needs "
-                "five, each after those of all sites to the step before; use `coordinator "
-                "exchange`, which carries every message as a file"
-            )
         if not config.plan.answers_files:
             raise ConfigError(
                 f"method = {config.settings.method!r}, fedpft.topology = "
-                f"{config.settings.fedpft.topology!r}: a request needs a run in which every site "
-                "replies once and alone; use `coordinator exchange`, which carries every message "
-                "as a file"
+                f"{config.settings.fedpft.topology!r}, secure-sum = "
+                f"{str(config.settings.secure_sum).lower()}: a request needs a run in which every "
+                "site replies once and alone; use `coordinator exchange`, which carries every "
+                "message as a file"
             )
         return config
 

@@ -122,6 +122,7 @@ def test_ids_differ_between_files_functions_and_equal_lines() -> None:
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    X = 3\n",
         "def f(x):\n    return list(zip(x, x, strict=True))\n",
         "def f(x):\n    if False:\n        x.send(3)\n    return x\n",
+        "X = frozenset({A, B})\n",
     ],
 )
 def test_what_changes_nothing_is_left_out(source: str) -> None:

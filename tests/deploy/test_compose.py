@@ -4,7 +4,6 @@ import re
 import shlex
 import subprocess
 import tarfile
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from typer.main import get_command
 import client_app.cli.main
 import server_app.cli.main
 from client_app.diagnostics.node_checks import is_isolated, is_supernode
-from client_app.governance.policy import DEFAULT, load_policy
 from client_app.node_config import parse_node_config
 from client_app.offline.keys import coordinator_key
 from common.errors import ConfigError
@@ -307,12 +305,6 @@ def test_a_kit_holds_one_sites_papers_for_nobody_else_to_read(tmp_path: Path) ->
         pack_kit(
             papers, "north", "https://fl.example.org", "fedsurrogate", tmp_path / "again.tar.gz"
         )
-
-
-def test_the_policy_template_is_the_default_policy_with_every_key() -> None:
-    file = DEPLOY / "kit" / "policy.toml"
-    assert load_policy(str(file)) == DEFAULT
-    assert set(tomllib.loads(file.read_text())) == set(DEFAULT.model_dump(by_alias=True))
 
 
 def test_the_image_gets_all_that_sites_and_coordinator_use_but_not_ray() -> None:

@@ -263,14 +263,14 @@ def test_a_request_by_file_is_refused_by_both_sides(
     share keys.
     """
     file, key = hospitals.folder / "request.json", new_key()
-    with pytest.raises(ConfigError, match="a secure sum needs five"):
+    with pytest.raises(ConfigError, match="secure-sum = true: a request needs"):
         make_request(settings, file, key)
     assert not file.exists()
     asked = {name: value for name, value in settings.items() if name != "secure-sum"}
     request = Request.fresh(asked, None, 0, {})
     file.write_bytes(replace(request, settings=settings).signed(key))
     node = parse_node_config(hospitals.nodes["north"] | {"coordinator-key": public_key(key).hex()})
-    with pytest.raises(ConfigError, match="a secure sum needs five"):
+    with pytest.raises(ConfigError, match="secure-sum = true: a request needs"):
         release_to(hospitals.folder / "north.bundle", file, node)
     assert hospitals.released("north") == 0
 
@@ -350,6 +350,29 @@ def test_a_replayed_step_is_refused(hospitals: Hospitals) -> None:
     opened = sum_proto.pack_list(NAMES, signatures)
     assert hospitals.ask("north", "query.sum_open", opened)[0] is not None
     assert hospitals.status("north", "query.sum_open", opened) == "state"
+
+
+def test_every_step_is_taken_in_its_place_only(hospitals: Hospitals) -> None:
+    members = hospitals.keys()
+    steps = {
+        "query.sum_shares": sum_proto.pack_members(members.values()),
+        "train": sum_proto.pack_delivery([], "north"),
+        "query.sum_list": sum_proto.pack_list(NAMES),
+        "query.sum_open": sum_proto.pack_list(NAMES, {}),
+    }
+    dealt, done = {}, []
+    for step in steps:
+        for other, payload in steps.items():
+            if other != step:
+                assert hospitals.status("north", other, payload) == "state", (other, done)
+        if step == "query.sum_shares":
+            dealt = hospitals.shares(members)
+        elif step == "train":
+            hospitals.masked(dealt, ["north"])
+        elif step == "query.sum_list":
+            hospitals.signatures(NAMES, ["north"])
+        done.append(step)
+    assert hospitals.released("north") == 1
 
 
 def test_a_step_of_another_sum_or_of_other_settings_is_refused(hospitals: Hospitals) -> None:

@@ -4,6 +4,7 @@ show one site.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -18,12 +19,15 @@ from typer.testing import CliRunner
 from client_app.cli.main import app
 from client_app.governance import release
 from client_app.governance.ledger import Ledger
+from client_app.node_config import parse_node_config
+from client_app.offline.keys import private_key
 from common import surrogate_pb2 as pb
 from common.errors import LedgerError
 from common.run import parse_run
 from common.secure_sum.of_run import rules_of
 from common.secure_sum.unmasking import check_revealed, unmask
 from common.secure_sum.words import Words, unpack_words
+from common.security.sealing import public_key
 from common.surrogates.public_map import PublicMap
 from common.wire import sum_proto
 from strategies.base.training import Training
@@ -227,11 +231,13 @@ def test_other_settings_of_what_a_site_adds_are_refused_by_all(
 
 
 def test_a_change_since_a_sum_of_an_earlier_version_is_noticed(seven: Hospitals) -> None:
-    """Its record has one digest, of the training records."""
+    """Its record names keys by 32 digits, and has one digest, of the training records."""
     assert total(seven, "1234") is not None
     (file,) = seven.folder.glob("4/state/sums/*.json")
     record = json.loads(file.read_text())
-    earlier = {key: record[key] for key in ("sites", "sum")}
+    keys = [public_key(private_key(parse_node_config(seven.nodes[name]), name)) for name in "1234"]
+    sites = sorted(hashlib.sha256(key).hexdigest()[:32] for key in keys)
+    earlier = {"sites": sites, "sum": record["sum"]}
     for digest, withheld in (
         ("", False),
         (record["records"]["training"], False),

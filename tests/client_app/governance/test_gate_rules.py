@@ -35,6 +35,8 @@ RUNS = [
         PRIVATE | {"backbone": "torchvision:mobilenet_v2"},
         SUMMED, SUMMED | {"colluding": 0.25}, SUMMED | {"colluding": 0.5},
         COUNTS | PRIVATE | {"secure-sum": True, "sites": 9},
+        # At a model of the coordinator, with noise and without.
+        SUMMED | {"method": "fedavg"}, SUMMED | {"method": "dp-fedavg"} | PRIVATE,
     )
 ]  # fmt: skip
 POLICIES = st.builds(
@@ -46,6 +48,7 @@ POLICIES = st.builds(
     epsilon_per_run=st.sampled_from([0.5, 1.0, 2.0]),
     delta=st.sampled_from([1e-6, 1e-5, 1e-3]),
     exact_counts=st.sampled_from([(), ("survey",), ("values",)]),
+    exact_sums_at_models=st.booleans(),
     require_seal=st.sampled_from([False, False, False, True]),
     require_secure_sum=st.sampled_from([False, False, False, True]),
     smallest_colluding=st.sampled_from([0.0, 0.25, 1 / 3, 0.3335, 0.34, 0.5]),
@@ -67,13 +70,22 @@ def forbidden(policy: Policy, run: Run, peers: str) -> Iterator[str]:
     for key, name in names.items():
         if not any(fnmatchcase(name, pattern) for pattern in getattr(policy, key)):
             yield f"{key} = "
-    counts = run.plan.counts and run.method.name in policy.exact_counts
-    if not own.epsilon and not policy.without_dp and not counts:
-        yield "without-dp = false"
+    if not own.epsilon:
+        yield from forbidden_without_noise(policy, run)
     if own.epsilon > policy.epsilon_per_run:
         yield "epsilon-per-run = "
     if own.delta > policy.delta:
         yield "delta = "
+
+
+def forbidden_without_noise(policy: Policy, run: Run) -> Iterator[str]:
+    """The rules that a run without differential privacy breaks."""
+    counts = run.plan.counts and run.method.name in policy.exact_counts
+    if not policy.without_dp and not counts:
+        yield "without-dp = false"
+    at_model = run.settings.secure_sum and run.plan.messages.receives
+    if at_model and not (policy.exact_sums_at_models or counts):
+        yield "exact-sums-at-models = false"
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,11 +1,13 @@
 """A policy file: missing settings have safe defaults, and a mistake is reported, never guessed at."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
 from common.errors import ConfigError, PolicyError
+from tests.grid import ROOT
 
 
 def written(folder: Path, text: str, encoding: str = "utf-8") -> str:
@@ -38,6 +40,14 @@ def test_by_default_nothing_leaves_without_privacy_nor_by_the_mechanism_that_pro
     assert (DEFAULT.epsilon_per_run, DEFAULT.epsilon_total, DEFAULT.delta) == (1.0, 4.0, 1e-5)
     assert (DEFAULT.smallest_class, DEFAULT.largest_payload_mib) == (10, 256.0)
     assert PUBLIC_DATA.without_dp
+
+
+def test_the_policy_file_of_the_kit_states_every_default() -> None:
+    """Its comment says so, and hospitals start from this file."""
+    file = ROOT / "deploy" / "kit" / "policy.toml"
+    assert load_policy(str(file)) == DEFAULT
+    keys = {name.replace("_", "-") for name in Policy.model_fields}
+    assert tomllib.loads(file.read_text()).keys() == keys
 
 
 def test_every_key_says_what_it_means() -> None:

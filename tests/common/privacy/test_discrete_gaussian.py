@@ -5,13 +5,19 @@ charged.
 from __future__ import annotations
 
 import inspect
+import io
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from common.privacy import discrete_gaussian as module
@@ -360,3 +366,48 @@ def test_the_noise_of_one_release_is_rounded_gaussian_noise_and_more(claimed: fl
     variance = math.ceil(claimed) + 2 * CONTINUOUS
     assert far_from_rounded_noise(1, variance, claimed) < math.log(1e-30)
     assert far_from_rounded_noise(1, math.ceil(claimed) + 8, claimed) > math.log(1e-30)
+
+
+def bytes_of(words_: list[int], rest: bytes = b"") -> Callable[[int], bytes]:
+    """A source that gives these words, then these bytes, then zeros."""
+    stream = io.BytesIO(b"".join(word.to_bytes(8, "little") for word in words_) + rest)
+    return lambda count: stream.read(count).ljust(count, b"\0")
+
+
+LIMITS = st.integers(1, 2**63) | st.integers(1, 40) | st.sampled_from([2**32, 2**62, 2**63])
+
+
+@settings(max_examples=100)
+@given(LIMITS, st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=8))
+def test_whole_numbers_are_uniform_because_a_word_beyond_the_last_whole_turn_is_drawn_again(
+    limit: int, apart: list[int]
+) -> None:
+    """Words near the end of the last whole turn are the ones that could count twice."""
+    whole = 2**64 - 2**64 % limit
+    drawn = [(whole + each) % 2**64 for each in apart]
+    found = module._below(limit, len(drawn), bytes_of(drawn))
+    kept = [word % limit for word in drawn if word < whole]
+    # Each that is drawn again becomes the next word, here zero.
+    again = [0] * (len(drawn) - len(kept))
+    assert sorted(found.tolist()) == sorted(kept + again)
+
+
+@settings(max_examples=100)
+@given(
+    st.fractions(0, 30, max_denominator=10**6),
+    st.sampled_from([0, 1, 2**4, 2**8, 2**11, 2**13, 2**20, 2**40]),
+    st.sampled_from([-1, 1]),
+    st.binary(min_size=16, max_size=16),
+)
+def test_a_coin_falls_by_all_its_bits(
+    exponent: Fraction, apart: int, side: int, bits: bytes
+) -> None:
+    """Words as near to the probability as floating point cannot tell apart, and farther ones."""
+    with localcontext() as context:
+        context.prec = 120
+        chance = (Decimal(-exponent.numerator) / exponent.denominator).exp()
+        word = min(max(int(chance * 2**64) + side * apart, 0), 2**64 - 1)
+        wanted = Decimal((word << 128) + int.from_bytes(bits, "big")) < chance * 2**192
+    exponents = np.array([float(exponent)])
+    found = module._coins(exponents, lambda _: exponent, bytes_of([word], bits))
+    assert found.tolist() == [wanted]

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, FedSurrogateError, SealError
+from common.methods.method import Method
+from common.run import parse_run
 from common.security import signed_requests
 from common.security.sealing import new_key, public_key, sign
 from common.security.signed_requests import (
@@ -20,6 +22,7 @@ from common.security.signed_requests import (
     Request,
     read_request,
 )
+from tests.registry import CLASSES, SPECS, settings_of
 
 KEY, OTHER = new_key(), new_key()
 PUBLIC = public_key(KEY)
@@ -125,6 +128,25 @@ def test_a_request_is_answered_to_the_end_of_its_last_day(
             read_request(file, PUBLIC)
     fresh = Request.fresh({}, None, days) if days > 0 else Request.fresh({}, None)
     assert fresh.expires == (last if days > 0 else "")
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+def test_a_request_is_of_a_run_in_which_a_site_sends_one_message_alone(
+    spec: Method, secure: bool
+) -> None:
+    flat = settings_of(spec) | {"secure-sum": secure, "classes": CLASSES}
+    try:
+        run = parse_run(flat)
+    except ConfigError:
+        assert secure, "the method has no secure sum"
+        return
+    once = run.plan.kind == "one-shot" and run.plan.releases_once
+    if once and run.plan.combination.stored:
+        assert Request.fresh(flat, None).run().full_digest == run.full_digest
+        return
+    with pytest.raises(ConfigError, match="exchange"):
+        Request.fresh(flat, None)
 
 
 def test_fresh_requests_have_ids_of_their_own() -> None:

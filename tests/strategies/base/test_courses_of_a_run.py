@@ -21,6 +21,7 @@ from common.wire.records import pack_surrogate, to_record
 from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 from strategies.base import collection
 from strategies.base.collection import has_quorum
+from strategies.base.federation import HELLO
 from strategies.base.outcome import NO_REPLY, Outcome
 from strategies.fedpft.strategy import FedPFT
 from tests.strategies.base.test_collecting import Clock
@@ -102,7 +103,8 @@ class Sites(LocalGrid):
     def _follow(self, message: Message, context: Context) -> Message:
         number = context.node_id - FIRST_NODE
         course, asked = self._courses[number], message.metadata.message_type == "train"
-        how = course.sends if asked else course.judges
+        introduced = message.metadata.message_type == HELLO
+        how = course.sends if asked or introduced else course.judges
         if how == "silent":
             self._mute.add(message.metadata.message_id)
         if how == "raises":
@@ -115,6 +117,9 @@ class Sites(LocalGrid):
         if asked and how not in ("refused", "empty"):
             sent = b"no surrogate" if how == "broken" else payload(self._digest, number, how)
             info["bytes"] = len(sent)
+        elif introduced and how in ("well", "other backbone"):
+            own = f"backbone {number}" if how == "other backbone" else "backbone"
+            info |= {"fingerprint": own, "dimension": 4, "classes": '["a", "b"]'}
         elif not asked:
             more = course.tested + 1 if how == "untrue" else min(course.correct, course.tested)
             info |= {"correct": more, "tested": course.tested}
@@ -189,6 +194,29 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
     assert strategy.outcome.model is not None
     assert again.outcome.model is not None
     assert pack_classifier(again.outcome.model) == pack_classifier(strategy.outcome.model)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sends=st.lists(
+        st.sampled_from(["refused", "raises", "empty", "other backbone", "silent"]), max_size=3
+    )
+)
+def test_every_site_that_is_asked_for_its_introduction_is_recorded_once(
+    monkeypatch: pytest.MonkeyPatch, sends: list[str]
+) -> None:
+    monkeypatch.setattr(collection, "time", Clock())
+    run, kept = parse_run(SMALL | {"quorum": 0.1}), Kept()
+    strategy = FedPFT(run, kept)  # type: ignore[arg-type]
+    # Two of one backbone are more than any other backbone has.
+    every = ["well", *sends, "well"]
+    group = strategy.introduce(Sites(run.digest, [Course(how) for how in every]), 5.0)
+    assert list(group.nodes.values()) == [FIRST_NODE, FIRST_NODE + len(sends) + 1]
+    assert len(kept.of("dropped")) == sends.count("silent")
+    assert len(kept.of("introduced")) == sends.count("other backbone") + 2
+    assert len(kept.of("rejected")) == len(sends) - sends.count("silent")
+    fates = [site.fate for site in strategy.outcome.sites.values()]
+    assert fates.count("rejected") == len(kept.of("rejected"))
 
 
 @settings(max_examples=15)

@@ -1,0 +1,96 @@
+"""States of secure sums on disk: each name begins once, and only old ones are removed."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_app.governance.policy import Policy
+from client_app.node_config import NodeConfig, parse_node_config
+from client_app.secure_sum import store
+from common.errors import StateError, SurrogateError
+from common.run import parse_run
+from common.secure_sum.member import PHASES, begin
+from common.secure_sum.of_run import context_of
+from common.security.sealing import new_key
+
+RUN = parse_run({"classes": "a,b", "secure-sum": True, "fedpft.covariance": "gram"})
+NAMES = [digit * 32 for digit in "0123"]
+
+
+def node_in(folder: Path) -> NodeConfig:
+    return parse_node_config({"site": "north", "state-dir": str(folder)})
+
+
+@settings(max_examples=20)
+@given(
+    ages=st.lists(st.sampled_from((0, 40, 90, 5000)), max_size=3), limit=st.sampled_from((60, 100))
+)
+def test_a_new_sum_removes_the_states_that_are_older_than_a_run_may_be(
+    tmp_path_factory: pytest.TempPathFactory, ages: list[int], limit: int
+) -> None:
+    node = node_in(tmp_path_factory.mktemp("site"))
+    policy = Policy(most_seconds=limit)
+    states = {}
+    for name, age in zip(NAMES, ages, strict=False):
+        states[name], _ = begin("north", new_key(), context_of(RUN, name))
+        store.create(node, Policy(), name, states[name])
+        moment = time.time() - age
+        os.utime(store.file_of(node, name, "north"), (moment, moment))
+    store.create(node, policy, NAMES[3], begin("north", new_key(), b"")[0])
+    for name, age in zip(NAMES, ages, strict=False):
+        if age > limit:
+            with pytest.raises(StateError, match="no state"):
+                store.read(RUN, node, name, "north")
+            continue
+        assert store.read(RUN, node, name, "north") == states[name]
+        with pytest.raises(StateError, match="has begun"):
+            store.create(node, policy, name, states[name])
+        assert store.read(RUN, node, name, "north") == states[name]
+
+
+@settings(max_examples=20)
+@given(
+    phase=st.sampled_from(PHASES),
+    wrong=st.sampled_from(("", "name", "site", "settings", "phase of another site")),
+)
+def test_a_state_is_read_only_for_its_own_sum_site_and_settings(
+    tmp_path_factory: pytest.TempPathFactory, phase: str, wrong: str
+) -> None:
+    node, name = node_in(tmp_path_factory.mktemp("site")), NAMES[0]
+    state, _ = begin("north", new_key(), context_of(RUN, name))
+    store.create(node, Policy(), name, state)
+    state = replace(state, phase=phase)  # type: ignore[arg-type]
+    store.write(node, name, state)
+    other = parse_run({"classes": "a,b,c", "secure-sum": True, "fedpft.covariance": "gram"})
+    asked = {
+        "": (RUN, name, "north"),
+        "name": (RUN, NAMES[1], "north"),
+        "site": (RUN, name, "south"),
+        "settings": (other, name, "north"),
+        "phase of another site": (RUN, name, "south"),
+    }
+    if wrong == "phase of another site":
+        # The file under another name does not make it another site's.
+        store.file_of(node, name, "north").rename(store.file_of(node, name, "south"))
+    elif wrong == "name":
+        store.file_of(node, name, "north").rename(store.file_of(node, NAMES[1], "north"))
+    run, asked_name, site = asked[wrong]
+    if not wrong:
+        assert store.read(run, node, asked_name, site) == state
+    else:
+        with pytest.raises(StateError):
+            store.read(run, node, asked_name, site)
+
+
+@given(st.text(max_size=40) | st.text("0123456789abcdef", min_size=31, max_size=33))
+def test_only_a_name_of_its_form_names_a_sum(name: str) -> None:
+    if len(name) == 32 and set(name) <= set("0123456789abcdef"):
+        assert store.name_of({"sum": name}) == name
+    else:
+        with pytest.raises(SurrogateError, match="without the name"):
+            store.name_of({"sum": name})

@@ -1,0 +1,150 @@
+"""Joint noise of generated sums: whoever is lost and whoever colludes, what stays keeps the claim."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from common.privacy.accounting import GaussianEvent, epsilon_spent
+from common.privacy.discrete_gaussian import CONTINUOUS
+from common.privacy.mechanism import JOINT_SUMS, Mechanism, NoisySums
+from common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
+from common.secure_sum.noise import (
+    ROOM,
+    Shapes,
+    noise_of_site,
+    noise_of_sum,
+    site_variances,
+    spare_of,
+    spare_variances,
+)
+from common.secure_sum.rules import MOST_SPARED, SumRules
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A sum with joint noise."""
+
+    claim: Mechanism
+    numbers: dict[str, FixedPoint]
+    shapes: Shapes
+    rules: SumRules
+
+    def largest_epsilon(self, variances: dict[str, float]) -> float:
+        """Epsilon of noise of these variances, in squared steps. One record changes a statistic by
+        its bound, and rounding each entry by less than one step more.
+        """
+        events = []
+        for name, variance in variances.items():
+            bound = self.claim.noise[name][1]
+            apart = bound / self.numbers[name].step + math.sqrt(math.prod(self.shapes[name]))
+            events.append(GaussianEvent(math.sqrt(variance) / apart))
+        return epsilon_spent(events, self.claim.delta)
+
+
+@st.composite
+def joints(draw: st.DrawFn) -> Joint:
+    names = draw(st.lists(st.sampled_from(("counts", "sums", "squares")), min_size=1, unique=True))
+    weights = [draw(st.floats(0.1, 1.0)) for _ in names]
+    shares = {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)}
+    bounds = {name: draw(st.sampled_from((0.5, 1.0, 3.0))) for name in names}
+    epsilon = draw(st.sampled_from((0.5, 2.0, 8.0)))
+    claim = NoisySums(JOINT_SUMS, epsilon, 1e-5, shares, bounds=bounds).mechanism()
+    members = draw(st.integers(2, 12) | st.just(MOST_SPARED + 1))
+    rules = SumRules.of(
+        members, draw(st.sampled_from((0.0, 0.2))), draw(st.sampled_from((0.0, 0.2, 0.4)))
+    )
+    records = draw(st.sampled_from((10**5, 10**6)))
+    numbers = {name: FixedPoint.of(bounds[name], records, members) for name in names}
+    shapes = {name: (draw(st.integers(1, 4)), draw(st.sampled_from((1, 8)))) for name in names}
+    return Joint(claim, numbers, shapes, rules)
+
+
+@settings(max_examples=30)
+@given(joints())
+def test_the_noise_of_the_fewest_honest_sites_keeps_the_claim(joint: Joint) -> None:
+    given = (joint.claim, joint.numbers, joint.shapes)
+    for rules in (joint.rules, joint.rules.lasting):
+        variances = site_variances(*given, rules)
+        honest = rules.least - rules.colluding
+        # Of each discrete part, so much is no noise of the continuous mechanism.
+        counted = {name: honest * (each - CONTINUOUS) for name, each in variances.items()}
+        assert joint.largest_epsilon(counted) <= joint.claim.epsilon
+        # Not more than that, apart from whole numbers.
+        less = {name: honest * (each - 3 * CONTINUOUS - 1) for name, each in variances.items()}
+        if min(less.values()) > 0:
+            assert joint.largest_epsilon(less) > joint.claim.epsilon * 0.99
+    spare = spare_variances(*given, joint.rules)
+    lasting = site_variances(*given, joint.rules.lasting)
+    assert bool(spare) == (joint.rules.lasting.least > joint.rules.least)
+    for name, each in spare.items():
+        # Two parts of one site, each discrete.
+        assert lasting[name] + each - CONTINUOUS == site_variances(*given, joint.rules)[name]
+        assert each > 0
+
+
+@settings(max_examples=20)
+@given(joints(), st.binary(min_size=32, max_size=32))
+def test_the_part_for_lost_sites_is_the_same_on_both_sides_however_the_claim_is_written(
+    joint: Joint, seed: bytes
+) -> None:
+    """A claim that was read from a message may name its statistics in another order."""
+    found = spare_of(joint.claim, joint.numbers, joint.shapes, joint.rules, seed)
+    turned = replace(joint.claim, noise=dict(reversed(joint.claim.noise.items())))
+    again = spare_of(turned, joint.numbers, joint.shapes, joint.rules, seed)
+    unlike = bytes([seed[0] ^ 1]) + seed[1:]
+    other = spare_of(joint.claim, joint.numbers, joint.shapes, joint.rules, unlike)
+    assert found.keys() == again.keys()
+    assert all((found[name] == again[name]).all() for name in found)
+    assert not found or any((found[name] != other[name]).any() for name in found)
+    whole = noise_of_site(joint.claim, joint.numbers, joint.shapes, joint.rules, seed)
+    assert {name: len(each) for name, each in whole.items()} == {
+        name: math.prod(shape) for name, shape in joint.shapes.items()
+    }
+
+
+@settings(max_examples=30)
+@given(joints(), st.data())
+def test_the_stated_noise_of_a_sum_is_that_of_the_parts_in_it(
+    joint: Joint, data: st.DataObject
+) -> None:
+    given = (joint.claim, joint.numbers, joint.shapes, joint.rules)
+    summed = data.draw(st.integers(joint.rules.least, joint.rules.members))
+    removed = data.draw(st.sampled_from((0, summed)))
+    stated = noise_of_sum(*given, summed, removed)
+    spare = {} if removed else spare_variances(*given)
+    lasting = site_variances(*given[:3], joint.rules.lasting)
+    for name, (sigma, _) in joint.claim.noise.items():
+        steps = np.float64(stated[name]) / joint.numbers[name].step
+        assert steps**2 == pytest.approx(summed * (lasting[name] + spare.get(name, 0)), rel=1e-9)
+        # As much as is claimed, unless parts were taken out although sites are lost.
+        assert stated[name] >= sigma or (removed and summed < joint.rules.members)
+
+
+@settings(max_examples=60)
+@given(joints(), st.floats(1.0, 1e4))
+def test_noise_without_room_in_the_modulus_is_refused(joint: Joint, coarser: float) -> None:
+    numbers = {
+        name: replace(each, step=each.step / coarser) for name, each in joint.numbers.items()
+    }
+    given = (joint.claim, numbers, joint.shapes, joint.rules)
+    room = (1 - FILLED) * HALF
+    try:
+        variances = site_variances(*given)
+    except ConfigError:
+        worst = max(
+            sigma / numbers[name].step
+            + sigma / bound * 1.01 * math.sqrt(math.prod(joint.shapes[name]))
+            for name, (sigma, bound) in joint.claim.noise.items()
+        )
+        # The sites that may be lost or collude add as much as the others.
+        parts = joint.rules.members / joint.rules.honest
+        assert ROOM * math.sqrt(parts) * (worst + 10) > room
+    else:
+        assert all(
+            ROOM * math.sqrt(joint.rules.members * each) <= room for each in variances.values()
+        )
