@@ -215,6 +215,32 @@ def test_with_plenty_of_budget_dp_em_finds_what_is_there() -> None:
         assert float(found.amax(0).min()) > 0.95, "a component near each blob"
 
 
+def test_dp_em_keeps_few_components_of_noise_alone_and_most_that_exceed_it() -> None:
+    """Two kinds of error, each in a share of many classes: a component of a class without records,
+    and no component of a class with three standard deviations of records.
+    """
+    claim, classes = promised(run(8.0, **MECHANISMS["dp-em"])), 500
+    sigma, _ = claim.noise["counts"]
+    filled = torch.arange(0, classes, 8)
+    labels = filled.repeat_interleave(math.ceil(3 * sigma))
+    points = torch.ones(len(labels), 1, dtype=torch.float64)
+    found, _ = dp_em(
+        Clipped(points, labels, torch.ones(len(labels)), 0.0),
+        classes,
+        1,
+        claim,
+        torch.Generator().manual_seed(0),
+    )
+    kept = torch.zeros(classes, dtype=torch.bool)
+    kept[found.labels] = True
+    there = torch.zeros(classes, dtype=torch.bool)
+    there[filled] = True
+    # Of independent normal counts, 2.3 % and 84 % are above two deviations. The limits are more than
+    # four deviations of these shares away.
+    assert float(kept[~there].double().mean()) < 0.08
+    assert float(kept[there].double().mean()) > 0.6
+
+
 def test_dp_em_of_no_records_at_all_is_noise_that_can_be_sent() -> None:
     for _ in range(20):
         nobody = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
