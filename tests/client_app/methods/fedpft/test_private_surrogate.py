@@ -2,6 +2,7 @@
 repeats the noise.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -94,6 +95,22 @@ def test_without_a_budget_one_seed_twice_gives_the_same(family: str) -> None:
         *(vars(each.mixtures.covariance).values() for each in (first, second)), strict=True
     ):  # type: ignore[union-attr]
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_fit_leaves_the_number_of_threads_as_it_was(good: bool) -> None:
+    """Also where it fails."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        config = parse_run({"fedpft.components": 2})
+        x, y = records()
+        broken = SiteData(x if good else x[:, :0], y, CLASSES, "f" * 16, "s")
+        with contextlib.suppress(Exception):
+            make_surrogate(broken, config)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_which_classes_a_site_has_does_not_show_in_the_shape_of_noisy_sums() -> None:
