@@ -11,11 +11,12 @@ from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import one_hot
 
-from client_app.audit.generators import closest_synthetic, likelihood
+from client_app.audit.generators import closest_synthetic, generator_scores, likelihood
 from client_app.audit.membership import Trials
 from client_app.audit.reference import rmia, rmia_of
 from client_app.audit.release_audit import RMIA
-from common.models.generators import Decoder, scaled
+from common.models.generators import Decoder, fresh_generator, scaled
+from common.run import parse_run
 from tests.client_app.audit.test_release_audit import attacked, hospital
 
 
@@ -52,6 +53,18 @@ def test_the_likelihood_of_a_deep_decoder_is_higher_for_what_it_makes() -> None:
     own = made.draw(one_hot(labels, 2).float(), generator).detach()
     other = torch.randn(own.shape, generator=generator)
     assert likelihood(made, own, labels).median() > likelihood(made, other, labels).median()
+
+
+def test_a_decoder_is_read_first_and_any_other_generator_only_asked() -> None:
+    made, features, labels = decoder(), torch.randn(4, 6), torch.tensor([0, 1, 1, 0])
+    found = generator_scores(made, features, labels)
+    white, black = found.values()
+    assert torch.equal(white, likelihood(made, features, labels))
+    assert torch.equal(black, closest_synthetic(made, features, labels))
+    run = parse_run({"method": "dpcgan", "classes": "a,b"})
+    other = fresh_generator(run, 2, 6)
+    (only,) = generator_scores(other, features, labels).values()
+    assert torch.equal(only, closest_synthetic(other, features, labels))
 
 
 def test_a_synthetic_embedding_is_nearest_to_itself() -> None:

@@ -4,15 +4,36 @@ of the two.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import Ridge
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from client_app.model_use.adaptation import FOLDS, Adaptation, _folds, adapt, adapted
+from client_app.model_use.adaptation import (
+    FOLDS,
+    PENALTIES,
+    STEPS,
+    Adaptation,
+    _closed,
+    _correction,
+    _folds,
+    _mixed,
+    _nearest,
+    _stepped,
+    _tempered,
+    adapt,
+    adapted,
+)
 from client_app.model_use.adapted import adapted_classifier, adapted_file, store_adapted
 from client_app.model_use.held_out import HeldOut
 from client_app.node_config import NodeConfig
@@ -193,3 +214,107 @@ def test_a_model_with_a_projection_and_a_centre_is_adapted_in_its_own_dimensions
     found = adapt(shared, held(300, 8, turned=1.0), SETTINGS)
     x, y = records(500, 9, turned=1.0)
     assert loss(adapted(shared, found), x, y) < loss(shared, x, y)  # type: ignore[arg-type]
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(0, 10**6),
+    st.integers(6, 40),
+    st.sampled_from([1, 4, 30]),
+    st.floats(0.01, 100),
+    st.floats(0.01, 100),
+)
+def test_the_closed_form_is_ridge_regression_on_what_the_shared_head_leaves(
+    seed: int, count: int, d: int, penalty: float, scale: float
+) -> None:
+    """Scikit-learn's, with the mean squared length of a centred record as the unit of the penalty:
+    features in another unit give the same scores.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = scale * torch.randn(count, d, generator=generator) + scale
+    y = torch.randint(0, 3, (count,), generator=generator)
+    shared = Head(HEADER, torch.randn(3, d, generator=generator) / scale, torch.zeros(3))
+    left = torch.eye(3)[y] - shared.scores(x).softmax(1)
+    lengths = (x - x.mean(0)).double().square().sum(1)
+    ridge = Ridge(penalty * float(lengths.mean())).fit(x.double().numpy(), left.double().numpy())
+    weight, bias = _correction(shared, x, y, penalty)
+    np.testing.assert_allclose(weight * scale, ridge.coef_ * scale, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(bias, ridge.intercept_, rtol=1e-4, atol=1e-4)
+    stepped = _stepped(shared, (weight, bias), 2.0)
+    added = torch.from_numpy(ridge.predict(x.double().numpy()))
+    wanted = shared.scores(x).double() + 2 * added
+    np.testing.assert_allclose(stepped.scores(x), wanted, rtol=1e-3, atol=1e-3)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 25), st.integers(1, 12))
+def test_the_nearest_records_are_those_of_scikit_learn(seed: int, count: int, asked: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, new = (torch.randn(n, 4, generator=generator) for n in (count, asked))
+    y = torch.randint(0, 3, (count,), generator=generator)
+
+    def weights(distances: Any) -> Any:
+        return np.exp(-distances / max(distances.mean(), 1e-9))
+
+    unit = torch.nn.functional.normalize(x, dim=1)
+    model = _nearest(Head(HEADER, torch.zeros(3, 4), torch.zeros(3)), x, y)
+    known = KNeighborsClassifier(min(model.count, count), weights=weights).fit(unit, y)
+    chances = np.full((asked, 3), 1e-6)
+    chances[:, known.classes_] = known.predict_proba(torch.nn.functional.normalize(new, dim=1))
+    # In single precision, the distance of a record from itself is not zero.
+    np.testing.assert_allclose(model.scores(new).exp(), chances.clip(1e-6), rtol=0.02, atol=2e-3)
+
+
+@settings(max_examples=4)
+@given(st.integers(0, 10**6), st.integers(20, 60))
+def test_what_is_judged_on_a_fold_is_chosen_on_the_others(seed: int, count: int) -> None:
+    """The mixture, the temperature and the closed form are each the candidate with the smallest loss
+    on the other folds; what is kept has the smallest loss on all.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    folds = np.random.default_rng(seed).permutation(np.arange(count) % FOLDS)
+    own, base = (
+        (torch.randn(count, 3, generator=generator) + np.random.default_rng(seed + k).integers(0, 3)
+         * torch.eye(3)[labels]).double().softmax(1)
+        for k in (1, 2)
+    )  # fmt: skip
+
+    def of(chances: Tensor, rows: Any) -> float:
+        return float(-chances[rows, labels[rows]].log().mean())
+
+    rows = [np.flatnonzero(folds == k) for k in range(FOLDS)]
+    rest = [np.flatnonzero(folds != k) for k in range(FOLDS)]
+    mixed, share = _mixed(own, base, labels, folds)
+    every = {s: s * own + (1 - s) * base for s in np.linspace(0, 1, 21)}
+    assert of(every[share], np.arange(count)) == min(
+        of(each, np.arange(count)) for each in every.values()
+    )
+    for mine, others in zip(rows, rest, strict=True):
+        best = min(every.values(), key=lambda each: of(each, others))
+        torch.testing.assert_close(mixed[mine], best[mine])
+    logits = base.log()
+    tempered = _tempered(logits, labels, folds)
+    for mine, others in zip(rows, rest, strict=True):
+        # One temperature, at which no other one has a smaller loss on the other folds.
+        ratio = (logits[mine, 0] - logits[mine, 1]) / (
+            tempered[mine, 0].log() - tempered[mine, 1].log()
+        )
+        assert float(ratio.max() - ratio.min()) < 1e-6 * float(ratio.max())
+        loss_at = [of((logits / (ratio[0] * by)).softmax(1), others) for by in (0.97, 1.0, 1.03)]
+        assert loss_at[1] <= min(loss_at) + 1e-9 or not 0.02 < float(ratio[0]) < 54, "a limit"
+    x = torch.randn(count, 5, generator=generator)
+    shared = Head(HEADER, torch.randn(3, 5, generator=generator), torch.zeros(3))
+    found, chosen = _closed(shared, HeldOut(x, labels, None, {}, ""), folds)
+    grid = {}
+    for penalty, step in itertools.product(PENALTIES, STEPS):
+        unseen = torch.zeros(count, 3, dtype=torch.float64)
+        for mine, others in zip(rows, rest, strict=True):
+            change = _correction(shared, x[others], labels[others], penalty)
+            unseen[mine] = _stepped(shared, change, step).scores(x[mine]).double().softmax(1)
+        grid[penalty, step] = unseen.clamp_min(1e-6)
+    best_loss = min(of(each, np.arange(count)) for each in grid.values())
+    assert of(grid[chosen], np.arange(count)) == best_loss
+    for mine, others in zip(rows, rest, strict=True):
+        best = min(grid.values(), key=lambda each: of(each, others))
+        torch.testing.assert_close(found[mine].clamp_min(1e-6), best[mine])

@@ -4,9 +4,14 @@ found.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributions import MultivariateNormal, kl_divergence
 
 from client_app.model_use.promise import Promise, check_promise, clopper_pearson
 from common.models.classifiers import Head
@@ -93,3 +98,71 @@ def test_limits_are_clopper_and_pearsons() -> None:
     assert clopper_pearson(10, 10) == (pytest.approx(0.6915, abs=1e-4), 1.0)
     low, high = clopper_pearson(5, 50)
     assert (low, high) == (pytest.approx(0.0333, abs=1e-4), pytest.approx(0.2181, abs=1e-4))
+
+
+@settings(max_examples=3)
+@given(st.integers(0, 10**6), st.sampled_from([2, 3, 5]), st.floats(0, 2))
+def test_every_number_is_that_of_records_drawn_from_the_surrogate(
+    seed: int, classes: int, apart: float
+) -> None:
+    """Errors and the distance of decisions against a hundred thousand draws; the theorem's bound
+    with the divergence of scipy's, numpy's and torch's normal distributions.
+    """
+    generator, d, many = torch.Generator().manual_seed(seed), 6, 10_000
+    centres = torch.randn(classes, d, generator=generator)
+    labels = torch.arange(400 * classes) % classes
+    x = centres[labels] + torch.randn(len(labels), d, generator=generator)
+    gaussians = fit_gaussians(x, labels)
+    weight = 2 * gaussians.means
+    header = Header("fedpft", "", "coordinator", "f", tuple("abcde"[:classes]))
+    head = Head(header, weight, -weight.square().sum(1) / 4)
+    # One class is rare, and the last one missing if there are more than two.
+    counts = torch.tensor([40, 400, 300, 200, 0][: max(2, classes - 1)])
+    own = torch.arange(len(counts)).repeat_interleave(counts)
+    here = centres[own] + apart * torch.randn(1, d, generator=generator)
+    here = here + torch.randn(len(own), d, generator=generator)
+    found = check_promise(head, gaussians, here, own)
+    assert found is not None
+    within = gaussians.within
+    turned = within.directions.double()
+    covariance = within.rest * torch.eye(d) + turned.T @ (
+        (within.variances.double() - within.rest)[:, None] * turned
+    )
+    promised, distance, theorem, shares = 0.0, 0.0, 0.0, counts / counts.sum()
+    decided = torch.nn.functional.one_hot(head.predict(here), classes).double()
+    for c, share in enumerate(shares.tolist()):
+        of_class = MultivariateNormal(gaussians.means[c].double(), covariance)
+        torch.manual_seed(seed)
+        drawn = head.predict(of_class.sample((many,)).float())  # type: ignore[no-untyped-call]
+        theirs = torch.bincount(drawn, minlength=classes) / many
+        ours = decided[own == c].mean(0)
+        promised += share * (1 - float(theirs[c]))
+        distance += share * float((theirs - ours).abs().sum()) / 2
+        # Logits against that of the first class: what all have in common decides nothing.
+        contrast = (head.weight[1:] - head.weight[0]).double()
+        bias = (head.bias[1:] - head.bias[0]).double()
+        logits = here[own == c].double() @ contrast.T + bias
+        one = MultivariateNormal(logits.mean(0), torch.cov(logits.T).reshape(classes - 1, -1))
+        two = MultivariateNormal(
+            contrast @ gaussians.means[c].double() + bias, contrast @ covariance @ contrast.T
+        )
+        divergence = float(kl_divergence(one, two))
+        limit = math.sqrt(1 - math.exp(-divergence))
+        theorem += share * min(1.0, 1 - float(theirs[c]) + limit)
+        name, stated, error = found.classes[c]
+        assert name == header.classes[c]
+        assert stated == pytest.approx(1 - float(theirs[c]), abs=0.03)
+        assert error == pytest.approx(1 - float(ours[c]))
+    wrong = float((head.predict(here) != own).double().mean())
+    assert found.error == pytest.approx(wrong)
+    assert (found.low, found.high) == clopper_pearson(round(wrong * len(own)), len(own))
+    assert found.promised == pytest.approx(promised, abs=0.02)
+    assert found.distance == pytest.approx(distance, abs=0.03)
+    assert found.bound == pytest.approx(min(1.0, found.promised + found.distance))
+    assert found.kept == (found.low <= found.promised)
+    assert len(found.classes) == len(counts)
+    # Of few records of a class nothing is stated.
+    if found.theorem is not None:
+        assert found.theorem == pytest.approx(theorem, abs=0.02)
+    else:
+        assert classes > 3

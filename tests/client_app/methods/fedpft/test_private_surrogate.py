@@ -2,6 +2,7 @@
 repeats the noise.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -94,6 +95,22 @@ def test_without_a_budget_one_seed_twice_gives_the_same(family: str) -> None:
         *(vars(each.mixtures.covariance).values() for each in (first, second)), strict=True
     ):  # type: ignore[union-attr]
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_fit_leaves_the_number_of_threads_as_it_was(good: bool) -> None:
+    """Also where it fails."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        config = parse_run({"fedpft.components": 2})
+        x, y = records()
+        broken = SiteData(x if good else x[:, :0], y, CLASSES, "f" * 16, "s")
+        with contextlib.suppress(Exception):
+            make_surrogate(broken, config)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_which_classes_a_site_has_does_not_show_in_the_shape_of_noisy_sums() -> None:
@@ -213,6 +230,32 @@ def test_with_plenty_of_budget_dp_em_finds_what_is_there() -> None:
         assert torch.allclose(pooled, data.features[labels == label].mean(0).float(), atol=1e-4)
         found = torch.nn.functional.normalize(mixtures.means[rows], dim=1) @ directions[label].T
         assert float(found.amax(0).min()) > 0.95, "a component near each blob"
+
+
+def test_dp_em_keeps_few_components_of_noise_alone_and_most_that_exceed_it() -> None:
+    """Two kinds of error, each in a share of many classes: a component of a class without records,
+    and no component of a class with three standard deviations of records.
+    """
+    claim, classes = promised(run(8.0, **MECHANISMS["dp-em"])), 500
+    sigma, _ = claim.noise["counts"]
+    filled = torch.arange(0, classes, 8)
+    labels = filled.repeat_interleave(math.ceil(3 * sigma))
+    points = torch.ones(len(labels), 1, dtype=torch.float64)
+    found, _ = dp_em(
+        Clipped(points, labels, torch.ones(len(labels)), 0.0),
+        classes,
+        1,
+        claim,
+        torch.Generator().manual_seed(0),
+    )
+    kept = torch.zeros(classes, dtype=torch.bool)
+    kept[found.labels] = True
+    there = torch.zeros(classes, dtype=torch.bool)
+    there[filled] = True
+    # Of independent normal counts, 2.3 % and 84 % are above two deviations. The limits are more than
+    # four deviations of these shares away.
+    assert float(kept[~there].double().mean()) < 0.08
+    assert float(kept[there].double().mean()) > 0.6
 
 
 def test_dp_em_of_no_records_at_all_is_noise_that_can_be_sent() -> None:
