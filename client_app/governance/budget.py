@@ -178,18 +178,23 @@ def _check_plan(entries: Sequence[Entry], this: Entry) -> None:
     fixed.
     """
     before = _of_run(entries, this["flower_run"])
-    if not before:
-        return
+    steps = [entry for entry in before if not _is_opening_round(entry)]
+    # Other rounds may cost more than an opening one, so they never take its place.
+    planned = 1 if _is_opening_round(this) else this["rounds"] - _has_opening(this["method"])
     if not all(_may_be_one(this["run"], entry["run"]) for entry in before):
         raise BudgetError(
             f"run {this['flower_run']} began with the settings {before[0]['run'][:SHORT]}, this "
             f"release has {this['run'][:SHORT]}: the noise of a run is fixed when it begins; start another run"
         )
-    if _is_opening_round(this):
+    if before and _is_opening_round(this):
         raise BudgetError(
             f"run {this['flower_run']} has begun, and its first round can be released only once"
         )
-    steps = [entry for entry in before if not _is_opening_round(entry)]
+    if len(steps) >= planned:
+        raise BudgetError(
+            f"the claim of run {this['flower_run']} is for the {planned} private releases of one "
+            f"kind that its settings plan, and {len(steps)} have left; start another run"
+        )
     if steps and list(this["events"]) != list(steps[0]["events"]):
         raise BudgetError(
             f"round {this['round']} of run {this['flower_run']} has other noise than the rounds "

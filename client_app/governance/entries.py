@@ -41,6 +41,8 @@ class Release:
             plan of a run from its first release.
         disclosure: address of the sheet that a person has read before, in the state folder; empty
             for none.
+        rounds: private releases that the settings of the run plan; 0 without privacy, and in
+            entries of earlier versions.
     """
 
     run: str
@@ -60,6 +62,7 @@ class Release:
     sealed: bool = False
     sample_rate: float = 1.0
     disclosure: str = ""
+    rounds: int = 0
 
 
 def chained(previous: Entry | None, fields: Entry) -> Entry:

@@ -19,7 +19,7 @@ from client_app.node_config import NodeConfig
 from common.errors import ConfigError, PolicyError
 from common.methods.method import Work
 from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
-from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, JOINT_SUMS, VARY_IN_SIZE, Mechanism
+from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from common.run import Run
 from common.security.receipts import parse_receipts
 from common.settings import DataKind
@@ -63,32 +63,6 @@ class Gate:
         """
         if release.events:
             check_budget(self.ledger.entries(), release, self._budget())
-
-    def check_sums(self, mechanism: Mechanism | None, flower_run: str) -> None:
-        """Refuse more secure sums with joint noise than the run plans, if local-epsilon is limited.
-
-        Called before the work of each sum. The limit was compared with all planned rounds before
-        the first one, so a coordinator that runs more of them would exceed it.
-
-        Args:
-            mechanism: of the run; None without a budget.
-            flower_run: whose releases in the ledger are counted.
-
-        Raises:
-            PolicyError: for one sum more than the run's settings plan.
-        """
-        if not self.policy.local_epsilon or mechanism is None or mechanism.name != JOINT_SUMS:
-            return
-        planned = sum(event.count for event in mechanism.events)
-        charged = sum(
-            entry["kind"] == "release" and entry["flower_run"] == flower_run
-            for entry in self.ledger.entries()
-        )
-        if charged >= planned:
-            raise PolicyError(
-                f"local-epsilon = {self.policy.local_epsilon:g} holds for the {planned} secure "
-                f"sums that the run's settings plan, and {charged} have left; start another run"
-            )
 
     def _check_policy(self, run: Run) -> None:
         policy = self.policy

@@ -92,7 +92,6 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     """
     run, node = request.run, request.node
     gate.check_request(run)
-    gate.check_sums(run.mechanism, request.flower_run)
     if affordable:
         gate.check_planned(planned(request))
     limits = gate.limits(run.plan.mechanism_name, node)
@@ -158,6 +157,7 @@ def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Rel
         sha256=hashlib.sha256(made.payload).hexdigest(),
         sealed=made.sealed,
         sample_rate=run.trained.sample_rate if run.plan.mechanism_name == "dp-sgd" else 1.0,
+        rounds=claim.rounds if claim else 0,
     )
 
 

@@ -96,5 +96,7 @@ def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> No
 def _facts(release: Release) -> dict[str, Any]:
     """The ledger's entry without `facts`: clip fractions and similar numbers are exact."""
     return {
-        key: value for key, value in asdict(release).items() if key not in ("facts", "flower_run")
+        key: value
+        for key, value in asdict(release).items()
+        if key not in ("facts", "flower_run", "rounds")
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import logging
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -200,12 +201,14 @@ def _load_weights(network: LoadedNetwork, name: str, path: Path) -> None:
         key: value for key, value in kept_weights(given).items() if not key.startswith(network.head)
     }
     expected = kept_weights(network.model.state_dict())
+    shared = sorted(expected.keys() & given.keys())
+    # Numbers are looked at where the shape fits: another one may state any number of them.
+    fit = [key for key in shared if expected[key].shape == given[key].shape]
     problems = {
         "missing": sorted(expected.keys() - given.keys()),
         "unexpected": sorted(given.keys() - expected.keys()),
-        "of another shape": sorted(
-            k for k in expected.keys() & given.keys() if expected[k].shape != given[k].shape
-        ),
+        "of another shape": [key for key in shared if key not in fit],
+        "without plain, finite numbers": [key for key in fit if not _is_plain(given[key])],
     }
     mismatches = [
         f"{len(keys)} {what} ({', '.join(keys[:3])})" for what, keys in problems.items() if keys
@@ -216,6 +219,12 @@ def _load_weights(network: LoadedNetwork, name: str, path: Path) -> None:
             "file"
         )
     network.model.load_state_dict(given, strict=False)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has plain finite numbers: not sparse, quantised or without memory."""
+    plain = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_meta)
+    return plain and not tensor.is_complex() and bool(tensor.isfinite().all())
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -230,6 +239,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
             content = load_file(path)
         else:
+            _check_archive(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).split("\n")[0]
@@ -245,6 +255,21 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             f"weights-path = '{path}' holds no state dict; save model.state_dict() into it"
         )
     return content
+
+
+def _check_archive(path: Path) -> None:
+    """Raise ValueError for a torch file that takes more memory than it has bytes.
+
+    torch.save stores its members as they are, but torch.load also unpacks compressed ones, and reads
+    one that is listed twice, twice.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    stored = all(each.compress_type == zipfile.ZIP_STORED for each in members)
+    if not stored or sum(each.file_size for each in members) > path.stat().st_size:
+        raise ValueError("its tensors are packed and larger than the file; save it by torch.save")
 
 
 def _no_download(name: str, error: Exception) -> BackboneError:

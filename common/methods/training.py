@@ -99,11 +99,11 @@ def _symbols(own: FedAvgSettings, named: int, classes: int, dimension: int, reco
     return {"P": numbers, "B": body, "k": round(own.keep * numbers), "m": numbers // 16}
 
 
-def _work(own: FedAvgSettings, private: bool, joint: bool, classes: int, dimension: int) -> Work:
+def _work(own: FedAvgSettings, private: bool, one_step: bool, classes: int, dimension: int) -> Work:
     """The work of a site: local epochs, or the steps of DP-SGD, or one step with joint noise."""
     return Work(
-        steps=1 if joint else own.private_steps if private else 0,
-        passes=1 if joint else own.local_epochs,
+        steps=1 if one_step else own.private_steps if private else 0,
+        passes=1 if one_step else own.local_epochs,
         rounds=own.rounds,
         numbers=numbers_held(own, classes, dimension) * (GRADIENTS if private else 4),
         width=own.width,
@@ -167,7 +167,11 @@ def fedyogi_plan(settings: Settings) -> Plan:
 
 def fedsgd_plan(settings: Settings) -> Plan:
     """The plan of FedSGD."""
-    return replace(plan(settings), training=ModelTraining(single_step=True))
+    return replace(
+        plan(settings),
+        training=ModelTraining(single_step=True),
+        work=partial(_work, settings.fedavg, False, True),
+    )
 
 
 def sgd_noise(

@@ -506,6 +506,7 @@ def _release(number: int) -> Release:
         sha256="ab" * 32,
         sample_rate=0.5,
         disclosure="disclosures/x",
+        rounds=1,
     )
 
 

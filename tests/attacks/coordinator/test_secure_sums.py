@@ -674,7 +674,7 @@ def test_more_rounds_than_planned_do_not_pass_the_local_floor(hospitals: Hospita
     for name in NAMES:
         limits = "epsilon-per-run = 2.0\nlocal-epsilon = 3.0\n"
         (hospitals.folder / name / "policy.toml").write_text(POLICY + limits)
-    assert [next_round(hospitals) for _ in range(4)] == ["ok", "ok", "ok", "policy"]
+    assert [next_round(hospitals) for _ in range(4)] == ["ok", "ok", "ok", "budget"]
     assert "start another run" in hospitals.log("north")
     assert hospitals.released("north") == 3
 

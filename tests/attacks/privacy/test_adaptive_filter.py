@@ -131,6 +131,7 @@ def test_two_settings_whose_digests_begin_alike_are_two_plans(tmp_path: Path) ->
             delta=DELTA,
             events=(event_,),
             sample_rate=event_.sample_rate,
+            rounds=1,
         )
         for number, event_ in enumerate((GaussianEvent(1.2, 0.3), GaussianEvent(0.3322, 0.001)), 1)
     )

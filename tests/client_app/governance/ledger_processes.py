@@ -33,6 +33,7 @@ def release(noise_multiplier: float = 1000.0, run: str = "1", number: int = 1) -
         facts,
         10,
         "0" * 64,
+        rounds=10**6,
     )
 
 

@@ -18,7 +18,7 @@ from client_app.governance.ledger import Ledger
 from client_app.governance.policy import Policy
 from client_app.node_config import NodeConfig
 from common.errors import BudgetError, PolicyError
-from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, JOINT_SUMS, VARY_IN_SIZE
+from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from common.run import Run, parse_run
 from tests.client_app.governance.ledger_processes import release
 
@@ -141,38 +141,6 @@ def test_a_release_leaves_exactly_where_no_rule_forbids_it(
     else:
         with pytest.raises(PolicyError):
             gate.check(sent)
-
-
-@settings(max_examples=15)
-@given(
-    charged=st.lists(st.sampled_from(["this", "other", "exact"]), max_size=5),
-    limit=st.sampled_from([0.0, 3.0]),
-    rounds=st.integers(1, 4),
-    joint=st.booleans(),
-)
-def test_no_more_secure_sums_than_planned_are_made_where_the_own_noise_must_do(
-    tmp_path_factory: pytest.TempPathFactory, charged: list[str], limit: float, rounds: int, joint: bool
-) -> None:  # fmt: skip
-    ledger = Ledger(tmp_path_factory.mktemp("ledger"), "data")
-    policy = Policy(local_epsilon=limit, without_dp=True, delta_total=0.1)
-    gate = Gate(policy, ledger)
-    for number, each in enumerate(charged):
-        name = "other" if each == "other" else "this"
-        sent = release(0.0) if each == "exact" else release(run=name, number=number)
-        gate.let_out(replace(sent, flower_run=name))
-    run = parse_run(COUNTS | PRIVATE | {"secure-sum": True, "sites": 9})
-    assert run.mechanism is not None
-    assert run.mechanism.name == JOINT_SUMS
-    releases = replace(run.mechanism.releases, rounds=rounds)  # type: ignore[type-var]
-    name = JOINT_SUMS if joint else "sums"
-    mechanism = replace(run.mechanism, releases=releases, name=name)
-    own = sum(each != "other" for each in charged)
-    gate.check_sums(None, "this")
-    if limit and joint and own >= rounds:
-        with pytest.raises(PolicyError, match=f"{own} have left"):
-            gate.check_sums(mechanism, "this")
-    else:
-        gate.check_sums(mechanism, "this")
 
 
 @given(policy=POLICIES, smallest=st.integers(1, 30), cell=st.integers(1, 30), hidden=st.booleans())

@@ -58,6 +58,8 @@ def test_every_model_that_is_sent_is_one_that_sites_accept(
 ) -> None:
     strategy, training, events = begun(method, count)
     private = method.startswith("dp-")
+    # The same rounds without the replies that break the model.
+    without, twin, _ = begun(method, count)
     largest = (LARGEST_PRIVATE if private else LARGEST_NUMBER) * 20
     bad = {str(site) for site in range(min(breaking, count))}
     for number in range(1, rounds + 1):
@@ -80,6 +82,7 @@ def test_every_model_that_is_sent_is_one_that_sites_accept(
                 Parameters(replace(training.header(), site=name), number, tensors, records)
             )
         strategy._absorbed(training, replies)
+        without._absorbed(twin, [each for each in replies if each.header.site not in bad])
         assert training.unsendable() == ""
         assert training.round == number
         named = {site.name for site in strategy.outcome.sites.values() if site.suspect}
@@ -89,6 +92,13 @@ def test_every_model_that_is_sent_is_one_that_sites_accept(
             assert named == bad
             assert all(training.confirmed[str(s)] == number for s in range(len(bad), count))
             assert not set(training.confirmed) & bad
+            # Nothing of a reply that was left out stays, in the aggregator's memory neither.
+            assert (training.model.keys(), training.memory.keys()) == (
+                twin.model.keys(),
+                twin.memory.keys(),
+            )
+            for name, tensor in {**training.model, **training.memory}.items():
+                assert torch.equal(tensor, {**twin.model, **twin.memory}[name])
         elif method != "fedyogi":
             # Nobody knows who is wrong: the model stays.
             assert named == set()
