@@ -25,6 +25,8 @@ from client_app.datasets.one_record import open_regular
 from common.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
+# Version of how images are read, DICOM too: features of another one are not taken from the cache.
+READER = 2
 # Formats whose decoder scales to 16 bits from a maximum or a precision that the file states.
 SCALED = frozenset({"JPEG2000", "PPM"})
 # Formats that hold several images. The further ones of a photograph (MPO) are its previews.

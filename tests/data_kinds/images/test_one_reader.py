@@ -27,6 +27,8 @@ from client_app.datasets.dicom import scan_images
 from client_app.datasets.dicom_pixels import open_dicom
 from client_app.datasets.image_folders import IMAGE_SUFFIXES
 from client_app.datasets.left_out import LeftOut
+from client_app.features import extraction
+from client_app.features.extraction import extract
 from client_app.features.parts import in_parts
 from client_app.model_use.calibration import Calibration
 from client_app.model_use.inputs import find_inputs
@@ -332,6 +334,19 @@ def test_one_ambiguous_image_is_left_out_alone(tmp_path: Path) -> None:
         assert [row for row, _ in part.broken] == [3]
         assert part.features is not None
         assert torch.equal(part.features, parts[0].features)
+
+
+def test_features_of_an_earlier_reader_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "x.png").write_bytes(READ[0].content)
+    dataset = load(DataSource("imagefolder", str(tmp_path / "data")), seed=0)
+    backbone = load_backbone("pixels", image_size=8)
+    first, second = (extract(dataset, backbone, tmp_path / "cache") for _ in range(2))
+    assert (first.cached, second.cached) == (False, True)
+    monkeypatch.setattr(extraction, "READER", extraction.READER + 1)
+    assert not extract(dataset, backbone, tmp_path / "cache").cached
 
 
 def outcome(work: Callable[[], Any]) -> str:
