@@ -2,17 +2,16 @@
 
 OWN: dict[str, tuple[str, ...]] = {
     "the hospital's own data, chosen by a person; a record that cannot be read is left out": (
-        "client_app/datasets/dicom.py:_read_header",
-        "client_app/datasets/dicom_pixels.py:open_dicom",
+        "client_app/datasets/dicom_files.py:read_header",
+        "client_app/datasets/dicom_files.py:read_pixels",
+        "client_app/datasets/images.py:open_rgb",
         "client_app/datasets/readers.py:_class_label_names",
         "client_app/datasets/readers.py:_digits",
-        "client_app/datasets/readers.py:open_rgb",
         "client_app/datasets/readers.py:read_parquet",
         "client_app/datasets/readers.py:read_safetensors",
         "client_app/datasets/schema.py:_features",
         "client_app/datasets/tables.py:_values",
         "client_app/datasets/tables.py:_whole",
-        "fedsurrogate/_data.py:picture",
     ),
     "this program wrote it on this machine, for itself": (
         "client_app/audit/disclosure.py:_changed",

@@ -75,6 +75,23 @@ def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
     return ([from_csv(cell) for cell in row] for row in csv.reader(lines))
 
 
+def as_utf8(text: str) -> str:
+    """A text in UTF-8: bytes of a file name that are not are escaped. Different texts stay
+    different.
+
+    Args:
+        text: perhaps with such bytes, as Python reads names of files.
+
+    Example:
+        >>> as_utf8("caf\udce9.png"), as_utf8("C:\\x.png")
+        ('caf\\udce9.png', 'C:\\x.png')
+    """
+    escaped = text.encode(errors="backslashreplace").decode()
+    if escaped == text and "\\ud" not in text:
+        return text
+    return text.replace("\\", "\\\\").encode(errors="backslashreplace").decode()
+
+
 def for_markdown(text: str) -> str:
     """A text that is only text in Markdown, in one line: also in a heading, a table or a list.
 

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from common.errors import DataError
+from client_app.datasets.dicom_files import is_dicom_file
+from client_app.datasets.dicom_pixels import open_single
+from client_app.datasets.images import as_rgb, open_rgb
+from client_app.datasets.one_record import described, ends_process, printable
+from common.errors import DataError, PackageError
 
 # What a data set may be: anything with `__len__` and `__getitem__`, an array or tensor of several
 # images, or an iterable.
@@ -99,31 +104,48 @@ def label_of(value: Any, number: int) -> object:
     return value.reshape(-1)[0].item() if isinstance(value, Tensor | np.ndarray) else value
 
 
-def picture(image: Any, number: int) -> Image.Image:
-    """An image in RGB.
+def picture(image: Any, number: int, shortest: int = 0) -> Image.Image:
+    """An image in RGB, as a site reads it.
 
     Args:
         image: a PIL image, the path of a file, or an array or tensor (8 bits, or floating point in
             0 to 1).
         number: of the record, for the error.
+        shortest: pixels that the shorter side needs; 0 for all. A large JPEG file may be decoded
+            smaller, as at a site; a PIL image has the pixels that it has.
 
     Raises:
-        DataError: for a wrong type, shape or range of values.
+        DataError: for a wrong type, shape or range of values, or a file that cannot be read.
     """
     if isinstance(image, str | Path):
-        try:
-            with Image.open(image) as file:
-                return file.convert("RGB")
-        except OSError as error:
-            raise DataError(f"image '{image}' cannot be read: {error}") from error
+        return _read(partial(_from_file, Path(image), shortest), f"image '{image}'")
     if isinstance(image, Image.Image):
-        return image.convert("RGB")
+        return _read(partial(as_rgb, image), f"record {number}")
     if isinstance(image, Tensor | np.ndarray):
         return Image.fromarray(_pixels(image, number)).convert("RGB")
     raise DataError(
         f"record {number}: {type(image).__name__} is no image; give PIL images, paths, arrays or "
         "tensors, or a module of your own"
     )
+
+
+def _from_file(file: Path, shortest: int) -> Image.Image:
+    return open_single(file) if is_dicom_file(file) else open_rgb(file, shortest)
+
+
+def _read(read: Callable[[], Image.Image], name: str) -> Image.Image:
+    """What `read` returns. Raises DataError for whatever it raises: decoders raise almost anything
+    for a broken image.
+    """
+    try:
+        return read()
+    except (MemoryError, PackageError):
+        raise
+    except BaseException as error:
+        if ends_process(error):
+            raise
+        why = str(error) if isinstance(error, DataError) else described(error)
+        raise DataError(printable(f"{name} cannot be read: {why}")) from error
 
 
 def _pixels(

@@ -208,7 +208,10 @@ def computed(images: Images, backbone: Backbone, batch_size: int = 64) -> Tensor
 
 
 def _of_backbone(loaded: Backbone) -> tuple[Take, Callable[[Tensor], Tensor]]:
-    return lambda image, number: loaded.preprocess(picture(image, number)), loaded.forward
+    def take(image: Any, number: int) -> Tensor:
+        return loaded.preprocess(picture(image, number, loaded.preprocess.resize))
+
+    return take, loaded.forward
 
 
 def _of_module(own: OwnModule, image_size: int) -> tuple[Take, Callable[[Tensor], Tensor]]:
@@ -217,14 +220,17 @@ def _of_module(own: OwnModule, image_size: int) -> tuple[Take, Callable[[Tensor]
 
     def take(value: Any, number: int) -> Tensor:
         if transform is not None:
-            tensor = transform(picture(value, number) if isinstance(value, str | Path) else value)
+            image = isinstance(value, str | Path | Image.Image)
+            tensor = transform(picture(value, number) if image else value)
             if not isinstance(tensor, Tensor):
                 what = type(tensor).__name__
                 raise DataError(
                     f"the transform returns {what} for record {number}; it must return a tensor"
                 )
             return tensor
-        return resized(picture(value, number)) if image_size else tensor_of(value, number)
+        if image_size:
+            return resized(picture(value, number, image_size))
+        return tensor_of(value, number)
 
     def forward(batch: Tensor) -> Tensor:
         training = module.training

@@ -13,7 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from client_app.datasets.dicom_pixels import DICOM, open_place, without_warnings
+from client_app.datasets.dicom_files import (
+    DICOM,
+    encoding_of,
+    plugins_for,
+    read_header,
+)
+from client_app.datasets.dicom_pixels import open_place, without_warnings
 from client_app.datasets.duplicates import remembered, same_files
 from client_app.datasets.image_folders import (
     files_below,
@@ -23,7 +29,7 @@ from client_app.datasets.image_folders import (
     split_of,
 )
 from client_app.datasets.left_out import LeftOut
-from client_app.datasets.one_record import attempt, described, is_file, open_regular
+from client_app.datasets.one_record import attempt, described, is_file, open_regular, printable
 from client_app.datasets.readers import (
     content_key,
     listing,
@@ -43,7 +49,10 @@ LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.
 KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 OF_ONE_IMAGE = KEYS[:2]
-TAGS = (*KEYS[1:], "IssuerOfPatientID", "Rows", "Columns", "NumberOfFrames", "BurnedInAnnotation")
+TAGS = (
+    *KEYS[1:],
+    *("IssuerOfPatientID", "Rows", "Columns", "NumberOfFrames", "BitsStored", "BurnedInAnnotation"),
+)
 # Pillow takes a larger image for a decompression bomb.
 MOST_PIXELS = 178_956_970
 
@@ -59,6 +68,7 @@ class DicomImage:
         issuer: of the patient's ID; empty if the header has none.
         frames: number of images in the file.
         syntax: UID of the transfer syntax.
+        deep: whether more than 8 bits are stored.
         burned_in: whether text is burned into the pixels, as the header states.
     """
 
@@ -67,6 +77,7 @@ class DicomImage:
     issuer: str
     frames: int
     syntax: str
+    deep: bool
     burned_in: bool
 
 
@@ -267,7 +278,8 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
         elif isinstance(image, BaseException):
             # Other errors may contain values of the header, which identify a patient.
             known = isinstance(image, DataError | OSError)
-            broken.append(f"'{file}' ({described(image) if known else type(image).__name__})")
+            why = described(image) if known else type(image).__name__
+            broken.append(printable(f"'{file}' ({why})"))
         elif image is None:
             without += 1
         else:
@@ -294,11 +306,8 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
 
 
 def _read_header(root: Path, file: Path) -> DicomImage | None:
-    with needed_for(DICOM):
-        from pydicom import dcmread
-
     with open_regular(file) as stream:
-        header = dcmread(stream, stop_before_pixels=True, specific_tags=list(TAGS))
+        header = read_header(stream, TAGS, encoding_of(stream))
     if "Rows" not in header:
         return None
     if header.Rows * header.Columns > MOST_PIXELS:
@@ -312,6 +321,7 @@ def _read_header(root: Path, file: Path) -> DicomImage | None:
         texts["IssuerOfPatientID"],
         int(header.get("NumberOfFrames") or 1),
         str(header.file_meta.TransferSyntaxUID),
+        int(header.get("BitsStored") or 0) > 8,
         header.get("BurnedInAnnotation") == "YES",
     )
 
@@ -383,27 +393,24 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
     refused.
     """
     with needed_for(DICOM):
-        from pydicom.pixels.decoders.base import get_decoder
         from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
 
-    by_syntax: dict[str, list[int]] = defaultdict(list)
+    kinds: dict[tuple[str, bool], list[int]] = defaultdict(list)
     for row, image in enumerate(images):
-        by_syntax[image.syntax].append(row)
-    decoders: list[tuple[str, tuple[str, ...]]] = []
-    for syntax, those in sorted(by_syntax.items()):
-        remedy = "leave them out"
-        decoder = attempt(partial(get_decoder, UID(syntax)))
-        # A deflated file cannot be read frame by frame, and may inflate to anything. A file may
-        # name anything as its syntax.
-        if not isinstance(decoder, BaseException):
-            if decoder.is_available and syntax != DeflatedExplicitVRLittleEndian:
-                decoders.append((syntax, decoder.available_plugins))
-                continue
-            remedy = remedy if decoder.is_available else f"run {install_command(DECODERS)}"
+        kinds[image.syntax, image.deep].append(row)
+    decoders: dict[str, tuple[str, ...]] = {}
+    for (syntax, deep), those in sorted(kinds.items()):
+        # A file may name anything as its syntax.
+        plugins = attempt(partial(plugins_for, syntax, deep))
+        if not isinstance(plugins, BaseException) and plugins is not None:
+            decoders[syntax] = (*decoders.get(syntax, ()), *plugins)
+            continue
+        known = not (isinstance(plugins, BaseException) or syntax == DeflatedExplicitVRLittleEndian)
         left.note(
             those,
             f"{len(those)} DICOM images, such as '{images[those[0]].path}', have the transfer "
-            f"syntax {UID(syntax).name} ({syntax}), for which there is no decoder; {remedy}, "
+            f"syntax {UID(syntax).name} ({syntax}), for which there is no decoder; "
+            f"{f'run {install_command(DECODERS)}' if known else 'leave them out'}, "
             "or export them uncompressed (Explicit VR Little Endian)",
         )
-    return decoders
+    return list(decoders.items())

@@ -9,18 +9,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from client_app.datasets.one_record import described, ends_process, open_regular
+from client_app.datasets.dicom_files import (
+    DICOM,
+    Array,
+    encoding_of,
+    read_header,
+    read_pixels,
+    remedy_for,
+)
+from client_app.datasets.one_record import described, ends_process, open_regular, printable
 from common.errors import DataError
 from common.extras.packages import needed_for
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-Array = np.ndarray[Any, np.dtype[Any]]
-DICOM = "a folder of DICOM files"
-
 # Largest image: twice that of a mammogram. Decoders take memory for the size that a file states.
 LARGEST_PIXELS = 2**26
+# Values that are no pixels, one or a range, of integers and of floating point.
+PADDING = tuple(
+    f"{kind}PixelPadding{end}"
+    for kind in ("", "Float", "DoubleFloat")
+    for end in ("Value", "RangeLimit")
+)
 # All tags that affect how pixels are shown, and none that identifies the patient.
 DISPLAY = (
     *(
@@ -30,7 +41,7 @@ DISPLAY = (
         "ModalityLUTSequence",
         "RescaleSlope",
     ),
-    *("Rows", "Columns"),
+    *("Rows", "Columns", *PADDING),
     *("RescaleIntercept", "VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction"),
     *(
         "SharedFunctionalGroupsSequence",
@@ -60,6 +71,25 @@ def open_place(places: Sequence[tuple[Path, int]], index: int, _: int = 0) -> Im
     return open_dicom(*places[index])
 
 
+def open_single(file: Path) -> Image.Image:
+    """The image of a DICOM file that holds one.
+
+    Args:
+        file: to read.
+
+    Raises:
+        DataError: for a broken file, or one with several images.
+        Exception: of pydicom, for a broken header.
+    """
+    without_warnings()
+    with open_regular(file) as stream:
+        header = read_header(stream, ("NumberOfFrames",), encoding_of(stream))
+    frames = int(header.get("NumberOfFrames") or 1)
+    if frames > 1:
+        raise DataError(f"it holds {frames} images; give each as a file or an array of its own")
+    return open_dicom(file)
+
+
 def without_warnings() -> None:
     """Turn off pydicom's warnings in this process: they show malformed values, and a value may
     identify a patient.
@@ -77,10 +107,11 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
     mapped to 0..255 is
     - with a VOI LUT or a window: the range of its output, so the window's ends are black and white;
     - otherwise, with up to 8 stored bits: the range of these bits, so values do not change;
-    - otherwise: the smallest to the largest value in this image, as in most viewers.
+    - otherwise: the smallest to the largest value in this image, as in most viewers. Padding is no
+      pixel: it sets no range, and is black.
 
-    MONOCHROME1 is then inverted. Colours of any encoding are converted to RGB and scaled by the
-    stored bits.
+    A value that is NaN is black. MONOCHROME1 is then inverted. Colours of any encoding are
+    converted to RGB and scaled by the stored bits.
 
     Args:
         file: to read.
@@ -89,15 +120,16 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
     Raises:
         DataError: for a broken file; it names the file.
     """
-    with needed_for(DICOM):
-        from pydicom import dcmread
-        from pydicom.pixels.utils import pixel_array
-
+    remedy = "export it again"
     try:
         with open_regular(file) as stream:
-            header = dcmread(stream, stop_before_pixels=True, specific_tags=list(DISPLAY))
+            encoding = encoding_of(stream)
+            header = read_header(stream, DISPLAY, encoding)
+            if "Rows" not in header:
+                raise DataError("it holds no image, as a report or a plan")
             _check_size(header)
-            values = pixel_array(stream, index=frame)
+            remedy = remedy_for(encoding.syntax)
+            values = read_pixels(stream, frame, encoding)
         _take_from_groups(header, frame)
         shown = _colour(values, header) if _in_colour(values, header) else _grey(values, header)
     except MemoryError:
@@ -106,9 +138,8 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
         # Decoders raise almost anything for a damaged file; a Rust panic is no Exception.
         if ends_process(error):
             raise
-        raise DataError(
-            f"'{file}' cannot be shown ({described(error)}); export it again"
-        ) from error
+        why = printable(f"'{file}' cannot be shown ({described(error)}); {remedy}")
+        raise DataError(why) from error
     return Image.fromarray(shown).convert("RGB")
 
 
@@ -139,20 +170,51 @@ def _grey(values: Array, header: Dataset) -> Array:
     with needed_for(DICOM):
         from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
-    values = apply_modality_lut(values, header)
-    shown = _to_8_bits(apply_voi_lut(values, header), *_range(values, header))
-    return 255 - shown if header.PhotometricInterpretation == "MONOCHROME1" else shown
+    if "BitsStored" not in header:
+        # Floating point states no bits; pydicom's window has an output of some bits, here 16.
+        header.BitsStored, header.PixelRepresentation = 16, 0
+    stored, values = values, apply_modality_lut(values, header)
+    pixels = ~np.isnan(values)
+    ends = _stated_range(header)
+    if ends is None:
+        pixels &= _are_no_padding(stored, header)
+        known = values[pixels & np.isfinite(values)]
+        ends = (known.min(), known.max()) if known.size else (0, 0)
+    with np.errstate(invalid="ignore"):
+        shown = _to_8_bits(apply_voi_lut(values, header), *ends)
+    inverse = header.PhotometricInterpretation == "MONOCHROME1"
+    return np.where(pixels, 255 - shown if inverse else shown, 0).astype(np.uint8)
 
 
-def _range(values: Array, header: Dataset) -> tuple[float, float]:
-    """The values shown as black and as white: of the output of the VOI LUT or window, or of
-    `values` without either.
+def _are_no_padding(stored: Array, header: Dataset) -> Array:
+    """Which stored values are pixels (rows, columns), and not padding.
+
+    Source: DICOM PS3.3 C.7.5.1.1.2. Padding is one value, or the range from it to a limit.
+    """
+    pixels = np.ones(stored.shape, bool)
+    for value, limit in zip(PADDING[::2], PADDING[1::2], strict=True):
+        first, last = header.get(value), header.get(limit)
+        if first is None:
+            continue
+        # Some devices write a negative value as an unsigned one.
+        ends = np.array([first, first if last is None else last]).astype(stored.dtype)
+        pixels &= ~((stored >= ends.min()) & (stored <= ends.max()))
+    return pixels
+
+
+def _stated_range(header: Dataset) -> tuple[float, float] | None:
+    """The values that the header shows as black and as white: of the output of the VOI LUT or
+    window, or of up to 8 stored bits; None for deeper images without either.
     """
     with needed_for(DICOM):
-        from pydicom.pixels.processing import apply_modality_lut, apply_windowing
+        from pydicom.pixels.processing import apply_modality_lut, apply_voi, apply_windowing
 
-    if header.get("VOILUTSequence"):
-        return 0, 2 ** header.VOILUTSequence[0].LUTDescriptor[2] - 1
+    lookup: Any = header.VOILUTSequence[0] if header.get("VOILUTSequence") else {}
+    if None not in (lookup.get("LUTDescriptor"), lookup.get("LUTData")):
+        count, first, bits = lookup.LUTDescriptor
+        entries = apply_voi(np.arange(int(first), int(first) + (int(count) or 2**16)), header)
+        # Devices state 16 bits for entries of 12. A table of 8 bits may be dark on purpose.
+        return 0, 2 ** min(int(bits), max(8, int(entries.max()).bit_length())) - 1
     if None not in (header.get("WindowCenter"), header.get("WindowWidth")):
         # Values far below and far above any window map to its ends, which depend on the stored bits
         # and the rescaling.
@@ -161,19 +223,18 @@ def _range(values: Array, header: Dataset) -> tuple[float, float]:
         return low, high
     if header.get("BitsStored", 16) <= 8:
         lowest = -(2 ** (header.BitsStored - 1)) if header.PixelRepresentation else 0
-        values = apply_modality_lut(np.arange(lowest, lowest + 2**header.BitsStored), header)
-    return values.min(), values.max()
+        levels = apply_modality_lut(np.arange(lowest, lowest + 2**header.BitsStored), header)
+        return levels.min(), levels.max()
+    return None
 
 
 def _to_8_bits(values: Array, low: float, high: float) -> Array:
     # With a negative slope pydicom's window runs from high to low; its lower end is still black.
     if not abs(high - low) > 0:
         return np.zeros(values.shape, np.uint8)
-    return (
-        np.rint((values.astype(np.float64) - low) * (255 / (high - low)))
-        .clip(0, 255)
-        .astype(np.uint8)
-    )
+    scaled = np.rint((values.astype(np.float64) - low) * (255 / (high - low))).clip(0, 255)
+    levels: Array = np.nan_to_num(scaled).astype(np.uint8)
+    return levels
 
 
 def _take_from_groups(header: Dataset, frame: int) -> None:

@@ -12,13 +12,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from client_app.datasets.dicom_files import is_dicom_file
 from client_app.datasets.duplicates import remembered, same_files
+from client_app.datasets.images import open_rgb
 from client_app.datasets.left_out import LeftOut
-from client_app.datasets.one_record import is_file, is_folder
+from client_app.datasets.one_record import attempt, is_file, is_folder
 from client_app.datasets.readers import (
     content_key,
     listing,
-    open_rgb,
     patient_names,
     refuse_columns,
     require_columns,
@@ -35,7 +36,11 @@ SPLITS = frozenset(
     {"train", "training", "test", "testing", "val", "valid", "validation", "eval", "dev"}
 )
 IMAGE_SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+    {
+        *(".apng", ".avif", ".bmp", ".dib", ".gif", ".j2c", ".j2k", ".jfif", ".jp2", ".jpe"),
+        *(".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif"),
+        *(".tiff", ".webp"),
+    }
 )
 
 
@@ -72,9 +77,9 @@ def read_imagefolder(
         site_column,
         patient_column,
     )
-    files, is_train = in_class_folders(
-        root, lambda path: path.suffix.lower() in IMAGE_SUFFIXES, left
-    )
+    others: list[Path] = []
+    files, is_train = in_class_folders(root, partial(_is_image, others), left)
+    _note_dicom(others, left)
     if not files and not left.one_by_one:
         raise DataError(
             f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per "
@@ -82,7 +87,28 @@ def read_imagefolder(
             "next to them"
         )
     note_depth(root, files, left, classes)
-    return _files([path for path, _ in files], [label for _, label in files], root, is_train, None)
+    records = _files(
+        [path for path, _ in files], [label for _, label in files], root, is_train, None
+    )
+    return without(records, left)
+
+
+def _is_image(others: list[Path], file: Path) -> bool:
+    """Whether a file is an image by its name; notes the others."""
+    if file.suffix.lower() in IMAGE_SUFFIXES:
+        return True
+    others.append(file)
+    return False
+
+
+def _note_dicom(files: Sequence[Path], left: LeftOut) -> None:
+    """Leave out or refuse DICOM files: read as images, they would lose their patients."""
+    found = [file for file in files if attempt(partial(is_dicom_file, file)) is True]
+    left.note_unread(
+        len(found),
+        f"{len(found)} files in the class folders are DICOM, such as '{found[0] if found else ''}'; "
+        "set data to 'dicom' if all are, or keep these in a folder of their own",
+    )
 
 
 def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:

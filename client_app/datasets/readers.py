@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from client_app.datasets.duplicates import remembered, same_bytes, same_rows
+from client_app.datasets.images import open_rgb
 from client_app.datasets.left_out import LeftOut
-from client_app.datasets.one_record import open_regular
 from client_app.datasets.records import Records, without
 from client_app.datasets.tables import ParquetImages, values_of
 from client_app.datasets.whole_site import SourceError
@@ -244,32 +244,6 @@ def patient_names(values: Sequence[object], column: str, left: LeftOut) -> tuple
         "fill it in",
     )
     return tuple(str(value) for value in values)
-
-
-def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
-    """Open an image as RGB.
-
-    A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below twice `shortest`.
-
-    Args:
-        file: or its content.
-        shortest: pixels that the shorter side needs; 0 for all.
-
-    Raises:
-        OSError: and other errors of Pillow, for a file that is broken or not an image.
-    """
-    stream = file if isinstance(file, io.BytesIO) else open_regular(file)
-    with stream, Image.open(stream) as image:
-        if shortest:
-            image.draft("RGB", (2 * shortest, 2 * shortest))
-        image.load()
-        if image.mode.startswith("I"):
-            # 16-bit greys, as in radiographs: Pillow's own conversion would clip all but the
-            # darkest to white.
-            return Image.fromarray(
-                (np.asarray(image).clip(0, 65535) // 256).astype(np.uint8)
-            ).convert("RGB")
-        return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _open_bytes(images: ParquetImages, index: int, shortest: int) -> Image.Image:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from client_app.datasets.images import READER
 from client_app.datasets.whole_site import NoRecordsError, SourceError
 from client_app.features.cache import PARTIAL, digest_of, make_room, read_entry
 from client_app.features.device_processes import Devices, in_processes
@@ -105,7 +106,7 @@ def extract(
     entry = (
         cache
         / "features"
-        / hashlib.sha256(f"{dataset.key} {model.fingerprint}".encode()).hexdigest()[:32]
+        / hashlib.sha256(f"{dataset.key} {model.fingerprint} {READER}".encode()).hexdigest()[:32]
     )
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)

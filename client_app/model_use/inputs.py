@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -11,15 +12,18 @@ import torch
 from PIL import Image
 
 from client_app.datasets.dataset import Dataset
+from client_app.datasets.dicom_files import is_dicom_file
 from client_app.datasets.image_folders import IMAGE_SUFFIXES, find_table
+from client_app.datasets.images import open_rgb
 from client_app.datasets.left_out import LeftOut
-from client_app.datasets.readers import listing, open_rgb, require_columns
+from client_app.datasets.one_record import attempt, is_file
+from client_app.datasets.readers import listing, require_columns
 from client_app.datasets.tables import read_table
 from client_app.node_config import Frames
 from common.errors import DataError
 
 Kind = Literal["auto", "imagefolder", "dicom"]
-PATIENT = "patient"
+PATIENT, ISSUER = "patient", "issuer"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +68,7 @@ class Inputs:
         if self.frames[row] < 0:
             raise DataError(
                 'it holds several images; set dicom-frames in the node-config to "first" or '
-                '"middle"'
+                '"middle", to take one of them'
             )
         return open_dicom(file, self.frames[row])
 
@@ -120,27 +124,34 @@ def _from_table(root: Path, patient_column: str) -> Inputs | None:
     names = list(dict.fromkeys(columns["path"]))
     if not patient_column:
         return Inputs(root, False, names, {})
-    patients = dict(zip(columns["path"], map(str, columns[patient_column]), strict=True))
+    patients = dict(zip(columns["path"], map(_patient, columns[patient_column]), strict=True))
     return Inputs(root, False, names, {PATIENT: [patients[name] for name in names]})
 
 
+def _patient(value: object) -> str:
+    """A patient ID as text; empty for a gap, which pandas writes as NaN."""
+    return "" if value is None or value != value else str(value).strip()
+
+
 def _from_folder(root: Path) -> Inputs:
-    files = (
-        path for path in root.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
-    )
-    return Inputs(root, False, sorted(path.relative_to(root).as_posix() for path in files), {})
+    """Image files, and the DICOM files among them: these have rows that say why they are not read."""
+    files = [path for path in root.rglob("*") if is_file(path)]
+    images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
+    if images:
+        others = set(files).difference(images)
+        images += [path for path in others if attempt(partial(is_dicom_file, path)) is True]
+    return Inputs(root, False, sorted(path.relative_to(root).as_posix() for path in images), {})
 
 
 def _from_dicom(root: Path, frames: Frames) -> Inputs:
     from client_app.datasets.dicom import scan_images
 
-    images = scan_images(
-        root, sorted(path for path in root.rglob("*") if path.is_file()), LeftOut()
-    )
+    images = scan_images(root, sorted(path for path in root.rglob("*") if is_file(path)), LeftOut())
     columns = {
         key: [image.keys[key] for image in images] for key in ("SOPInstanceUID", "StudyInstanceUID")
     }
     columns[PATIENT] = [image.keys["PatientID"] for image in images]
+    columns[ISSUER] = [image.issuer for image in images]
     taken = [
         0
         if image.frames == 1 or frames == "first"

@@ -5,6 +5,7 @@ interruption.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,15 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from client_app.datasets.one_record import printable
 from client_app.features.extraction import NOT_FINITE
 from client_app.features.parts import Part, in_parts
 from client_app.features.progress import progress
 from client_app.model_use.calibration import ABSTAIN, SCORES, Calibration, Probabilities
-from client_app.model_use.inputs import PATIENT, Inputs
+from client_app.model_use.inputs import ISSUER, PATIENT, Inputs
 from common.backbones.backbones import Backbone
 from common.backbones.feature_power import power_in, raised, with_power
 from common.errors import BackboneError, ConfigError, DataError
-from common.escapes import csv_rows, csv_text
+from common.escapes import as_utf8, csv_rows, csv_text
 from common.files import replace_file
 from common.models.classifiers import Classifier
 from common.signed_models.gaussians import Gaussians
@@ -35,8 +37,9 @@ TOGETHER = 256
 BATCH = 64
 FILE, DECISION, PROBLEM = "file", "decision", "problem"
 UNREADABLE = "cannot be read"
-# A file's name need not be UTF-8.
+# A name that is not UTF-8 is escaped; earlier versions wrote its bytes.
 NAMES = "surrogateescape"
+LOG = logging.getLogger("fedsurrogate.site")
 # A row of a table.
 Cells = list[str | float | None]
 
@@ -77,7 +80,8 @@ class Predictor:
         return [*(f"p_{name}" for name in self.classes), DECISION, *scores]
 
     def results(self, features: Tensor) -> list[Cells]:
-        """Cells of the columns with results.
+        """Cells of the columns with results. Probabilities are not rounded, because the decision
+        about a patient comes from them.
 
         Args:
             features: (n, d), raised to the model's power already.
@@ -105,7 +109,7 @@ class Predictor:
         lists, chances = [column.tolist() for column in scores], probabilities.tolist()
         return [
             [
-                *(round(value, 6) for value in chances[row]),
+                *map(repr, chances[row]),
                 decided[row],
                 *(float(f"{column[row]:.6g}") for column in lists),
             ]
@@ -182,7 +186,7 @@ def predict(
     check_backbone(model, backbone)
     header = [FILE, *inputs.columns, *predictor.columns(), PROBLEM]
     done = _begin(out, header, _settings(model, predictor, inputs), overwrite)
-    rows = [row for row, name in enumerate(inputs.names) if name not in done]
+    rows = [row for row, name in enumerate(inputs.names) if as_utf8(name) not in done]
     started, unreadable = time.perf_counter(), 0
     with one_thread(), out.open("a", newline="", encoding="utf-8", errors=NAMES) as stream:
         for batch in _batches(inputs, rows, backbone):
@@ -243,7 +247,12 @@ def _begin(out: Path, header: list[str], settings: dict[str, Any], overwrite: bo
                 f"--out {str(out)!r} has other columns than this command writes; choose another "
                 "file"
             )
-        return {row[0] for row in reader if row}
+        return {_as_written_now(row[0]) for row in reader if row}
+
+
+def _as_written_now(name: str) -> str:
+    """A name in a file of predictions; earlier versions wrote bytes that are not UTF-8."""
+    return name if name.isascii() or printable(name) == name else as_utf8(name)
 
 
 def _whole_rows(stream: IO[bytes]) -> int:
@@ -295,7 +304,7 @@ def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterato
 def _joined(parts: Sequence[Part]) -> _Batch:
     kept = [part.features for part in parts if part.features is not None]
     rows = [row for part in parts if part.features is not None for row in part.rows]
-    broken = [(row, UNREADABLE) for part in parts for row, _ in part.broken]
+    broken = [(row, _problem(why)) for part in parts for row, why in part.broken]
     if not kept:
         return _Batch([], None, broken)
     features = torch.cat(kept).float()
@@ -308,6 +317,12 @@ def _joined(parts: Sequence[Part]) -> _Batch:
         features[finite],
         broken,
     )
+
+
+def _problem(why: str) -> str:
+    """What the row of an image without a result says: the reason, where it is known what to do."""
+    known = f"{DataError.__name__}: "
+    return f"{UNREADABLE}: {why.removeprefix(known)}" if why.startswith(known) else UNREADABLE
 
 
 def _lines(
@@ -328,14 +343,17 @@ def _lines(
             lines[position] = [*cells, ""]
     for position in sorted(lines):
         row = rows[position]
-        yield [inputs.names[row], *(column[row] for column in columns), *lines[position]]
+        texts = (as_utf8(column[row]) for column in (inputs.names, *columns))
+        yield [*texts, *lines[position]]
 
 
 def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple[str, ...]) -> int:
     """Write one row for each patient of a file of predictions: the mean of the probabilities of its
     images.
 
-    Images that cannot be read, and those on which the model abstains, do not count.
+    Images that cannot be read, and those on which the model abstains, do not count. The issuer of a
+    patient ID is part of it: equal IDs of two issuers are two patients. An image that names no
+    issuer has the only one that others name with this ID. Images without a patient ID have no row.
 
     Args:
         out: the file of predictions.
@@ -349,8 +367,8 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
     Raises:
         ConfigError: for a file without patients.
     """
-    sums: dict[str, Probabilities] = {}
-    counts: dict[str, list[int]] = {}
+    found: dict[tuple[str, str], _Patient] = {}
+    nameless = 0
     with out.open(newline="", encoding="utf-8", errors=NAMES) as stream:
         reader = csv_rows(stream)
         columns = next(reader, [])
@@ -361,23 +379,56 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
             )
         for cells in reader:
             row = dict(zip(columns, cells, strict=True))
-            patient = row[PATIENT]
-            tally = counts.setdefault(patient, [0, 0])
-            if row[PROBLEM] or row[DECISION] == ABSTAIN:
-                tally[1] += 1
+            if not row[PATIENT].strip():
+                nameless += 1
                 continue
-            tally[0] += 1
-            values = np.array([float(row[f"p_{name}"]) for name in classes])
-            sums[patient] = sums.get(patient, np.zeros(len(classes))) + values
+            patient = found.setdefault(
+                (row[PATIENT], row.get(ISSUER, "")), _Patient(np.zeros(len(classes)))
+            )
+            if row[PROBLEM] or row[DECISION] == ABSTAIN:
+                patient.left += 1
+                continue
+            patient.used += 1
+            patient.sums += [float(row[f"p_{name}"]) for name in classes]
+    if nameless:
+        LOG.warning("%d images have no patient ID, so they count for no patient", nameless)
+    patients = _with_one_issuer(found)
+    keys = [PATIENT, ISSUER] if ISSUER in columns else [PATIENT]
     lines: list[Cells] = [
-        [PATIENT, "images", "left_out", *(f"p_{name}" for name in classes), DECISION]
+        [*keys, "images", "left_out", *(f"p_{name}" for name in classes), DECISION]
     ]
-    for patient, (used, left) in counts.items():
-        if not used:
-            lines.append([patient, 0, left, *[None] * len(classes), ABSTAIN])
+    for names, patient in patients.items():
+        counts: Cells = [*names[: len(keys)], patient.used, patient.left]
+        if not patient.used:
+            lines.append([*counts, *[None] * len(classes), ABSTAIN])
             continue
-        mean = sums[patient] / used
+        mean = patient.sums / patient.used
         decided = classes[int(calibration.decisions(mean[None], classes)[0])]
-        lines.append([patient, used, left, *(round(value, 6) for value in mean), decided])
+        lines.append([*counts, *map(repr, mean.tolist()), decided])
     replace_file(target, csv_text(lines).encode(encoding="utf-8", errors=NAMES))
-    return len(counts)
+    return len(patients)
+
+
+@dataclass
+class _Patient:
+    """Sums of the probabilities (C,) of a patient's images, how many these are, and how many are
+    left out.
+    """
+
+    sums: Probabilities
+    used: int = 0
+    left: int = 0
+
+
+def _with_one_issuer(found: dict[tuple[str, str], _Patient]) -> dict[tuple[str, str], _Patient]:
+    """Patients by ID and issuer, with the images that name no issuer under the only one, if so."""
+    issuers: dict[str, set[str]] = {}
+    for name, issuer in found:
+        issuers.setdefault(name, set()).update({issuer} - {""})
+    joined: dict[tuple[str, str], _Patient] = {}
+    for (name, issuer), patient in found.items():
+        own = issuer or (next(iter(issuers[name])) if len(issuers[name]) == 1 else "")
+        into = joined.setdefault((name, own), _Patient(np.zeros_like(patient.sums)))
+        into.sums += patient.sums
+        into.used, into.left = into.used + patient.used, into.left + patient.left
+    return joined

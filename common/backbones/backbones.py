@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import logging
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,7 +219,11 @@ def _load_weights(network: LoadedNetwork, name: str, path: Path) -> None:
             f"the weights in '{path}' do not fit {name!r}: {'; '.join(mismatches)}; give its own "
             "file"
         )
-    network.model.load_state_dict(given, strict=False)
+    # Some modules convert weights of earlier versions of themselves. These have the names and shapes
+    # of the current one, and safetensors keep no versions.
+    versioned = OrderedDict(given)
+    versioned._metadata = getattr(network.model.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
+    network.model.load_state_dict(versioned, strict=False)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -242,9 +247,16 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             _check_archive(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).split("\n")[0]
+        # By its name: nothing here may unpickle, so nothing imports pickle.
+        if type(error).__name__ == "UnpicklingError":
+            raise BackboneError(
+                f"weights-path = '{path}' is a pickle of more than tensors, or none at all, and "
+                "reading it could run any code; load it where you trust it, and save "
+                "model.state_dict() with torch.save, or as safetensors"
+            ) from error
         raise BackboneError(
-            f"weights-path = '{path}' is no readable safetensors or torch file: {reason}"
+            f"weights-path = '{path}' is no readable safetensors or torch file: "
+            f"{_first_sentence(error)}"
         ) from error
     if isinstance(content, dict):
         content = content.get("state_dict", content)
@@ -272,10 +284,14 @@ def _check_archive(path: Path) -> None:
         raise ValueError("its tensors are packed and larger than the file; save it by torch.save")
 
 
+def _first_sentence(error: Exception) -> str:
+    """The first whole sentence of an error in one line, which may go over several in its text."""
+    return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+
+
 def _no_download(name: str, error: Exception) -> BackboneError:
-    reason = str(error).split("\n")[0]
     return BackboneError(
-        f"cannot fetch the weights of {name!r} ({reason}); on a machine without internet "
+        f"cannot fetch the weights of {name!r} ({_first_sentence(error)}); on a machine without internet "
         "put them in a file and name it in weights-path"
     )
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torchvision import models
 from torchvision.transforms import functional
 
 from common.backbones.backbones import load_backbone
@@ -126,6 +127,66 @@ def test_unreadable_weights_are_refused(tmp_path: Path) -> None:
     for name in ("junk.pt", "junk.safetensors", "other.pt"):
         with pytest.raises(BackboneError, match=name):
             load_backbone(MOBILENET, str(tmp_path / name))
+
+
+VERSIONED = ("mnasnet0_5", "mnasnet1_0", "densenet121", "vit_b_32", "inception_v3")
+
+
+@pytest.mark.parametrize(
+    "name", [VERSIONED[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VERSIONED[1:])]
+)
+def test_weights_with_a_version_are_loaded_from_every_file(name: str, tmp_path: Path) -> None:
+    """MNASNet refuses a state dict whose version is not there. The oracle is torchvision itself."""
+    torch.manual_seed(0)
+    options = {"init_weights": False} if name == "inception_v3" else {}
+    own = models.get_model(name, weights=None, **options).eval()
+    state = own.state_dict()
+    plain = {key: value.clone() for key, value in state.items()}
+    torch.save(state, tmp_path / "whole.pt")
+    torch.save(plain, tmp_path / "plain.pt")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in plain.items()}}, tmp_path / "module.pt")
+    save_file(plain, tmp_path / "x.safetensors")
+    loaded = [
+        load_backbone(f"torchvision:{name}", str(tmp_path / file), device="cpu")
+        for file in ("whole.pt", "plain.pt", "module.pt", "x.safetensors")
+    ]
+    assert len({backbone.fingerprint for backbone in loaded}) == 1
+    seen: list[torch.Tensor] = []
+    head = [module for module in own.modules() if isinstance(module, torch.nn.Linear)][-1]
+    head.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    x = loaded[0].preprocess(noise(80, 80))[None]
+    with torch.no_grad():
+        own(x)
+    for backbone in loaded:
+        torch.testing.assert_close(backbone.forward(x), seen[0], atol=1e-4, rtol=1e-4)
+
+
+class Settings:
+    """Hyperparameters, as a checkpoint of a training framework holds them."""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"state_dict": {}, "hyperparameters": Settings()},
+        torch.nn.Linear(2, 2),
+        {"args": Path("x")},
+        {"weights": np.zeros(3)},
+        {"optimizer": Settings, "epoch": 3},
+    ],
+    ids=["settings", "module", "path", "array", "class"],
+)
+def test_a_pickled_checkpoint_is_refused_in_one_whole_sentence(
+    content: object, tmp_path: Path
+) -> None:
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(BackboneError) as refusal:
+        load_backbone(MOBILENET, str(tmp_path / "x.pt"), device="cpu")
+    text = str(refusal.value)
+    assert "is a pickle of more than tensors" in text
+    assert text.endswith("save model.state_dict() with torch.save, or as safetensors")
+    assert "\x1b" not in text
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize(

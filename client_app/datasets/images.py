@@ -1,0 +1,191 @@
+"""The reader of one image: any file or PIL image as RGB with 8 bits, the same for every entrance.
+
+Eight bits stay as they are. Deeper greys and colours have one range, that of their numbers, never
+that of a single image, so that two images of one machine keep their difference:
+
+- integers: 0 to 65535, or the bits that the file states (a 12-bit TIFF, the maximum of a PGM, the
+  precision of a JPEG 2000); an unsigned 32-bit TIFF: 0 to 2^32 - 1;
+- floating point: 0 to 1; NaN is no value, and black.
+
+The high byte of an integer counts. "White is zero" is inverted. Where such a range would leave most
+of the grey levels unused, black and white are a guess, and the image is refused.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from client_app.datasets.dicom_files import is_dicom
+from client_app.datasets.one_record import open_regular
+from common.errors import DataError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+# Version of how images are read, DICOM too: features of another one are not taken from the cache.
+READER = 2
+# Formats whose decoder scales to 16 bits from a maximum or a precision that the file states.
+SCALED = frozenset({"JPEG2000", "PPM"})
+# Formats that hold several images. The further ones of a photograph (MPO) are its previews.
+SEVERAL = frozenset({"AVIF", "GIF", "PNG", "TIFF", "WEBP"})
+# Tags of TIFF.
+SUBFILE, BITS, PHOTOMETRIC, SAMPLE = 254, 258, 262, 339
+# Bits of a subfile: a smaller copy, and a mask.
+NO_IMAGE = 1 | 4
+DICOM_AMONG_IMAGES = (
+    "it is a DICOM file among image files; keep them in folders of their own, and read this one as "
+    "DICOM"
+)
+ADVICE = "scale the values to the full range of 16 bits, or save the image with 8 bits"
+
+
+def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
+    """Open an image as RGB.
+
+    A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below twice `shortest`.
+
+    Args:
+        file: or its content.
+        shortest: pixels that the shorter side needs; 0 for all.
+
+    Raises:
+        DataError: for an image whose black and white are not known, or for several images.
+        OSError: and other errors of Pillow, for a file that is broken or not an image.
+    """
+    with file if isinstance(file, io.BytesIO) else open_regular(file) as stream:
+        try:
+            opened = Image.open(stream)
+        except UnidentifiedImageError:
+            if is_dicom(stream):
+                raise DataError(DICOM_AMONG_IMAGES) from None
+            raise
+        with opened as image:
+            if shortest:
+                image.draft("RGB", (2 * shortest, 2 * shortest))
+            return as_rgb(image)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image as RGB, by the rule of this module.
+
+    Args:
+        image: of any mode; one that Pillow has opened, and not decoded yet, still states its format.
+
+    Raises:
+        DataError: for an image whose black and white are not known, or for several images.
+        OSError: and other errors of Pillow, for an image that cannot be decoded.
+    """
+    _refuse_several(image)
+    # Pillow forgets how the values are stored when it decodes them.
+    halved = any(";16" in str(tile.args) for tile in _waiting(image))
+    image.load()
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        grey = _of_floats(image) if image.mode == "F" else _of_integers(image)
+        return Image.fromarray(grey).convert("RGB")
+    if image.mode == "La":
+        # Pillow knows no way from premultiplied grey to colour.
+        image = image.convert("LA")
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    if halved:
+        # 16 bits for each colour, of which Pillow keeps the high byte.
+        _refuse_dark(256 * max(high for _, high in _extrema(rgb)) + 255, 16)
+    return rgb
+
+
+def _waiting(image: Image.Image) -> tuple[Any, ...]:
+    """The parts of a file that Pillow has opened, and not decoded yet; none of other images."""
+    return tuple(getattr(image, "tile", ()))
+
+
+def _extrema(rgb: Image.Image) -> tuple[tuple[int, int], ...]:
+    found: Any = rgb.getextrema()
+    return tuple(found)
+
+
+def _refuse_several(image: Image.Image) -> None:
+    """Raise DataError for several images in one file: which of them is the record is not known.
+
+    Smaller copies and masks, as other pages of a TIFF, are no images of their own.
+    """
+    if image.format not in SEVERAL or (image.format in ("GIF", "TIFF") and not _waiting(image)):
+        return
+    count = int(getattr(image, "n_frames", 1))
+    if count > 1 and image.format == "TIFF":
+        at = image.tell()
+        count = sum(_is_whole(image, page) for page in range(count))
+        image.seek(at)
+    if count > 1:
+        raise DataError(
+            f"the {image.format} file holds {count} images; save each one, or the one that counts, "
+            "as a file of its own"
+        )
+
+
+def _is_whole(image: Image.Image, page: int) -> bool:
+    image.seek(page)
+    return not int(_tag(image, SUBFILE, 0)) & NO_IMAGE
+
+
+def _tag(image: Image.Image, number: int, default: Any) -> Any:
+    """A tag of a TIFF; the default for other formats."""
+    found = getattr(image, "tag_v2", {}).get(number, default)
+    return found[0] if isinstance(found, tuple) and found else found
+
+
+def _of_integers(image: Image.Image) -> Array:
+    """Grey levels (height, width) uint8, of integers deeper than 8 bits."""
+    values = np.asarray(image)
+    stored, kind = int(_tag(image, BITS, 16)), int(_tag(image, SAMPLE, 1))
+    if image.format == "TIFF" and stored == 32 and kind == 1:
+        # Pillow reads their bits as signed integers.
+        values = values.view(np.uint32)
+    low, high = int(values.min()), int(values.max())
+    bits = 12 if stored == 12 else 32 if stored == 32 and kind == 1 and high >= 2**16 else 16
+    signed = image.format == "TIFF" and kind == 2 and stored == 16
+    if signed or low < 0 or high >= 2**bits:
+        raise DataError(
+            f"its {'signed ' if signed or low < 0 else ''}values go from {low} to {high}, and the "
+            f"file does not state which are black and white; {ADVICE}"
+        )
+    if bits == stored == 12 or image.format in SCALED:
+        high = 0
+    _refuse_dark(high, bits)
+    return _inverted(image, (values >> (bits - 8)).astype(np.uint8))
+
+
+def _refuse_dark(high: int, bits: int) -> None:
+    """Raise DataError for a range of which the image uses less than a quarter.
+
+    It may be dark, or hold 8, 10, 12 or 14 bits in a file of 16, which a 16-bit file cannot state.
+
+    Args:
+        high: the greatest value. 0 for an image that is black in any range.
+        bits: of the range.
+    """
+    if 0 < high < 2 ** (bits - 2):
+        raise DataError(
+            f"its values end at {high} of {2**bits - 1}: it is dark, or holds fewer bits than the "
+            f"file; {ADVICE}"
+        )
+
+
+def _of_floats(image: Image.Image) -> Array:
+    """Grey levels (height, width) uint8, of floating point."""
+    values = np.asarray(image)
+    known = ~np.isnan(values)
+    low, high = (float(ends(values[known], initial=0)) for ends in (np.min, np.max))
+    if not known.any() or low < 0 or high > 1:
+        found = f"from {low:g} to {high:g}" if known.any() else "all NaN"
+        raise DataError(
+            f"its values are floating point, {found}; they must lie in 0 (black) to 1 (white)"
+        )
+    grey = np.rint(np.where(known, values, 0) * 255).astype(np.uint8)
+    return np.where(known, _inverted(image, grey), 0).astype(np.uint8)
+
+
+def _inverted(image: Image.Image, grey: Array) -> Array:
+    """Grey levels whose black is 0; Pillow turns only 8 bits."""
+    return 255 - grey if _tag(image, PHOTOMETRIC, 1) == 0 else grey
