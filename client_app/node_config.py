@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from common.errors import ConfigError
 from common.extras.needed import packages_for
+from common.identity import Name
 from common.machine.user_folders import CACHE, STATE, home_folder, user_folder, why_not_writable
 from common.methods.counting import JUDGING
 from common.privacy.accounting import Unit
@@ -24,7 +25,7 @@ from common.settings.flat import Scalar, parse_settings
 # Treatment of a DICOM file that holds several images.
 Frames = Literal["refuse", "first", "middle"]
 SiteName = Annotated[
-    str,
+    Name,
     Range(
         "empty, or at most 64 letters, digits, dots, dashes and underscores, no punctuation first"
     ),
@@ -71,10 +72,10 @@ class NodeConfig(Section):
         description="Folder of labelled records that no run trains on, of the same kind, for "
         "evaluations; data-dir itself means the test split that its files name.",
     )
-    label_column: str = Field(
+    label_column: Name = Field(
         "label", description="Column of a table that holds the class of a record."
     )
-    patient_column: str = Field(
+    patient_column: Name = Field(
         "", description="Column of a table that holds the patient ID; patients are then protected."
     )
     unit: Literal["patient", "record"] = Field(

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,10 @@ def _items(data: Images) -> Iterable[Any]:
         raise DataError(
             f"'{data}' is one file or folder; give a list of files, images, or a data set"
         )
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, Mapping):
         # Not `iter`: a data set need not raise IndexError behind its last record.
         return (data[number] for number in range(len(data)))
-    if not isinstance(data, Iterable):
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise DataError(f"{type(data).__name__} is no data set; it needs __len__ and __getitem__")
     return data
 

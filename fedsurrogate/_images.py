@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from common.backbones.backbones import Backbone, load_backbone
 from common.backbones.own_backbones import OwnModule, Transform, own_backbone
 from common.backbones.preprocessing import Preprocessing
 from common.errors import ConfigError, DataError
+from fedsurrogate._arrays import Labels, names_of
 from fedsurrogate._data import Images, is_labelled, label_of, picture, records_of, tensor_of
-from fedsurrogate._inputs import as_features, as_labels
+from fedsurrogate._inputs import as_features
 
 _own: dict[str, OwnModule] = {}
-NamedRecords = tuple[Tensor, list[str]]
+NamedRecords = tuple[Tensor, Labels]
 Take = Callable[[Any, int], Tensor]
 
 
@@ -123,15 +124,32 @@ def labelled_features(
         >>> tuple(x.shape), names
         ((2, 64), ['nevus', 'melanoma'])
     """
-    take, forward = _parts(backbone, weights_path, image_size, device)
-    x, labels = _computed(data, take, forward, batch_size)
-    return x, as_labels(
-        [label_of(label, number) for number, label in enumerate(labels)], len(labels)
-    )
+    options = {"weights_path": weights_path, "image_size": image_size, "device": device}
+    x, labels = _of_pairs(data, backbone, options | {"batch_size": batch_size})
+    return x, labels.names
+
+
+def _of_pairs(
+    data: Images, backbone: str | nn.Module, options: Mapping[str, Any], classes: Sequence[str] = ()
+) -> NamedRecords:
+    """As `labelled_features`; options: its arguments by name."""
+    chosen: dict[str, Any] = {
+        "weights_path": "",
+        "image_size": 0,
+        "device": "auto",
+        "batch_size": 64,
+    } | dict(options)
+    size = chosen.pop("batch_size")
+    x, labels = _computed(data, *_parts(backbone, **chosen), size)
+    given = [label_of(label, number) for number, label in enumerate(labels)]
+    return x, names_of(given, len(x), known=classes)
 
 
 def records_for(
-    entry: Any, backbone: str | nn.Module | None, options: dict[str, Any]
+    entry: Any,
+    backbone: str | nn.Module | None,
+    options: dict[str, Any],
+    classes: Sequence[str] = (),
 ) -> NamedRecords:
     """Features and class names of an entry.
 
@@ -140,6 +158,7 @@ def records_for(
         backbone: as in `features`; None takes an array (n, d) as features, and computes pixels of
             anything else.
         options: of the backbone, by the names of the arguments of `features`.
+        classes: names of the run's classes, if it has a list.
 
     Returns:
         Features (n, d) and class names (n,).
@@ -149,8 +168,8 @@ def records_for(
         x = as_features(values) if backbone is None and are_features(values) else None
         if x is None:
             x = features(values, backbone or "pixels", **options)
-        return x, as_labels(labels, len(x))
-    return labelled_features(entry, backbone or "pixels", **options)
+        return x, names_of(labels, len(x), known=classes)
+    return _of_pairs(entry, backbone or "pixels", options, classes)
 
 
 def are_features(values: Any) -> bool:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from common.errors import ConfigError, DataError
+from common.identity import normal
 from common.methods import method_named
 from common.run import Run, parse_run
 from common.settings import Settings
 from common.settings.flat import Scalar, known_keys
 from common.surrogates.surrogates import in_class_order
-
-# Array-likes: tensors, numpy arrays, lists, data frames.
-Array = Any
+from fedsurrogate._arrays import Array, names_of, numbers_of
 
 
 def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -47,8 +45,8 @@ def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
         key = name.replace("__", ".").replace("_", "-")
         choices = [key, *(f"{section}.{key}" for section in sections)]
         chosen = next((choice for choice in choices if choice in known), key)
-        if isinstance(value, list | tuple):
-            value = ",".join(map(str, value))
+        if not isinstance(value, Scalar):
+            value = ",".join(class_names(value) if key == "classes" else map(str, value))
         flat[chosen] = value
     return flat
 
@@ -79,13 +77,12 @@ def as_features(values: Array) -> Tensor:
     Raises:
         DataError: for another shape, or numbers that are not finite.
     """
-    features = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
-    if features.ndim != 2 or not len(features):
+    features = torch.from_numpy(numbers_of(values))
+    if features.ndim != 2 or not features.numel():
         raise DataError(
-            f"features of shape {tuple(features.shape)}; they must be of shape (n, d) with n at "
-            "least 1"
+            f"features of shape {tuple(features.shape)}; they must be of shape (n, d) with n and d "
+            "at least 1"
         )
-    features = features.detach().to("cpu", torch.float32)
     if not features.isfinite().all():
         row = int((~features.isfinite().all(1)).nonzero()[0])
         raise DataError(
@@ -95,61 +92,57 @@ def as_features(values: Array) -> Tensor:
     return features
 
 
-def as_labels(values: Array, count: int) -> list[str]:
-    """Class names of records.
+def class_names(classes: Sequence[object]) -> tuple[str, ...]:
+    """Names of the classes that a user lists, in normal form and in their order.
 
     Args:
-        values: array-like, (count,): names or integers.
-        count: number of records.
-
-    Returns:
-        A name for each record; an integer that is stored as floating point is named as an integer.
+        classes: texts or numbers.
 
     Raises:
-        DataError: if their number is not `count`.
+        ConfigError: for one without a name, or with a comma, which separates names in settings.
 
     Example:
-        >>> as_labels([1.0, 0.0], 2)
-        ['1', '0']
+        >>> class_names([0.0, 1.0]), class_names(["nevus ", "None"])
+        (('0', '1'), ('nevus', 'None'))
     """
-    listed = values.tolist() if isinstance(values, Tensor) else np.asarray(values).tolist()
-    if (
-        not isinstance(listed, list)
-        or len(listed) != count
-        or any(isinstance(each, list) for each in listed)
-    ):
-        raise DataError(
-            f"{np.shape(values)} labels for {count} records; give one label for each record"
-        )
-    return [
-        str(int(each)) if isinstance(each, float) and each.is_integer() else str(each)
-        for each in listed
-    ]
+    given = [*classes] if isinstance(classes, Iterable) else [classes]
+    try:
+        listed = names_of(given, len(given), "class", [normal(e) for e in given if type(e) is str])
+    except DataError as error:
+        raise ConfigError(f"classes: {error}") from None
+    for name in listed.names:
+        if "," in name:
+            raise ConfigError(f"class {name!r} contains a comma; rename it")
+    return tuple(listed.names)
 
 
 def labelled(
     features: Array, labels: Array, classes: Sequence[object] | None
-) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+) -> tuple[Tensor, Tensor, tuple[str, ...], Mapping[str, Any]]:
     """Features with class indices.
 
     Args:
         features: array-like, (n, d).
-        labels: array-like, (n,): class names or integers.
+        labels: array-like, (n,): class names or numbers.
         classes: all classes, in order; None for those among the labels, sorted.
 
     Returns:
-        Features (n, d), float32, class indices (n,), int64, and class names in order.
+        Features (n, d), float32, class indices (n,), int64, class names in order, and the classes
+        by name as the user has them.
 
     Raises:
-        DataError: for a label that is no class, or what `as_features` and `as_labels` refuse.
+        DataError: for a label that is no class, or what `as_features` and `names_of` refuse.
     """
-    x = as_features(features)
-    names = as_labels(labels, len(x))
-    known = tuple(map(str, classes)) if classes is not None else in_class_order(set(names))
-    index = {name: i for i, name in enumerate(known)}
-    if unknown := sorted(set(names) - set(known)):
-        raise DataError(f"label {unknown[0]!r} is not among classes = {', '.join(known)[:200]}")
-    return x, torch.tensor([index[name] for name in names]), known
+    x, known = as_features(features), None if classes is None else class_names(classes)
+    given = names_of(labels, len(x), known=known or ())
+    names = in_class_order(set(given.names)) if known is None else known
+    index = {name: i for i, name in enumerate(names)}
+    if unknown := sorted(set(given.names) - set(names)):
+        raise DataError(f"label {unknown[0]!r} is not among classes = {', '.join(names)[:200]}")
+    values = dict(given.values)
+    for name, value in zip(names, classes or (), strict=False):
+        values.setdefault(name, value)
+    return x, torch.tensor([index[name] for name in given.names]), names, values
 
 
 def check_budget(epsilon: float, classes: Sequence[object] | None) -> None:

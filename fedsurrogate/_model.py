@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from common.errors import BackboneError, DataError
 from common.models.classifiers import Classifier
 from common.signed_models.signed_model import SignedModel
 from common.wire.model_files import save_model
+from fedsurrogate._arrays import Array, in_own_type, names_of
 from fedsurrogate._data import Images
 from fedsurrogate._images import are_features, backbone_of, computed
-from fedsurrogate._inputs import Array, as_features, as_labels
+from fedsurrogate._inputs import as_features
 
 
 class Model:
@@ -26,9 +28,12 @@ class Model:
     Args:
         classifier: the model itself.
         suspects: sites that the coordinator suspects, with the reason; none by default.
+        values: of each site, its labels by class name, as the user has them. Unknown for a model
+            that was read from a file.
 
     Attributes:
-        classes_: class names in the order of probabilities; integers if all names are.
+        classes_: classes in the order of probabilities, in the type of the labels; where it is
+            unknown, integers if all names are, else texts.
         classifier: the model itself.
         suspects: sites that the coordinator suspects, with the reason.
 
@@ -40,12 +45,15 @@ class Model:
         ([0, 1], 1.0)
     """
 
-    def __init__(self, classifier: Classifier, suspects: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        classifier: Classifier,
+        suspects: dict[str, str] | None = None,
+        values: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self.classifier = classifier
         self.suspects = suspects or {}
-        names = classifier.header.classes
-        whole = all(name.lstrip("-").isdigit() and str(int(name)) == name for name in names)
-        self.classes_: Any = np.array([int(name) for name in names]) if whole else np.array(names)
+        self.classes_: Any = in_own_type(classifier.header.classes, *values)
 
     def predict(self, features: Array) -> Any:
         """Class of each record.
@@ -54,7 +62,7 @@ class Model:
             features: (n, d).
 
         Returns:
-            Names of the classes, or integers, (n,), see `classes_`.
+            Classes (n,) in their own type, see `classes_`.
 
         Raises:
             DataError: for features of another dimension, or numbers that are not finite.
@@ -81,14 +89,17 @@ class Model:
 
         Args:
             features: (n, d).
-            labels: class names or integers, (n,).
+            labels: class names or numbers, (n,).
 
         Raises:
             DataError: for features of another dimension, or another number of labels.
         """
-        x = as_features(features)
-        names = as_labels(labels, len(x))
-        right = [str(guess) == name for guess, name in zip(self.predict(x), names, strict=True)]
+        x, classes = self._features(features), self.classifier.header.classes
+        given = names_of(labels, len(x), known=classes).names
+        right = [
+            classes[guess] == name
+            for guess, name in zip(self.classifier.predict(x).tolist(), given, strict=True)
+        ]
         return float(np.mean(right))
 
     def _features(self, features: Array) -> Tensor:
@@ -142,7 +153,7 @@ class ImageModel(Model):
             images: as in `fedsurrogate.features`, or features (n, d).
 
         Returns:
-            Names of the classes, or integers, (n,).
+            Classes (n,) in their own type, see `classes_`.
 
         Raises:
             BackboneError: for a backbone other than the model's.
@@ -166,7 +177,7 @@ class ImageModel(Model):
 
         Args:
             images: as in `fedsurrogate.features`, or features (n, d).
-            labels: class names or integers, (n,).
+            labels: class names or numbers, (n,).
         """
         return super().score(self._prepared(images), labels)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.privacy.accounting import GaussianEvent, calibrate, epsilon_spent
-from fedsurrogate._inputs import Array
+from fedsurrogate._arrays import Array
 from fedsurrogate._surrogate import Surrogate, fit
 
 

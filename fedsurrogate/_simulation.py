@@ -19,10 +19,11 @@ from common.run import parse_run
 from common.settings.flat import Scalar
 from common.surrogates.surrogates import in_class_order
 from common.wire.model_files import load_model
+from fedsurrogate._arrays import Array
 from fedsurrogate._data import Images
 from fedsurrogate._frames import data_frame
 from fedsurrogate._images import NamedRecords, is_own, records_for
-from fedsurrogate._inputs import Array, flat_settings
+from fedsurrogate._inputs import class_names, flat_settings
 from fedsurrogate._model import Model
 from server_app.deployment.submit import OnEvent
 from server_app.report.build import write_report
@@ -39,10 +40,12 @@ class Result:
     Attributes:
         folder: its run folder.
         metrics: the content of metrics.json.
+        values: the labels of each entry by class name, as the user has them.
     """
 
     folder: Path
     metrics: dict[str, Any]
+    values: Sequence[Mapping[str, Any]] = ()
 
     @property
     def accuracy(self) -> float:
@@ -81,7 +84,7 @@ class Result:
                 f"method = {self._settings()['method']!r}: this run has no model for all sites, "
                 "because heads stay at the sites; accuracy and metrics have what they achieved"
             )
-        return Model(load_model(file))
+        return Model(load_model(file), values=self.values)
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row a site: accuracy there, and bytes sent.
@@ -222,8 +225,10 @@ def gather(
         )
     options = {key: value for key, value in settings.items() if key in OF_BACKBONE}
     entries = [data] if isinstance(sites, int) else list(sites)
-    records = [records_for(entry, backbone, options) for entry in entries]
-    extra = None if test is None else records_for(test, backbone, options)
+    listed = settings.get("classes")
+    classes = () if listed is None or isinstance(listed, str) else class_names(listed)
+    records = [records_for(entry, backbone, options, classes) for entry in entries]
+    extra = None if test is None else records_for(test, backbone, options, classes)
     return Simulation(sites if isinstance(sites, int) else len(entries), records, extra, flat)
 
 
@@ -267,7 +272,8 @@ def simulate(
     parse_run(flat)
     federation = gather(sites, data, backbone, test, settings)
     run = federation.run(flat, output_dir, print if verbose else lambda event: None)
-    return Result(run, json.loads((run / "metrics.json").read_text()))
+    values = [labels.values for _, labels in federation.records or ()]
+    return Result(run, json.loads((run / "metrics.json").read_text()), values)
 
 
 def _write(
@@ -286,9 +292,9 @@ def _write(
             f"features of {' and '.join(map(str, sorted(dimensions)))} dimensions; all sites need "
             "the same"
         )
-    classes = in_class_order({name for _, labels in everything for name in labels})
-    if wrong := [name for name in classes if "," in name or name != name.strip()]:
-        raise DataError(f"class {wrong[0]!r} contains a comma or ends with a space; rename it")
+    classes = in_class_order({name for _, labels in everything for name in labels.names})
+    if wrong := [name for name in classes if "," in name]:
+        raise DataError(f"class {wrong[0]!r} contains a comma; rename it")
     index = {name: number for number, name in enumerate(classes)}
 
     def save(name: str, x: torch.Tensor, labels: Sequence[str]) -> None:
@@ -300,8 +306,10 @@ def _write(
 
     names = [f"site-{number}" for number in range(len(known))]
     for number, (name, (x, labels)) in enumerate(zip(names, known, strict=True)):
-        save(name if extra is None else f"{name}-train", x, labels)
+        save(name if extra is None else f"{name}-train", x, labels.names)
         if extra is not None:
             # Each site evaluates its share of the test records, so that each record counts once.
-            save(f"{name}-test", extra[0][number :: len(known)], extra[1][number :: len(known)])
+            save(
+                f"{name}-test", extra[0][number :: len(known)], extra[1].names[number :: len(known)]
+            )
     return names, classes

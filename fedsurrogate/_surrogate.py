@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from common.signed_models.signed_model import SUFFIX, read_signed_model
 from common.surrogates.surrogates import Header
 from common.wire.model_files import load_model
 from common.wire.records import pack_question
-from fedsurrogate._inputs import Array, check_budget, config_of, flat_settings, labelled
+from fedsurrogate._arrays import Array, names_of
+from fedsurrogate._inputs import check_budget, config_of, flat_settings, labelled
 from fedsurrogate._model import ImageModel, Model
 from strategies import stored_strategy
 from strategies.pooling.public_mean import read_centre
@@ -34,6 +35,8 @@ class Surrogate:
         header: origin.
         records: number of the records that it stands for.
         dimension: of the features.
+        values: the classes by name, as the user has them: predictions have their type. Empty for a
+            surrogate that was read from a file.
     """
 
     payload: bytes
@@ -41,6 +44,7 @@ class Surrogate:
     header: Header
     records: int
     dimension: int
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def site(self) -> str:
@@ -90,7 +94,7 @@ def fit(
 
     Args:
         features: (n, d).
-        labels: (n,), class names or integers.
+        labels: (n,), class names or numbers; predictions have their type.
         site: its name.
         classes: all classes of the run, required with `epsilon`.
         patients: (n,), whose record each is: with `epsilon` they are the unit of privacy, else
@@ -114,14 +118,14 @@ def fit(
         (('melanoma', 'nevus'), 8, 2)
     """
     if classes is not None:
-        settings = settings | {"classes": [str(name) for name in classes]}
+        settings = settings | {"classes": classes}
     config = config_of(method, settings)
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     check_budget(config.settings.epsilon, classes)
-    x, y, names = labelled(features, labels, classes)
+    x, y, names, values = labelled(features, labels, classes)
     x = raised(x, config.power)
-    units = None if patients is None else tuple(map(str, patients))
+    units = None if patients is None else tuple(names_of(patients, len(x), "patient").names)
     train = LabelledFeatures(x, y, units)
     empty = LabelledFeatures(x[:0], y[:0])
     fingerprint = with_power(f"features-{x.shape[1]}", config.power)
@@ -129,7 +133,7 @@ def fit(
     centre = read_centre(config.settings.fedpft.public, config.power)
     task = Task(config, NodeConfig(site=site), site, records, payload=pack_question(centre))
     made = load_target(config.plan.combination.site)(task)
-    return _surrogate(made.payload, config)
+    return replace(_surrogate(made.payload, config), values=values)
 
 
 def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
@@ -174,7 +178,7 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
             raise SurrogateError(f"surrogate of site {site.name!r}: {site.reason}")
     model = strategy.outcome.model
     assert model is not None
-    return Model(model, suspects)
+    return Model(model, suspects, [each.values for each in surrogates])
 
 
 def load(path: str | Path, **settings: Any) -> Surrogate | Model:

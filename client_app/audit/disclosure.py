@@ -128,6 +128,7 @@ def _data(kind: str, backbone: str, facts: Part) -> Part:
         "records used": facts["records"],
         "classes": facts["classes"],
         "left out": facts["left_out"],
+        "odd": facts["odd"],
         "unit that the claim protects": facts["unit"] or "none",
         "what the records become first": f"features of the backbone {backbone!r}",
     }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,12 +20,15 @@ from client_app.datasets.readers import read_digits, read_parquet, read_safetens
 from client_app.datasets.records import Opener, Records, only, select
 from client_app.datasets.whole_site import SourceError
 from client_app.node_config import Frames, NodeConfig, is_protected
+from common.data_report import DataReport, Loss
 from common.errors import DataError
+from common.identity import likely_one
 from common.methods.counting import JUDGING
 from common.run import Run
 from common.settings import DataKind
 
-LOG = logging.getLogger("fedsurrogate.site")
+# Classes that a remark names.
+MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ class Dataset:
         patients: of each record, if known.
         drawn: whether the split was drawn here, because the files have none.
         burned_in: number of images with text burned into their pixels, as their headers state.
-        left_out: reasons for missing records, one text each.
+        left_out: reasons for missing records.
+        odd: remarks for the data report.
         whole: if a run uses only some classes, the records of all classes. Features are computed
             once for all classes, so `key` does not depend on classes.
         rows: indices (n,) of these records among those of `whole`.
@@ -147,13 +151,19 @@ class Dataset:
     patients: tuple[str, ...] | None = None
     drawn: bool = False
     burned_in: int = 0
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[Loss, ...] = ()
+    odd: tuple[str, ...] = ()
     whole: Dataset | None = None
     rows: Tensor | None = None
     place: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def report(self) -> DataReport:
+        """What was left out before any image was opened."""
+        return DataReport(self.name, len(self), self.left_out, self.odd)
 
     def open_image(self, index: int, shortest: int = 0) -> Image.Image:
         """A record as an RGB image; safe in threads.
@@ -356,6 +366,7 @@ def _common_classes(all_records: list[Records]) -> tuple[str, ...]:
 def _assemble(
     source: DataSource, name: str, records: Records, classes: tuple[str, ...], seed: int
 ) -> Dataset:
+    names = set(records.labels)
     index = {class_name: i for i, class_name in enumerate(classes)}
     labels = torch.tensor([index.get(label, -1) for label in records.labels], dtype=torch.int64)
     kept = (labels >= 0).nonzero().flatten()
@@ -368,19 +379,17 @@ def _assemble(
     whole: Dataset | None = None
     if source.classes:
         whole = _of_all_classes(name, records)
-        LOG.info(
-            "%s: %d of %d records left out: their class is not in the run",
-            name,
-            len(labels) - len(kept),
-            len(labels),
+        others = Counter(records.labels[row] for row in (labels < 0).nonzero().flatten().tolist())
+        records = replace(
+            select(records, kept.tolist()),
+            left_out=(*records.left_out, *_of_other_classes(others)),
         )
-        records = select(records, kept.tolist())
         labels = labels[kept]
     is_train = records.is_train
     if is_train is None:
         is_train = stratified_split(labels, source.test_fraction, seed, records.patients)
     drawn = records.is_train is None
-    rows, why = (None, ()) if source.noisy else without_leaks(records, is_train)
+    rows, records = (None, records) if source.noisy else without_leaks(records, is_train)
     if rows is not None:
         records, labels, is_train, kept = (
             only(records, rows),
@@ -388,6 +397,7 @@ def _assemble(
             is_train[rows],
             kept[rows],
         )
+    odd = _oddities(labels, classes, is_train, records.patients, names)
     return Dataset(
         name,
         labels,
@@ -401,11 +411,51 @@ def _assemble(
         records.patients,
         drawn=drawn,
         burned_in=records.burned_in,
-        left_out=(*records.left_out, *why),
+        left_out=records.left_out,
+        odd=(*records.odd, *odd),
         whole=whole,
         rows=None if whole is None else kept,
         place=records.place,
     )
+
+
+def _of_other_classes(others: Counter[str]) -> tuple[Loss, ...]:
+    """The loss of records whose class is not in the run."""
+    if not others:
+        return ()
+    shown = [f"{name!r} ({count})" for name, count in others.most_common(MOST_NAMED)]
+    more = ", ..." if len(others) > MOST_NAMED else ""
+    count = others.total()
+    return (Loss(f"{count} records are of no class of the run: {', '.join(shown)}{more}", count),)
+
+
+def _oddities(
+    labels: Tensor,
+    classes: tuple[str, ...],
+    is_train: Tensor,
+    patients: Sequence[str] | None,
+    names: Iterable[str],
+) -> list[str]:
+    """What a person should look at; names: of all classes in the files."""
+    odd = [
+        f"the classes {', '.join(map(repr, group))} are likely one; they differ only by case or "
+        "blanks"
+        for group in likely_one({*names, *classes})
+    ]
+    counts = torch.bincount(labels, minlength=len(classes)).tolist()
+    there = [name for name, count in zip(classes, counts, strict=True) if count]
+    if len(there) == 1 and len(classes) > 1:
+        odd.append(f"all records are of one class, {there[0]!r}")
+    if absent := [name for name in classes if name not in there]:
+        more = ", ..." if len(absent) > MOST_NAMED else ""
+        odd.append(f"no record of {', '.join(map(repr, absent[:MOST_NAMED]))}{more}")
+    if patients is not None:
+        sides = [{patients[i] for i in part.nonzero().flatten()} for part in (is_train, ~is_train)]
+        if shared := len(sides[0] & sides[1]):
+            odd.append(f"{shared} patients have records in both training and test")
+        if alike := likely_one(patients):
+            odd.append(f"{len(alike)} pairs or more of patient IDs differ only by case or blanks")
+    return odd
 
 
 def _of_all_classes(name: str, records: Records) -> Dataset:

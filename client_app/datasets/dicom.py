@@ -29,11 +29,11 @@ from client_app.datasets.image_folders import (
     split_of,
 )
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.names import name_or_blank, names_in, patient_names
 from client_app.datasets.one_record import attempt, described, is_file, open_regular, printable
 from client_app.datasets.readers import (
     content_key,
     listing,
-    patient_names,
     refuse_columns,
     require_columns,
     some,
@@ -44,6 +44,7 @@ from client_app.datasets.whole_site import SourceError
 from client_app.node_config import Frames
 from common.errors import DataError
 from common.extras.packages import DECODERS, install_command, needed_for
+from common.identity import normal
 
 LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.
@@ -167,9 +168,13 @@ def _by_table(
     given = [column for column in (label_column, site_column, patient_column) if column]
     require_columns(table, given, list(columns))
     key = key_of(table, list(columns))
+    # Two ways to write one name do not differ.
+    columns |= {
+        name: [name_or_blank(value, left.classes) for value in columns[name]] for name in given
+    }
     rows = _rows(table, columns, key, given + ["split"] * ("split" in columns), left)
     scanned = scan_images(
-        root, [path for path in files_below(root) if path != table and is_file(path)], left
+        root, [path for path in files_below(root, is_file, left) if path != table], left
     )
     images = [image for image in scanned if image.keys[key] in rows]
     if not images and not left.one_by_one:
@@ -179,26 +184,23 @@ def _by_table(
         )
     matched = [rows[image.keys[key]] for image in images]
     if missing := len(scanned) - len(images):
-        LOG.warning(
-            "%d of %d DICOM images are left out, '%s' has no label for them",
+        left.skip(
             missing,
-            len(scanned),
-            table,
+            f"{missing} of {len(scanned)} DICOM images are left out, '{table}' has no label for "
+            "them",
         )
     if unmatched := sorted(set(rows.values()) - set(matched)):
-        LOG.warning(
-            "%d rows of '%s' name no DICOM image, such as row %d",
-            len(unmatched),
-            table,
-            unmatched[0] + 1,
+        left.odd.append(
+            f"{len(unmatched)} rows of '{table}' name no DICOM image, such as row "
+            f"{unmatched[0] + 1}"
         )
     # From here on, each row belongs to an image.
     columns = {name: [values[row] for row in matched] for name, values in columns.items()}
     return images, Records(
-        [str(label) for label in columns[label_column]],
+        names_in(columns[label_column], f"label ({label_column!r})", left, left.classes),
         "",
         split_of(columns, table, left),
-        tuple(str(value) for value in columns[site_column]) if site_column else None,
+        names_in(columns[site_column], f"site ({site_column!r})", left) if site_column else None,
         patients=patient_names(columns[patient_column], patient_column, left)
         if patient_column
         else None,
@@ -233,10 +235,9 @@ def _rows(
     rows: dict[str, int] = {}
     torn: set[str] = set()
     for row, (value, label) in enumerate(zip(columns[key], columns[given[0]], strict=True)):
-        text = "" if value is None else str(value).strip()
-        if not text or label in (None, ""):
-            left.note_unread(
-                1,
+        text = normal(str(value or "")) if key == "path" else name_or_blank(value)
+        if not text or not label:
+            left.remark(
                 f"row {row + 1} of '{table}' has no {key} or no {given[0]}; fill it in or remove "
                 "it",
             )
@@ -244,8 +245,7 @@ def _rows(
         name = Path(text).as_posix() if key == "path" else text
         first = rows.setdefault(name, row)
         if differing := [name for name in given if columns[name][first] != columns[name][row]]:
-            left.note_unread(
-                1,
+            left.remark(
                 f"rows {first + 1} and {row + 1} of '{table}' name the same {key} but differ in "
                 f"{differing[0]!r}; keep one, or name images by a more specific column",
             )
@@ -295,13 +295,7 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
             "the rights to read it"
         )
     if len(images) < len(files):
-        LOG.log(
-            logging.WARNING if broken else logging.INFO,
-            "'%s': %d DICOM images; %s",
-            root,
-            len(images),
-            summary,
-        )
+        left.skip(len(files) - len(images), f"of {len(files)} files in '{root}' {summary}")
     return images
 
 
@@ -314,7 +308,9 @@ def _read_header(root: Path, file: Path) -> DicomImage | None:
         raise DataError(
             f"{header.Columns} x {header.Rows} pixels, more than the limit of {MOST_PIXELS}"
         )
-    texts = {tag: str(header.get(tag) or "").strip() for tag in (*KEYS[1:], "IssuerOfPatientID")}
+    texts = {
+        tag: name_or_blank(str(header.get(tag) or "")) for tag in (*KEYS[1:], "IssuerOfPatientID")
+    }
     return DicomImage(
         file,
         texts | {"path": file.relative_to(root).as_posix()},

@@ -28,7 +28,6 @@ is drawn here keeps copies together.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -43,7 +42,6 @@ from client_app.datasets.left_out import LeftOut
 from client_app.datasets.one_record import attempt, open_regular
 from client_app.datasets.records import Records, only
 
-log = logging.getLogger("fedsurrogate.site")
 # Bytes from the middle of a file that are compared before the whole file is: headers are often
 # equal, and the last rows of a radiograph black.
 SAMPLE = 4096
@@ -175,29 +173,41 @@ def _kept_once(
     return sorted(kept), torn
 
 
-def without_leaks(records: Records, is_train: Tensor) -> tuple[list[int] | None, tuple[str, ...]]:
+def without_leaks(records: Records, is_train: Tensor) -> tuple[list[int] | None, Records]:
     """Without privacy: leave out test records that are copies of training records.
 
-    The site's log names the first.
+    The data report names the first, and counts copies that stay.
 
     Args:
         records: of a reader.
         is_train: (n,) bool.
 
     Returns:
-        The remaining records (ascending indices), and why; None if there are no such copies.
+        The remaining records (ascending indices), None if all remain; and all records, with what
+        the data report says.
     """
     if records.same is None or is_train.all():
-        return None, ()
+        return None, records
     group = records.same()
     gone = ~is_train & torch.isin(group, group[is_train])
+    left = LeftOut(one_by_one=True)
+    kept, numbers = group[~gone].tolist(), group.tolist()
+    if copies := len(kept) - len(set(kept)):
+        torn = len(set(zip(numbers, records.labels, strict=True))) - len(set(numbers))
+        labels = f", {torn} of them with another label" if torn else ""
+        left.remark(f"{copies} records are copies of others in the same part{labels}")
     if not gone.any():
-        return None, ()
-    copies = gone.nonzero().flatten().tolist()
-    first = f", such as {records.place(copies[0])}" if records.place else ""
-    why = f"{len(copies)} test records are copies of training records{first}; they are not tested"
-    log.warning("%s", why)
-    return (~gone).nonzero().flatten().tolist(), (why,)
+        return None, replace(records, odd=(*records.odd, *left.odd))
+    copies = int(gone.sum())
+    first = f", such as {records.place(int(gone.nonzero()[0]))}" if records.place else ""
+    left.note_unread(
+        copies,
+        f"{copies} test records are copies of training records{first}; they are not tested",
+    )
+    noted = replace(
+        records, left_out=(*records.left_out, *left.reasons), odd=(*records.odd, *left.odd)
+    )
+    return (~gone).nonzero().flatten().tolist(), noted
 
 
 def _groups(count: int, steps: Sequence[Callable[[int], Hashable]]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,20 +15,22 @@ from client_app.datasets.dicom_files import is_dicom_file
 from client_app.datasets.duplicates import remembered, same_files
 from client_app.datasets.images import open_rgb
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.names import is_text, names_in, patient_names
 from client_app.datasets.one_record import attempt, is_file, is_folder
 from client_app.datasets.readers import (
     content_key,
     listing,
-    patient_names,
     refuse_columns,
     require_columns,
     some,
     split_by_size,
 )
 from client_app.datasets.records import Records, without
+from client_app.datasets.system_files import FolderWalk, of_system
 from client_app.datasets.tables import read_table
 from client_app.datasets.whole_site import SourceError
 from common.errors import DataError
+from common.identity import name_of, normal
 
 # Names of folders that hold a part of the records, not a class.
 SPLITS = frozenset(
@@ -126,7 +127,7 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
     if name:
         tables = [
             p for p in (folder / f"{name}{s}" for s in ("", ".csv", ".parquet")) if p.is_file()
-        ]
+        ] or [p for p in folder.iterdir() if p.stem == name and _is_table(p) and is_file(p)]
         if not tables:
             raise SourceError(
                 f"dataset = {name!r}: '{folder}' has no such sub-folder or table; it has "
@@ -134,7 +135,7 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
             )
     else:
         tables = sorted(
-            p for p in folder.iterdir() if p.suffix in (".csv", ".parquet") and is_file(p)
+            p for p in folder.iterdir() if _is_table(p) and not of_system(p.name) and is_file(p)
         )
     if len(tables) > 1:
         raise SourceError(
@@ -142,6 +143,10 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
             "dataset"
         )
     return folder, tables[0] if tables else None
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix.lower() in (".csv", ".parquet")
 
 
 def in_class_folders(
@@ -169,36 +174,56 @@ def in_class_folders(
         tops = splits if all(map(is_folder, splits)) else [root]
     files: list[tuple[Path, str]] = []
     sizes: list[int] = []
+    walk = FolderWalk(wanted, IMAGE_SUFFIXES)
     for top in tops:
         before = len(files)
-        for class_folder in _folders(top, left):
+        for class_folder in _folders(top, walk, left):
             if class_folder not in tops:
-                files += [
-                    (path, class_folder.name) for path in files_below(class_folder) if wanted(path)
-                ]
+                files += [(path, _class_of(class_folder)) for path in walk.files(class_folder)]
         sizes.append(len(files) - before)
+    walk.report(left)
+    nameless = [path for path, name in files if not (name and (left.noisy or is_text(name)))]
+    if nameless:
+        left.note_unread(
+            len(nameless),
+            f"{len(nameless)} files are in a folder whose name is blank or not UTF-8, such as "
+            f"'{nameless[0].parent}'; rename it",
+        )
     if not left.noisy:
         return files, split_by_size(sizes)
     trains = [top.name != "test" or top == root for top in tops]
     return files, torch.tensor(trains).repeat_interleave(torch.tensor(sizes))
 
 
-def files_below(folder: Path) -> list[Path]:
-    """Files at any depth, sorted. A folder inside that cannot be read, or vanishes, has none."""
-    return sorted(Path(at, name) for at, _, names in os.walk(folder) for name in names)
+def files_below(folder: Path, wanted: Callable[[Path], bool], left: LeftOut) -> list[Path]:
+    """Wanted files at any depth, sorted, without those of systems.
+
+    Args:
+        folder: of the files.
+        wanted: which files.
+        left: counts the others.
+    """
+    walk = FolderWalk(wanted, IMAGE_SUFFIXES)
+    files = walk.files(folder)
+    walk.report(left)
+    return files
 
 
-def _folders(top: Path, left: LeftOut) -> list[Path]:
+def _folders(top: Path, walk: FolderWalk, left: LeftOut) -> list[Path]:
     """The folders in a folder, sorted; none of one that is missing or cannot be read, where records
     are left out one by one.
     """
     try:
-        inside = sorted(path for path in top.iterdir() if not path.name.startswith("."))
+        return walk.folders(top)
     except OSError:
         if not left.one_by_one:
             raise
         return []
-    return list(filter(is_folder, inside))
+
+
+def _class_of(folder: Path) -> str:
+    """The class that a folder names, in its normal form; its name is never a missing value."""
+    return name_of(folder.name, (normal(folder.name),)) or ""
 
 
 def note_depth(
@@ -226,8 +251,7 @@ def note_depth(
             if len(names) == 1
             else "name them 'train' and 'test'"
         )
-        left.note_unread(
-            len(names),
+        left.remark(
             f"the folders {some(names)} in '{root}' are parts of a split, not classes; {fix}; "
             "they must hold one folder per class",
         )
@@ -236,8 +260,7 @@ def note_depth(
         below = {parts[parts.index(names[0]) + 1 : -1][:1] for parts in inside}
         if len(below) > 1 and () not in below:
             folders = sorted(parts[0] for parts in below)
-            left.note_unread(
-                1,
+            left.remark(
                 f"all images in '{root}' are in folders inside '{names[0]}' ({some(folders)}); if "
                 f"these are the classes, set data-dir to '{root / names[0]}'; if {names[0]!r} is "
                 "the only class, list the images in a table",
@@ -260,36 +283,43 @@ def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Ten
     """
     if "split" not in columns:
         return None
-    unknown = [row for row, value in enumerate(columns["split"]) if value not in ("train", "test")]
-    values = sorted({str(columns["split"][row]) for row in unknown})
+    given = [normal(value) if isinstance(value, str) else value for value in columns["split"]]
+    unknown = [row for row, value in enumerate(given) if value not in ("train", "test")]
+    values = sorted({str(given[row]) for row in unknown})
     left.note(
         unknown, f"column 'split' of '{file}' holds {some(values)}; allowed are 'train' and 'test'"
     )
-    return torch.tensor([s == "train" for s in columns["split"]], dtype=torch.bool)
+    return torch.tensor([value == "train" for value in given], dtype=torch.bool)
 
 
 def _read_path_table(
     root: Path, file: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> Records:
-    columns = read_table(file, (label_column, "path", patient_column), left)
+    columns = read_table(file, (label_column, "path", patient_column, site_column), left)
     require_columns(
         file,
         [name for name in ("path", label_column, site_column, patient_column) if name],
         list(columns),
     )
-    paths = []
-    for row, (path, label) in enumerate(zip(columns["path"], columns[label_column], strict=True)):
-        if not (isinstance(path, str) and path) or label in (None, ""):
-            left.note(
-                [row], f"row {row + 1} of '{file}' has no path or no label; fill it in or remove it"
-            )
-        elif Path(path).is_absolute() or ".." in Path(path).parts:
-            left.note(
-                [row],
-                f"row {row + 1} of '{file}': path {path!r} leaves '{root}'; paths must lie inside "
-                "that folder",
-            )
-        paths.append(root / (path or "") if row not in left.rows else root)
+    names = names_in(
+        columns[label_column], f"label ({label_column!r} of '{file}')", left, left.classes
+    )
+    given_paths = columns["path"]
+    absent = [row for row, path in enumerate(given_paths) if not (isinstance(path, str) and path)]
+    left.note(
+        absent,
+        f"{len(absent)} rows of '{file}' have no path, such as row {min(absent, default=0) + 1}; "
+        "fill it in or remove them",
+    )
+    outside = [row for row, path in enumerate(given_paths) if row not in absent and _leaves(path)]
+    if outside:
+        left.note(
+            outside,
+            f"row {outside[0] + 1} of '{file}': path {given_paths[outside[0]]!r} leaves '{root}', "
+            f"as in {len(outside)} rows; paths must lie inside that folder",
+        )
+    gone = {*absent, *outside}
+    paths = [root if row in gone else root / path for row, path in enumerate(given_paths)]
     if paths and not left.one_by_one and not any(path.is_file() for path in paths):
         raise DataError(
             f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start "
@@ -299,15 +329,20 @@ def _read_path_table(
         name for name in (label_column, site_column, patient_column, "split") if name in columns
     ]
     _note_repeated(file, paths, list(zip(*(columns[name] for name in given), strict=True)), left)
-    labels, is_train = (
-        [str(label) for label in columns[label_column]],
-        split_of(columns, file, left),
+    is_train = split_of(columns, file, left)
+    origin = (
+        names_in(columns[site_column], f"site ({site_column!r} of '{file}')", left)
+        if site_column
+        else None
     )
-    origin = tuple(str(value) for value in columns[site_column]) if site_column else None
     patients = (
         patient_names(columns[patient_column], patient_column, left) if patient_column else None
     )
-    return without(_files(paths, labels, root, is_train, origin, patients), left)
+    return without(_files(paths, list(names), root, is_train, origin, patients), left)
+
+
+def _leaves(path: str) -> bool:
+    return Path(path).is_absolute() or ".." in Path(path).parts
 
 
 def _note_repeated(

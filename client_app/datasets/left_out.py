@@ -1,16 +1,14 @@
 """Unusable records: they make a site refuse all records, or, in a private run, are left out one by
-one.
+one. Either way they are counted.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 from client_app.datasets.one_record import printable
+from common.data_report import Loss
 from common.errors import DataError
-
-log = logging.getLogger("fedsurrogate.site")
 
 
 class LeftOut:
@@ -26,13 +24,14 @@ class LeftOut:
 
     Attributes:
         rows: the reader's own indices of records that are left out.
-        reasons: for the site's log and `site doctor`.
+        reasons: for the data report: of each record or file one.
+        odd: remarks for it.
 
     Example:
         >>> left = LeftOut(one_by_one=True)
         >>> left.note([1], "record 1 is broken")
-        >>> left.kept(3)
-        [0, 2]
+        >>> left.kept(3), left.reasons[0].count
+        ([0, 2], 1)
     """
 
     def __init__(
@@ -40,22 +39,22 @@ class LeftOut:
     ) -> None:
         self.one_by_one, self.noisy, self.classes = one_by_one, noisy, classes
         self.rows: set[int] = set()
-        self.reasons: list[str] = []
+        self.reasons: list[Loss] = []
+        self.odd: list[str] = []
 
     def note(self, rows: Iterable[int], why: str) -> None:
         """Leave rows out; no effect without a row.
 
         Args:
             rows: the reader's own indices.
-            why: they are left out.
+            why: they are left out, with their number.
 
         Raises:
             DataError: unless `one_by_one`.
         """
         unusable = set(rows)
-        if unusable:
-            self.note_unread(len(unusable), why)
-            self.rows |= unusable
+        self.note_unread(len(unusable - self.rows), why)
+        self.rows |= unusable
 
     def note_unread(self, count: int, why: str) -> None:
         """The same for records without a row, because the reader could not read them at all.
@@ -67,21 +66,43 @@ class LeftOut:
         Raises:
             DataError: unless `one_by_one`.
         """
-        if not count:
-            return
-        why = printable(why)
+        if count and not self.one_by_one:
+            raise DataError(printable(why))
+        self.skip(count, why)
+
+    def skip(self, count: int, why: str) -> None:
+        """Count files that are no records, which is right in any run.
+
+        Args:
+            count: of the files; no effect without one.
+            why: they are left out.
+        """
+        if count:
+            self.reasons.append(Loss(printable(why), count))
+
+    def remark(self, why: str) -> None:
+        """Remark on what no record can show alone.
+
+        Args:
+            why: a person should look at it.
+
+        Raises:
+            DataError: unless `one_by_one`.
+        """
         if not self.one_by_one:
-            raise DataError(why)
-        log.error("left out: %s", why)
-        self.reasons.append(why)
+            raise DataError(printable(why))
+        self.odd.append(printable(why))
 
     def count_once(self, rows: Iterable[int], why: str) -> None:
-        """Leave out rows that are copies of others, which is right in any run; the site's log
-        states it.
+        """Leave out rows that are copies of others, which is right in any run.
+
+        Args:
+            rows: the reader's own indices.
+            why: they are left out.
         """
-        log.warning("each record counts once: %s", why)
-        self.rows |= set(rows)
-        self.reasons.append(why)
+        copies = set(rows)
+        self.skip(len(copies - self.rows), why)
+        self.rows |= copies
 
     def kept(self, count: int) -> list[int]:
         """The rows of `count` that are not left out."""

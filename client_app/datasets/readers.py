@@ -21,10 +21,12 @@ from torch import Tensor
 from client_app.datasets.duplicates import remembered, same_bytes, same_rows
 from client_app.datasets.images import open_rgb
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.names import column_names, names_in, patient_names
 from client_app.datasets.records import Records, without
 from client_app.datasets.tables import ParquetImages, values_of
 from client_app.datasets.whole_site import SourceError
 from common.extras.packages import needed_for
+from common.identity import name_of, normal
 
 # Rows of features that are checked at a time, and bytes of a file that is not copied to memory.
 CHECKED, LARGE = 8192, 2**26
@@ -128,9 +130,7 @@ def read_safetensors(
         f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row "
         f"{min(broken, default=0)}; remove those rows or compute them again",
     )
-    classes = tuple(
-        part.strip() for part in metadata[0].get("classes", "").split(",") if part.strip()
-    )
+    classes = _declared(files[0], metadata[0].get("classes", "").split(","))
     records = Records(
         _name_labels(y.tolist(), classes, files[0], left),
         content_key(folder, files),
@@ -180,23 +180,25 @@ def read_parquet(
         wanted = [
             name for name in dict.fromkeys((label_column, site_column, patient_column)) if name
         ]
+        tables = []
         for file, each in zip(files, schemas, strict=True):
-            require_columns(file, [*wanted, image_column(schema)], each.names)
-        tables = [pq.read_table(file, columns=wanted) for file in files]
+            require_columns(
+                file, [*wanted, normal(image_column(schema))], column_names(file, each.names)
+            )
+            table = pq.read_table(file, columns=[x for x in each.names if normal(x) in wanted])
+            tables.append(table.rename_columns(list(map(normal, table.column_names))))
     except pa.ArrowException as error:
         raise SourceError(
             f"parquet data in '{folder}' cannot be read ({error}); write the files again"
         ) from error
     labels = [label for table in tables for label in values_of(table.column(label_column), left)]
-    left.note(
-        (row for row, label in enumerate(labels) if not isinstance(label, int | str)),
-        f"column {label_column!r} of '{files[0]}' is {schema.field(label_column).type} or has "
-        "gaps; labels must be integers or strings",
-    )
-    names = _class_label_names(schema.metadata, label_column)
+    names = _declared(files[0], _class_label_names(schema.metadata, label_column))
+    given = names_in(labels, f"label ({label_column!r} of '{files[0]}')", left, left.classes)
     origin = (
-        tuple(
-            str(value) for table in tables for value in values_of(table.column(site_column), left)
+        names_in(
+            [value for table in tables for value in values_of(table.column(site_column), left)],
+            f"site ({site_column!r} of '{files[0]}')",
+            left,
         )
         if site_column
         else None
@@ -209,7 +211,15 @@ def read_parquet(
     )
     key = content_key(folder, files)
     records = Records(
-        _name_labels(labels, names, files[0], left),
+        _name_labels(
+            [
+                each if isinstance(each, int) else own
+                for each, own in zip(labels, given, strict=True)
+            ],
+            names,
+            files[0],
+            left,
+        ),
         key,
         split_by_size([len(table) for table in tables]),
         origin,
@@ -219,31 +229,6 @@ def read_parquet(
         same=lambda: remembered(key, lambda: same_bytes(images.read, len(labels))),
     )
     return without(records, left)
-
-
-def patient_names(values: Sequence[object], column: str, left: LeftOut) -> tuple[str, ...]:
-    """Patient IDs as texts.
-
-    Gaps are left out or refused: a record without a patient ID may belong to any patient.
-
-    Args:
-        values: of the column.
-        column: its name.
-        left: collects unusable records.
-    """
-    # pandas turns integers with gaps into floating point with NaN, the only value that differs from
-    # itself.
-    gaps = [
-        row
-        for row, value in enumerate(values)
-        if value is None or value != value or not str(value).strip()
-    ]
-    left.note(
-        gaps,
-        f"patient-column = {column!r}: {len(gaps)} of {len(values)} records have no patient ID; "
-        "fill it in",
-    )
-    return tuple(str(value) for value in values)
 
 
 def _open_bytes(images: ParquetImages, index: int, shortest: int) -> Image.Image:
@@ -301,7 +286,7 @@ def _name_labels(
     labels: Sequence[int | str], classes: tuple[str, ...], file: Path, left: LeftOut
 ) -> list[str]:
     if not classes:
-        return [str(label) for label in labels]
+        return [name_of(label, (str(label),)) or "" for label in labels]
     wrong = [
         row
         for row, label in enumerate(labels)
@@ -318,6 +303,14 @@ def _name_labels(
         classes[label] if isinstance(label, int) and row not in gone else str(label)
         for row, label in enumerate(labels)
     ]
+
+
+def _declared(file: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Classes that a file declares, in their normal form. Raises DataError for one named twice."""
+    classes = tuple(name for each in names if (name := name_of(each, (normal(each),))))
+    if len(set(classes)) < len(classes):
+        raise SourceError(f"'{file}' names a class twice ({some(classes)}); write it again")
+    return classes
 
 
 def _class_label_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from client_app.datasets.left_out import LeftOut
+from common.data_report import Loss
 
 # (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many
 # pixels. It can be pickled, for the processes of several GPUs.
@@ -33,6 +34,7 @@ class Records:
         patients: of each record, if known.
         burned_in: number of images with text burned into their pixels, as headers state.
         left_out: reasons for missing records.
+        odd: remarks for the data report.
         same: finds copies, as a group (n,) of each record with equal numbers for equal content;
             None for public data that are known.
         place: where a record is, for the site's own log.
@@ -48,7 +50,8 @@ class Records:
     opener: Opener | None = None
     patients: tuple[str, ...] | None = None
     burned_in: int = 0
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[Loss, ...] = ()
+    odd: tuple[str, ...] = ()
     same: Callable[[], Tensor] | None = None
     place: Callable[[int], str] | None = None
 
@@ -85,7 +88,7 @@ def without(records: Records, left: LeftOut) -> Records:
     """The records that are not left out. Their key then changes, because cached features belong to
     rows.
     """
-    noted = replace(records, left_out=tuple(left.reasons))
+    noted = replace(records, left_out=tuple(left.reasons), odd=tuple(left.odd))
     return only(noted, left.kept(len(records.labels))) if left.rows else noted
 
 

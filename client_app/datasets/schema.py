@@ -8,6 +8,7 @@ from pathlib import Path
 from client_app.datasets.dataset import DataSource, folder_of
 from client_app.datasets.dicom import OF_ONE_IMAGE, key_of
 from client_app.datasets.image_folders import find_table
+from client_app.datasets.names import column_names
 from client_app.datasets.readers import (
     image_column,
     refuse_columns,
@@ -15,9 +16,10 @@ from client_app.datasets.readers import (
     some,
     split_files,
 )
-from client_app.datasets.tables import csv_columns
+from client_app.datasets.tables import csv_header, is_parquet
 from common.errors import DataError
 from common.extras.packages import needed_for
+from common.identity import normal
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def read_schema(source: DataSource) -> Schema:
                 source.patient_column,
             )
             return Schema()
-        columns = _parquet_columns(table)[0] if table.suffix == ".parquet" else _csv_columns(table)
+        columns = _parquet_columns(table)[0] if is_parquet(table) else _csv_columns(table)
         if source.kind == "dicom":
             _check_key(key_of(table, columns), source, table)
         require_columns(table, wanted if source.kind == "dicom" else ["path", *wanted], columns)
@@ -144,12 +146,12 @@ def _parquet_columns(file: Path) -> tuple[list[str], str]:
         raise DataError(
             f"'{file}' is not a readable parquet file ({error}); write it again"
         ) from error
-    return list(schema.names), image_column(schema)
+    return column_names(file, schema.names), normal(image_column(schema))
 
 
 def _csv_columns(file: Path) -> list[str]:
     """The columns in the first line; no other line is read."""
-    columns = csv_columns(file)
+    columns, _ = csv_header(file)
     if not columns:
         raise DataError(f"table '{file}' is empty; its first line must name the columns")
     return columns

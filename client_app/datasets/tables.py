@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.names import SAVE, column_names
 from client_app.datasets.one_record import attempt
 from client_app.datasets.whole_site import SourceError
 from common.extras.packages import needed_for
+from common.identity import normal
 
 # Longest line in bytes that is read when lines are left out one by one.
 LONGEST_LINE = 2**16
@@ -82,6 +84,11 @@ class ParquetImages:
         self._groups, self._first = groups, first
 
 
+def is_parquet(file: Path) -> bool:
+    """Whether a table is a parquet file, by its name; others are CSV."""
+    return file.suffix.lower() == ".parquet"
+
+
 def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
     """The columns of a CSV or parquet table.
 
@@ -96,7 +103,7 @@ def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, lis
         DataError: for a file that is not a table, and for a line with too many or too few columns
             unless records are left out one by one.
     """
-    if left.one_by_one and file.suffix != ".parquet":
+    if left.one_by_one and not is_parquet(file):
         return _line_by_line(file, left)
     return _whole(file, texts, left)
 
@@ -108,14 +115,14 @@ def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
     new record must not remove others. So a quoted value that continues on the next line is left out
     as well. Invalid bytes stay what they are: two patient IDs must not become one.
     """
+    names, delimiter = csv_header(file)
     lines = file.read_bytes().removeprefix(BOM).split(b"\n")
-    names = _values(lines[0]) or []
     rows: list[list[str]] = []
     unread = 0
     for line in lines[1:]:
         if not line.strip():
             continue
-        values = _values(line)
+        values = _values(line, delimiter)
         if values is None or len(values) != len(names):
             unread += 1
         else:
@@ -128,12 +135,13 @@ def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
     return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
 
-def _values(line: bytes) -> list[str] | None:
+def _values(line: bytes, delimiter: str) -> list[str] | None:
     """The values of one line; None if it cannot be read."""
     if len(line) > LONGEST_LINE:
         return None
     try:
-        return next(csv.reader([line.decode("utf-8", KEPT_BYTES).rstrip("\r")], strict=True), [])
+        text = line.decode("utf-8", KEPT_BYTES).rstrip("\r")
+        return next(csv.reader([text], delimiter=delimiter, strict=True), [])
     except csv.Error:
         return None
 
@@ -150,17 +158,21 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
         uneven.append((row.number, row.actual_columns, row.expected_columns))
         return "skip" if left.one_by_one else "error"
 
+    whole = is_parquet(file)
+    content, (header, delimiter) = (b"", ([], ",")) if whole else (_text(file), _header(file))
+    chosen = {normal(name) for name in texts if name}
     try:
         table = (
             pq.read_table(file)
-            if file.suffix == ".parquet"
+            if whole
             else pyarrow.csv.read_csv(
-                file,
-                # pyarrow numbers rows only when one thread reads them.
+                pa.BufferReader(content),
                 read_options=pyarrow.csv.ReadOptions(use_threads=False),
-                parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note),
+                parse_options=pyarrow.csv.ParseOptions(
+                    delimiter=delimiter, invalid_row_handler=note
+                ),
                 convert_options=pyarrow.csv.ConvertOptions(
-                    column_types={name: pa.string() for name in texts if name}
+                    column_types={name: pa.string() for name in header if normal(name) in chosen}
                 ),
             )
         )
@@ -175,17 +187,55 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
         len(uneven),
         f"{len(uneven)} lines of '{file}' have another number of columns than the first",
     )
-    return {name: values_of(table.column(name), left) for name in table.column_names}
+    names = column_names(file, table.column_names)
+    return {name: values_of(table.column(at), left) for at, name in enumerate(names)}
 
 
-def csv_columns(file: Path) -> list[str]:
-    """The names in the first line of a CSV file; no other line is read.
+def _text(file: Path) -> bytes:
+    """The content of a CSV file. Raises DataError unless it is UTF-8."""
+    content = file.read_bytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SourceError(
+            f"'{file}' is not UTF-8: line {line} holds the byte 0x{content[error.start]:02x}, as "
+            f"Latin-1 or Windows-1252 write a letter; {SAVE}"
+        ) from None
+    return content
+
+
+def csv_header(file: Path) -> tuple[list[str], str]:
+    """The names of the columns of a CSV file, and the character between them; no line but the
+    first is read.
 
     Args:
-        file: the table.
+        file: the table. A first line without a comma may have semicolons or tabs between names.
+
+    Raises:
+        DataError: for a first line that is not UTF-8, or names a column twice.
     """
+    names, delimiter = _header(file)
+    return column_names(file, names), delimiter
+
+
+def _header(file: Path) -> tuple[list[str], str]:
+    """As `csv_header`, with the names as they are written."""
     with file.open("rb") as lines:
-        return _values(lines.readline(LONGEST_LINE + 4).removeprefix(BOM).rstrip(b"\n")) or []
+        first = lines.readline(LONGEST_LINE + 4)
+    line = first.removeprefix(BOM).rstrip(b"\n")
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line:
+        raise SourceError(f"'{file}' is UTF-16, or no text; {SAVE}")
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"'{file}' is not UTF-8: its first line holds the byte 0x{line[error.start]:02x}; "
+            f"{SAVE}"
+        ) from None
+    others = [each for each in (";", "\t") if each.encode() in line]
+    delimiter = others[0] if b"," not in line and len(others) == 1 else ","
+    return _values(line, delimiter) or [], delimiter
 
 
 def values_of(column: Any, left: LeftOut) -> list[Any]:
@@ -193,10 +243,12 @@ def values_of(column: Any, left: LeftOut) -> list[Any]:
 
     Args:
         column: of pyarrow.
-        left: whether records are left out one by one. Then invalid bytes in a text are kept, a
-            value that Python cannot hold (a date in the year 60000) is None, and whole numbers are
-            integers, because one gap makes a column of integers one of floating point. Otherwise
-            invalid bytes are replaced.
+        left: whether records are left out one by one. Then whole numbers are integers, because one
+            gap makes a column of integers one of floating point.
+
+    Returns:
+        The values. Invalid bytes in a text are kept; a value that Python cannot hold (a date in the
+        year 60000) is None.
     """
     with needed_for("a table"):
         import pyarrow as pa
@@ -205,21 +257,16 @@ def values_of(column: Any, left: LeftOut) -> list[Any]:
     if pa.types.is_dictionary(kind):
         kind, column = kind.value_type, column.cast(kind.value_type)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        errors = KEPT_BYTES if left.one_by_one else "replace"
         return [
-            None if value is None else value.decode("utf-8", errors)
+            None if value is None else value.decode("utf-8", KEPT_BYTES)
             for value in column.cast(pa.large_binary()).to_pylist()
         ]
-    if not left.one_by_one:
-        values: list[Any] = column.to_pylist()
-        return values
     together = attempt(column.to_pylist)
     if isinstance(together, BaseException):
         together = [attempt(value.as_py) for value in column]
-    return [_whole_number(value) for value in together]
+    plain = [None if isinstance(value, BaseException) else value for value in together]
+    return [_whole_number(value) for value in plain] if left.one_by_one else plain
 
 
 def _whole_number(value: Any) -> Any:
-    if isinstance(value, BaseException):
-        return None
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -12,6 +12,7 @@ from torch import Tensor
 from client_app.datasets.dataset import DataSource, load_all
 from client_app.datasets.partition import whole
 from common.backbones.backbones import load_network
+from common.data_report import merged
 from common.errors import DataError
 from common.run import Run
 
@@ -26,7 +27,7 @@ def check_records(run: Run, sites: int) -> Sequence[str]:
         sites: number of sites.
 
     Returns:
-        Remarks about sites of a single class.
+        The data report in at most three lines, and remarks about sites of a single class.
 
     Raises:
         DataError, ConfigError: if the data are unusable, have only one class, or leave a site
@@ -45,7 +46,10 @@ def check_records(run: Run, sites: int) -> Sequence[str]:
             f"the training records have one class only ({names}), and a classifier needs two; "
             f"check data-dir = {run.settings.data_dir!r}, label-column and classes"
         )
-    remarks, parts = [], [(dataset, part) for dataset, each in shares for part in each]
+    remarks: list[str] = []
+    if run.settings.data != "digits":
+        remarks += merged([dataset.report for dataset, _ in shares]).lines()
+    parts = [(dataset, part) for dataset, each in shares for part in each]
     for site, (dataset, part) in enumerate(parts):
         classes = [dataset.classes[i] for i in set(dataset.labels[part].tolist())]
         if not classes:

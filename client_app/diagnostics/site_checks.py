@@ -256,19 +256,24 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
     if dataset.patients is not None:
         facts += f"; {len({dataset.patients[row] for row in records.train.tolist()})} patients"
     if not len(records.train):
-        left = f"; left out: {'; '.join(dataset.left_out)}" if dataset.left_out else ""
-        return Finding(
-            "data", "FAIL", facts + left, "without training records only noise leaves, or nothing"
-        )
-    if dataset.left_out:
-        private = " in this private run" if protected else ""
-        facts_and_losses = f"{facts}; LEFT OUT{private}: {'; '.join(dataset.left_out)}"
         return Finding(
             "data",
-            "WARN",
-            facts_and_losses,
-            "correct these records; they are not reported to the coordinator",
+            "FAIL",
+            "; ".join([facts, *dataset.report.lines()[1:]]),
+            "without training records only noise leaves, or nothing",
         )
+    if dataset.left_out or dataset.odd:
+        private = " in this private run" if protected else ""
+        losses = [each.why for each in dataset.left_out]
+        whole = [f"LEFT OUT{private}: {'; '.join(losses)}"] if losses else []
+        whole += [f"ODD: {'; '.join(dataset.odd)}"] if dataset.odd else []
+        empty = [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
+        remedy = "correct these records; they are not reported to the coordinator"
+        if empty:
+            remedy = (
+                f"no training record of class {empty[0]!r}; check its name if you expect records"
+            )
+        return Finding("data", "WARN", "; ".join([facts, *whole]), remedy)
     if dataset.burned_in:
         return Finding(
             "data",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from client_app.datasets.data_log import log_once
 from client_app.datasets.dataset import Dataset
 from client_app.datasets.partition import share
 from client_app.datasets.whole_site import NoRecordsError, SourceError
@@ -24,6 +26,7 @@ from common.backbones.backbone_names import OWN_BACKBONE
 from common.backbones.backbones import Backbone, load_backbone
 from common.backbones.feature_power import raised, with_power
 from common.backbones.own_backbones import own_backbone
+from common.data_report import DataReport, Loss
 from common.errors import BackboneError, ConfigError, DataError
 from common.methods.counting import JUDGING
 from common.models.devices import pick_device
@@ -71,7 +74,7 @@ class SiteFeatures:
         fingerprint: of the backbone.
         seconds: time to compute or load the features.
         simulated: whether the data are a share of the run's own, not a hospital's.
-        left_out: reasons for missing records.
+        report: what became of the site's records.
         key: identifies the content of the data set, as its files show it.
         selected: digest of which of its records train, or are held out, if the run evaluates a
             model on these.
@@ -83,7 +86,7 @@ class SiteFeatures:
     fingerprint: str
     seconds: float
     simulated: bool
-    left_out: tuple[str, ...] = ()
+    report: DataReport = field(default_factory=lambda: DataReport("", 0))
     key: str = ""
     selected: str = ""
 
@@ -184,14 +187,9 @@ def load_site(
         raise DataError(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )
-    left_out = part.dataset.left_out
-    if broken := len(part.train) - len(train.labels):
-        first = [i for i in part.train.tolist() if not features.ok[i]][:1]
-        what = (
-            f"{broken} of {len(part.train)} training images cannot be read, or have no finite "
-            "features"
-        )
-        left_out = (*left_out, what + "".join(f", such as {part.dataset.where(i)}" for i in first))
+    unread = set(part.train.tolist()) - set(train.rows.tolist() if train.rows is not None else ())
+    report = with_broken(part.dataset, sorted(unread), f"of {len(part.train)} training images")
+    log_once(report, node)
     fingerprint = with_power(features.fingerprint, run.power)
     dataset = part.dataset
     # Places among the records of all classes: places among those of the run's classes name other
@@ -207,9 +205,31 @@ def load_site(
         fingerprint,
         features.seconds,
         part.simulated,
-        left_out,
+        report,
         dataset.key,
         selected,
+    )
+
+
+def with_broken(dataset: Dataset, broken: Sequence[int], what: str) -> DataReport:
+    """The data report of a data set whose images have been opened.
+
+    Args:
+        dataset: the records.
+        broken: indices of those without features.
+        what: they are, behind their number.
+    """
+    report = dataset.report
+    if not broken:
+        return report
+    why = (
+        f"{len(broken)} {what} cannot be read, or have no finite features, such as "
+        f"{dataset.where(broken[0])}"
+    )
+    return replace(
+        report,
+        used=report.used - len(broken),
+        left_out=(*report.left_out, Loss(why, len(broken))),
     )
 
 

@@ -8,13 +8,17 @@ site is a share of the run's data.
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from client_app.datasets.partition import share, whole
-from client_app.features.site_features import dataset_features, in_simulation, usable
+from client_app.features.site_features import dataset_features, in_simulation, usable, with_broken
 from client_app.governance.policy import policy_of
 from client_app.node_config import NodeConfig
+from common.data_report import DATA
 from common.errors import DataError
 from common.models.classifiers import Classifier, class_indices
 from common.models.head_training import train_on_features
@@ -47,12 +51,15 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     names = model.header.classes
     parts: list[tuple[Tensor, Tensor]] = []
     tests: list[tuple[Tensor, Tensor]] = []
+    reports: list[dict[str, Any]] = []
     for dataset, rows in whole(run, node.num_partitions):
         all_features = dataset_features(dataset, run, node, policy_of(node).cache_mib)
         index = class_indices(names, dataset.classes)
         for part in rows if run.settings.compare and baselines else ():
             train = usable(dataset, all_features, part, run.power)
             parts.append((train.features, index[train.labels]))
+        broken = (~torch.as_tensor(all_features.ok)).nonzero().flatten().tolist()
+        reports.append(with_broken(dataset, broken, "images").facts())
         test = usable(dataset, all_features, (~dataset.is_train).nonzero().squeeze(1), run.power)
         tests.append((test.features, index[test.labels]))
     features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
@@ -64,6 +71,7 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     info["accuracy.majority"] = float(
         torch.bincount(labels[labels >= 0], minlength=1).max() / max(1, len(labels))
     )
+    info[DATA] = json.dumps(reports)
     if run.settings.compare:
         info |= _baselines(
             parts, (features, labels), len(names), run.settings.head, run.settings.seed

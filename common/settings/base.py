@@ -5,10 +5,13 @@ and ranges.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from common.identity import name_of, normal
 
 
 def kebab(name: str) -> str:
@@ -51,14 +54,23 @@ def split_names(value: object) -> Any:
 
     Raises ValueError for a list without any name, such as ",".
     """
-    if not isinstance(value, str):
-        return value
+    return _split(value, str.strip) if isinstance(value, str) else value
+
+
+def split_classes(value: object) -> Any:
+    """The same for names of classes, in their normal form."""
+    if isinstance(value, str):
+        return _split(value, lambda part: name_of(part, (normal(part),)) or "")
+    return value
+
+
+def _split(value: str, form: Callable[[str], str]) -> tuple[str, ...]:
     if len(value) > LONGEST_LIST or value.count(",") >= MOST_NAMES:
         raise ValueError(
             f"a list of {len(value)} characters; at most {LONGEST_LIST}, and at most {MOST_NAMES} "
             "names"
         )
-    names = tuple(part.strip() for part in value.split(",") if part.strip())
+    names = tuple(name for part in value.split(",") if (name := form(part)))
     if value and not names:
         raise ValueError(f"an empty list {value!r}; name at least one, separated by commas")
     if len(set(names)) < len(names):
@@ -67,6 +79,9 @@ def split_names(value: object) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names), Range("names separated by commas")]
+ClassNames = Annotated[
+    tuple[str, ...], BeforeValidator(split_classes), Range("names separated by commas")
+]
 
 
 # Privacy depends on the clip bound, which is computed in floating point. This range is far from

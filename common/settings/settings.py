@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from common.backbones.backbone_names import OWN_BACKBONE
+from common.identity import Name
 from common.settings.base import (
+    ClassNames,
     DataKind,
     Defence,
     Device,
@@ -111,13 +113,13 @@ class DataSettings(Section):
     dataset: Names = Field(
         (), description="Files or folders in data-dir, each a site if several; empty for all."
     )
-    label_column: str = Field(
+    label_column: Name = Field(
         "label", description="Column of a table that holds the class of a record."
     )
-    patient_column: str = Field(
+    patient_column: Name = Field(
         "", description="Column of a table that holds the patient ID; patients are then protected."
     )
-    classes: Names = Field(
+    classes: ClassNames = Field(
         (), description="All classes in their order; empty collects the classes that sites report."
     )
     partition: Literal["iid", "dirichlet", "classes", "column"] = Field(
@@ -132,7 +134,7 @@ class DataSettings(Section):
     classes_per_site: Annotated[int, Unit("classes")] = Field(
         2, ge=1, description="Number of classes of a site with partition classes."
     )
-    site_column: str = Field(
+    site_column: Name = Field(
         "", description="Column of a table that names a record's site, with partition column."
     )
     test_fraction: float = Field(

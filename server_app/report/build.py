@@ -28,7 +28,7 @@ from server_app.report.plots.site_values import values_view
 from server_app.report.privacy_view import privacy_picture, privacy_view
 from server_app.report.site_map import drawn_map, site_map_of, words_of
 from server_app.report.tables import csv_link, tables_of, write_tables
-from server_app.report.warnings import warnings_of
+from server_app.report.warnings import data_of, warnings_of
 from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
 from server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
 
@@ -156,6 +156,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "layout": layout(pictures),
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
         "warnings": warned,
+        "data": data_of(run),
         "counts": counts,
         "counting": (counting := _counting(run, counts)),
         "without_pictures": unseen,

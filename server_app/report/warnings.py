@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
+from collections.abc import Mapping
 
+from common.data_report import DataReport, reports_from
 from common.number_format import percent
+from server_app.runs.json_values import as_list, as_numbers, as_table
 from server_app.runs.reader import RunFolder
 
 # A model is compared with the largest class plus this: less is within the uncertainty of some
 # hundred test records.
 MARGIN = 0.02
 NAMED = 12
+# Mean of max(0, z) for a standard normal z; and how far above it a count is more than noise.
+MEAN_OF_HALF, DEVIATIONS = 0.4, 3.0
 
 
 def warnings_of(run: RunFolder) -> list[str]:
     """One sentence for each warning, from what the run has recorded."""
-    warnings = (_missing_classes(run), _no_better_than_chance(run))
+    warnings = (_missing_classes(run), _no_better_than_chance(run), _unread(run))
     return [warning for warning in warnings if warning] if run.failure is None else []
 
 
 def _missing_classes(run: RunFolder) -> str:
     """Warn about classes of which no site has a record. Noisy counts do not show that."""
     reported = [site.counts for site in run.sites if site.counts]
-    if not reported or run.metrics.get("privacy"):
+    if run.metrics.get("privacy"):
+        return _classes_below_noise(run)
+    if not reported:
         return ""
     missing = [name for name in run.classes if not any(counts.get(name) for counts in reported)]
     if not missing:
@@ -33,6 +42,53 @@ def _missing_classes(run: RunFolder) -> str:
     if len(missing) == 1:
         return f"No site has a record of class {shown}: the model cannot recognise it."
     return f"No site has a record of classes {shown}: the model cannot recognise them."
+
+
+def _classes_below_noise(run: RunFolder) -> str:
+    """Warn about classes whose noisy counts, of all sites together, are no more than noise.
+
+    It uses released values only, and names no site.
+    """
+    per_site = as_table(as_table(run.metrics.get("privacy")).get("per_site"))
+    noisy: list[tuple[Mapping[str, float], float]] = []
+    for site in run.sites:
+        noise = as_numbers(as_table(per_site.get(site.name)).get("noise")).get("counts")
+        if site.counts and noise:
+            noisy.append((site.counts, noise))
+    if not noisy:
+        return ""
+    # Counts below zero are recorded as zero, so noise alone has a mean above it.
+    bound = MEAN_OF_HALF * sum(noise for _, noise in noisy) + DEVIATIONS * math.sqrt(
+        sum(noise**2 for _, noise in noisy)
+    )
+    missing = [
+        name
+        for name in run.classes
+        if sum(max(0.0, counts.get(name, 0.0)) for counts, _ in noisy) <= bound
+    ]
+    if not missing:
+        return ""
+    return (
+        f"Perhaps no site has a record of {', '.join(map(repr, missing[:NAMED]))}: the noisy counts "
+        f"of all sites together are no more than noise (below {bound:.0f}); check how the sites "
+        "write the names of the classes."
+    )
+
+
+def data_of(run: RunFolder) -> list[DataReport]:
+    """The data reports of a simulation."""
+    return reports_from(json.dumps(as_list(run.metrics.get("data"))))
+
+
+def _unread(run: RunFolder) -> str:
+    """Warn about images that only the run itself could find broken."""
+    unread = [
+        loss.why
+        for report in data_of(run)
+        for loss in report.left_out
+        if "cannot be read" in loss.why
+    ]
+    return f"Left out: {'; '.join(unread)}." if unread else ""
 
 
 def _no_better_than_chance(run: RunFolder) -> str:

@@ -89,6 +89,7 @@ def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
         "failure": end.failure,
         "stopped": outcome.stopped,
         "hops": outcome.hops,
+        "data": outcome.data,
     }
     return metrics | {name: value for name, value in optional.items() if value}
 

@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from common.data_report import DATA, reports_from
 from common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError, SurrogateError
 from common.models.devices import pick_device
 from common.signed_models.making import signed_values
@@ -377,6 +378,7 @@ class Federation(FlowerStrategy):
                 self.outcome.accuracy[key.removeprefix("accuracy.")] = accuracy
             elif key.startswith("bytes."):
                 self.outcome.compare_bytes[key.removeprefix("bytes.")] = whole_number(info, key)
+        self.outcome.data = [each.facts() for each in reports_from(str(info.get(DATA, "")))]
         self._picture(info)
         self.recorder.event("compared", **self.outcome.accuracy)
 

@@ -113,6 +113,7 @@ class Outcome:
         stopped: why the run ended before its last round; the model so far is kept.
         learning: facts about the learning, such as the solver of a head.
         parameters: number of generator parameters that a site sends in a round.
+        data: the data reports of a simulation.
         names: "registered" if names come from keys, "claimed" if sites report them.
         absent: registered sites that have not connected.
     """
@@ -130,6 +131,7 @@ class Outcome:
     stopped: str = ""
     learning: dict[str, str | float] = field(default_factory=dict)
     parameters: int = 0
+    data: list[dict[str, Any]] = field(default_factory=list)
     names: Literal["registered", "claimed", ""] = ""
     absent: list[str] = field(default_factory=list)
 

@@ -1,6 +1,5 @@
 import io
 import json
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -157,16 +156,15 @@ def test_parquet_takes_string_labels_and_raw_bytes(tmp_path: Path) -> None:
     assert dataset.open_image(1).getpixel((0, 0)) == (8, 8, 8)
 
 
-def test_classes_of_the_run_choose_and_order_records(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_classes_of_the_run_choose_and_order_records(tmp_path: Path) -> None:
     write_parquet(tmp_path / "x.parquet", ["a", "b", "c", "b"])
-    caplog.set_level(logging.INFO, "fedsurrogate.site")
     dataset = load(DataSource("parquet", str(tmp_path), classes=("c", "absent", "b")), seed=0)
     assert dataset.classes == ("c", "absent", "b")
     assert dataset.labels.tolist() == [2, 0, 2]
     assert dataset.open_image(0).getpixel((0, 0)) == (1, 1, 1)
-    assert "1 of 4 records left out" in caplog.text
+    (loss,) = dataset.left_out
+    assert (loss.count, loss.why) == (1, "1 records are of no class of the run: 'a' (1)")
+    assert dataset.odd == ("no record of 'absent'",)
     # Features are computed once for the records of all classes; this selects some of them.
     whole = load(DataSource("parquet", str(tmp_path)), seed=0)
     assert dataset.whole is not None
@@ -258,11 +256,11 @@ def test_what_is_there_instead_is_listed(tmp_path: Path) -> None:
 
 def test_labels_must_be_names_or_numbers(tmp_path: Path) -> None:
     write_parquet(tmp_path / "real.parquet", [0.5, 1.0])
+    assert load(DataSource("parquet", str(tmp_path), ("real",)), seed=0).classes == ("0.5", "1")
     write_parquet(tmp_path / "gap.parquet", ["a", None])
     write_parquet(tmp_path / "beyond.parquet", [0, 2], ["a", "b"])
-    for name in ("real", "gap"):
-        with pytest.raises(DataError, match="labels must be integers or strings"):
-            load(DataSource("parquet", str(tmp_path), (name,)), seed=0)
+    with pytest.raises(DataError, match=r"1 of 2 records have no label .* such as row 2"):
+        load(DataSource("parquet", str(tmp_path), ("gap",)), seed=0)
     with pytest.raises(DataError, match="names 2 classes but has the label 2"):
         load(DataSource("parquet", str(tmp_path), ("beyond",)), seed=0)
 

@@ -50,7 +50,7 @@ def source(folder: Path, **settings: Any) -> DataSource:
 
 
 def test_images_are_found_at_any_depth_by_content_and_the_rest_is_counted_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
 ) -> None:
     study(tmp_path, ["1", "2", "1", "3"])
     save(tmp_path / "export" / "report.dcm", header())
@@ -63,12 +63,11 @@ def test_images_are_found_at_any_depth_by_content_and_the_rest_is_counted_once(
     assert dataset.labels.tolist() == [0, 1, 0, 1]
     assert dataset.patients == ("0", "1", "0", "2")
     assert (np.asarray(dataset.open_image(3))[..., 2] == LEVELS[3]).all()
-    (reason,) = [
-        record.getMessage() for record in caplog.records if record.name == "fedsurrogate.site"
-    ]
+    (loss,) = dataset.left_out
+    assert loss.count == 4
     assert (
-        "4 DICOM images; 1 files are not DICOM, 2 have no image (DICOMDIR, reports), 1 are broken, "
-        "such as" in reason
+        "1 files are not DICOM, 2 have no image (DICOMDIR, reports), 1 are broken, such as"
+        in loss.why
     )
 
 
@@ -122,10 +121,11 @@ def test_records_without_a_label_or_a_file_are_left_out_and_counted(
     (tmp_path / "labels.csv").write_text("PatientID,label\n3,a\n99secret,b\n1,b\n")
     dataset = load(source(tmp_path), 0)
     assert (dataset.labels.tolist(), dataset.patients) == ([1, 0], ("0", "1"))
-    assert "1 of 3 DICOM images are left out" in caplog.text
-    assert "1 rows of" in caplog.text
-    assert "such as row 2" in caplog.text
-    assert "99secret" not in caplog.text
+    said = str(dataset.report)
+    assert "1 of 3 DICOM images are left out" in said
+    assert "1 rows of" in said
+    assert "such as row 2" in said
+    assert "99secret" not in said + caplog.text
 
 
 @pytest.mark.parametrize(
@@ -322,12 +322,13 @@ def test_a_file_cut_short_is_skipped_like_any_broken_image(
 
 
 def test_a_header_that_promises_more_pixels_than_any_image_has_is_not_believed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
 ) -> None:
     files = study(tmp_path, ["1", "2"])
     save(files[1], image(LEVELS[1], Rows=65535, Columns=65535))
-    assert len(load(source(tmp_path), 0)) == 1
-    assert "65535 x 65535 pixels" in caplog.text
+    dataset = load(source(tmp_path), 0)
+    assert len(dataset) == 1
+    assert "65535 x 65535 pixels" in str(dataset.left_out)
 
 
 def hospital(folder: Path, patients: list[str], **tags: Any) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""Files and folders that systems make: archives, network drives, desktops and notebooks leave them
+next to data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from client_app.datasets.left_out import LeftOut
+from client_app.datasets.one_record import attempt, is_file, is_folder
+
+# Of macOS archives, Synology, QNAP and NetApp drives, Windows, Linux and Python. Names with a dot
+# in front are left out as well (.Trash, .ipynb_checkpoints, ._x.png).
+FOLDERS = frozenset(
+    {
+        *("__macosx", "@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot"),
+        *("$recycle.bin", "recycler", "recycled", "system volume information", "lost+found"),
+        *("__pycache__", "network trash folder", "temporary items", "thumbs.db", "desktop.ini"),
+    }
+)
+# Of Office, while a table is open.
+LOCKS = ("~$",)
+
+
+def of_system(name: str) -> bool:
+    """Whether a file or folder with this name is a system's, not a record or a class.
+
+    Example:
+        >>> [of_system(name) for name in ("__MACOSX", "._x.png", "~$labels.csv", "nevus")]
+        [True, True, True, False]
+    """
+    return name.casefold() in FOLDERS or name.startswith((".", *LOCKS))
+
+
+class FolderWalk:
+    """The files of a source, and how many were left out on the way.
+
+    Args:
+        wanted: which files are records.
+        file_suffixes: endings of names that only files have; a folder with one is left out.
+    """
+
+    def __init__(self, wanted: Callable[[Path], bool], file_suffixes: frozenset[str]) -> None:
+        self._wanted, self._suffixes = wanted, file_suffixes
+        self._counts: Counter[str] = Counter()
+        self._examples: dict[str, Path] = {}
+
+    def folders(self, top: Path) -> list[Path]:
+        """Folders in a folder that may be classes, sorted.
+
+        Args:
+            top: the folder.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        folders = []
+        for path in sorted(top.iterdir()):
+            if is_folder(path):
+                if self._is_data(path):
+                    folders.append(path)
+            elif not of_system(path.name) and self._wanted(path):
+                self._skip("images lie beside the folders of classes", path)
+        return folders
+
+    def files(self, folder: Path) -> list[Path]:
+        """Wanted files at any depth, sorted; those of linked folders too.
+
+        A folder inside that cannot be read, or vanishes, has none.
+        """
+        return sorted(self._below(folder, ()))
+
+    def _below(self, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+        status = attempt(folder.stat)
+        inside = attempt(lambda: sorted(folder.iterdir()))
+        if isinstance(status, BaseException) or isinstance(inside, BaseException):
+            return
+        own = status.st_dev, status.st_ino
+        if own in above:
+            self._skip("linked folders lead back to a folder above them", folder)
+            return
+        for path in inside:
+            if is_folder(path):
+                if self._is_data(path):
+                    yield from self._below(path, (*above, own))
+            elif of_system(path.name):
+                self._skip("files are a system's", path)
+            elif self._wanted(path):
+                yield path
+            else:
+                self._skip("files are no images by their names", path)
+
+    def _is_data(self, folder: Path) -> bool:
+        if of_system(folder.name):
+            self._skip("folders are a system's", folder)
+        elif folder.suffix.lower() in self._suffixes and not is_file(folder):
+            self._skip("folders have the name of a file", folder)
+        else:
+            return True
+        return False
+
+    def _skip(self, why: str, path: Path) -> None:
+        self._counts[why] += 1
+        self._examples.setdefault(why, path)
+
+    def report(self, left: LeftOut) -> None:
+        """Count what was left out.
+
+        Args:
+            left: that counts it.
+        """
+        for why, count in self._counts.items():
+            left.skip(count, f"{count} {why}, such as '{self._examples[why]}'")

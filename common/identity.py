@@ -1,0 +1,163 @@
+"""One identity: the normal form of names of classes, patients, sites and columns.
+
+Names are equal if their normal forms are equal, character by character: Unicode NFC, without
+whitespace at either end. Tables, folders, DICOM headers, arrays of Python and settings all use these
+functions, so that a name is one name wherever it stands.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable
+from decimal import Decimal
+from numbers import Real
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+# Whitespace that `str.strip` does not know: zero-width spaces, joiners of words, and the mark at
+# the beginning of some files.
+INVISIBLE = "\u180e\u200b\u2060\ufeff"
+# What stands for a missing value in a text: the list of pandas (`read_csv`, na_values), and NaT.
+NO_VALUE = frozenset(
+    {
+        "",
+        "#N/A",
+        "#N/A N/A",
+        "#NA",
+        "-1.#IND",
+        "-1.#QNAN",
+        "-NaN",
+        "-nan",
+        "1.#IND",
+        "1.#QNAN",
+        "<NA>",
+        "N/A",
+        "NA",
+        "NULL",
+        "NaN",
+        "NaT",
+        "None",
+        "n/a",
+        "nan",
+        "null",
+    }
+)
+# A whole number as libraries write it in a column of floating point.
+WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
+
+
+def normal(text: str) -> str:
+    """The normal form of a name: NFC, without whitespace of any kind at its ends.
+
+    Args:
+        text: perhaps with bytes that are no text, as in names of files; these stay.
+
+    Example:
+        >>> normal("\\u3000e\\u0301levated\\xa0") == "\\xe9levated"
+        True
+    """
+    text = unicodedata.normalize("NFC", text)
+    start, end = 0, len(text)
+    while start < end and _blank(text[start]):
+        start += 1
+    while start < end and _blank(text[end - 1]):
+        end -= 1
+    return text[start:end]
+
+
+def _blank(character: str) -> bool:
+    return character.isspace() or character in INVISIBLE
+
+
+def name_of(value: object, names: Iterable[str] = ()) -> str | None:
+    """The name of a class, patient or site, from a cell of a table or an array.
+
+    Args:
+        value: a text, its bytes in UTF-8, a truth value or a number. A whole number that is stored
+            as floating point is named as an integer, and so is its text: "0.0" is "0".
+        names: that are names even if they stand for a missing value elsewhere, such as "None".
+
+    Returns:
+        The normal form; None for a missing value: None, NaN, NaT, NA, a text without a character
+        that can be seen, or one of NO_VALUE.
+
+    Raises:
+        TypeError: for a value of another type, a complex number or infinity.
+
+    Example:
+        >>> name_of(" No finding "), name_of(1.0), name_of("1.0"), name_of(True), name_of(0.5)
+        ('No finding', '1', '1', 'True', '0.5')
+        >>> name_of(float("nan")), name_of("n/a"), name_of("None", ["None"])
+        (None, None, 'None')
+    """
+    if isinstance(value, bytes | bytearray):
+        try:
+            value = bytes(value).decode()
+        except UnicodeDecodeError:
+            raise TypeError("bytes that are not UTF-8") from None
+    if isinstance(value, str):
+        text = normal(value)
+        if text in NO_VALUE and text not in names:
+            return None
+        if whole := WHOLE.fullmatch(text):
+            sign, digits = whole.groups()
+            return digits if digits == "0" else sign + digits
+        return text
+    if is_missing(value):
+        return None
+    if type(value).__name__ in ("bool", "bool_"):
+        return str(bool(value))
+    if isinstance(value, Real | Decimal):
+        try:
+            # Otherwise their own text: single precision has fewer digits than double precision.
+            number = int(value)  # type: ignore[arg-type]
+            return str(number) if value == number else str(value)
+        except (ArithmeticError, ValueError):
+            pass  # Infinity, or more digits than Python writes.
+    raise TypeError(f"a value of type {type(value).__name__}: {str(value)[:40]}")
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value that is no text stands for a missing one: None, NaN, NaT, NA, or masked."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType", "MaskedConstant"):
+        return True
+    try:
+        # NaN, and NaT of numpy, are the only values that differ from themselves.
+        return bool(value != value)
+    except (ArithmeticError, TypeError, ValueError, RuntimeError):
+        return False
+
+
+def likely_one(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Groups of different names that are likely one: they differ only by case, by the form of a
+    character (wide, ligature), or by blanks inside.
+
+    Args:
+        names: in normal form.
+
+    Returns:
+        Each group, sorted.
+
+    Example:
+        >>> likely_one(["Nevus", "nevus", "mel", "No  finding", "no finding"])
+        [('Nevus', 'nevus'), ('No  finding', 'no finding')]
+    """
+    groups: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        groups[_folded(name)].add(name)
+    return sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1)
+
+
+def _folded(name: str) -> str:
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    seen = (each for each in text if unicodedata.category(each) != "Cf")
+    return " ".join("".join(seen).split())
+
+
+# A name in settings: of a column or a site.
+Name = Annotated[
+    str, BeforeValidator(lambda value: normal(value) if isinstance(value, str) else value)
+]

@@ -1,0 +1,225 @@
+"""Arrays of numbers and lists of names, of any library, as users of Python have them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import DataError
+from common.identity import is_missing, name_of
+
+# Array-likes: tensors, numpy arrays, lists, data frames, sparse matrices.
+Array = Any
+ACCEPTED = (
+    "features are real numbers: a numpy array, tensor, sparse matrix or data frame of numbers, or a "
+    "list of rows"
+)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Class names of records.
+
+    Attributes:
+        names: of each record, in normal form (common/identity.py).
+        values: by name, as the user has it, so that predictions have the labels' own type.
+    """
+
+    names: list[str] = field(default_factory=list)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def numbers_of(values: Array) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """An array-like as an array in single precision, of the same shape.
+
+    Args:
+        values: real numbers, also as objects, sparse, masked, or in any byte order.
+
+    Returns:
+        A contiguous array; NaN where a value is missing.
+
+    Raises:
+        DataError: for anything else.
+    """
+    columns = [str(name) for name in getattr(values, "columns", ())]
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.to_dense() if values.layout != torch.strided else values
+        values = values.float() if values.dtype == torch.bfloat16 else values.resolve_conj().numpy()
+    elif hasattr(values, "toarray"):
+        values = values.toarray()
+    masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{type(values).__name__} is no array ({error}), perhaps of rows with another number "
+            f"of columns each; {ACCEPTED}"
+        ) from None
+    if array.dtype.kind in "OSU" and array.ndim == 2:
+        array = _of_objects(array, columns)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{array.dtype} of shape {array.shape} holds no real numbers; {ACCEPTED}")
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(array, dtype=np.float32)
+    if masked is not None and masked.any():
+        single = np.where(masked, np.float32(np.nan), single)
+    return single if single.flags.writeable else single.copy()
+
+
+def _of_objects(
+    array: np.ndarray[Any, Any], columns: Sequence[str]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Cells of any type as numbers. Raises DataError with the row and the column of another one."""
+    numbers = np.empty(array.shape, dtype=np.float64)
+    for (row, column), cell in np.ndenumerate(array):
+        try:
+            if isinstance(cell, str | bytes | complex | np.complexfloating):
+                raise TypeError
+            numbers[row, column] = np.nan if is_missing(cell) else float(cell)
+        except (TypeError, ValueError, OverflowError):
+            where = repr(columns[column]) if column < len(columns) else str(column)
+            raise DataError(
+                f"row {row}, column {where} holds {type(cell).__name__} {str(cell)[:40]!r}; "
+                f"{ACCEPTED}; leave such columns out, or code them as numbers"
+            ) from None
+    return numbers
+
+
+def names_of(values: Array, count: int, what: str = "label", known: Sequence[str] = ()) -> Labels:
+    """Names of the records' classes or patients.
+
+    Args:
+        values: array-like, (count,): texts, whole numbers, or other numbers; or one column of them.
+        count: number of records.
+        what: they name, for errors.
+        known: names of classes, which are names even if they mean "missing" elsewhere.
+
+    Returns:
+        A name for each record.
+
+    Raises:
+        DataError: if their number is not `count`, or for a record without a name.
+
+    Example:
+        >>> names_of([1.0, 0.0], 2).names
+        ['1', '0']
+    """
+    listed = _listed(values, what)
+    if listed is None or len(listed) != count:
+        shown = type(values).__name__ if listed is None else f"{len(listed)} {what}s"
+        raise DataError(f"{shown} for {count} records; give one {what} for each record")
+    names: list[str] = []
+    own: dict[str, Any] = {}
+    for number, value in enumerate(listed):
+        try:
+            name = name_of(value, known)
+        except TypeError as error:
+            raise DataError(
+                f"record {number}: {error} is no {what}; give texts or numbers"
+            ) from None
+        if name is None:
+            raise DataError(
+                f"record {number} has no {what} ({value!r}); give one, or leave the record out"
+            )
+        if not _is_text(name):
+            raise DataError(f"record {number}: its {what} is no text in Unicode; rename it")
+        names.append(name)
+        own.setdefault(name, value)
+    return Labels(names, own)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _listed(values: Array, what: str) -> list[Any] | None:
+    """The values one by one, None where masked; None instead of a list for another shape."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+        values = values.resolve_conj().to_dense().numpy()
+    elif isinstance(values, list | tuple | range):
+        alone = [_alone(each) for each in values]
+        if alone and all(isinstance(each, list | tuple) and len(each) == 1 for each in alone):
+            _warn_of_column(what, len(alone))
+            return [_alone(each[0]) for each in alone]
+        return alone
+    elif not hasattr(values, "__array__"):
+        return None
+    hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    array = np.asarray(values)
+    if array.ndim == 2 and array.shape[1] == 1:
+        _warn_of_column(what, len(array))
+        array = array[:, 0]
+        hidden = None if hidden is None else hidden[:, 0]
+    if array.ndim != 1:
+        return None
+    listed = [_alone(each) for each in array]
+    if hidden is not None:
+        listed = [
+            None if gone else each for each, gone in zip(listed, hidden.tolist(), strict=True)
+        ]
+    return listed
+
+
+def _alone(value: Any) -> Any:
+    """A single number that is stored as a tensor or an array."""
+    if isinstance(value, Tensor | np.ndarray) and value.ndim == 0:
+        return value.item() if isinstance(value, Tensor) else value[()]
+    return value
+
+
+def _warn_of_column(what: str, count: int) -> None:
+    warnings.warn(
+        f"a column of {what}s, of shape ({count}, 1), is taken as ({count},)", stacklevel=5
+    )
+
+
+def in_own_type(names: Sequence[str], *values: Mapping[str, Any]) -> Any:
+    """Class names as an array in the type of the labels, as scikit-learn's `classes_`.
+
+    Args:
+        names: of the classes, in order.
+        values: of the labels by name, from each site; where they are unknown, names that are all
+            whole numbers become integers.
+
+    Returns:
+        An array; of texts where the sites' types differ.
+
+    Example:
+        >>> in_own_type(["0", "1"], {"0": False, "1": True}).tolist(), in_own_type(["0", "1"]).tolist()
+        ([False, True], [0, 1])
+    """
+    own = {name: value for each in reversed(values) for name, value in each.items()}
+    if not set(names) <= own.keys():
+        whole = all(name.lstrip("-").isdecimal() and str(_whole(name)) == name for name in names)
+        return np.array([int(name) for name in names]) if whole else np.array(names)
+    kinds = {_kind(value) for each in values for value in each.values()}
+    if kinds == {"text"} or len(kinds) > 1:
+        return np.array(names)
+    if kinds == {"bytes"}:
+        return np.array([name.encode() for name in names])
+    return np.array([own[name] for name in names])
+
+
+def _whole(name: str) -> int | None:
+    return int(name) if len(name) < 20 else None
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "truth"
+    if isinstance(value, str):
+        return "text"
+    return "bytes" if isinstance(value, bytes) else "number"
