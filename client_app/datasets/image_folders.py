@@ -78,9 +78,18 @@ def read_imagefolder(
         site_column,
         patient_column,
     )
-    others: list[Path] = []
-    files, is_train = in_class_folders(root, partial(_is_image, others), left)
-    _note_dicom(others, left)
+    files, is_train = in_class_folders(root, _is_image_or_dicom, left)
+    images = [row for row, (path, _) in enumerate(files) if _is_image(path)]
+    if len(images) < len(files):
+        # Read as images, they would lose their patients.
+        example = next(path for path, _ in files if not _is_image(path))
+        left.note_unread(
+            len(files) - len(images),
+            f"{len(files) - len(images)} files in the class folders are DICOM, such as "
+            f"'{example}'; set data to 'dicom' if all are, or keep these in a folder of their own",
+        )
+        files = [files[row] for row in images]
+        is_train = None if is_train is None else is_train[images]
     if not files and not left.one_by_one:
         raise DataError(
             f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per "
@@ -94,22 +103,13 @@ def read_imagefolder(
     return without(records, left)
 
 
-def _is_image(others: list[Path], file: Path) -> bool:
-    """Whether a file is an image by its name; notes the others."""
-    if file.suffix.lower() in IMAGE_SUFFIXES:
-        return True
-    others.append(file)
-    return False
+def _is_image(file: Path) -> bool:
+    """Whether a file is an image by its name."""
+    return file.suffix.lower() in IMAGE_SUFFIXES
 
 
-def _note_dicom(files: Sequence[Path], left: LeftOut) -> None:
-    """Leave out or refuse DICOM files: read as images, they would lose their patients."""
-    found = [file for file in files if attempt(partial(is_dicom_file, file)) is True]
-    left.note_unread(
-        len(found),
-        f"{len(found)} files in the class folders are DICOM, such as '{found[0] if found else ''}'; "
-        "set data to 'dicom' if all are, or keep these in a folder of their own",
-    )
+def _is_image_or_dicom(file: Path) -> bool:
+    return _is_image(file) or attempt(partial(is_dicom_file, file)) is True
 
 
 def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
