@@ -82,8 +82,9 @@ faults: setup
 # COUNT small faults, which SEED draws anew, are planted in the code that carries the promises; the tests must notice 90 of 100.
 SEED ?= 0
 COUNT ?= 200
-# Seconds for all of it.
+# Seconds for all of it, and the folders to draw from; all of them without.
 LIMIT ?=
+PACKAGES ?=
 mutants: setup
 	OMP_NUM_THREADS=1 $(RUN) benchmarks/mutants.py --jobs 2 --seed $(SEED) --count $(COUNT) $(if $(LIMIT),--seconds $(LIMIT)) $(if $(PACKAGES),--packages $(PACKAGES))
 

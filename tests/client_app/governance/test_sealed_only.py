@@ -1,0 +1,53 @@
+"""Which requests a site that only seals, or a run that only counts, has, of all kinds of requests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_app.governance.policy import Policy
+from client_app.governance.sealed_only import IN_CLEAR, check_counting, check_work, in_clear
+from client_app.requests import WORK
+from common.errors import PolicyError
+from common.run import Run, parse_run
+
+COUNTS = {"counting.kind": "survey", "classes": "a,b", "sites": 9}
+TRAINS = parse_run({"classes": "a,b"})
+ALONE = parse_run(COUNTS)
+SUMMED = parse_run(COUNTS | {"secure-sum": True})
+# Kinds that nobody has thought of yet count as all others.
+KINDS = st.sampled_from([*WORK, "another"])
+ALONE_NEEDS = {"name", "surrogate"}
+SUMMED_NEEDS = ALONE_NEEDS | {"introduction", *(kind for kind in WORK if kind.startswith("sum-"))}
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([TRAINS, ALONE, SUMMED]), KINDS)
+def test_a_run_that_counts_makes_no_other_request_than_it_needs(run: Run, work: str) -> None:
+    needs = {id(ALONE): ALONE_NEEDS, id(SUMMED): SUMMED_NEEDS}.get(id(run))
+    if needs is None or work in needs:
+        check_counting(run, work)
+    else:
+        with pytest.raises(PolicyError, match=f"no request for '{work}'"):
+            check_counting(run, work)
+
+
+@settings(max_examples=100)
+@given(st.booleans(), st.booleans(), st.sampled_from(["", "peers.toml"]), KINDS)
+def test_a_site_that_only_seals_answers_nothing_else(
+    require: bool, sealed: bool, peers: str, work: str
+) -> None:
+    policy = Policy(require_seal=require)
+    told = {"fingerprint": "f", "dimension": 3, "simulated": False, "key": "k", "classes": "[]"}
+    if require and not (sealed and peers and work in IN_CLEAR):
+        with pytest.raises(PolicyError, match="require-seal = true"):
+            check_work(policy, sealed, peers, work)
+        return
+    check_work(policy, sealed, peers, work)
+    clear = in_clear(policy, work, told)
+    assert clear.items() <= told.items()
+    assert (clear == told) == (not require)
+    assert not require or "classes" not in clear
+    # Only an introduction says which backbone and key a site has.
+    assert not require or work == "introduction" or not {"fingerprint", "key"} & clear.keys()

@@ -1,0 +1,124 @@
+"""Public maps, privacy claims and headers come back as they were sent; others are refused."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import SurrogateError
+from common.privacy.mechanism import Mechanism
+from common.surrogates.public_map import PublicMap
+from common.surrogates.surrogates import Header
+from common.wire.float16 import pack
+from common.wire.sum_proto import map_digest, pack_map, unpack_map
+from common.wire.surrogate_proto import (
+    SCHEMA,
+    centre_digest,
+    pack_centre,
+    pack_claim,
+    pack_header,
+    unpack_centre,
+    unpack_claim,
+    unpack_header,
+    unpack_projection,
+)
+
+SIDES = st.integers(0, 3)
+BAD = st.sampled_from([math.nan, math.inf, -math.inf])
+
+
+@settings(max_examples=40)
+@given(rows=SIDES, columns=SIDES, centred=st.booleans(), known=SIDES, bad=st.none() | BAD)
+def test_a_map_comes_back_where_it_reduces_dimensions(
+    rows: int, columns: int, centred: bool, known: int, bad: float | None
+) -> None:
+    projection = torch.randn(rows, columns)
+    fits = 1 <= rows <= columns and known in (0, rows)
+    if fits:
+        assert torch.allclose(unpack_projection(pack(projection), known), projection, atol=1e-2)
+    else:
+        with pytest.raises(SurrogateError, match="k from 1 to d"):
+            unpack_projection(pack(projection), known)
+    if not 1 <= rows <= columns:
+        return
+    for matrix in (None, projection):
+        public = PublicMap(matrix, torch.randn(columns) if centred else None)
+        packed = pack_map(public)
+        found = unpack_map(packed)
+        for one, other in ((found.projection, matrix), (found.centre, public.centre)):
+            assert (one is None) == (other is None)
+            assert one is None or other is None or torch.allclose(one, other, atol=1e-2)
+        assert bool(map_digest(packed)) == (matrix is not None or centred)
+        assert pack_map(public) == packed
+    if bad is not None:
+        spoiled = pack(projection)
+        spoiled.data = torch.full((rows, columns), bad).half().numpy().tobytes()
+        with pytest.raises(SurrogateError, match="not finite"):
+            unpack_projection(spoiled)
+
+
+@settings(max_examples=40)
+@given(st.lists(SIDES, max_size=3), st.none() | BAD)
+def test_a_centre_is_one_row_of_finite_numbers(shape: list[int], bad: float | None) -> None:
+    mean = torch.randn(shape)
+    sent = pack_centre(mean)
+    if bad is not None:
+        sent.mean.data = torch.full(shape, bad).half().numpy().tobytes()
+    if len(shape) != 1 or not shape[0] or bad is not None:
+        with pytest.raises(SurrogateError, match="public centre"):
+            unpack_centre(sent)
+        return
+    assert torch.allclose(unpack_centre(sent), mean, atol=1e-2)
+    assert centre_digest(mean) == centre_digest(mean.clone()) != centre_digest(mean + 1)
+    assert centre_digest(None) == ""
+
+
+POSITIVE = st.floats(1e-6, 1e6)
+CLAIMS = st.builds(
+    Mechanism,
+    name=st.sampled_from(["sums", "dp-sgd"]),
+    epsilon=POSITIVE,
+    delta=st.floats(1e-9, 0.1),
+    unit=st.sampled_from(["record", "patient"]),
+    noise_multiplier=POSITIVE,
+    clip=POSITIVE,
+    noise=st.dictionaries(st.sampled_from("abc"), st.tuples(POSITIVE, POSITIVE)),
+    centre=st.sampled_from(["", "c" * 16]),
+)
+
+
+@settings(max_examples=60)
+@given(
+    CLAIMS, st.sampled_from([0.0, -1.0, math.nan, math.inf]), st.integers(0, 1), st.text(max_size=9)
+)
+def test_a_claim_comes_back_and_noise_that_hides_nothing_is_refused(
+    claim: Mechanism, wrong: float, at: int, unit: str
+) -> None:
+    sent = pack_claim(claim)
+    assert sent is not None
+    assert unpack_claim(sent) == claim
+    turned = pack_claim(replace(claim, noise=dict(reversed(claim.noise.items()))))
+    assert turned == sent, "equal claims have equal bytes"
+    for name, pair in claim.noise.items():
+        spoiled = (wrong, pair[1]) if at == 0 else (pair[0], wrong)
+        with pytest.raises(SurrogateError, match="not a positive number"):
+            unpack_claim(pack_claim(replace(claim, noise={**claim.noise, name: spoiled})))  # type: ignore[arg-type]
+    if unit not in ("record", "patient"):
+        with pytest.raises(SurrogateError, match="for unit"):
+            unpack_claim(pack_claim(replace(claim, unit=unit)))  # type: ignore[arg-type]
+    assert pack_claim(None) is None
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(max_size=5), min_size=5, max_size=7), st.integers(0, 2 * SCHEMA + 1))
+def test_a_header_is_read_in_its_schema_only(texts: list[str], schema: int) -> None:
+    header = Header(*texts[:4], classes=tuple(texts[4:]))
+    sent = pack_header(header)
+    assert unpack_header(sent) == header
+    sent.schema = schema
+    if schema != SCHEMA:
+        with pytest.raises(SurrogateError, match=f"schema version {schema};"):
+            unpack_header(sent)
