@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.harness.federation import Federation, site
 from benchmarks.harness.options import described
-from benchmarks.harness.results import report
+from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import sample_folder, shared, stored_images
 from benchmarks.searched_attacks_rounds import Bench, Result
 from client_app.features.site_features import LabelledFeatures
@@ -197,14 +197,16 @@ def main() -> None:
     if not (sample_folder() / "data").exists():
         places = [place for place in places if place != "cifar10"]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    measured = list[tuple[Any, ...]]()
     for place in places:
         for method in options.methods.split(","):
-            for sites in options.sites.split(","):
-                measured += rows(method, place, int(sites), seeds)
-                print(*measured[-len(ATTACKS) :], sep="\n", flush=True)
-    if not options.dry_run:
-        report("backdoors", "one hostile hospital plants a backdoor", COLUMNS, measured)
+            for sites in map(int, options.sites.split(",")):
+                measured = rows(method, place, sites, seeds)
+                print(*measured, sep="\n", flush=True)
+                if not options.dry_run:
+                    key = tuple(measured[0][:3])
+                    kept = kept_rows("backdoors", lambda old, key=key: tuple(old[:3]) == key)
+                    title = "one hostile hospital plants a backdoor"
+                    report("backdoors", title, COLUMNS, [*kept, *measured])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from client_app.audit.output import check_attacks
 from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.governance.held import hold
+from client_app.governance.kept_files import remove_oldest
 from client_app.governance.policy import policy_of
 from client_app.governance.release import SurrogateRequest, charge_and_release, entry, prepare
 from client_app.governance.sealed_only import check_counting, check_work, in_clear
@@ -182,6 +183,7 @@ def _surrogate(request: SiteRequest) -> Answer:
     charge_and_release(
         gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard
     )
+    remove_oldest(node, gate.policy.kept_mib)
     return prepared.payload, reported
 
 
@@ -319,6 +321,7 @@ def _keep(request: SiteRequest, gate: Gate) -> None:
             request.node,
             model,
             any(e.get("flower_run") == request.flower_run for e in gate.ledger.entries()),
+            gate.policy.kept_mib,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from common.methods.method import byte_count
 from common.run import Run
+from common.secure_sum.of_run import dimensions_of
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up
 # and down, a request without a payload, the reply to an evaluation, and an introduction; then the
@@ -85,7 +86,8 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     """Cost of this run: the numbers in the method's schema, plus the overhead of every message."""
     plan, messages, own = config.plan, config.plan.messages, config.settings
     released = max(classes, len(own.classes)) if messages.all_classes else classes
-    sizes, named = messages.sizes(released, dimension, records), CLASS_BYTES * released
+    projected = min(dimension, dimensions_of(config)) if own.features.projection else dimension
+    sizes, named = messages.sizes(released, projected, records), CLASS_BYTES * released
     rounds = config.rounds if plan.kind == "rounds" else 1
     ups = downs = float(rounds)
     if plan.kind == "chain" and own.epsilon:
@@ -111,10 +113,13 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     if messages.result and messages.signs:
         down += SIGNED_MODEL
         # Privacy allows the Gaussians, see `release_gaussians`.
-        down += _gaussians(released, dimension) if own.epsilon and plan.combination.samples else 0
+        down += _gaussians(released, projected) if own.epsilon and plan.combination.samples else 0
     if summing:
         more_up, more_down = (each * max(1, own.sites) for each in messages.member_bytes)
         up, down = up + rounds * (SUM_UP + more_up), down + rounds * (SUM_DOWN + more_down)
+    if own.features.projection:
+        # The matrix, at 16 bits: with the shares, and as a part of the model.
+        down += 2 * 2 * projected * dimension
     budget = (own.epsilon or None, own.delta or None)
     name = f"{own.method} {plan.variant}".rstrip() + (f", {rounds} rounds" if rounds > 1 else "")
     return Cost(name, up, down, rounds, number, *budget)

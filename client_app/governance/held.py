@@ -15,8 +15,11 @@ from pathlib import Path
 
 from client_app.governance.ledger import dataset_id
 from client_app.node_config import NodeConfig
-from common.files import replace_file
+from common.errors import LedgerError
+from common.files import replace_file, stage_file
 
+# Larger than what `hold` writes.
+ROOM = 4096
 log = logging.getLogger("fedsurrogate.site")
 
 
@@ -39,6 +42,28 @@ def hold(node: NodeConfig, failure: str) -> None:
         failure,
         file,
     )
+
+
+def check_room(node: NodeConfig) -> None:
+    """Refuse a private run, before records are looked at, where a failure could not be held.
+
+    Otherwise a defect that one record triggers would show in every run: on a full disk, or in a
+    folder that cannot be written.
+
+    Args:
+        node: the site's settings.
+
+    Raises:
+        LedgerError: whatever the records are.
+    """
+    file = _file(node)
+    try:
+        stage_file(file, bytes(ROOM), durable=False).unlink()
+    except OSError as error:
+        raise LedgerError(
+            f"'{file}' could not be written ({error}), so the records could not be held after a "
+            "failure that may be about one of them; make room, and let this user write there"
+        ) from None
 
 
 def why_held(node: NodeConfig) -> str:

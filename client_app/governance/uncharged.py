@@ -56,7 +56,7 @@ from client_app.features.site_features import (
     load_site,
     site_backbone,
 )
-from client_app.governance.held import why_held
+from client_app.governance.held import check_room, why_held
 from client_app.governance.policy import policy_of
 from client_app.node_config import NodeConfig, packages_of
 from common.backbones.backbones import Backbone
@@ -153,6 +153,7 @@ def with_records(
     if held := why_held(node):
         log.error("THE RECORDS ARE NOT USED: %s", held)
         return work(empty, on_cpu), empty, Failure(held)
+    check_room(node)
     try:
         site_features = load_site(run, node, policy_of(node).cache_mib, backbone)
         if _outline(site_features) != _outline(empty):

@@ -68,6 +68,12 @@ class WorkLimits(Section):
         gt=0,
         description="computed features kept on disk, MiB; least recently used go first",
     )
+    kept_mib: float = Field(
+        20_480.0,
+        gt=0,
+        description="files kept between the rounds of runs, MiB, of which the oldest go first, and as "
+        "much again of received models, of which further ones are not kept",
+    )
 
 
 # For public data, such as the shares of a simulation.

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from client_app.governance.kept_files import has_room
 from client_app.node_config import NodeConfig
 from client_app.offline.keys import coordinator_key
 from common.errors import ConfigError, SealError, StateError, SurrogateError
@@ -259,7 +260,7 @@ def only_kept(node: NodeConfig) -> str:
     return names[0]
 
 
-def keep_received(node: NodeConfig, model: SignedModel, took_part: bool) -> None:
+def keep_received(node: NodeConfig, model: SignedModel, took_part: bool, most_mib: float) -> None:
     """Keep the model at the end of a run.
 
     A failure is only logged: the reply must not depend on this site's state.
@@ -268,12 +269,15 @@ def keep_received(node: NodeConfig, model: SignedModel, took_part: bool) -> None
         node: the site's settings.
         model: received.
         took_part: whether this site has taken part in the run; otherwise the model is not kept.
+        most_mib: of all received models, MiB.
     """
     if not took_part:
         log.error(
             "a model of run %s, in which this site has taken no part, is not kept",
             model.manifest.flower_run,
         )
+        return
+    if not has_room(node, most_mib, len(save_signed_model(model))):
         return
     try:
         name = keep_model(node, model, "run")

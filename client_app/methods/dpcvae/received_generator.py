@@ -7,6 +7,7 @@ from pathlib import Path
 
 from client_app.features.site_features import SiteFeatures
 from client_app.governance.gate import Gate
+from client_app.governance.kept_files import has_room
 from client_app.methods.dpcvae.downstream import LabelledEmbeddings, fidelity, head_on, mix
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
@@ -49,9 +50,9 @@ def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
         )
     received = task.received_model()
     generator = Generator(received.header, task.run, received.tensors).checked()
-    replace_file(
-        generators(task.node) / f"{flower_run}-{task.site}.safetensors", pack_generator(generator)
-    )
+    content = pack_generator(generator)
+    if has_room(task.node, gate.policy.kept_mib, len(content)):
+        replace_file(generators(task.node) / f"{flower_run}-{task.site}.safetensors", content)
     return _judged(task, generator)
 
 

@@ -6,7 +6,9 @@ them out until `epsilon-per-run`, and the claim of the run (its epsilon) no long
 """
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -73,3 +75,23 @@ def test_a_second_release_of_one_run_is_refused_by_a_hospital(tmp_path: Path) ->
     replies = [hospital.ask("train", run, question).config_records[INFO] for _ in range(3)]
     assert [reply["status"] for reply in replies] == ["ok", "budget", "budget"]
     assert len(hospital.entries()) == 1
+
+
+def test_of_requests_at_the_same_time_no_more_are_let_out_than_planned(tmp_path: Path) -> None:
+    """All pass the check before the work, so the charge checks again, in the ledger's lock."""
+    run = parse_run(PRIVATE | METHODS["sums diag"])
+    together = Barrier(4)
+
+    def ask(_: int) -> str:
+        gate = Gate(GENEROUS, Ledger(tmp_path, "data"))
+        release = entry(run, "1", MethodOutput(b"release", run.mechanism))
+        gate.check_planned(release)
+        together.wait()
+        try:
+            gate.let_out(release)
+        except BudgetError as error:
+            return error.code
+        return "out"
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(ask, range(4))) == ["budget", "budget", "budget", "out"]

@@ -140,6 +140,22 @@ def test_the_records_are_held_before_a_release_leaves(
     assert all("ValueError: x" in each for each in held)
 
 
+@pytest.mark.parametrize("failing_record", [False, True])
+def test_records_are_not_used_where_a_failure_could_not_be_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_record: bool
+) -> None:
+    """Otherwise a failure would show in each run, at a site whose disk is full."""
+    site = Hospital(tmp_path / "h", "folder", RECORDS)
+    (tmp_path / "h" / "state" / "held").write_text("in the place of the folder")
+    if failing_record:
+        monkeypatch.setattr(uncharged, "load_site", failing(ValueError("x")))
+    for _ in range(2):
+        ask(site)
+    assert site.entries() == []
+    log = (tmp_path / "h" / "state" / "site.log").read_text()
+    assert log.count("could not be held") == 2
+
+
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -147,7 +147,7 @@ class ModelsOfASite(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 3), source=st.sampled_from(["run", "file"]), took_part=st.booleans())
     def arrives(self, seed: int, source: str, took_part: bool) -> None:
         if source == "run":
-            keep_received(self.node, MODELS[seed], took_part)
+            keep_received(self.node, MODELS[seed], took_part, 1e3)
         else:
             keep_model(self.node, MODELS[seed], source)
         if source == "file" or took_part:

@@ -78,6 +78,33 @@ def test_a_private_plan_is_within_five_percent_of_the_run(
     assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in grid.counted(1))
 
 
+def test_a_plan_with_a_projection_is_within_five_percent_of_the_run(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    save_file(
+        {
+            "projection": torch.linalg.qr(torch.randn(64, 64, generator=generator))[0][
+                :32
+            ].contiguous()
+        },
+        tmp_path / "map.safetensors",
+    )
+    settings: dict[str, Any] = {
+        "secure-sum": True,
+        "sites": 3,
+        "classes": ",".join(map(str, range(10))),
+        "partition": "iid",
+        "features.projection": str(tmp_path / "map.safetensors"),
+        "features.dimensions": 32,
+        "fedpft.covariance": "gram",
+    }
+    grid = InProcessGrid(sites(3))
+    run_federation(tmp_path, grid, **settings, **FAST)
+    planned = plan(parse_run(settings), 64, 10, 400, 20)[0]
+    kinds = [kind for kind in {m.metadata.message_type for m in grid.sent} if kind != "query.name"]
+    counted = grid.counted(1, kinds)
+    assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in counted)
+
+
 @pytest.mark.parametrize("private", [False, True])
 def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, private: bool) -> None:
     settings: dict[str, Any] = {
