@@ -78,7 +78,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
         DataError: for an image whose black and white are not known, or for several images.
         OSError: and other errors of Pillow, for an image that cannot be decoded.
     """
-    _refuse_several(image)
+    _choose_single(image)
     # Pillow forgets how the values are stored when it decodes them.
     halved = any(";16" in str(tile.args) for tile in _waiting(image))
     image.load()
@@ -105,7 +105,7 @@ def _extrema(rgb: Image.Image) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _refuse_several(image: Image.Image) -> None:
+def _choose_single(image: Image.Image) -> None:
     """Raise DataError for several images in one file: which of them is the record is not known.
 
     Smaller copies and masks, as other pages of a TIFF, are no images of their own.
@@ -114,9 +114,9 @@ def _refuse_several(image: Image.Image) -> None:
         return
     count = int(getattr(image, "n_frames", 1))
     if count > 1 and image.format == "TIFF":
-        at = image.tell()
-        count = sum(_is_whole(image, page) for page in range(count))
-        image.seek(at)
+        whole = [page for page in range(count) if _is_whole(image, page)]
+        image.seek(whole[0] if whole else 0)
+        count = len(whole)
     if count > 1:
         raise DataError(
             f"the {image.format} file holds {count} images; save each one, or the one that counts, "
@@ -150,9 +150,8 @@ def _of_integers(image: Image.Image) -> Array:
             f"its {'signed ' if signed or low < 0 else ''}values go from {low} to {high}, and the "
             f"file does not state which are black and white; {ADVICE}"
         )
-    if bits == stored == 12 or image.format in SCALED:
-        high = 0
-    _refuse_dark(high, bits)
+    if bits != 12 and image.format not in SCALED:
+        _refuse_dark(high, bits)
     return _inverted(image, (values >> (bits - 8)).astype(np.uint8))
 
 
