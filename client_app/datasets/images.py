@@ -1,10 +1,10 @@
 """The reader of one image: any file or PIL image as RGB with 8 bits, the same for every entrance.
 
-Eight bits stay as they are. Deeper greys and colours have one range, that of their numbers, never
-that of a single image, so that two images of one machine keep their difference:
+Eight bits stay as they are. Deeper greys and colours have the range of their numbers, not that of a
+single image, so that two images of one machine keep their difference:
 
 - integers: 0 to 65535, or the bits that the file states (a 12-bit TIFF, the maximum of a PGM, the
-  precision of a JPEG 2000); an unsigned 32-bit TIFF: 0 to 2^32 - 1;
+  precision of a JPEG 2000); an unsigned 32-bit TIFF with greater values: 0 to 2^32 - 1;
 - floating point: 0 to 1; NaN is no value, and black.
 
 The high byte of an integer counts. "White is zero" is inverted. Where such a range would leave most
