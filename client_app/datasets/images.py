@@ -1,10 +1,10 @@
 """The reader of one image: any file or PIL image as RGB with 8 bits, the same for every entrance.
 
-Eight bits stay as they are. Deeper greys and colours have one range, that of their numbers, never
-that of a single image, so that two images of one machine keep their difference:
+Eight bits stay as they are. Deeper greys and colours have the range of their numbers, not that of a
+single image, so that two images of one machine keep their difference:
 
 - integers: 0 to 65535, or the bits that the file states (a 12-bit TIFF, the maximum of a PGM, the
-  precision of a JPEG 2000); an unsigned 32-bit TIFF: 0 to 2^32 - 1;
+  precision of a JPEG 2000); an unsigned 32-bit TIFF with greater values: 0 to 2^32 - 1;
 - floating point: 0 to 1; NaN is no value, and black.
 
 The high byte of an integer counts. "White is zero" is inverted. Where such a range would leave most
@@ -78,7 +78,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
         DataError: for an image whose black and white are not known, or for several images.
         OSError: and other errors of Pillow, for an image that cannot be decoded.
     """
-    _refuse_several(image)
+    _choose_single(image)
     # Pillow forgets how the values are stored when it decodes them.
     halved = any(";16" in str(tile.args) for tile in _waiting(image))
     image.load()
@@ -105,7 +105,7 @@ def _extrema(rgb: Image.Image) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _refuse_several(image: Image.Image) -> None:
+def _choose_single(image: Image.Image) -> None:
     """Raise DataError for several images in one file: which of them is the record is not known.
 
     Smaller copies and masks, as other pages of a TIFF, are no images of their own.
@@ -114,9 +114,9 @@ def _refuse_several(image: Image.Image) -> None:
         return
     count = int(getattr(image, "n_frames", 1))
     if count > 1 and image.format == "TIFF":
-        at = image.tell()
-        count = sum(_is_whole(image, page) for page in range(count))
-        image.seek(at)
+        whole = [page for page in range(count) if _is_whole(image, page)]
+        image.seek(whole[0] if whole else 0)
+        count = len(whole)
     if count > 1:
         raise DataError(
             f"the {image.format} file holds {count} images; save each one, or the one that counts, "
@@ -150,9 +150,8 @@ def _of_integers(image: Image.Image) -> Array:
             f"its {'signed ' if signed or low < 0 else ''}values go from {low} to {high}, and the "
             f"file does not state which are black and white; {ADVICE}"
         )
-    if bits == stored == 12 or image.format in SCALED:
-        high = 0
-    _refuse_dark(high, bits)
+    if bits != 12 and image.format not in SCALED:
+        _refuse_dark(high, bits)
     return _inverted(image, (values >> (bits - 8)).astype(np.uint8))
 
 

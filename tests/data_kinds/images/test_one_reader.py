@@ -86,6 +86,12 @@ def _python_image(folder: Path, name: str) -> Array:
         return _of_features(fs.features([opened], "pixels:rgb"))
 
 
+def _python_pairs(folder: Path, name: str) -> Array:
+    """A data set of pairs, as `fedsurrogate.simulate` and `sweep` read it."""
+    pairs = [(folder / "class" / name, "a")]
+    return _of_features(fs.labelled_features(pairs, "pixels:rgb")[0])
+
+
 def _python_module(folder: Path, name: str) -> Array:
     return _of_features(fs.features([folder / "class" / name], torch.nn.Flatten()))
 
@@ -108,6 +114,7 @@ ENTRANCES: dict[str, Entrance] = {
     "site predict": _site_predict,
     "path": _python_path,
     "PIL image": _python_image,
+    "data set": _python_pairs,
     "module": _python_module,
     "own transform": _own_transform,
 }
@@ -270,6 +277,22 @@ def test_pages_that_are_no_images_of_their_own_do_not_count(tmp_path: Path) -> N
                 picture(tmp_path / "x.tif", 0)
         else:
             assert np.array_equal(np.asarray(picture(tmp_path / "x.tif", 0)), COLOURS)
+
+
+@pytest.mark.parametrize("small", [0, 1, 2])
+def test_the_page_that_is_no_smaller_copy_is_read_wherever_it_is(
+    tmp_path: Path, small: int
+) -> None:
+    pages = [Image.fromarray(LEVELS[:4, :4]) for _ in range(3)]
+    pages[small] = Image.fromarray(COLOURS)
+    for number, page in enumerate(pages):
+        page.encoderinfo = {"tiffinfo": {254: int(number != small)}}
+    stream = io.BytesIO()
+    pages[0].save(
+        stream, "TIFF", save_all=True, append_images=pages[1:], tiffinfo={254: int(small != 0)}
+    )
+    (tmp_path / "x.tif").write_bytes(stream.getvalue())
+    assert np.array_equal(np.asarray(picture(tmp_path / "x.tif", 0)), COLOURS)
 
 
 @pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
