@@ -131,7 +131,7 @@ def report_from(facts: Any) -> DataReport:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("a data report holds a text that is none")
-    return value[:LONGEST]
+    return value[:LONGEST].encode(errors="replace").decode()
 
 
 def _number(value: object) -> int:

@@ -62,7 +62,7 @@ class FolderWalk:
                 if self._is_data(path):
                     folders.append(path)
             elif not of_system(path.name) and self._wanted(path):
-                self._skip("images lie beside the folders of classes", path)
+                self._skip("images beside the folders of classes", path)
         return folders
 
     def files(self, folder: Path) -> list[Path]:
@@ -79,24 +79,24 @@ class FolderWalk:
             return
         own = status.st_dev, status.st_ino
         if own in above:
-            self._skip("linked folders lead back to a folder above them", folder)
+            self._skip("linked folders that lead back to a folder above them", folder)
             return
         for path in inside:
             if is_folder(path):
                 if self._is_data(path):
                     yield from self._below(path, (*above, own))
             elif of_system(path.name):
-                self._skip("files are a system's", path)
+                self._skip("files of systems", path)
             elif self._wanted(path):
                 yield path
             else:
-                self._skip("files are no images by their names", path)
+                self._skip("files without the name of an image", path)
 
     def _is_data(self, folder: Path) -> bool:
         if of_system(folder.name):
-            self._skip("folders are a system's", folder)
+            self._skip("folders of systems", folder)
         elif folder.suffix.lower() in self._suffixes and not is_file(folder):
-            self._skip("folders have the name of a file", folder)
+            self._skip("folders with the name of a file", folder)
         else:
             return True
         return False

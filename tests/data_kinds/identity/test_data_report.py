@@ -1,0 +1,197 @@
+"""Each source ends in a data report: on the terminal, in the run folder and its page, and at a site
+in its log, once, and its doctor. A private run keeps it at the site.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedsurrogate as fs
+from client_app.diagnostics.site_checks import check_site
+from client_app.features.site_features import load_site
+from client_app.node_config import NodeConfig, parse_node_config
+from common.data_report import MOST, DataReport, Loss, merged, report_from, reports_from
+from common.run import parse_run
+from server_app.deployment.local_engine import simulate_here
+from server_app.report.build import write_report
+from server_app.report.warnings import warnings_of
+from server_app.runs.reader import read_run
+from tests.data_kinds.identity.sources import csv_source, folders, picture
+
+BACKBONE: dict[str, Any] = {"backbone": "pixels", "image-size": 4, "device": "cpu"}
+PRIVATE = BACKBONE | {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b,absent"}
+
+
+@pytest.fixture
+def messy(tmp_path: Path) -> Path:
+    """Two classes in a given split, with a copy in both parts, a broken, an empty and other files."""
+    root = tmp_path / "messy"
+    folders(root / "train", {"a": 12, "b": 12})
+    folders(root / "test", {"a": 3, "b": 3}, first=100)
+    (root / "test" / "a" / "copy.png").write_bytes(picture(0))
+    (root / "train" / "a" / "empty.png").write_bytes(b"")
+    (root / "train" / "b" / "cut.png").write_bytes(picture(60)[:40])
+    (root / "train" / "__MACOSX").mkdir()
+    (root / "train" / "b" / "._0.png").write_bytes(b"x")
+    return root
+
+
+def test_a_simulation_reports_its_data_on_terminal_page_and_in_json(
+    messy: Path, tmp_path: Path
+) -> None:
+    events: list[dict[str, Any]] = []
+    run = simulate_here(
+        2,
+        BACKBONE
+        | {"data": "imagefolder", "data-dir": str(messy), "output-dir": str(tmp_path / "runs")}
+        | {"partition": "iid", "classes": "a,b,absent", "head.min-steps": 20},
+        events.append,
+        report=False,
+    )
+    said = [each["reason"] for each in events if each["event"] == "remark"]
+    assert [line for line in said if line.startswith("data ")] == [
+        "data imagefolder: 35 read, 32 used, 3 left out"
+    ]
+    assert sum(line.startswith(("left out: ", "odd: ")) for line in said) == 2
+    (facts,) = json.loads((run / "metrics.json").read_text())["data"]
+    assert (facts["read"], facts["used"], facts["lost"]) == (35, 30, 5)
+    losses = {loss["why"].split(", such as")[0] for loss in facts["left_out"]}
+    assert losses == {
+        "1 folders of systems",
+        "1 files of systems",
+        "1 test records are copies of training records",
+        "2 images cannot be read, or have no finite features",
+    }
+    assert facts["odd"] == ["no record of 'absent'"]
+    page = write_report(run).read_text()
+    assert "35 read, 30 used, 5 left out" in page
+    assert "no record of &#39;absent&#39;" in page
+    warned = " ".join(warnings_of(read_run(run)))
+    assert "2 images cannot be read" in warned
+
+
+def test_sound_data_have_one_line_and_nothing_is_left_out(tmp_path: Path) -> None:
+    csv_source(tmp_path / "d", {"label": ["a", "b"] * 10})
+    events: list[dict[str, Any]] = []
+    where = {"data": "imagefolder", "data-dir": str(tmp_path / "d"), "output-dir": str(tmp_path)}
+    simulate_here(2, BACKBONE | where | {"partition": "iid"}, events.append, report=False)
+    said = [each["reason"] for each in events if each["event"] == "remark"]
+    assert [line for line in said if "data" in line.split(" ")[0]] == [
+        "data imagefolder: 20 read, 20 used, none left out"
+    ]
+    assert not [line for line in said if line.startswith(("left out", "odd"))]
+
+
+def hospital(folder: Path, data: Path, **more: Any) -> NodeConfig:
+    own = {"data": "imagefolder", "data-dir": str(data), "device": "cpu"}
+    places = {"state-dir": str(folder / "state"), "cache-dir": str(folder / "cache")}
+    return parse_node_config(own | places | more)
+
+
+@pytest.mark.parametrize("chosen", [BACKBONE, PRIVATE], ids=["open", "private"])
+def test_a_site_logs_its_report_once_and_again_only_if_it_changes(
+    messy: Path, tmp_path: Path, chosen: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fedsurrogate.site")
+    run, node = parse_run(chosen), hospital(tmp_path, messy)
+    for _ in range(4):
+        found = load_site(run, node, 100)
+    said = [each for each in caplog.messages if each.startswith(("data ", "left out", "odd"))]
+    assert len(said) == 1 + len(found.report.left_out) + len(found.report.odd)
+    assert not [each for each in caplog.messages if "0 of" in each]
+    assert f"{found.report.lost} left out" in said[0]
+    caplog.clear()
+    (messy / "train" / "b" / "._1.png").write_bytes(b"x")
+    load_site(run, node, 100)
+    assert sum(each.startswith("data ") for each in caplog.messages) == 1
+
+
+def test_a_report_that_cannot_be_written_decides_nothing(messy: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    found = load_site(parse_run(PRIVATE), hospital(tmp_path, messy), 100)
+    assert len(found.train.labels) == 24
+
+
+def test_the_doctor_prints_the_report(messy: Path, tmp_path: Path) -> None:
+    for chosen in (BACKBONE | {"classes": "a,b,absent"}, PRIVATE):
+        (data,) = (
+            each
+            for each in check_site(parse_run(chosen), hospital(tmp_path, messy))
+            if each.what == "data"
+        )
+        assert data.state == "WARN"
+        assert "1 folders of systems" in data.found
+        assert "no record of 'absent'" in data.found
+        assert "class 'absent'" in data.remedy
+
+
+@pytest.mark.parametrize("absent", ["absent", "cafe\u0301", "A"])
+def test_a_class_without_a_record_anywhere_is_a_warning_of_a_private_run(
+    absent: str, tmp_path: Path
+) -> None:
+    """It uses what was released, and names no site."""
+    x, y = np.random.default_rng(0).random((600, 3)), ["a", "b"] * 300
+    private = {"epsilon": 8.0, "delta": 1e-5, "classes": ["a", "b", absent]}
+    run = fs.simulate([(x, y)] * 4, output_dir=tmp_path, **private).folder
+    (warned,) = [each for each in warnings_of(read_run(run)) if "Perhaps" in each]
+    assert repr(unicodedata.normalize("NFC", absent)) in warned
+    assert "'a'" not in warned
+    assert "site 0" not in warned
+    assert "Perhaps no site" in write_report(run).read_text()
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+reports = st.builds(
+    DataReport,
+    words,
+    st.integers(0, 2**50),
+    st.lists(st.builds(Loss, words, st.integers(0, 2**40)), max_size=4).map(tuple),
+    st.lists(words, max_size=4).map(tuple),
+)
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["source", "used", "left_out", "odd", "why", "count"]),
+            inner,
+            max_size=6,
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(reports, min_size=1, max_size=3))
+def test_a_report_survives_its_message_and_adds_up(made: list[DataReport]) -> None:
+    assert reports_from(json.dumps([each.facts() for each in made])) == made
+    whole = merged(made)
+    assert whole.read == sum(each.read for each in made) == whole.used + whole.lost
+    assert 1 <= len(whole.lines()) <= 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(json_values)
+def test_what_another_machine_sends_as_a_report_is_one_or_is_dropped(value: Any) -> None:
+    found = reports_from(json.dumps(value))
+    assert all(each == report_from(each.facts()) for each in found)
+    assert reports_from(json.dumps([value])) in ([], reports_from(json.dumps([value])))
+
+
+def test_reports_of_others_are_short() -> None:
+    long = DataReport("x" * 5000, 1, (Loss("y" * 5000, 1),) * 900, ("z",) * 900)
+    (found,) = reports_from(json.dumps([long.facts()]))
+    assert len(found.left_out) == len(found.odd) == MOST
+    assert len(found.source) == len(found.left_out[0].why) == 1000
+    assert not reports_from("[" * 100_000)
+    assert not reports_from("{}")
