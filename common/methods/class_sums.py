@@ -8,7 +8,17 @@ from collections.abc import Mapping
 
 from common.limits import LARGEST_COUNT
 from common.methods.heads import HEAD
-from common.methods.method import Combination, Defences, Field, Messages, Plan, Sizes, Summed, Work
+from common.methods.method import (
+    NO_MEDIAN,
+    Combination,
+    Defences,
+    Field,
+    Messages,
+    Plan,
+    Sizes,
+    Summed,
+    Work,
+)
 from common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
 from common.settings import Settings
 
@@ -74,7 +84,7 @@ def class_sums_plan(
         columns = (dimension if squares else 1) + (2 if variances else 1) * classes
         return Work(passes=1, numbers=dimension * columns)
 
-    what = "second moments" if squares else "class sums"
+    what = "noisy second moments" if squares else "noisy class sums"
     return Plan(
         kind="one-shot",
         messages=Messages(
@@ -96,5 +106,7 @@ def class_sums_plan(
         ),
         work=work,
         privacy=privacy,
-        defences=Defences(reason=f", whose {what} nothing here screens; max-share limits a site"),
+        defences=Defences(reason=f", whose {what} nothing here screens; max-share limits a site")
+        if privacy
+        else NO_MEDIAN,
     )

@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from common.methods.method import (
-    ALL_DEFENCES,
     GRADIENTS,
-    NO_MEDIAN,
+    UPDATE_DEFENCES,
+    VOTE_DEFENCES,
     Combination,
     Defences,
     Field,
@@ -78,7 +78,7 @@ def plan(settings: Settings) -> Plan:
             stored=True,
         ),
         work=partial(work, settings.head, bool(settings.epsilon)),
-        defences=ALL_DEFENCES,
+        defences=UPDATE_DEFENCES,
     )
 
 
@@ -90,7 +90,7 @@ def _learned_by(plan: Plan, function: str) -> Plan:
 def ensemble_plan(settings: Settings) -> Plan:
     """The plan of an ensemble: the result is all heads."""
     own = _learned_by(plan(settings), "ensemble")
-    return replace(own, messages=replace(own.messages, result=HEADS), defences=NO_MEDIAN)
+    return replace(own, messages=replace(own.messages, result=HEADS), defences=VOTE_DEFENCES)
 
 
 def fedbe_plan(settings: Settings) -> Plan:
@@ -111,7 +111,7 @@ def fedkt_plan(settings: Settings) -> Plan:
         )
 
     student = replace(own.combination, site="client_app.methods.heads.local_head:student_head")
-    return replace(own, combination=student, work=work_of_teachers, defences=NO_MEDIAN)
+    return replace(own, combination=student, work=work_of_teachers, defences=VOTE_DEFENCES)
 
 
 def local_plan(settings: Settings) -> Plan:

@@ -5,7 +5,7 @@ parts of both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from math import prod
@@ -237,9 +237,16 @@ class Defences:
 
 # Of methods whose parameters have a median, and of those whose have none.
 ALL_DEFENCES = Defences(("none", "median", "trimmed", "screen"), "screen", fewest=4)
+# Of updates and heads the coordinator knows only that honest ones resemble each other.
+DIRECTION_GAP = (
+    "updates and heads are bounded in length and weight, not in direction: where sites hold different "
+    "classes, one hostile site of four can cost a third of the accuracy"
+)
+UPDATE_DEFENCES = replace(ALL_DEFENCES, gap=DIRECTION_GAP)
 # Probabilities and votes have no median, and that of sparse updates would be zero almost
 # everywhere.
 NO_MEDIAN = Defences(("none", "screen"), "screen", fewest=4)
+VOTE_DEFENCES = replace(NO_MEDIAN, gap=DIRECTION_GAP)
 
 
 @dataclass(frozen=True)

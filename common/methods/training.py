@@ -8,9 +8,9 @@ from functools import cache, partial
 
 from common.methods import heads
 from common.methods.method import (
-    ALL_DEFENCES,
     GRADIENTS,
-    NO_MEDIAN,
+    UPDATE_DEFENCES,
+    VOTE_DEFENCES,
     Combination,
     Field,
     Messages,
@@ -150,7 +150,7 @@ def plan(settings: Settings) -> Plan:
             from_sums="strategies.fedavg.from_sums:absorb_total",
         ),
         work=partial(_work, own, bool(settings.epsilon), False),
-        defences=ALL_DEFENCES,
+        defences=UPDATE_DEFENCES,
         variant=variant_of(own.kind),
     )
 
@@ -263,7 +263,7 @@ def dsfl_plan(settings: Settings) -> Plan:
         own,
         messages=messages,
         training=ModelTraining(sparse=True),
-        defences=NO_MEDIAN,
+        defences=VOTE_DEFENCES,
         refusal=_linear_only(settings.method, settings.fedavg.model),
     )
 

@@ -225,6 +225,12 @@ class StoredGram(Gram):
         variances: Tensor = self.__dict__["_variances"]
         return variances
 
+    def scaled(self, factor: float) -> StoredGram:
+        """Read again, too."""
+        return StoredGram(
+            lambda: self.matrix * factor**2, self.variances_per_dimension() * factor**2
+        )
+
 
 def gram(parts: Sequence[Tensor]) -> Tensor:
     """X^T X of all points. It stays the same in all EM steps.

@@ -27,6 +27,7 @@ from strategies.closed_form.statistics import Statistics, sum_of
 from strategies.heads.strategy import Heads
 from strategies.pooling.site_weights import FEWEST_SITES
 from strategies.pooling.total import Total
+from strategies.robustness.closed_form_sums import defend_sums
 from strategies.robustness.defence import cap_sums
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other
@@ -118,7 +119,7 @@ class FromStatistics(Heads):
         defended = self.defend(sent, known)
         header = replace(sent[0].header, site="coordinator", classes=known)
         model, facts = learned_by(self.config.plan)(
-            pooled_sums(sent, defended.capped, known), header, self.config.settings
+            pooled_sums(defended.kept, defended.capped, known), header, self.config.settings
         )
         return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
 
@@ -126,22 +127,27 @@ class FromStatistics(Heads):
         """Cap weights: by records, and by the spread of all records. One record of large numbers
         would outweigh the rest. Noisy sums are of features of norm at most one.
 
+        With "screen", exclude suspects and bound what the other sites change.
+
         Args:
             sent: checked sums, one for each site.
             classes: of the run.
         """
-        private, most = self.config.mechanism is not None, self.config.settings.max_share
-        shares = cap_sums(sent, most, private).capped
-        if most and len(sent) >= FEWEST_SITES and not private:
+        most = self.config.settings.max_share
+        if self.config.mechanism is not None:
+            return replace(cap_sums(sent, most, private=True), kept=list(sent))
+        defended = defend_sums(sent, self.config.defence, most, classes)
+        kept = defended.kept
+        if most and len(kept) >= FEWEST_SITES:
             means = torch.stack(
                 [
                     each.tensors["sums"].double().sum(0) / each.tensors["counts"].double().sum()
-                    for each in sent
+                    for each in kept
                 ]
             )
-            spreads = torch.stack([_spread(each, means.median(0).values) for each in sent])
-            cap_spreads(sent, spreads, most, shares)
-        return Defended(list(sent), shares)
+            spreads = torch.stack([_spread(each, means.median(0).values) for each in kept])
+            cap_spreads(kept, spreads, most, defended.capped)
+        return defended
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
         """The sums of these classes, and their part, by records, of the second moment around the

@@ -23,6 +23,9 @@ from strategies.robustness.influence import bounded_heads, bounded_images, bound
 from strategies.robustness.screening import screen
 from strategies.robustness.update_screening import screen_updates
 
+# Most weight of an update or head with "screen", in weights of the usual site. A false one within the
+# bound is not found, so it must not count as much as three honest ones.
+EQUAL = 1.0
 T = TypeVar("T")
 R = TypeVar("R", Parameters, Synthetic)
 
@@ -117,7 +120,8 @@ def defend_synthetic(
 
 def _screened(sent: Sequence[Parameters], rule: str, max_share: float) -> Defended[Parameters]:
     suspects = screen_updates(sent) if rule == "screen" else []
-    return replace(cap_records(_without(sent, suspects), max_share), suspects=suspects)
+    most = min(max_share, EQUAL) if rule == "screen" else max_share
+    return replace(cap_records(_without(sent, suspects), most), suspects=suspects)
 
 
 def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:

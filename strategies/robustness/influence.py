@@ -130,16 +130,18 @@ def bounded_updates(
 
 
 def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[str, float]]:
-    """Heads within the bound, each compared in its own classes.
+    """Heads within the bound, each compared in its own classes and feature by feature.
 
-    The centre is that of each class's rows. In a class that fewer than three sites have there is
-    none, so heads may also be at most LONGEST times as long as the median one.
+    Features with little variance have the longest weights and move predictions least, so one length
+    over all features would bound only what those change. The centre is that of each class's rows.
+    In a class that fewer than three sites have there is none, so heads may also be at most LONGEST
+    times as long as the median one.
 
     Args:
         heads: weight (C_k, d) and bias (C_k,) of each site, for its own classes.
 
     Returns:
-        As `bounded_updates`.
+        As `bounded_updates`; a share is that of the distance from the centre.
     """
     if len(heads) < FEWEST_SITES:
         return list(heads), {}
@@ -163,8 +165,12 @@ def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[s
         for head, own in zip(heads, rows, strict=True)
     ]
     apart = [own - centre for own, centre in zip(rows, centres, strict=True)]
-    near = shares_within(limit_of(lengths := [float(each.norm()) for each in apart]), lengths)
-    rows = [centre + share * each for centre, share, each in zip(centres, near, apart, strict=True)]
+    inside = _by_feature(apart)
+    near = [
+        float(own.norm() / each.norm()) if bool((own != each).any()) else 1.0
+        for own, each in zip(inside, apart, strict=True)
+    ]
+    rows = [centre + each for centre, each in zip(centres, inside, strict=True)]
     lengths = [float(own.norm()) for own in rows]
     # The head of a site with a single class is zero.
     most = LONGEST * statistics.median_low([length for length in lengths if length] or [0.0])
@@ -181,6 +187,20 @@ def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[s
         for head, own, share in zip(heads, rows, short, strict=True)
     ]
     return bound, _below_one(heads, map(min, near, short))
+
+
+def _by_feature(apart: Sequence[Tensor]) -> list[Tensor]:
+    """Distances (C_k, d) from the centre, of which none is, in a feature and over a site's classes,
+    longer than TIMES the median site's.
+    """
+    lengths = torch.stack([each.square().mean(0).sqrt() for each in apart])
+    # The head of a site with a single class is zero, and says nothing about the others'.
+    known = lengths[lengths.amax(1) > 0]
+    if not len(known):
+        return list(apart)
+    most = TIMES * known.median(0).values
+    shares = (most / lengths.clamp_min(1e-300)).clamp_max(1.0)
+    return [share * each for share, each in zip(shares, apart, strict=True)]
 
 
 def shares_within(most: float, lengths: Sequence[float]) -> list[float]:

@@ -5,7 +5,7 @@ what honest sites keep.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from common.models.parameters import Parameters
 from common.surrogates.mixtures import Mixtures
-from common.surrogates.shared_covariances import LowRank
+from common.surrogates.shared_covariances import LowRank, StoredGram
 from common.surrogates.surrogates import Header, Surrogate
 from strategies.robustness.bounded_influence import OUT, SiteClasses, bounds
 from strategies.robustness.class_points import ClassPoints
+from strategies.robustness.closed_form_sums import defend_sums, gaussians, with_gaussians
 from strategies.robustness.defence import defend_surrogates
 from strategies.robustness.screening import screen
 
@@ -157,6 +159,88 @@ def test_a_covariance_that_hides_the_lines_between_classes_is_scaled_down(
         direction = (line / line.norm()).float()
         along = float((direction @ each.mixtures.covariance.factor).square().sum())
         assert along < 20
+
+
+def class_sums(name: str, means: Tensor, counts: Tensor, covariance: Tensor) -> Parameters:
+    d = means.shape[1]
+    rows, columns = torch.triu_indices(d, d)
+    tensors = {
+        "counts": counts.float(),
+        "sums": (counts[:, None] * means).float(),
+        "squares": (counts.sum() * covariance)[rows, columns].float(),
+    }
+    header = Header("afl", "0" * 16, name, "f", tuple(map(str, range(len(means)))))
+    return Parameters(header, 1, tensors, int(counts.sum()))
+
+
+@QUICK
+@given(federations(4), st.floats(0.2, 3), st.integers(-3, 6), st.floats(0.3, 3), st.booleans())
+def test_one_hostile_site_costs_sums_little_and_honest_sums_stay_as_they_are(
+    honest: Generated, part: float, power: int, times: float, wide: bool
+) -> None:
+    means, counts = honest.means.clone(), honest.counts.clone()
+    alone = right(means[1:], means[1:], counts[1:])
+    means[0] += part * 2.0**power * (means[0].roll(1, 0) - means[0])
+    counts[0] = (times * counts[1:].median(0).values).round()
+    unit = torch.eye(means.shape[2], dtype=torch.float64)
+    sent = [
+        class_sums(str(row), *each, 1e3 * unit if wide and row == 0 else unit)
+        for row, each in enumerate(zip(means, counts, strict=True))
+    ]
+    defended = defend_sums(sent, "screen", 3.0, ())
+    kept = {each.header.site: each for each in defended.kept}
+    assert all(kept[each.header.site] is each for each in sent[1:])
+    tables = [each.tensors for each in defended.kept]
+    assert (
+        right(
+            means[1:],
+            torch.stack([each["sums"] / each["counts"][:, None] for each in tables]).double(),
+            torch.stack([each["counts"] for each in tables]).double(),
+        )
+        > alone - 0.05
+    )
+    if wide and "0" in kept:
+        # The first entry is a variance.
+        assert float(kept["0"].tensors["squares"][0] / kept["0"].tensors["counts"].sum()) < 20
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_what_is_changed_of_sums_is_changed_by_the_class(part: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    counts = torch.tensor([10.0, 0.0, 30.0], dtype=torch.float64)
+    means[1] = 0
+    sent = class_sums("a", means, counts, torch.eye(4, dtype=torch.float64))
+    own = gaussians(sent)
+    assert own.mixtures.labels.tolist() == [0, 2]
+    variances = own.mixtures.covariance.variances_per_dimension()
+    torch.testing.assert_close(variances.float(), torch.ones(1, 4))
+    moved = replace(
+        own.mixtures,
+        means=own.mixtures.means + part,
+        covariance=own.mixtures.covariance.scaled(1 + part),
+    )
+    found = with_gaussians(sent, own, replace(own, mixtures=moved)).tensors
+    change = torch.tensor([10.0, 0.0, 30.0])[:, None] * torch.full((3, 4), part)
+    torch.testing.assert_close(found["sums"] - sent.tensors["sums"], change)
+    ratio = (1 + part) ** 2
+    torch.testing.assert_close(found["squares"], ratio * sent.tensors["squares"])
+    assert found["counts"] is sent.tensors["counts"]
+
+
+def test_a_stored_covariance_is_bounded_and_read_again_at_each_use() -> None:
+    """A wide one ended the run: the bounded covariance could not be made."""
+    reads: list[int] = []
+
+    def read() -> Tensor:
+        reads.append(1)
+        return torch.eye(2)
+
+    stored = StoredGram(read, torch.ones(1, 2)).scaled(3.0)
+    assert not reads
+    torch.testing.assert_close(stored.matrix, 9 * torch.eye(2))
+    torch.testing.assert_close(stored.variances_per_dimension(), torch.full((1, 2), 9.0))
+    assert len(reads) == 1
 
 
 @QUICK

@@ -158,6 +158,31 @@ def test_no_row_of_a_head_decides_alone_also_of_a_class_that_nobody_else_has(
 
 
 @few
+@given(
+    lie=SCALES,
+    count=st.integers(3, 8),
+    seed=st.integers(0, 99),
+    sizes=st.lists(st.sampled_from([1e-4, 1e-2, 1.0, 1e3]), min_size=8, max_size=8),
+)
+def test_no_feature_of_a_head_is_moved_by_more_than_honest_sites_differ_there(
+    lie: float, count: int, seed: int, sizes: list[float]
+) -> None:
+    """Weights of features with little variance are long. A false head of usual length must not put
+    all of it on the features that decide.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.tensor(sizes)
+    honest = scale * torch.randn(count - 1, len(CLASSES), 8, generator=generator)
+    false = lie * honest.flatten(1).norm(dim=1).median() * torch.ones(len(CLASSES), 8)
+    sent = [head(site, rows, CLASSES) for site, rows in enumerate([*honest, false])]
+    kept, _ = bounded_heads(sent)
+    rows = torch.cat([kept[-1].tensors["weight"], kept[-1].tensors["bias"][:, None]], 1)
+    # The centre lies between honest values; what is beyond it, within TIMES an honest distance.
+    most = (1 + 2 * TIMES) * honest.square().sum(1).sqrt().amax(0)
+    assert bool((rows.square().sum(0).sqrt() <= most * (1 + 1e-4)).all())
+
+
+@few
 @given(lie=SCALES, count=st.integers(3, 8), seed=st.integers(0, 99))
 def test_images_are_no_longer_than_the_usual_sites(lie: float, count: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
