@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from client_app.datasets.dataset import Dataset
 from client_app.datasets.partition import share
 from client_app.datasets.whole_site import NoRecordsError, SourceError
 from client_app.features.cache import MIB
+from client_app.features.columns import warning_of
 from client_app.features.extraction import Features, extract
 from client_app.features.on_disk import chunks, written
 from client_app.node_config import NodeConfig, is_protected
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 NO_FEATURES = "labels-only"
 # Of a number in single precision.
 BYTES = 4
+
+log = logging.getLogger("fedsurrogate.site")
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,9 @@ def load_site(
         raise DataError(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )
+    if not run.frames and (odd := warning_of(train.features)):
+        # It stays here: on the site's own log, or the terminal of a simulation.
+        _warn_once(odd)
     left_out = part.dataset.left_out
     if broken := len(part.train) - len(train.labels):
         first = [i for i in part.train.tolist() if not features.ok[i]][:1]
@@ -210,6 +217,11 @@ def load_site(
         dataset.key,
         selected,
     )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def no_features(count: int) -> Features:

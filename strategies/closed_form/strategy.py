@@ -112,6 +112,7 @@ class FromStatistics(Heads):
         Raises:
             RunError: where no model can be learned.
         """
+        sent = self.in_one_frame(sent)
         known = tuple(classes) or class_order(sent)
         if self.config.mechanism is not None:
             known = sent[0].header.classes
@@ -130,6 +131,7 @@ class FromStatistics(Heads):
             sent: checked sums, one for each site.
             classes: of the run.
         """
+        sent = self.in_one_frame(sent)
         private, most = self.config.mechanism is not None, self.config.settings.max_share
         shares = cap_sums(sent, most, private).capped
         if most and len(sent) >= FEWEST_SITES and not private:

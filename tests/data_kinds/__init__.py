@@ -1,0 +1,1 @@
+"""Data and machines as hospitals have them."""
