@@ -12,7 +12,6 @@ command, stand beside.
 
 import json
 import tempfile
-from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,11 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 import fedsurrogate as fs
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
 
+NAME, TITLE = "column-scales", "Columns of other scales and offsets"
+COLUMNS = ("change", "method", "accuracy", "LDA", "bytes", "accuracy before", "bytes before")
 RECORDS, DIMENSION, CLASSES = 600, 24, 4
 METHODS: dict[str, dict[str, Any]] = {
     f"fedpft {family}": {"method": "fedpft", "covariance": family}
@@ -93,14 +96,12 @@ def measured(features: Tensor, labels: Tensor, settings: dict[str, Any]) -> tupl
 
 def main() -> None:
     """Measure every method after every change, and write the table."""
-    parser = ArgumentParser()
-    parser.add_argument("--before", type=Path, help="results of an earlier version")
-    options = parser.parse_args()
-    rows = []
-    before = {}
-    if options.before:
-        known = json.loads(options.before.read_text())["rows"]
-        before = {(row["change"], row["method"]): row for row in known}
+    options = described(__doc__)
+    options.add_argument("--before", type=Path, help="results of an earlier version")
+    file: Path | None = options.parse_args().before
+    known = json.loads(file.read_text())["rows"] if file else []
+    before = {(row[0], row[1]): (row[2], row[4]) for row in known}
+    rows: list[tuple[Any, ...]] = []
     for change_name, change in CHANGES.items():
         features, labels = records(change)
         oracle = LinearDiscriminantAnalysis(solver="svd")
@@ -108,13 +109,9 @@ def main() -> None:
         best = oracle.score(features[RECORDS:].double().numpy(), labels[RECORDS:].numpy())
         for name, settings in METHODS.items():
             accuracy, sent = measured(features, labels, settings)
-            row = {"change": change_name, "method": name, "accuracy": round(accuracy, 4)}
-            row |= {"scikit-learn": round(float(best), 4), "bytes": sent}
-            if old := before.get((change_name, name)):
-                row |= {"accuracy before": old["accuracy"], "bytes before": old["bytes"]}
-            print(row, flush=True)
-            rows.append(row)
-    Path("/tmp/p/scales.d/out.json").write_text(json.dumps({"rows": rows}))
+            earlier = before.get((change_name, name), ("", ""))
+            rows.append((change_name, name, round(accuracy, 4), float(best), sent, *earlier))
+    report(NAME, TITLE, COLUMNS, rows)
 
 
 if __name__ == "__main__":
