@@ -70,7 +70,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "server_app/deployment/certificates.py:key_fingerprint",
         "server_app/deployment/kit.py:pack_kit",
         "server_app/deployment/supernodes.py:_bytes",
-        "server_app/runs/plan.py:find_dimension",
+        "common/costs.py:find_dimension",
         "server_app/runs/presets.py:preset_settings",
         "strategies/pooling/public_projection.py:_read",
         "strategies/pooling/public_projection.py:read_map",

@@ -7,7 +7,9 @@ sample here, or stands in `OWN` with the reason why no other party makes its byt
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from typing import Any
 
 from benchmarks._fuzz_files import model_files, signed_files
 from benchmarks._fuzz_mutations import (
+    of_bytes,
     of_json,
     of_message,
     of_tensors,
@@ -29,6 +32,7 @@ from common.errors import ConfigError, RunError, SealError, StateError, Surrogat
 from common.run import parse_run
 from common.security.receipts import parse_receipts
 from common.security.sealing import public_key, read_keys
+from common.surrogates.columns import Frame
 from common.surrogates.surrogates import SumsSurrogate
 from common.wire import sum_proto
 from common.wire.model_proto import (
@@ -78,6 +82,7 @@ def _wire() -> Iterator[Parser]:
             relay,
         ),
         ("introduction", _introduction, [_INTRODUCTION], of_json),
+        ("frame of columns", Frame.of, [_FRAME], of_bytes),
         (
             "classes of a run",
             lambda text: distillation._classes(
@@ -117,8 +122,11 @@ def _is_sound(content: bytes) -> bool:
     return True
 
 
+# One column, 3 away from zero and of deviation 2.
+_FRAME = struct.pack("<2f", 3.0, 2.0)
 _INTRODUCTION = json.dumps(
     {"fingerprint": "f" * 64, "dimension": 8, "classes": '["a", "b"]', "key": "ab" * 64}
+    | {"frame": base64.b64encode(8 * _FRAME).decode()}
 ).encode()
 
 

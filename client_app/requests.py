@@ -4,10 +4,11 @@ surrogates leave.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -41,7 +42,7 @@ from client_app.node_config import (
 from client_app.offline.keys import private_key
 from client_app.own_files import close_to_others
 from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
-from common.errors import DisputeError, LedgerError, PolicyError, SurrogateError
+from common.errors import DataError, DisputeError, LedgerError, PolicyError, SurrogateError
 from common.extras.needed import check_packages
 from common.files import stage_file
 from common.logs.output import TextLines
@@ -224,21 +225,34 @@ def _introduction(request: SiteRequest) -> Answer:
         "simulated": site_features.simulated,
     }
     # Which classes a site has may be private; then the run names all classes.
-    if not run.settings.classes and (
-        site_features.simulated or gate.exact_numbers_may_leave(run.hides_sites)
-    ):
+    if site_features.simulated or gate.exact_numbers_may_leave(run.hides_sites):
         limits = SiteLimits(smallest_class=gate.smallest_class(run.plan.mechanism_name))
-        reported["classes"] = json.dumps(Task(run, node, site, site_features, limits).classes)
-        if not site_features.simulated:
+        facts = _facts(Task(run, node, site, site_features, limits))
+        if facts and not site_features.simulated:
             gate.let_out(
-                entry(run, request.flower_run, MethodOutput(str(reported["classes"]).encode()))
+                entry(run, request.flower_run, MethodOutput("".join(facts.values()).encode()))
             )
+        reported |= facts
     if run.settings.fedpft.seal:
         reported["key"] = public_key(private_key(node, site)).hex()
     if run.settings.secure_sum:
         _, info = from_record(request.content, 0)
         reported["key"] = sum_keys(Step(run, node, site, request.flower_run, None, info))
     return None, reported
+
+
+def _facts(task: Task) -> dict[str, str]:
+    """The classes of this site, unless the run names them; and the frame of its columns, if these
+    need one, and the run's sites train in a common one.
+    """
+    run = task.run
+    facts = {} if run.settings.classes else {"classes": json.dumps(task.classes)}
+    if run.plan.kind == "rounds" and run.frames:
+        # A site without records to release says so in its first round.
+        with suppress(DataError):
+            if frame := task.own_frame(run.settings.classes or task.classes):
+                facts["frame"] = base64.b64encode(frame).decode()
+    return facts
 
 
 def _head(request: SiteRequest) -> Answer:

@@ -4,11 +4,17 @@ with raw features.
 
 from __future__ import annotations
 
+import json
+import math
+import struct
 from dataclasses import dataclass
+from pathlib import Path
 
+from common.errors import ConfigError
 from common.methods.method import byte_count
 from common.run import Run
 from common.secure_sum.of_run import dimensions_of
+from common.settings import Settings
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up
 # and down, a request without a payload, the reply to an evaluation, and an introduction; then the
@@ -24,6 +30,11 @@ SIGNED_MODEL = 960
 # Gaussians for out-of-distribution scores come with the model where privacy allows it: directions,
 # and bytes of their names.
 GAUSSIAN_RANK, GAUSSIAN_NAMES = 32, 500
+KNOWN_DIMENSIONS = {
+    "torchvision:mobilenet_v2": 1280,
+    "torchvision:resnet50": 2048,
+    "torchvision:resnet18": 512,
+}
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,106 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     return Cost(name, up, down, rounds, number, *budget)
 
 
+def payload_bytes(config: Run, dimension: int, classes: int, records: int) -> int:
+    """The largest message of a site, in bytes, by the method's schema.
+
+    Args:
+        config: of the run.
+        dimension: of the features.
+        classes: as in `costs`.
+        records: as in `costs`.
+    """
+    plan, messages = config.plan, config.plan.messages
+    released = max(classes, len(config.settings.classes)) if messages.all_classes else classes
+    sizes = messages.sizes(released, dimension, records)
+    forms = [messages.sends] if messages.first is None else [messages.sends, messages.first]
+    numbers = max(byte_count(form, sizes) for form in forms)
+    # The last site of a private chain passes on what all sites before it have sent.
+    several = max(1, config.settings.sites) if plan.kind == "chain" and config.private else 1
+    return several * (numbers + CLASS_BYTES * released) + bool(numbers) * PAYLOAD_UP
+
+
+def check_payload(config: Run, dimension: int, classes: int, records: int) -> None:
+    """Check that the coordinator would accept the messages of this run.
+
+    Args:
+        config: of the run.
+        dimension: as in `costs`.
+        classes: as in `costs`.
+        records: as in `costs`.
+
+    Raises:
+        ConfigError: that names max-payload-mib and how much is needed.
+    """
+    needed, limit = (
+        payload_bytes(config, dimension, classes, records),
+        config.settings.max_payload_mib,
+    )
+    if needed > limit * 2**20:
+        raise ConfigError(
+            f"max-payload-mib = {limit:g}: a site with {classes} classes and features of dimension "
+            f"{dimension} sends {needed / 2**20:.4g} MiB in one message, which the coordinator would "
+            f"refuse; set max-payload-mib to {math.ceil(needed / 2**20)} or more, or send less"
+        )
+
+
 def _gaussians(classes: int, dimension: int) -> int:
     """Bytes of class means and two covariances at 16 bits, as base64 text."""
     rank = min(GAUSSIAN_RANK, dimension - 1)
     return 4 * (2 * dimension * (classes + 1 + 2 * rank) + 8 * rank + GAUSSIAN_NAMES) // 3
+
+
+def find_dimension(settings: Settings) -> int:
+    """Feature dimension, without loading a model.
+
+    Args:
+        settings: of the run.
+
+    Returns:
+        The dimension, from the header of the stored features, or from the name of the backbone and
+        the image size.
+
+    Raises:
+        ConfigError: the dimension cannot be read or is not known here.
+
+    Example:
+        >>> from common.run import parse_run
+        >>> find_dimension(parse_run({"backbone": "pixels", "image-size": 8}).settings)
+        64
+    """
+    if settings.data == "safetensors" and settings.dataset:
+        path = Path(settings.data_dir).expanduser() / f"{settings.dataset[0]}-train.safetensors"
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                return int(json.loads(file.read(length))["x"]["shape"][1])
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            LookupError,
+            OverflowError,
+            MemoryError,
+            struct.error,
+        ):
+            raise ConfigError(
+                f"cannot read the feature dimension from {path}; give --dimension"
+            ) from None
+    if settings.backbone in ("pixels", "pixels:rgb") and (
+        settings.image_size or settings.data == "digits"
+    ):
+        return (3 if settings.backbone == "pixels:rgb" else 1) * (settings.image_size or 8) ** 2
+    if settings.backbone in KNOWN_DIMENSIONS:
+        return KNOWN_DIMENSIONS[settings.backbone]
+    raise ConfigError(
+        f"the feature dimension of backbone {settings.backbone!r} is not known here; give "
+        "--dimension"
+    )
+
+
+def known_dimension(config: Run) -> int:
+    """The dimension of `find_dimension`; 0 if only the sites know it."""
+    try:
+        return find_dimension(config.settings)
+    except ConfigError:
+        return 0

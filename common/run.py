@@ -97,6 +97,14 @@ class Run:
         return self.private or self.settings.secure_sum
 
     @property
+    def frames(self) -> bool:
+        """Whether sites put odd columns of their features into a frame. Nothing of a site alone may
+        show it; and a chain, and some training in rounds, have no common one.
+        """
+        common = self.plan.training.frames if self.plan.kind == "rounds" else True
+        return common and self.plan.kind != "chain" and not self.hides_sites
+
+    @property
     def trained(self) -> FedAvgSettings | FedLAPSettings | DPCVAESettings:
         """The section of the model that is trained in rounds."""
         section: FedAvgSettings | FedLAPSettings | DPCVAESettings = getattr(

@@ -19,20 +19,22 @@ class Halves(_message.Message):
     def __init__(self, shape: _Optional[_Iterable[int]] = ..., scale: _Optional[float] = ..., logarithm: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("schema", "method", "run", "site", "fingerprint", "classes")
+    __slots__ = ("schema", "method", "run", "site", "fingerprint", "classes", "frame")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
     schema: int
     method: str
     run: str
     site: str
     fingerprint: str
     classes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, schema: _Optional[int] = ..., method: _Optional[str] = ..., run: _Optional[str] = ..., site: _Optional[str] = ..., fingerprint: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ...) -> None: ...
+    frame: bytes
+    def __init__(self, schema: _Optional[int] = ..., method: _Optional[str] = ..., run: _Optional[str] = ..., site: _Optional[str] = ..., fingerprint: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., frame: _Optional[bytes] = ...) -> None: ...
 
 class Mixtures(_message.Message):
     __slots__ = ("covariance", "counts", "components", "weights", "means", "spread", "levels")

@@ -43,6 +43,8 @@ from common.errors import ConfigError, DataError
 from common.limits import MOST_CLASSES
 from common.models.parameters import Parameters
 from common.run import Run
+from common.surrogates.columns import in_frame
+from common.surrogates.surrogates import AnySurrogate
 from common.wire.model_proto import unpack_parameters
 from common.wire.records import unpack_surrogate
 
@@ -184,7 +186,9 @@ def audit_release(
             if generative:
                 scores = generator_scores(generator_of(run, node, own), *attacked)
             else:
-                sent = _unpacked(run.plan.combination.makes_surrogates, _release(run, node, own))
+                read = _unpacked(run.plan.combination.makes_surrogates, _release(run, node, own))
+                attacked = in_frame(attacked[0], read.header.frame), attacked[1]
+                sent = read
                 scores = {LIRA: scores_of(sent, site_features.classes, *attacked)}
                 near += nearest(sent, site_features.classes, *attacked, torch.from_numpy(inside))
             for name, each in scores.items():
@@ -276,7 +280,7 @@ def _release(run: Run, node: NodeConfig, site_features: SiteFeatures) -> bytes:
     ).payload
 
 
-def _unpacked(is_surrogate: bool, payload: bytes) -> object:
+def _unpacked(is_surrogate: bool, payload: bytes) -> AnySurrogate | Parameters:
     return unpack_surrogate(payload) if is_surrogate else unpack_parameters(payload)
 
 

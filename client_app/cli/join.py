@@ -55,12 +55,14 @@ def join(
     join.
     """
     from client_app.diagnostics.findings import Link
-    from client_app.diagnostics.first_look import check_files
+    from client_app.diagnostics.first_look import check_enough, check_files
+    from client_app.governance.policy import policy_of
     from client_app.processes.supervisor import Supervisor, site_commands
 
     check_settings(node := node_of(node_config))
     for warning in check_files(node):
         _print("join", f"warning: {warning}")
+    check_enough(node, policy_of(node).smallest_site)
     _check_link(Link.parse(superlink, root_certificates, auth_supernode_private_key), insecure)
     commands = site_commands(
         superlink, " ".join(node_config), root_certificates, auth_supernode_private_key
@@ -83,6 +85,11 @@ def check_settings(node: NodeConfig) -> None:
         raise ConfigError(
             'node-config: data is not set; set it to a kind of data, such as data="imagefolder" '
             'data-dir="/data/xrays"'
+        )
+    if node.data == "digits" and node.data_dir:
+        raise ConfigError(
+            f"node-config: data-dir = {node.data_dir!r}, but data = 'digits' is bundled and read from "
+            "no folder; set data to the kind of this site's data, or remove data-dir"
         )
     if node.policy:
         load_policy(node.policy)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from client_app.datasets.dataset import DataSource, folder_of
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from client_app.datasets.dataset import DataSource, folder_of, load_all
 from client_app.datasets.image_folders import (
     IMAGE_SUFFIXES,
     find_table,
@@ -49,14 +53,60 @@ def check_files(node: NodeConfig) -> list[str]:
     return warnings
 
 
+def check_enough(node: NodeConfig, smallest_site: int) -> None:
+    """Check that the site's folder is not empty, or not mounted, before the site joins.
+
+    Only then: an answer to a request must not depend on it. A folder that empties later gives noise.
+
+    Args:
+        node: the site's settings.
+        smallest_site: of its policy; 0: no look is taken.
+
+    Raises:
+        DataError: for fewer records than that.
+    """
+    if not smallest_site or not node.data or node.data == "digits":
+        return
+    found = 0
+    for name in node.dataset or ("",):
+        source = DataSource(
+            node.data, node.data_dir, (name,), node.label_column, "", node.patient_column
+        )
+        found += _records(source, name)
+    if found < smallest_site:
+        raise DataError(
+            f"data-dir = {node.data_dir!r} has {found or 'no'} records of kind {node.data!r}, and the "
+            f"policy's smallest-site is {smallest_site}; is the disk mounted, and the folder the right "
+            "one? To join all the same, set smallest-site in the policy, 0 for none"
+        )
+
+
+def _records(source: DataSource, name: str) -> int:
+    """Records of a data set, without a look into images; those that its files list."""
+    if source.kind in ("imagefolder", "dicom"):
+        try:
+            root, table = find_table(folder_of(source, name), name)
+            if table is None:
+                return len(in_class_folders(root, _wanted(source.kind), LeftOut())[0])
+        except (DataError, OSError):
+            return 0
+    return sum(map(len, load_all(replace(source, one_by_one=True), 0)))
+
+
+def _wanted(kind: str) -> Callable[[Path], bool]:
+    """Which files of class folders are records."""
+    if kind == "dicom":
+        return is_file
+    return lambda path: path.suffix.lower() in IMAGE_SUFFIXES
+
+
 def _of_folders(source: DataSource, name: str) -> list[str]:
     root, table = find_table(folder_of(source, name), name)
     if table is not None:
         return []
     images = source.kind == "imagefolder"
-    wanted = (lambda path: path.suffix.lower() in IMAGE_SUFFIXES) if images else is_file
     try:
-        files, _ = in_class_folders(root, wanted, LeftOut())
+        files, _ = in_class_folders(root, _wanted(source.kind), LeftOut())
         if not files:
             return [
                 f"'{root}' has no {'images' if images else 'files'} in class folders; make one "

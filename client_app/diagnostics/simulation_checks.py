@@ -11,13 +11,16 @@ from torch import Tensor
 
 from client_app.datasets.dataset import DataSource, load_all
 from client_app.datasets.partition import whole
+from client_app.features.columns import warning_of
 from common.backbones.backbones import load_network
+from common.backbones.feature_power import raised
+from common.costs import check_payload
 from common.data_report import merged
 from common.errors import DataError
 from common.run import Run
 
 
-def check_records(run: Run, sites: int) -> Sequence[str]:
+def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
     """Read the labels and distribute the records as the sites will.
 
     Weights that have to be fetched are fetched, once for all sites.
@@ -25,13 +28,15 @@ def check_records(run: Run, sites: int) -> Sequence[str]:
     Args:
         run: whose data are read.
         sites: number of sites.
+        dimension: of the features of images; 0 if only their backbone knows it.
 
     Returns:
-        The data report in at most three lines, and remarks about sites of a single class.
+        The data report in at most three lines, and remarks about sites of a single class and about
+        columns that the run has no frame for.
 
     Raises:
         DataError, ConfigError: if the data are unusable, have only one class, or leave a site
-            without records.
+            without records; or if the message of a site would be larger than max-payload-mib.
         BackboneError: for weights that cannot be had.
     """
     shares = whole(run, sites)
@@ -57,11 +62,17 @@ def check_records(run: Run, sites: int) -> Sequence[str]:
                 f"site {site} of {sites} would have no training records; use fewer sites, or "
                 "another partition (alpha, classes-per-site)"
             )
+        own = dimension if dataset.features is None else dataset.features.shape[1]
+        if own:
+            check_payload(run, own, len(classes), len(part))
         if len(classes) == 1 and run.settings.partition != "classes":
             remarks.append(
                 f"site {site} has training records of one class only ({classes[0]}); a larger "
                 "alpha is more even"
             )
+        if dataset.features is not None and not run.frames:
+            chosen = raised(torch.as_tensor(dataset.features[part]).float(), run.power)
+            remarks += [f"site {site}: {odd}"] if (odd := warning_of(chosen)) else []
     if (
         any(dataset.features is None for dataset, _ in shares)
         and not run.settings.weights_path

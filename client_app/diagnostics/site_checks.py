@@ -23,7 +23,7 @@ from client_app.features.parts import in_parts
 from client_app.features.site_features import site_backbone, site_device
 from client_app.governance.gate import open_gate, own_ledger
 from client_app.governance.held import why_held
-from client_app.governance.policy import NO_LIMIT
+from client_app.governance.policy import NO_LIMIT, policy_of
 from client_app.governance.uncharged import FALLBACK, check_dimension
 from client_app.node_config import NodeConfig, is_protected, packages_of
 from client_app.own_files import readable_by_others
@@ -255,6 +255,14 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
     )
     if dataset.patients is not None:
         facts += f"; {len({dataset.patients[row] for row in records.train.tolist()})} patients"
+    smallest = policy_of(node).smallest_site
+    if len(dataset) < smallest and node.data not in ("", "digits"):
+        return Finding(
+            "data",
+            "FAIL",
+            f"{facts}; the policy's smallest-site is {smallest}, so `site join` stays away",
+            f"mount or fill data-dir = {node.data_dir!r}, or lower smallest-site in the policy",
+        )
     if not len(records.train):
         return Finding(
             "data",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from client_app.datasets.dataset import Dataset
 from client_app.datasets.partition import share
 from client_app.datasets.whole_site import NoRecordsError, SourceError
 from client_app.features.cache import MIB
+from client_app.features.columns import warning_of
 from client_app.features.extraction import Features, extract
 from client_app.features.on_disk import chunks, written
 from client_app.node_config import NodeConfig, is_protected
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 NO_FEATURES = "labels-only"
 # Of a number in single precision.
 BYTES = 4
+
+log = logging.getLogger("fedsurrogate.site")
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,9 @@ def load_site(
         raise DataError(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )
+    if not run.frames and (odd := warning_of(train.features)):
+        # It stays here: on the site's own log, or the terminal of a simulation.
+        _warn_once(odd)
     unread = set(part.train.tolist()) - set(train.rows.tolist() if train.rows is not None else ())
     report = with_broken(part.dataset, sorted(unread), f"of {len(part.train)} training images")
     log_once(report, node)
@@ -231,6 +238,11 @@ def with_broken(dataset: Dataset, broken: Sequence[int], what: str) -> DataRepor
         used=report.used - len(broken),
         left_out=(*report.left_out, Loss(why, len(broken))),
     )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def no_features(count: int) -> Features:

@@ -61,6 +61,13 @@ class Policy(WorkLimits):
     smallest_class: int = Field(
         10, ge=1, description="records that a class needs to be released, except with 'sums'"
     )
+    smallest_site: int = Field(
+        1,
+        ge=0,
+        description="records that data-dir must hold before this site joins, so that a folder that "
+        "is empty or not mounted does not take part; that it takes part shows that they are there; "
+        "0: it joins whatever is there",
+    )
     exact_counts: Names = Field(
         (),
         description="runs whose counts may leave without noise although without-dp = false: "

@@ -136,7 +136,7 @@ def second_moment(
 def _exact(task: Task, names: Collection[str]) -> MethodOutput:
     """The exact sums of the site's own classes, around their means."""
     classes = task.classes
-    features, labels = task.training_data(classes)
+    features, labels, frame = task.own_data(classes)
     counts, sums = class_sums(features, labels, len(classes))
     divisors = counts.clamp_min(1)[:, None]
     means = sums / divisors
@@ -148,7 +148,7 @@ def _exact(task: Task, names: Collection[str]) -> MethodOutput:
         for rows, own in zip(torch.split(features, ROWS), torch.split(labels, ROWS), strict=True):
             spreads.index_add_(0, own, (rows.double() - means[own]).square())
         tensors["variances"] = spreads / divisors
-    sent = Parameters(task.header(classes), 1, tensors, round(float(counts.sum())))
+    sent = Parameters(task.header(classes, frame), 1, tensors, round(float(counts.sum())))
     return MethodOutput(pack_parameters(sent))
 
 

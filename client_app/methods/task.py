@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from client_app.features.columns import frame_of, framed
 from client_app.features.on_disk import chunks, written
 from client_app.features.site_features import SiteFeatures
 from client_app.governance.site_limits import NO_LIMITS, SiteLimits
@@ -124,6 +125,9 @@ class Task:
                 f"most-classes = {self.limits.most_classes}: a model of "
                 f"{len(model.header.classes)} classes"
             )
+        # It would be a map of the features that nobody agreed to.
+        if model.header.frame and self.run.hides_sites:
+            raise SurrogateError("a model with a frame of columns in a private run or a secure sum")
         largest = largest_parameter(bool(self.run.settings.epsilon))
         if not all(
             t.isfinite().all() and (not t.numel() or t.abs().max() < largest)
@@ -144,19 +148,45 @@ class Task:
             )
         return model
 
-    def header(self, classes: tuple[str, ...]) -> Header:
-        """The header of this site's reply."""
+    def header(self, classes: tuple[str, ...], frame: bytes = b"") -> Header:
+        """The header of this site's reply, whose tables are in a frame of the columns."""
         return Header(
-            self.run.settings.method, self.run.digest, self.site, self.found.fingerprint, classes
+            self.run.settings.method,
+            self.run.digest,
+            self.site,
+            self.found.fingerprint,
+            classes,
+            frame,
         )
 
-    def training_data(self, classes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    def own_data(self, classes: tuple[str, ...]) -> tuple[Tensor, Tensor, bytes]:
+        """Training records as in `training_data`, in a frame of this site's own.
+
+        Args:
+            classes: names of C classes.
+
+        Returns:
+            Features (n, d), labels (n,), and the frame for the header: empty if no column needs
+            one, and where no exact number of this site may leave it.
+        """
+        frame = self.own_frame(classes)
+        return *self.training_data(classes, frame), frame
+
+    def own_frame(self, classes: tuple[str, ...]) -> bytes:
+        """The frame of `own_data`. Raises DataError as `training_data`."""
+        if not self.run.frames:
+            return b""
+        frame = frame_of(self.training_data(classes)[0])
+        return b"" if frame is None else frame.packed()
+
+    def training_data(self, classes: tuple[str, ...], frame: bytes = b"") -> tuple[Tensor, Tensor]:
         """Training records of the given classes.
 
         Records of other classes are left out, and those of classes too small to be released.
 
         Args:
             classes: names of C classes.
+            frame: of the columns, in which the features are returned; empty: as they are.
 
         Returns:
             Features (n, d), and labels (n,), indices into `classes`.
@@ -177,14 +207,11 @@ class Task:
                 f"{self.limits.smallest_class} or more of a class"
             )
         if (folder := self.found.train.folder) is None:
-            return features[kept].float(), labels[kept]
-        if kept.all():
-            return features, labels
-        return written(
-            (features[rows][kept[rows]] for rows in chunks(*features.shape)),
-            features.shape[1],
-            folder,
-        ), labels[kept]
+            features = features[kept].float()
+        elif not kept.all():
+            parts = (features[rows][kept[rows]] for rows in chunks(*features.shape))
+            features = written(parts, features.shape[1], folder)
+        return framed(features, frame, folder), labels[kept]
 
 
 class SiteSums(NamedTuple):

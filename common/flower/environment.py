@@ -21,6 +21,9 @@ QUIET = {
 RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # Names a function that Ray calls before it starts, in the thread that starts it.
 RAY_HOOK = "RAY_RUNTIME_ENV_HOOK"
+# Ray would join the cluster that the environment names, or one that runs on this machine. Its workers
+# need not see the files and packages of this run.
+OWN_CLUSTER = {"RAY_ADDRESS": "local"}
 # How long Ray may take for each step of its start, in seconds.
 RAY_PATIENCE = 240.0
 # Unix time at which the command that makes a run was started; its processes inherit it.

@@ -25,19 +25,16 @@ def ray_folder(environment: Mapping[str, str], others: Sequence[str] = OTHERS) -
     """Variables for a simulation by which Ray finds a folder that it can use.
 
     Args:
-        environment: Variables of this process. A folder that a person named for Ray is left to
-            them.
+        environment: Variables of this process.
         others: Folders to take where that for temporary files does not serve.
 
     Returns:
-        No variable if Ray's own choice, TMPDIR or /tmp, serves.
+        No variable if Ray's own choice, RAY_TMPDIR, TMPDIR or /tmp, serves.
 
     Raises:
         RunError: No folder serves.
     """
-    if VARIABLE in environment:
-        return {}
-    own = environment.get("TMPDIR", "/tmp")
+    own = environment.get(VARIABLE) or environment.get("TMPDIR") or "/tmp"
     if _serves(own):
         return {}
     found = next((folder for folder in others if _serves(folder)), None)
@@ -49,6 +46,22 @@ def ray_folder(environment: Mapping[str, str], others: Sequence[str] = OTHERS) -
             "local"
         )
     return {VARIABLE: found}
+
+
+def remark_on(environment: Mapping[str, str], chosen: Mapping[str, str]) -> list[str]:
+    """What a person should know who named a folder for Ray that does not serve.
+
+    Args:
+        environment: Variables of this process.
+        chosen: The result of `ray_folder`.
+    """
+    if not environment.get(VARIABLE) or VARIABLE not in chosen:
+        return []
+    return [
+        f"{VARIABLE} = {environment[VARIABLE]!r} is no folder that Ray can use: it must be there and "
+        f"writable, with a path of at most {LONGEST} letters, digits and -_./; Ray uses "
+        f"{chosen[VARIABLE]} in this run"
+    ]
 
 
 def _serves(folder: str) -> bool:

@@ -134,7 +134,7 @@ def plan(settings: Settings) -> Plan:
         work=work,
         privacy=_privacy(settings) if private else None,
         defences=ALL_DEFENCES,
-        training=ModelTraining("dpcvae"),
+        training=ModelTraining("dpcvae", frames=False),
         judging_packages=("ot",),
     )
 

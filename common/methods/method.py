@@ -261,6 +261,8 @@ class ModelTraining:
         sparse: whether a site sends only the largest changes, the share fedavg.keep of them.
         adaptive: whether the coordinator steps with FedYogi's moments, by
             fedavg.server-learning-rate.
+        frames: whether sites train in a common frame of the columns of their features, where these
+            need one (common/surrogates/columns.py).
     """
 
     section: Literal["fedavg", "fedlap", "dpcvae"] = "fedavg"
@@ -269,6 +271,7 @@ class ModelTraining:
     single_step: bool = False
     sparse: bool = False
     adaptive: bool = False
+    frames: bool = True
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def plan(settings: Settings) -> Plan:
         work=partial(_work, own, private),
         privacy=sgd_noise(own, settings) if private else None,
         defences=SCREENED,
-        training=ModelTraining("fedlap", unit_features=True),
+        training=ModelTraining("fedlap", unit_features=True, frames=False),
         refusal=_private_refusal(own) if private else "",
         variant=variant_of(own.kind),
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from common.errors import SurrogateError
 from common.models.networks import build, check_parameters, run_network
 from common.privacy.gaussian_mechanism import clip
+from common.surrogates.columns import in_frame
 
 if TYPE_CHECKING:
     from common.settings import Model
@@ -72,15 +73,24 @@ class Classifier(ABC):
 
     def prepare(self, features: Tensor) -> Tensor:
         """Features (n, d) in the form that this model needs."""
-        return features
+        return self.framed(features)
+
+    def framed(self, features: Tensor) -> Tensor:
+        """Features (n, d) in the frame of the columns in which the model was learned."""
+        return in_frame(features, self.header.frame)
+
+    def check_frame(self) -> None:
+        """Raise SurrogateError for a frame of other columns than those of the model."""
+        if self.header.frame:
+            self.framed(torch.zeros(1, self.dimension))
 
 
 @dataclass(frozen=True)
 class Head(Classifier):
     """A linear classifier: logits = x @ weight.T + bias.
 
-    Features are first changed as those that the head was learned from: centred, projected and
-    clipped, in this order.
+    Features are first changed as those that the head was learned from: put into the header's frame,
+    centred, projected and clipped, in this order.
 
     Attributes:
         header: origin, with the classes.
@@ -135,7 +145,7 @@ class Head(Classifier):
         return tensors if self.centre is None else tensors | {"centre": self.centre}
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Centred, projected and clipped features.
+        """Framed, centred, projected and clipped features.
 
         Args:
             features: (n, d).
@@ -143,7 +153,7 @@ class Head(Classifier):
         Returns:
             Features (n, d); (n, k) with a projection.
         """
-        features = features.to(self.weight)
+        features = self.framed(features.to(self.weight))
         if self.centre is not None:
             features = features - self.centre.to(features)
         if self.projection is not None:
@@ -246,7 +256,7 @@ class Quadratic(Classifier):
 
     def scores(self, features: Tensor) -> Tensor:
         """Logits (n, C) of features (n, d)."""
-        features, columns = features.to(self.means), []
+        features, columns = self.framed(features.to(self.means)), []
         for mean, whitener, bias in zip(self.means, self.whiteners, self.bias, strict=True):
             apart = features - mean
             white = apart * whitener if whitener.ndim == 1 else apart @ whitener.T
@@ -286,6 +296,7 @@ class Network(Classifier):
     def scores(self, features: Tensor) -> Tensor:
         """Logits (n, C) of features (n, d), a thousand at a time."""
         module = build(self.kind, self.inputs, len(self.header.classes), self.tensors)
+        features = self.framed(features)
         return torch.cat(
             [
                 run_network(module, self.tensors, rows.float())

@@ -27,6 +27,8 @@ class Header:
         site: its name.
         fingerprint: of the backbone.
         classes: class names.
+        frame: of the columns of the features, in bytes (common/surrogates/columns.py); empty where
+            features are as they are.
     """
 
     method: str
@@ -34,6 +36,7 @@ class Header:
     site: str
     fingerprint: str
     classes: tuple[str, ...]
+    frame: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,25 @@ from common.backbones.feature_power import power_in
 from common.errors import SurrogateError
 from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from common.settings import Model
+from common.surrogates.columns import Frame
 from common.surrogates.surrogates import Header
+
+# Of a file, if the model's header has a frame.
+OFFSET, SCALE = "frame-offset", "frame-scale"
 
 
 def save_model(model: Classifier, path: Path) -> None:
     """Write a model as 32-bit safetensors, with its classes and backbone fingerprint in the
     metadata.
 
-    If the metadata has `power`, features x must first become sign(x) |x|^power. If it has
-    `clip`, they must then be divided by max(|x|, clip). If there is a tensor `centre`, it must be
-    subtracted before the clip; and with a tensor `projection` (k, d), features are then multiplied
-    by it. A linear head has `weight` (C, d) and `bias` (C,); an ensemble of M heads has (M, C, d)
-    and (M, C). Quadratic discriminants have `means`, `whiteners` and `bias`. A network has `kind`
-    and `inputs` in the metadata; see common/models/networks.py.
+    If the metadata has `power`, features x must first become sign(x) |x|^power. With tensors
+    `frame-offset` and `frame-scale` (d,), the first is then subtracted, and the second divides where
+    it is not zero. If the metadata has `clip`, they must then be divided by max(|x|, clip). If there
+    is a tensor `centre`, it must be subtracted before the clip; and with a tensor `projection`
+    (k, d), features are then multiplied by it. A linear head has `weight` (C, d) and `bias`
+    (C,); an ensemble of M heads has (M, C, d) and (M, C). Quadratic discriminants have `means`,
+    `whiteners` and `bias`. A network has `kind` and `inputs` in the metadata; see
+    common/models/networks.py.
 
     Args:
         model: that was learned.
@@ -55,7 +61,11 @@ def file_content(model: Classifier) -> tuple[dict[str, str], dict[str, Tensor]]:
         metadata["clip"] = f"{model.clip:g}"
     if isinstance(model, Network):
         metadata |= {"kind": model.kind, "inputs": str(model.inputs)}
-    return metadata, model.arrays()
+    if not model.header.frame:
+        return metadata, model.arrays()
+    frame = Frame.of(model.header.frame)
+    offset, scale = frame.offset.float(), frame.scale.float()
+    return metadata, {**model.arrays(), OFFSET: offset, SCALE: scale}
 
 
 def load_model(path: Path) -> Classifier:
@@ -100,17 +110,30 @@ def classifier_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) ->
         classes = json.loads(metadata["classes"])
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ValueError("its classes are no list of names")
-        header = Header("", "", "coordinator", metadata.get("fingerprint", ""), tuple(classes))
         if wrong := [name for name, each in tensors.items() if not each.is_floating_point()]:
             raise ValueError(f"{wrong[0][:40]!r} holds no floating-point numbers")
         wide = {name: each if each.itemsize > 2 else each.float() for name, each in tensors.items()}
-        model = _classifier(header, metadata, wide)
+        frame = _frame(wide.pop(OFFSET, None), wide.pop(SCALE, None))
+        named = (metadata.get("fingerprint", ""), tuple(classes))
+        model = _classifier(Header("", "", "coordinator", *named, frame), metadata, wide)
     except KeyError as error:
         raise SurrogateError(f"it has no {str(error)[:60]}") from None
     except (ValueError, RecursionError) as error:
         raise SurrogateError(str(error)[:300]) from None
     model.check_shapes()
+    model.check_frame()
     return model
+
+
+def _frame(offset: Tensor | None, scale: Tensor | None) -> bytes:
+    """The frame of a header; empty without both tensors. Raises ValueError for one alone."""
+    if offset is None and scale is None:
+        return b""
+    if offset is None or scale is None or offset.ndim != 1 or offset.shape != scale.shape:
+        raise ValueError("its frame of columns has not one offset and one scale for each")
+    packed = Frame(offset.double(), scale.double()).packed()
+    Frame.of(packed)
+    return packed
 
 
 def _classifier(

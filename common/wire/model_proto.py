@@ -114,6 +114,12 @@ def unpack_classifier(payload: bytes, most: int = MOST_NUMBERS) -> Classifier:
     """
     message = pb.Classifier()
     read_message(message, payload, "model")
+    model = _unpack_model(message, most)
+    model.check_frame()
+    return model
+
+
+def _unpack_model(message: pb.Classifier, most: int) -> Classifier:
     match message.WhichOneof("kind"):
         case "head":
             return _unpack_head(message.head)

@@ -14,10 +14,13 @@ from common.privacy.accounting import Unit
 from common.privacy.mechanism import Mechanism
 from common.safe_parsing import read_message
 from common.surrogates.class_sums import Sums
+from common.surrogates.columns import Frame
 from common.surrogates.surrogates import Header
 from common.wire.float16 import pack, unpack
 
 SCHEMA = 1
+# Of a header with a frame. A program that knows no frames must not read its tables as features.
+FRAMED = 2
 
 Framed = (
     pb.Surrogate
@@ -150,27 +153,38 @@ def parse(message: Framed, payload: bytes) -> None:
 
 
 def _check_version(header: pb.Header) -> None:
-    if header.schema != SCHEMA:
-        raise SurrogateError(f"schema version {header.schema}; this program reads version {SCHEMA}")
+    if header.schema != (FRAMED if header.frame else SCHEMA):
+        raise SurrogateError(
+            f"schema version {header.schema}; this program reads version {SCHEMA}, and {FRAMED} "
+            "with a frame of columns"
+        )
 
 
 def pack_header(header: Header) -> pb.Header:
     """A header as a message, with the schema version."""
     return pb.Header(
-        schema=SCHEMA,
+        schema=FRAMED if header.frame else SCHEMA,
         method=header.method,
         run=header.run,
         site=header.site,
         fingerprint=header.fingerprint,
         classes=header.classes,
+        frame=header.frame,
     )
 
 
 def unpack_header(header: pb.Header) -> Header:
-    """Parse a message of `pack_header`. Raises SurrogateError for another schema version."""
+    """Parse a message of `pack_header`. Raises SurrogateError for another schema version, or
+    bytes that are no frame.
+    """
     # Heads inside a model have headers of their own.
     _check_version(header)
-    return Header(header.method, header.run, header.site, header.fingerprint, tuple(header.classes))
+    if header.frame:
+        Frame.of(header.frame)
+    names = tuple(header.classes)
+    return Header(
+        header.method, header.run, header.site, header.fingerprint, names, bytes(header.frame)
+    )
 
 
 def unpack_projection(message: pb.Halves, rows: int = 0) -> Tensor:

@@ -184,16 +184,18 @@ def plan(
 
     from rich.table import Column, Table
 
+    from common.costs import check_payload, find_dimension
     from common.help import without_effect
     from common.number_format import human_bytes
     from common.run import parse_run
     from common.settings.flat import parse_overrides
-    from server_app.runs.plan import find_dimension, in_words
+    from server_app.runs.plan import in_words
     from server_app.runs.plan import plan as costs
     from server_app.runs.presets import preset_settings
 
     config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
     known_dimension = dimension or find_dimension(config.settings)
+    check_payload(config, known_dimension, classes, records)
     rows = costs(config, known_dimension, classes, records, rounds)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from common.errors import RunError
 from common.flower import flower
-from common.flower.environment import prepared_ray
+from common.flower.environment import OWN_CLUSTER, prepared_ray
 from common.help import without_effect
-from common.machine.ray_folder import ray_folder
+from common.machine.ray_folder import ray_folder, remark_on
 from common.machine.user_folders import STATE, user_folder
 from common.settings.flat import Scalar
 from server_app.deployment.submit import (
@@ -121,6 +121,7 @@ def simulate(
     config, settings = check_simulation(overrides)
     fit, few = fitting_sites(machine.at_once(sites))
     with site_folders() as remarks:
+        remarks = [*remarks, *remark_on(os.environ, ray_folder(os.environ))]
         unused = [*without_effect(config), *config.gaps(sites)]
         remark(
             [*([few] if few else []), *unused, *remarks, *check_records(settings, sites)], on_event
@@ -153,7 +154,10 @@ def _simulate(
     """
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
         environment = (
-            flower_environment(Path(home)) | ray_folder(os.environ) | prepared_ray(os.environ)
+            flower_environment(Path(home))
+            | ray_folder(os.environ)
+            | prepared_ray(os.environ)
+            | OWN_CLUSTER
         )
         log = Path(home) / "flower.log"
         resources, output = (

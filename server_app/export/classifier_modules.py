@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError
 from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from common.models.networks import build
+from common.surrogates.columns import Frame
+from common.surrogates.surrogates import Header
 
 
 def module_of(classifier: Classifier) -> nn.Module:
@@ -29,6 +33,10 @@ def module_of(classifier: Classifier) -> nn.Module:
         >>> module_of(head)(torch.tensor([[1.0, 1.0]])).tolist()
         [[1.5, 2.0]]
     """
+    if classifier.header.frame:
+        plain = replace(classifier.header, frame=b"")
+        frame = Frame.of(classifier.header.frame)
+        return InFrame(frame, module_of(_with_header(classifier, plain)))
     match classifier:
         case Head():
             return LinearHead(classifier)
@@ -46,6 +54,41 @@ def module_of(classifier: Classifier) -> nn.Module:
             module.load_state_dict(dict(classifier.tensors), strict=False)
             return module
     raise ConfigError(f"a model of kind {type(classifier).__name__} cannot be written as a graph")
+
+
+def _with_header(classifier: Classifier, header: Header) -> Classifier:
+    if isinstance(classifier, Ensemble):
+        return Ensemble(tuple(replace(head, header=header) for head in classifier.heads))
+    if isinstance(classifier, Head | Quadratic | Network):
+        return replace(classifier, header=header)
+    return classifier
+
+
+class InFrame(nn.Module):
+    """A classifier whose features are put into a frame first.
+
+    Args:
+        frame: of the columns.
+        inner: the classifier of features in the frame.
+
+    Attributes:
+        offset: (d,), subtracted first.
+        divisor: (d,), divides then.
+    """
+
+    offset: Tensor
+    divisor: Tensor
+
+    def __init__(self, frame: Frame, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("offset", frame.offset.float())
+        self.register_buffer("divisor", frame.divisor.float())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        logits: Tensor = self.inner((features - self.offset) / self.divisor)
+        return logits
 
 
 class LinearHead(nn.Module):

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from common.backbones.backbone_names import OWN_BACKBONE, check_backbone_name, check_weights_file
+from common.costs import check_payload, known_dimension
 from common.errors import ConfigError
 from common.extras.needed import check_packages, packages_for
 from common.extras.packages import check_installed, is_installed
@@ -89,6 +90,7 @@ def check_simulation(
             if not path.exists():
                 raise ConfigError(f"{key} = {settings[key]!r}: {path} does not exist")
             settings[key] = str(path)
+    check_data_named(config)
     if config.settings.data != "digits" and not config.settings.data_dir:
         raise ConfigError(
             f"data = {config.settings.data!r} needs data-dir, the folder that holds the data"
@@ -117,6 +119,18 @@ def check_simulation(
         else {}
     )
     return config, settings | {"output-dir": output} | resume
+
+
+def check_data_named(config: Run) -> None:
+    """Raise ConfigError for settings that name data, where the run would read the bundled digits."""
+    own = config.settings
+    given = {"data-dir": own.data_dir, "dataset": ",".join(own.dataset)}
+    if own.data == "digits" and (named := [key for key, value in given.items() if value]):
+        raise ConfigError(
+            f"{named[0]} = {given[named[0]]!r}, but data = 'digits', the default, is bundled and read "
+            "from no folder; set data to the kind of your data, such as data = 'imagefolder' for "
+            f"one folder of images per class, or remove {' and '.join(named)}"
+        )
 
 
 def flower_engine(wanted: bool | None) -> bool:
@@ -149,8 +163,15 @@ def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:
     Raises:
         FedSurrogateError: some site would have no usable records.
     """
-    check: Callable[[Run, int], Sequence[str]] = import_module(RECORD_CHECKS).check_records
-    return check(parse_run(overrides), sites)
+    check: Callable[[Run, int, int], Sequence[str]] = import_module(RECORD_CHECKS).check_records
+    config = parse_run(overrides)
+    return check(config, sites, known_dimension(config))
+
+
+def check_known_payload(config: Run) -> None:
+    """Raise ConfigError if a site's message would be too large, as far as the settings tell."""
+    if dimension := known_dimension(config):
+        check_payload(config, dimension, max(2, len(config.settings.classes)), 1)
 
 
 def check_submission(config: Run, control: str) -> None:
@@ -163,5 +184,6 @@ def check_submission(config: Run, control: str) -> None:
         control: address of the SuperLink's Control API, host:port.
     """
     check_backbone_name(config.settings.backbone, required=False)
+    check_known_payload(config)
     if is_loopback(control):
         check_start(config, simulated=False)

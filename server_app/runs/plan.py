@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from dataclasses import replace
-from pathlib import Path
 
 from common.costs import Cost, costs
-from common.errors import ConfigError
 from common.methods.fedpft import choices
 from common.methods.method import count
 from common.privacy.mechanism import JOINT_SUMS
 from common.run import Run
-from common.settings import Settings
 from server_app.runs.privacy_card import mean_noise
 
 STEP = (
     "the sum of clipped gradients of all records of all sites at the common model, and their "
     "number, with joint noise"
 )
-KNOWN_DIMENSIONS = {
-    "torchvision:mobilenet_v2": 1280,
-    "torchvision:resnet50": 2048,
-    "torchvision:resnet18": 512,
-}
 
 
 def plan(config: Run, dimension: int, classes: int, records: int, fedavg_rounds: int) -> list[Cost]:
@@ -177,51 +167,3 @@ def who_sees_what(config: Run) -> list[str]:
         "the sum has no noise: what only one site has, such as a class, is in it as that site has "
         "it",
     ]
-
-
-def find_dimension(settings: Settings) -> int:
-    """Feature dimension, without loading a model.
-
-    Args:
-        settings: of the run.
-
-    Returns:
-        The dimension, from the header of the stored features, or from the name of the backbone and
-        the image size.
-
-    Raises:
-        ConfigError: the dimension cannot be read or is not known here.
-
-    Example:
-        >>> from common.run import parse_run
-        >>> find_dimension(parse_run({"backbone": "pixels", "image-size": 8}).settings)
-        64
-    """
-    if settings.data == "safetensors" and settings.dataset:
-        path = Path(settings.data_dir).expanduser() / f"{settings.dataset[0]}-train.safetensors"
-        try:
-            with path.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                return int(json.loads(file.read(length))["x"]["shape"][1])
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            LookupError,
-            OverflowError,
-            MemoryError,
-            struct.error,
-        ):
-            raise ConfigError(
-                f"cannot read the feature dimension from {path}; give --dimension"
-            ) from None
-    if settings.backbone in ("pixels", "pixels:rgb") and (
-        settings.image_size or settings.data == "digits"
-    ):
-        return (3 if settings.backbone == "pixels:rgb" else 1) * (settings.image_size or 8) ** 2
-    if settings.backbone in KNOWN_DIMENSIONS:
-        return KNOWN_DIMENSIONS[settings.backbone]
-    raise ConfigError(
-        f"the feature dimension of backbone {settings.backbone!r} is not known here; give "
-        "--dimension"
-    )

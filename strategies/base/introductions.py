@@ -4,6 +4,7 @@ and a run's backbone.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections import Counter
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from common.errors import SurrogateError
 from common.limits import LARGEST_DIMENSION, MOST_CLASSES
+from common.surrogates.columns import Frame, common_frame
 from common.surrogates.surrogates import in_class_order
 from common.wire.records import Info
 from common.wire.validation import is_name
@@ -27,6 +29,7 @@ class Group:
         classes: of the run, in order.
         nodes: node ids by name.
         keys: by name.
+        frame: common frame of the columns of their features; empty without one.
     """
 
     fingerprint: str = ""
@@ -34,6 +37,7 @@ class Group:
     classes: tuple[str, ...] = ()
     nodes: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    frame: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Introduction:
         classes: of its records.
         key: hexadecimal; empty without one.
         simulated: whether the site is part of a simulation.
+        frame: of the columns of its features, in bytes; empty if they need none.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Introduction:
     classes: tuple[str, ...]
     key: str
     simulated: bool
+    frame: bytes = b""
 
 
 def introduction(name: str, info: Info) -> Introduction:
@@ -85,8 +91,14 @@ def introduction(name: str, info: Info) -> Introduction:
     )
     if not (named and isinstance(key, str) and re.fullmatch(r"[0-9a-f]{0,1024}", key)):
         raise SurrogateError("the introduction has classes or a key that cannot be read")
+    try:
+        frame = base64.b64decode(str(info.get("frame", "")), validate=True)
+    except ValueError:
+        raise SurrogateError("the introduction has a frame that cannot be read") from None
+    if frame:
+        Frame.of(frame).check(dimension)
     return Introduction(
-        name, fingerprint, dimension, tuple(classes), key, info.get("simulated") is True
+        name, fingerprint, dimension, tuple(classes), key, info.get("simulated") is True, frame
     )
 
 
@@ -133,6 +145,7 @@ def settle(
         group.keys[each.name] = each.key
         names |= set(each.classes)
     group.classes = wanted or in_class_order(names)
+    group.frame = common_frame([introduced[node].frame for node in group.nodes.values()])
     return group, others
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from common.errors import SurrogateError
 from common.models.classifiers import Classifier
 from common.privacy.mechanism import check_stated
+from common.surrogates.columns import Frame, common_frame
 from common.surrogates.surrogates import Reply
 from common.wire.records import Info, pack_question, to_record
 from common.wire.surrogate_proto import centre_digest
@@ -97,6 +98,8 @@ class OneShot(Federation, Generic[S]):
             SurrogateError: for a surrogate that is not as it must be.
         """
         sent = self.parse(payload)
+        if sent.header.frame:
+            Frame.of(sent.header.frame).check(self.dimension(sent))
         check_reply(sent, self.config.plan.messages, self.expectation())
         self.check(sent)
         check_stated(sent.claim, self.config.mechanism_for("record", centre_digest(self._centre)))
@@ -151,6 +154,20 @@ class OneShot(Federation, Generic[S]):
             stored: reads its bytes again.
         """
         return sent
+
+    def moved(self, sent: S, frame: bytes) -> S:
+        """A surrogate in another frame of columns; as it is for a method whose messages have none.
+
+        Args:
+            sent: a checked surrogate.
+            frame: that it is to have; empty for features as they are.
+        """
+        return sent
+
+    def in_one_frame(self, sent: Sequence[S]) -> list[S]:
+        """All surrogates in the common frame of their columns, before anything compares them."""
+        frame = common_frame([each.header.frame for each in sent])
+        return [each if each.header.frame == frame else self.moved(each, frame) for each in sent]
 
     def facts(self, sent: S) -> dict[str, object]:
         """Facts about a surrogate for the events."""
@@ -352,7 +369,20 @@ class OneShot(Federation, Generic[S]):
             if site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=site.reason)
         self._check_quorum()
+        self._settle_frame()
         return in_order(self._received.values())
+
+    def _settle_frame(self) -> None:
+        """Bring all surrogates into one frame; reject those of columns that no other site has."""
+        moved = dict(
+            zip(self._received, self.in_one_frame(list(self._received.values())), strict=True)
+        )
+        for node, sent in moved.items():
+            if not all(map(_is_finite, sent.tables.values())):
+                self._reject(node, "columns of scales that the other sites' are far from")
+            else:
+                self._received[node] = sent
+        self._check_quorum()
 
     def _check_quorum(self) -> None:
         check_quorum(
@@ -444,6 +474,11 @@ class OneShot(Federation, Generic[S]):
             kinds, {node: self.records(sent) for node, sent in self._received.items()}
         ).items():
             self._reject(node, reason)
+
+
+def _is_finite(table: object) -> bool:
+    """Whether the numbers of a table are finite; a covariance in a file was checked before."""
+    return not isinstance(table, Tensor) or bool(table.isfinite().all())
 
 
 def in_order(sent: Iterable[S]) -> list[S]:

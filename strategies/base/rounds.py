@@ -96,6 +96,8 @@ class Rounds(Federation, Generic[R]):
             SurrogateError: for a reply that is not as it must be.
         """
         reply = self.parse(payload, training)
+        if reply.header.frame != training.frame:
+            raise SurrogateError("the reply is in another frame of the columns than the model")
         expected = Expectation.of(
             self.config, training.classes, training.fingerprint, training.inputs
         )
@@ -265,7 +267,8 @@ class Rounds(Federation, Generic[R]):
                 )
             self.recorder.event("resumed", round=training.round)
             return training
-        return Training.begin(self.config, group.classes, group.fingerprint, group.dimension)
+        frame = group.frame if self.config.frames else b""
+        return Training.begin(self.config, group.classes, group.fingerprint, group.dimension, frame)
 
     def _round(
         self, training: Training, asked: Sequence[int], mute: set[int], answers: Iterable[Message]

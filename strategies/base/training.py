@@ -4,6 +4,7 @@ checkpoints.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import secrets
@@ -16,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from common.errors import RunError
+from common.errors import RunError, SurrogateError
 from common.limits import largest_parameter
 from common.models.classifiers import Classifier, Head, Network
 from common.models.generators import fresh_generator, tensors_of
@@ -24,6 +25,7 @@ from common.models.networks import fresh, parameters_of
 from common.models.parameters import CONTROL, Parameters, Tensors
 from common.run import Run
 from common.settings import DPCVAESettings
+from common.surrogates.columns import Frame
 from common.surrogates.surrogates import Header
 from common.wire.model_proto import MOST_NUMBERS, pack_parameters
 
@@ -49,6 +51,7 @@ class Training:
         lineage: an id shared by this run and the runs that resume it.
         history: facts about each round.
         confirmed: for each site, the last round that used its update.
+        frame: of the columns of the features, in bytes; empty for features as they are.
     """
 
     config: Run
@@ -62,10 +65,16 @@ class Training:
     lineage: str = field(default_factory=lambda: secrets.token_hex(8))
     history: list[dict[str, Any]] = field(default_factory=list)
     confirmed: dict[str, int] = field(default_factory=dict)
+    frame: bytes = b""
 
     @classmethod
     def begin(
-        cls, config: Run, classes: tuple[str, ...], fingerprint: str, inputs: int
+        cls,
+        config: Run,
+        classes: tuple[str, ...],
+        fingerprint: str,
+        inputs: int,
+        frame: bytes = b"",
     ) -> Training:
         """State before the first round. The model depends only on the seed.
 
@@ -74,6 +83,7 @@ class Training:
             classes: of the model, in order.
             fingerprint: of the backbone.
             inputs: number of features.
+            frame: of their columns; empty for features as they are.
 
         Raises:
             ConfigError: for features that do not fit a convnet.
@@ -89,7 +99,7 @@ class Training:
                 "or a smaller model"
             )
         model = _fresh(config, len(classes), inputs)
-        return cls(config, classes, fingerprint, inputs, model, {})
+        return cls(config, classes, fingerprint, inputs, model, {}, frame=frame)
 
     def payload(self) -> bytes:
         """Payload for the sites in the next round: the model and SCAFFOLD's control variate, if
@@ -149,6 +159,7 @@ class Training:
             "coordinator",
             self.fingerprint,
             self.classes,
+            self.frame,
         )
 
     def save(self) -> bytes:
@@ -168,7 +179,7 @@ class Training:
             "lineage": self.lineage,
             "history": self.history,
             "confirmed": self.confirmed,
-        }
+        } | ({"frame": base64.b64encode(self.frame).decode()} if self.frame else {})
         content: bytes = save(tensors, {"state": json.dumps(state)})
         return content
 
@@ -192,12 +203,22 @@ class Training:
             facts = _Facts.model_validate_json(
                 json.loads(content[8 : 8 + length])["__metadata__"]["state"]
             )
+            frame = base64.b64decode(facts.frame, validate=True)
+            if frame:
+                Frame.of(frame).check(facts.inputs)
             parts: dict[str, dict[str, Tensor]] = {"model": {}, "memory": {}}
             for key, tensor in load(content).items():
                 kind, _, rest = key.partition(".")
                 parts[kind][rest] = tensor.to(torch.float32)
         # RuntimeError: torch cannot represent a side of zero next to a huge one; RecursionError.
-        except (ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            RuntimeError,
+            SafetensorError,
+            SurrogateError,
+        ) as error:
             raise RunError(f"{name} is not a valid checkpoint ({type(error).__name__})") from None
         if (facts.format, facts.run) != (FORMAT, config.digest):
             raise RunError(
@@ -215,6 +236,7 @@ class Training:
             facts.lineage,
             facts.history,
             facts.confirmed,
+            frame,
         )
 
 
@@ -242,6 +264,7 @@ class _Facts(BaseModel):
     lineage: str
     history: list[dict[str, Any]]
     confirmed: dict[str, int]
+    frame: str = ""
 
 
 def read_kept(folder: str, name: str) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from common.models.head_training import Batch, shuffled_batches, train_head
 from common.randomness import stream
 from common.settings import HeadSettings
 from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import Header, Surrogate, class_order
+from common.surrogates.surrogates import Surrogate, class_order
 from common.wire.validation import check_class_number
 
 # Memory for samples at a time. It does not depend on the number of samples in a run.
@@ -107,7 +107,7 @@ def learn(
     weight, bias = train_head(batches, passes * per_pass, mean, variance, len(names), settings)
     first = surrogates[0].header
     return Head(
-        Header(first.method, first.run, "coordinator", first.fingerprint, names),
+        replace(first, site="coordinator", classes=names),
         weight.cpu(),
         bias.cpu(),
     )

@@ -32,6 +32,7 @@ from strategies.fedpft.learn import (
 )
 from strategies.fedpft.private_head import learn_from_sums
 from strategies.flower.settings import Settings
+from strategies.pooling.columns import moved_surrogate
 from strategies.pooling.plausibility import check_moments
 from strategies.pooling.public_mean import read_centre
 from strategies.pooling.total import Total
@@ -105,6 +106,10 @@ class FedPFT(OneShot[AnySurrogate]):
             sent, mixtures=replace(sent.mixtures, covariance=StoredGram(read, variances))
         )
 
+    def moved(self, sent: AnySurrogate, frame: bytes) -> AnySurrogate:
+        """Mixtures in another frame; as in the base class."""
+        return moved_surrogate(sent, frame)
+
     def facts(self, sent: AnySurrogate) -> dict[str, object]:
         """Records of each class."""
         return {"counts": dict(zip(sent.header.classes, sent.counts, strict=True))}
@@ -123,6 +128,7 @@ class FedPFT(OneShot[AnySurrogate]):
         Raises:
             RunError: where no head can be learned.
         """
+        sent = self.in_one_frame(sent)
         self.outcome.surrogates = list(sent)
         learned = learn(sent, self.config, self.device, classes, self._centre)
         facts: dict[str, str | float] = {"solver": learned.solver, **repair_facts(learned.added)}
@@ -139,6 +145,7 @@ class FedPFT(OneShot[AnySurrogate]):
             sent: checked surrogates of one kind, one for each site.
             classes: of the run.
         """
+        sent = self.in_one_frame(sent)
         return defend_surrogates(sent, self.config.defence, self.config.settings.max_share, classes)
 
     def restricted(self, sent: AnySurrogate, classes: Sequence[str]) -> AnySurrogate | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from common.models.classifiers import Ensemble, Head, class_indices
 from common.models.head_training import train_on_features
 from common.models.parameters import Parameters, average
 from common.run import Run
-from common.surrogates.surrogates import Header
 from strategies.pooling.robust_centres import POOLED, robust_tensors
 
 # The logit of a class that a head was not trained on: far below all others, and within half
@@ -146,7 +146,7 @@ def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
 def _aligned(updates: Sequence[Parameters], classes: tuple[str, ...]) -> list[Head]:
     """The sites' heads, each with a row for every class of the run."""
     first = updates[0].header
-    header = Header(first.method, first.run, "coordinator", first.fingerprint, classes)
+    header = replace(first, site="coordinator", classes=classes)
     heads = []
     for update in updates:
         own = update.tensors["weight"]

@@ -15,6 +15,7 @@ from common.surrogates.surrogates import class_order
 from common.wire.model_proto import unpack_parameters
 from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned, OneShot
+from strategies.pooling.columns import moved_parameters
 from strategies.robustness.defence import defend_heads
 
 
@@ -66,10 +67,15 @@ class Heads(OneShot[Parameters]):
         Raises:
             RunError: where no model can be learned.
         """
+        sent = self.in_one_frame(sent)
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         combine = load(self.config.plan.combination.learn)
         return Learned(combine(defended.kept, self.config, known), defended)
+
+    def moved(self, sent: Parameters, frame: bytes) -> Parameters:
+        """A head, or sums and means of features, in another frame; as in the base class."""
+        return moved_parameters(sent, frame)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Exclude heads that disagree with those of the other sites; cap weights, and bound rows.
@@ -78,7 +84,9 @@ class Heads(OneShot[Parameters]):
             sent: checked heads, one for each site.
             classes: of the run.
         """
-        return defend_heads(sent, self.config.defence, self.config.settings.max_share)
+        return defend_heads(
+            self.in_one_frame(sent), self.config.defence, self.config.settings.max_share
+        )
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
         """The rows of these classes.

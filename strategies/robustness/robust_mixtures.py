@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures
 from common.surrogates.shared_covariances import Gram, LowRank
-from common.surrogates.surrogates import Header, Surrogate
+from common.surrogates.surrogates import Surrogate
 from strategies.pooling.robust_centres import coordinate_median, robust_mean
 from strategies.robustness.class_points import KNOWN_BY
 from strategies.robustness.reach import FEWEST, Moments, Reach
@@ -76,9 +76,7 @@ def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Sur
         surrogates, spread, robust_mean(voting, torch.ones(len(voting)), rule).float(), rank
     )
     first = surrogates[0]
-    header = Header(
-        first.header.method, first.header.run, "pooled", first.header.fingerprint, tuple(kept)
-    )
+    header = replace(first.header, site="pooled", classes=tuple(kept))
     labels = torch.arange(len(kept))
     table = Mixtures(
         torch.tensor(counts).clamp_min(1),

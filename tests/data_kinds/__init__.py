@@ -1,1 +1,1 @@
-"""Data as hospitals and users have them, in forms that once went wrong."""
+"""Data and machines as hospitals have them, in forms that once went wrong."""

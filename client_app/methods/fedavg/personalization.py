@@ -82,9 +82,11 @@ def personal_accuracy(task: Task, model: Classifier, fit: Fit) -> tuple[int, int
     if held == len(labels):
         return model.accuracy(task.found.test.features, task.found.classes, task.found.test.labels)
     validation, rest = order[:held], order[held:]
-    own = fit(features[rest], labels[rest], len(names))
+    own = fit(model.framed(features[rest]), labels[rest], len(names))
     share = _share(
-        own(features[validation]), model.scores(features[validation]).softmax(1), labels[validation]
+        own(model.framed(features[validation])),
+        model.scores(features[validation]).softmax(1),
+        labels[validation],
     )
     test, truth = (
         task.found.test.features.float(),
@@ -92,7 +94,7 @@ def personal_accuracy(task: Task, model: Classifier, fit: Fit) -> tuple[int, int
     )
     if not len(truth):
         return 0, 0
-    mixed = share * own(test) + (1 - share) * model.scores(test).softmax(1)
+    mixed = share * own(model.framed(test)) + (1 - share) * model.scores(test).softmax(1)
     return int((mixed.argmax(1) == truth).sum()), len(truth)
 
 

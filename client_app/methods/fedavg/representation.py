@@ -37,7 +37,8 @@ def update_body(task: Task) -> MethodOutput:
     steps. So a site keeps no state, and a round that it misses changes nothing.
     """
     run, received = task.run, task.received_model()
-    features, labels = task.training_data(received.header.classes)
+    frame = received.header.frame
+    features, labels = task.training_data(received.header.classes, frame)
     settings, classes = run.settings.fedavg, len(received.header.classes)
     tensors = _with_own_head(task, received.tensors, features, labels, classes)
     module = network(settings.kind, features.shape[1], classes, tensors)
@@ -49,7 +50,8 @@ def update_body(task: Task) -> MethodOutput:
     moved = {
         name: parameter.detach() - received.tensors[name] for name, parameter in trained.items()
     }
-    answer = Parameters(task.header(received.header.classes), received.round, moved, len(labels))
+    header = task.header(received.header.classes, frame)
+    answer = Parameters(header, received.round, moved, len(labels))
     return MethodOutput(pack_parameters(answer))
 
 
@@ -60,10 +62,10 @@ def own_network(task: Task) -> Classifier:
     received, kind = checked_classifier(task), task.run.settings.fedavg.kind
     if not isinstance(received, Network) or received.kind != kind:
         raise SurrogateError(f"a model that is no {kind}")
-    names = received.header.classes
-    features, labels = task.training_data(names)
+    names, frame = received.header.classes, received.header.frame
+    features, labels = task.training_data(names, frame)
     tensors = _with_own_head(task, body_of(received.tensors), features, labels, len(names))
-    return Network(task.header(names), kind, features.shape[1], tensors)
+    return Network(task.header(names, frame), kind, features.shape[1], tensors)
 
 
 def own_head(

@@ -99,8 +99,8 @@ def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
 
 
 def _trained(task: Task, received: Parameters) -> Parameters:
-    run = task.run
-    features, labels = task.training_data(received.header.classes)
+    run, frame = task.run, received.header.frame
+    features, labels = task.training_data(received.header.classes, frame)
     start, common = split_control(received.tensors)
     settings, kind = run.settings.fedavg, run.settings.fedavg.kind
     module = network(kind, features.shape[1], len(received.header.classes), start)
@@ -129,7 +129,8 @@ def _trained(task: Task, received: Parameters) -> Parameters:
         scaffold.write_control(task.state, received.round, new)
     if run.plan.training.sparse:
         moved = largest(moved, settings.keep)
-    return Parameters(task.header(received.header.classes), received.round, moved, len(labels))
+    header = task.header(received.header.classes, frame)
+    return Parameters(header, received.round, moved, len(labels))
 
 
 def _private_update(task: Task, received: Parameters) -> MethodOutput:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from client_app.features.columns import frame_of, framed
 from client_app.features.on_disk import forget
 from client_app.features.progress import progress
 from client_app.features.site_features import site_device
@@ -54,6 +55,7 @@ class SiteData:
         site: its name in the run.
         units: the patient of each record, (n,), if the site protects patients.
         folder: where features are, mapped from a file, if memory is not to hold all of them.
+        frame: of the columns, in which the features are; empty for features as they are.
     """
 
     features: Tensor
@@ -63,6 +65,7 @@ class SiteData:
     site: str
     units: Sequence[str] | None = None
     folder: Path | None = None
+    frame: bytes = b""
 
     @classmethod
     def of(cls, task: Task) -> SiteData:
@@ -77,6 +80,18 @@ class SiteData:
             train.units,
             train.folder,
         )
+
+    def in_own_frame(self, smallest_class: int) -> SiteData:
+        """The same in a frame of the site's own, if a column needs one.
+
+        Args:
+            smallest_class: records of smaller classes do not leave the site, nor change the frame.
+        """
+        large = torch.bincount(self.labels)[self.labels] >= smallest_class
+        if (frame := frame_of(self.features if large.all() else self.features[large])) is None:
+            return self
+        packed = frame.packed()
+        return replace(self, features=framed(self.features, packed, self.folder), frame=packed)
 
 
 def make_surrogate(
@@ -103,8 +118,9 @@ def make_surrogate(
     """
     features, labels, units, count = data.features, data.labels, data.units, len(data.classes)
     generator = stream(config.settings.seed, data.site)
+    names = tuple(data.classes)
     header = Header(
-        config.settings.method, config.digest, data.site, data.fingerprint, tuple(data.classes)
+        config.settings.method, config.digest, data.site, data.fingerprint, names, data.frame
     )
     if centre is not None and len(centre) != features.shape[1]:
         raise SurrogateError(
@@ -212,7 +228,7 @@ def _present(header: Header, mixtures: Mixtures, claim: Mechanism | None) -> Sur
     """A surrogate of the classes that have a component; the others are left out."""
     present = torch.bincount(mixtures.labels, minlength=len(mixtures.counts)).nonzero().squeeze(1)
     names = tuple(header.classes[i] for i in present.tolist())
-    header = Header(header.method, header.run, header.site, header.fingerprint, names)
+    header = replace(header, classes=names)
     labels = torch.searchsorted(present, mixtures.labels)
     counts = mixtures.counts[present].clamp_min(1)
     return Surrogate(
@@ -243,6 +259,8 @@ def _fit(
 def fedpft_surrogate(task: Task) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
     data, centre = SiteData.of(task), unpack_question(task.payload)
+    if task.run.frames:
+        data = data.in_own_frame(task.limits.smallest_class)
     if data.folder is None:
         data = replace(
             data, features=data.features.to(site_device(task.run.settings.device, task.node))

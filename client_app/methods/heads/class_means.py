@@ -30,7 +30,7 @@ def class_means(task: Task) -> MethodOutput:
     well).
     """
     classes, settings = task.classes, task.run.settings.fedcof
-    features, labels = task.training_data(classes)
+    features, labels, frame = task.own_data(classes)
     most = min(settings.groups, task.limits.components or settings.groups)
     generator = stream("fedcof", task.site, most)
     counts = torch.zeros(len(classes), settings.groups)
@@ -42,4 +42,5 @@ def class_means(task: Task) -> MethodOutput:
         for group, part in enumerate(part for part in parts if len(part)):
             counts[label, group], means[label, group] = len(part), features[part].double().mean(0)
     tensors = {"counts": counts, "means": means}
-    return MethodOutput(pack_parameters(Parameters(task.header(classes), 1, tensors, len(labels))))
+    header = task.header(classes, frame)
+    return MethodOutput(pack_parameters(Parameters(header, 1, tensors, len(labels))))

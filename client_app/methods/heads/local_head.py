@@ -18,8 +18,8 @@ def own_head(task: Task) -> MethodOutput:
     """The head that a site releases. FedBE, which labels features at the coordinator, also gets
     their moments.
     """
-    features, labels = task.training_data(task.classes)
-    return _released(task, features, labels)
+    features, labels, frame = task.own_data(task.classes)
+    return _released(task, features, labels, frame)
 
 
 def student_head(task: Task) -> MethodOutput:
@@ -33,11 +33,11 @@ def student_head(task: Task) -> MethodOutput:
 
     Source: FedKT (Li et al. 2021).
     """
-    features, labels = task.training_data(task.classes)
-    return _released(task, features, _votes(task, features, labels, len(task.classes)))
+    features, labels, frame = task.own_data(task.classes)
+    return _released(task, features, _votes(task, features, labels, len(task.classes)), frame)
 
 
-def _released(task: Task, features: Tensor, labels: Tensor) -> MethodOutput:
+def _released(task: Task, features: Tensor, labels: Tensor, frame: bytes) -> MethodOutput:
     """A head trained on these labels, and what else the method sends: moments of the features of
     all classes together.
     """
@@ -48,17 +48,16 @@ def _released(task: Task, features: Tensor, labels: Tensor) -> MethodOutput:
     tensors = {"weight": weight, "bias": bias}
     if any(field.name == "deviation" for field in settings.plan.messages.sends):
         tensors |= {"mean": features.mean(0), "deviation": features.std(0, correction=0)}
-    return MethodOutput(
-        pack_parameters(Parameters(task.header(task.classes), 1, tensors, len(labels)))
-    )
+    header = task.header(task.classes, frame)
+    return MethodOutput(pack_parameters(Parameters(header, 1, tensors, len(labels))))
 
 
 def local_head(task: Task) -> Head:
     """The head that this site has without a federation."""
     classes = task.found.classes
-    features, labels = task.training_data(classes)
+    features, labels, frame = task.own_data(classes)
     return Head(
-        task.header(classes),
+        task.header(classes, frame),
         *train_on_features(
             features, labels, len(classes), task.run.settings.head, task.run.settings.seed
         ),

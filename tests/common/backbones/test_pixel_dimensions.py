@@ -15,9 +15,9 @@ from PIL import Image
 from client_app.governance.policy import DEFAULT
 from client_app.governance.work_limits import check_size, check_work
 from common.backbones.backbones import load_backbone
+from common.costs import find_dimension
 from common.errors import PolicyError
 from common.run import parse_run
-from server_app.runs.plan import find_dimension
 
 NAMES = st.sampled_from(["pixels", "pixels:rgb"])
 

@@ -23,7 +23,7 @@ def test_another_folder_is_given_for_one_that_ray_cannot_use(tmp_path: Path, fol
 
 
 def test_a_folder_that_a_person_names_for_ray_stays() -> None:
-    assert ray_folder({"TMPDIR": "/a b", "RAY_TMPDIR": "/scratch"}) == {}
+    assert ray_folder({"TMPDIR": "/a b", "RAY_TMPDIR": "/tmp"}) == {}
 
 
 def test_a_folder_that_is_not_there_or_not_a_folder_is_left_out() -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.costs import Cost
+from common.costs import KNOWN_DIMENSIONS, Cost, find_dimension
 from common.errors import ConfigError
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.run import Run, parse_run
 from common.settings import Settings
-from server_app.runs.plan import KNOWN_DIMENSIONS, find_dimension, plan
+from server_app.runs.plan import plan
 from tests.grid import FAST, InProcessGrid, run_federation, sites
 from tests.registry import sent_numbers
 
@@ -198,11 +198,14 @@ def test_the_alternatives_stand_beside_the_run() -> None:
 def test_a_dimension_is_found_without_loading_a_model(tmp_path: Path) -> None:
     assert find_dimension(parse_run({}).settings) == 64
     for backbone, dimension in KNOWN_DIMENSIONS.items():
-        assert find_dimension(parse_run({"data": "imagefolder", "backbone": backbone})) == dimension
+        assert (
+            find_dimension(parse_run({"data": "imagefolder", "backbone": backbone}).settings)
+            == dimension
+        )
     save_file({"x": torch.zeros(3, 77), "y": torch.zeros(3)}, tmp_path / "set-train.safetensors")
     assert (
         find_dimension(
-            parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"})
+            parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"}).settings
         )
         == 77
     )
@@ -226,7 +229,7 @@ def test_a_dimension_that_cannot_be_found_is_asked_for(
         (tmp_path / "set-train.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match="give --dimension"):
         find_dimension(
-            parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"})
+            parse_run({"data": "safetensors", "data-dir": str(tmp_path), "dataset": "set"}).settings
         )
 
 

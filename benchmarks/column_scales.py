@@ -1,0 +1,118 @@
+"""Features whose columns have other scales and offsets: accuracy of methods, and bytes, beside those
+of scikit-learn.
+
+    python benchmarks/column_scales.py
+
+Claim: no change of a column's scale or offset costs a method more than a point against
+scikit-learn's discriminant analysis on the same numbers in single precision, and features without
+such columns take no more bytes. Three sites share 600 records in 24 dimensions and 4 classes; 600
+more are for tests. With `--before FILE`, figures of an earlier version, measured by the same
+command, stand beside.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+
+import fedsurrogate as fs
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+
+NAME, TITLE = "column-scales", "Columns of other scales and offsets"
+COLUMNS = ("change", "method", "accuracy", "LDA", "bytes", "accuracy before", "bytes before")
+RECORDS, DIMENSION, CLASSES = 600, 24, 4
+METHODS: dict[str, dict[str, Any]] = {
+    f"fedpft {family}": {"method": "fedpft", "covariance": family}
+    for family in ("spherical", "diag", "full", "lowrank", "gram")
+}
+METHODS["fedpft full, sampled"] = {"method": "fedpft", "covariance": "full", "solver": "sampled"}
+METHODS |= {
+    name: {"method": name}
+    for name in ("afl", "fedcgs", "gh-ofl", "fedcof", "average", "ensemble", "fedbe", "fedavg")
+}
+Change = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def scaled(features: Tensor, drawn: torch.Generator) -> Tensor:
+    """Each column by another power of ten, from 10^-6 to 10^6."""
+    powers = torch.linspace(-6, 6, features.shape[1])
+    return features * 10 ** powers[torch.randperm(features.shape[1], generator=drawn)]
+
+
+def with_constants(features: Tensor, drawn: torch.Generator) -> Tensor:
+    """Three more columns that are 10^4 everywhere."""
+    return torch.cat([features, torch.full((len(features), 3), 1e4)], 1)
+
+
+def with_noise(features: Tensor, drawn: torch.Generator) -> Tensor:
+    """Three more columns of noise with a deviation of 1000."""
+    return torch.cat([features, 1e3 * torch.randn(len(features), 3, generator=drawn)], 1)
+
+
+def with_one_huge(features: Tensor, drawn: torch.Generator) -> Tensor:
+    """The first column times 10^20."""
+    return torch.cat([features[:, :1] * 1e20, features[:, 1:]], 1)
+
+
+CHANGES: dict[str, Change] = {
+    "none": lambda features, drawn: features,
+    "constants of 1e4": with_constants,
+    "noise of deviation 1000": with_noise,
+    "all + 1e4": lambda features, drawn: features + 1e4,
+    "one x 1e20": with_one_huge,
+    "x 1e-6 to 1e6": scaled,
+    "x 1e-6 to 1e6, then + 1e4": lambda features, drawn: scaled(features, drawn) + 1e4,
+}
+
+
+def records(change: Change, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features (1200, d) and labels (1200,) of correlated Gaussian classes, after a change."""
+    drawn = torch.Generator().manual_seed(seed)
+    labels = torch.arange(2 * RECORDS) % CLASSES
+    means = 0.8 * torch.randn(CLASSES, DIMENSION, generator=drawn)
+    mixing = torch.eye(DIMENSION) + 0.15 * torch.randn(DIMENSION, DIMENSION, generator=drawn)
+    features = means[labels] + torch.randn(len(labels), DIMENSION, generator=drawn) @ mixing
+    return change(features.double(), drawn).float(), labels
+
+
+def measured(features: Tensor, labels: Tensor, settings: dict[str, Any]) -> tuple[float, int]:
+    """Accuracy on the test records, and bytes that all sites sent. Of a run that fails: 0 and 0."""
+    parts = [(features[i:RECORDS:3], labels[i:RECORDS:3]) for i in range(3)]
+    test = (features[RECORDS:], labels[RECORDS:])
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = fs.simulate(parts, test=test, output_dir=folder, **settings)
+        except Exception as error:
+            print(f"{settings}: {error}")
+            return 0.0, 0
+        return done.accuracy, done.bytes
+
+
+def main() -> None:
+    """Measure every method after every change, and write the table."""
+    options = described(__doc__)
+    options.add_argument("--before", type=Path, help="results of an earlier version")
+    file: Path | None = options.parse_args().before
+    known = json.loads(file.read_text())["rows"] if file else []
+    before = {(row[0], row[1]): (row[2], row[4]) for row in known}
+    rows: list[tuple[Any, ...]] = []
+    for change_name, change in CHANGES.items():
+        features, labels = records(change)
+        oracle = LinearDiscriminantAnalysis(solver="svd")
+        oracle.fit(features[:RECORDS].double().numpy(), labels[:RECORDS].numpy())
+        best = oracle.score(features[RECORDS:].double().numpy(), labels[RECORDS:].numpy())
+        for name, settings in METHODS.items():
+            accuracy, sent = measured(features, labels, settings)
+            earlier = before.get((change_name, name), ("", ""))
+            rows.append((change_name, name, round(accuracy, 4), float(best), sent, *earlier))
+    report(NAME, TITLE, COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The frame of features: for each column an offset that is subtracted, and a scale that divides.
+
+Tables travel at 16 bits with one scale. A column that is far from zero, or much larger or smaller
+than others, would leave the others nothing but rounding. In a frame all columns have the same size.
+A header has a frame in bytes, so that headers stay comparable; most have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import SurrogateError
+
+# Sizes of the numbers in a frame, beyond which a difference in single precision is not finite.
+LARGEST, SMALLEST = 1e37, 1e-37
+# Of the offset and the scale of one column.
+BYTES = 8
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Offsets and scales of d columns.
+
+    Attributes:
+        offset: (d,), float64, of numbers in single precision.
+        scale: (d,), the same, zero or more; zero for a column that does not vary, which is only
+            shifted.
+
+    Example:
+        >>> frame = Frame(torch.tensor([100.0, 5.0]), torch.tensor([10.0, 0.0]))
+        >>> frame.apply(torch.tensor([[120.0, 5.0]])).tolist()
+        [[2.0, 0.0]]
+        >>> Frame.of(frame.packed()).scale.tolist()
+        [10.0, 0.0]
+    """
+
+    offset: Tensor
+    scale: Tensor
+
+    @property
+    def divisor(self) -> Tensor:
+        """What divides each column, (d,): its scale, or one if it does not vary."""
+        return torch.where(self.scale > 0, self.scale, 1.0)
+
+    def apply(self, features: Tensor) -> Tensor:
+        """Features (n, d) in this frame, in single precision.
+
+        Raises:
+            SurrogateError: for features of another dimension.
+        """
+        self.check(features.shape[1])
+        to = features.device
+        return (features.float() - self.offset.float().to(to)) / self.divisor.float().to(to)
+
+    def check(self, dimension: int) -> None:
+        """Raise SurrogateError unless the frame is of features of this dimension."""
+        if len(self.offset) != dimension:
+            raise SurrogateError(
+                f"a frame of {len(self.offset)} columns for features of dimension {dimension}"
+            )
+
+    def packed(self) -> bytes:
+        """All offsets, then all scales, as 32-bit numbers, little endian."""
+        return torch.cat([self.offset, self.scale]).numpy().astype("<f4").tobytes()
+
+    @classmethod
+    def of(cls, packed: bytes) -> Frame:
+        """Parse bytes of `packed`.
+
+        Raises:
+            SurrogateError: for bytes that are no frame.
+        """
+        numbers = torch.from_numpy(
+            np.frombuffer(packed[: len(packed) // BYTES * BYTES], dtype="<f4").astype(np.float64)
+        )
+        offset, scale = numbers.chunk(2) if packed else (numbers, numbers)
+        sound = (offset.abs() <= LARGEST) & (scale <= LARGEST)
+        if not packed or len(packed) % BYTES or not sound.all():
+            raise SurrogateError(f"{len(packed)} bytes that are no frame of columns")
+        if not ((scale == 0) | (scale >= SMALLEST)).all():
+            raise SurrogateError("a frame of columns with a scale below zero, or too small")
+        return cls(offset, scale)
+
+
+def in_frame(features: Tensor, frame: bytes) -> Tensor:
+    """Features in the frame of a header.
+
+    Args:
+        features: (n, d).
+        frame: in bytes; empty for none.
+
+    Returns:
+        Features (n, d), float32; unchanged without a frame.
+    """
+    return Frame.of(frame).apply(features) if frame else features
+
+
+def common_frame(frames: Sequence[bytes]) -> bytes:
+    """The frame of all sites together: the median offset and scale of each column.
+
+    A frame that few sites have is no reason to change what the others sent: it could be a lie.
+
+    Args:
+        frames: of the sites; empty for one without.
+
+    Returns:
+        The frame; empty if most sites have none.
+
+    Example:
+        >>> wide, far = (Frame(torch.tensor([x]), torch.tensor([1.0])).packed() for x in (1.0, 9.0))
+        >>> common_frame([wide, wide, far]) == wide, common_frame([far, b"", b""])
+        (True, b'')
+    """
+    known = [Frame.of(frame) for frame in frames if frame]
+    if not known or 2 * len(known) < len(frames):
+        return b""
+    scales = torch.stack([frame.scale for frame in known])
+    scale = scales.masked_fill(scales == 0, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+    offset = torch.stack([frame.offset for frame in known]).median(0).values
+    # Numbers of single precision stay so: a median is one of them.
+    return Frame(offset.clamp(-LARGEST, LARGEST), scale.clamp_max(LARGEST)).packed()

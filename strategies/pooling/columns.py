@@ -1,0 +1,110 @@
+"""Messages of sites whose features are in frames of their own, brought into one common frame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from common.models.parameters import Parameters
+from common.surrogates.class_sums import fold, unfold
+from common.surrogates.columns import Frame
+from common.surrogates.covariances import Diagonal, Full, Spherical
+from common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank, StoredGram
+from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+
+
+@dataclass(frozen=True)
+class Change:
+    """From one frame to another: a column z becomes factor z + shift.
+
+    Attributes:
+        factor: (d,), float64, above zero.
+        shift: (d,), float64.
+    """
+
+    factor: Tensor
+    shift: Tensor
+
+    @classmethod
+    def between(cls, own: bytes, wanted: bytes) -> Change:
+        """The change from one frame to another, of which one may be empty: features as they are."""
+        first, last = (Frame.of(each) if each else None for each in (own, wanted))
+        one = torch.ones_like((first or last).offset)  # type: ignore[union-attr]
+        scale, offset = (one, 0 * one) if first is None else (first.divisor, first.offset)
+        unit, centre = (one, 0 * one) if last is None else (last.divisor, last.offset)
+        return cls(scale / unit, (offset - centre) / unit)
+
+
+def moved_surrogate(surrogate: AnySurrogate, wanted: bytes) -> AnySurrogate:
+    """A surrogate in another frame.
+
+    One variance for all columns stays one: their mean. Noisy sums have no frame.
+
+    Args:
+        surrogate: of a site.
+        wanted: the frame.
+    """
+    if isinstance(surrogate, SumsSurrogate) or surrogate.header.frame == wanted:
+        return surrogate
+    change = Change.between(surrogate.header.frame, wanted)
+    table = surrogate.mixtures
+    means = (table.means.double() * change.factor + change.shift).float()
+    mixtures = replace(table, means=means, covariance=_moved(table.covariance, change.factor))
+    return replace(surrogate, header=replace(surrogate.header, frame=wanted), mixtures=mixtures)
+
+
+def _moved(covariance: AnyCovariance, factor: Tensor) -> AnyCovariance:
+    """The covariance after column j is multiplied by factor[j]."""
+    match covariance:
+        case Spherical():
+            return Spherical((covariance.variances.double() * factor.square().mean()).float())
+        case Diagonal():
+            return Diagonal((covariance.variances.double() * factor.square()).float())
+        case LowRank():
+            loadings = (covariance.factor.double() * factor[:, None]).float()
+            return LowRank(loadings, (covariance.variances.double() * factor.square()).float())
+        case Full():
+            return Full((covariance.cholesky.double() * factor[:, None]).float())
+        case StoredGram():
+            variances = (covariance.variances_per_dimension().double() * factor.square()).float()
+            return StoredGram(lambda: _scaled(covariance.matrix, factor), variances)
+        case Gram():
+            return Gram(_scaled(covariance.matrix, factor))
+
+
+def _scaled(matrix: Tensor, factor: Tensor) -> Tensor:
+    return (matrix.double() * factor * factor[:, None]).float()
+
+
+def moved_parameters(sent: Parameters, wanted: bytes) -> Parameters:
+    """Class sums, means of groups, or a head, in another frame.
+
+    Args:
+        sent: tensors of a site, in the frame of its header.
+        wanted: the frame.
+    """
+    if sent.header.frame == wanted:
+        return sent
+    change = Change.between(sent.header.frame, wanted)
+    factor, shift, own = change.factor, change.shift, sent.tensors
+    tensors = {name: tensor.double() for name, tensor in own.items()}
+    if "weight" in own:
+        tensors["weight"] = tensors["weight"] / factor
+        tensors["bias"] = tensors["bias"] - tensors["weight"] @ shift
+    if "mean" in own:
+        tensors["mean"] = tensors["mean"] * factor + shift
+        tensors["deviation"] = tensors["deviation"] * factor
+    if "means" in own:
+        there = (tensors["counts"] > 0)[..., None]
+        tensors["means"] = torch.where(there, tensors["means"] * factor + shift, 0.0)
+    if "sums" in own:
+        tensors["sums"] = tensors["sums"] * factor + tensors["counts"][:, None] * shift
+    if "squares" in own:
+        around = unfold(tensors["squares"], len(factor))
+        tensors["squares"] = fold(around * factor * factor[:, None])
+    if "variances" in own:
+        tensors["variances"] = tensors["variances"] * factor.square()
+    floats = {name: tensor.float() for name, tensor in tensors.items()}
+    return replace(sent, header=replace(sent.header, frame=wanted), tensors=floats)

@@ -1,0 +1,1 @@
+"""Settings, folders and variables as users and clusters set them."""

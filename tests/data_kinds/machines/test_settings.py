@@ -1,0 +1,136 @@
+"""Settings that name no data, payloads above the limit, and empty folders: found before the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from client_app.cli.join import check_settings
+from client_app.diagnostics.first_look import check_enough
+from client_app.diagnostics.simulation_checks import check_records
+from client_app.node_config import NodeConfig
+from common.costs import check_payload, payload_bytes
+from common.errors import ConfigError, DataError
+from common.run import parse_run
+from server_app.cli.main import app
+from server_app.lifecycle.before_start import check_simulation, check_submission
+
+TINY = {"max-payload-mib": 1}
+
+
+@pytest.mark.parametrize("key", ["data-dir", "dataset"])
+def test_data_that_the_bundled_digits_would_replace_are_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = .*set data to the kind"):
+        check_simulation({key: str(tmp_path), "output-dir": str(tmp_path)})
+
+
+def test_a_command_refuses_a_folder_without_its_kind(tmp_path: Path) -> None:
+    settings = f'data-dir="{tmp_path}" output-dir="{tmp_path}"'
+    done = CliRunner().invoke(app, ["simulate", "--engine", "local", "-c", settings])
+    assert isinstance(done.exception, ConfigError)
+    assert "data = 'imagefolder'" in str(done.exception)
+
+
+def test_a_site_with_a_folder_and_the_bundled_digits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data-dir = .*bundled"):
+        check_settings(NodeConfig(data="digits", data_dir=str(tmp_path)))
+
+
+def test_data_with_their_kind_are_taken(tmp_path: Path) -> None:
+    flat = {"data": "imagefolder", "data-dir": str(tmp_path), "output-dir": str(tmp_path)}
+    assert check_simulation(flat)[0].settings.data == "imagefolder"
+    assert check_simulation({"output-dir": str(tmp_path)})[0].settings.data == "digits"
+
+
+LARGE = [
+    {"method": "afl", "backbone": "torchvision:resnet50"},
+    {"method": "fedpft", "fedpft.covariance": "gram", "backbone": "torchvision:resnet50"},
+    {"method": "fedpft", "fedpft.covariance": "full", "backbone": "torchvision:mobilenet_v2"},
+    {"method": "fedcof", "fedcof.groups": 400, "backbone": "torchvision:resnet50"},
+    {"method": "fedavg", "fedavg.model": "mlp", "fedavg.width": 1024, "backbone": "pixels"}
+    | {"image-size": 64},
+]
+
+
+@pytest.mark.parametrize("own", LARGE, ids=lambda own: str(own["method"]))
+def test_a_payload_above_the_limit_is_refused_by_its_setting(own: dict[str, object]) -> None:
+    run = parse_run({**own, **TINY})  # type: ignore[arg-type]
+    dimension = 4096 if own["backbone"] == "pixels" else 2048
+    with pytest.raises(ConfigError, match=r"max-payload-mib = 1: .* set max-payload-mib to "):
+        check_payload(run, dimension, 10, 100_000)
+    needed = payload_bytes(run, dimension, 10, 100_000)
+    enough = parse_run({**own, "max-payload-mib": -(-needed // 2**20)})  # type: ignore[arg-type]
+    check_payload(enough, dimension, 10, 100_000)
+
+
+def test_a_run_on_a_superlink_is_refused_as_far_as_its_settings_tell() -> None:
+    with pytest.raises(ConfigError, match="max-payload-mib"):
+        check_submission(parse_run(LARGE[0] | TINY), "coordinator.example.org:9093")  # type: ignore[arg-type]
+    check_submission(parse_run({"method": "afl"} | TINY), "coordinator.example.org:9093")
+
+
+def test_a_plan_and_a_simulation_are_refused_before_any_work(tmp_path: Path) -> None:
+    settings = 'method="afl" max-payload-mib=1'
+    done = CliRunner().invoke(app, ["plan", "-c", settings, "--dimension", "2048"])
+    assert isinstance(done.exception, ConfigError)
+    save_file(
+        {"x": torch.rand(8, 2048), "y": torch.arange(8) % 2},
+        tmp_path / "own-train.safetensors",
+        {"classes": "a,b"},
+    )
+    save_file(
+        {"x": torch.rand(4, 2048), "y": torch.arange(4) % 2},
+        tmp_path / "own-test.safetensors",
+        {"classes": "a,b"},
+    )
+    flat = {"data": "safetensors", "data-dir": str(tmp_path), "dataset": "own", "method": "afl"}
+    with pytest.raises(ConfigError, match="max-payload-mib = 1"):
+        check_records(parse_run(flat | TINY), 2)
+    assert check_records(parse_run(flat), 2) == []
+
+
+def image_folder(folder: Path, count: int) -> NodeConfig:
+    """A node-config of a folder with so many images of one class."""
+    (folder / "sick").mkdir(parents=True)
+    for number in range(count):
+        Image.new("L", (8, 8)).save(folder / "sick" / f"{number}.png")
+    return NodeConfig(data="imagefolder", data_dir=str(folder))
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
+@pytest.mark.parametrize("there", ["missing", "empty", "class-without-files"])
+def test_a_folder_that_is_empty_or_not_mounted_does_not_join(
+    kind: str, there: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    if there != "missing":
+        folder.mkdir()
+    if there == "class-without-files":
+        (folder / "sick").mkdir()
+    node = NodeConfig.model_validate({"data": kind, "data-dir": str(folder)})
+    with pytest.raises(DataError, match=r"no records .* smallest-site is 1; is the disk mounted"):
+        check_enough(node, 1)
+    check_enough(node, 0)
+
+
+def test_a_site_joins_from_its_smallest_number_on(tmp_path: Path) -> None:
+    node = image_folder(tmp_path / "data", 3)
+    check_enough(node, 3)
+    with pytest.raises(DataError, match="3 records"):
+        check_enough(node, 4)
+
+
+def test_empty_tables_and_features_do_not_join(tmp_path: Path) -> None:
+    (tmp_path / "sick").mkdir()
+    (tmp_path / "labels.csv").write_text("path,label\n")
+    node = NodeConfig(data="imagefolder", data_dir=str(tmp_path))
+    with pytest.raises(DataError):
+        check_enough(node, 1)
+    (tmp_path / "labels.csv").write_text("path,label\na.png,sick\nb.png,well\n")
+    check_enough(node, 2)
+    check_enough(NodeConfig(data="digits"), 5000)

@@ -1,0 +1,1 @@
+"""Columns of other scales and offsets."""

@@ -1,0 +1,159 @@
+"""The coordinator's side of frames: changes between them, hostile ones, and rounds."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedsurrogate as fs
+from client_app.features.columns import frame_of
+from common.errors import SurrogateError
+from common.models.classifiers import Ensemble, Head, Network, Quadratic
+from common.models.networks import fresh, parameters_of
+from common.surrogates.columns import Frame, common_frame
+from common.surrogates.covariances import Diagonal, Full, Spherical
+from common.surrogates.mixtures import Mixtures
+from common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
+from common.surrogates.surrogates import Header, Surrogate
+from common.wire.model_files import classifier_of, file_content
+from common.wire.model_proto import pack_classifier, unpack_classifier
+from common.wire.records import pack_surrogate, unpack_surrogate
+from server_app.export.classifier_modules import module_of
+from strategies.closed_form.received import of_mixtures
+from strategies.pooling.columns import moved_surrogate
+from tests.data_kinds.scales.affine import RECORDS, Affine, affine, oracle, records
+
+HEADER = Header("fedpft", "0" * 16, "north", "features-3", ("a", "b"))
+ODD = Frame(torch.tensor([1e4, 0.0, -3.0]).double(), torch.tensor([1e-3, 1e6, 0.0]).double())
+
+
+def covariances() -> list[AnyCovariance]:
+    """One of each family, of two components in three dimensions."""
+    drawn = torch.Generator().manual_seed(0)
+    lower = torch.randn(2, 3, 3, generator=drawn).tril() + 2 * torch.eye(3)
+    factor = torch.randn(3, 2, generator=drawn)
+    return [
+        Diagonal(torch.rand(2, 3, generator=drawn) + 0.5),
+        Full(lower),
+        LowRank(factor, torch.rand(3, generator=drawn) + 0.5),
+        Gram(factor @ factor.T + torch.eye(3)),
+        Spherical(torch.tensor([1.0, 2.0])),
+    ]
+
+
+@pytest.mark.parametrize("covariance", covariances(), ids=lambda each: type(each).__name__)
+def test_mixtures_in_another_frame_are_those_of_changed_features(covariance: Any) -> None:
+    means = torch.tensor([[0.0, 1.0, 2.0], [3.0, -1.0, 0.5]])
+    table = Mixtures(torch.tensor([5, 7]), torch.tensor([0, 1]), torch.ones(2), means, covariance)
+    sent = Surrogate(replace(HEADER, frame=ODD.packed()), table)
+    wanted = Frame(
+        torch.tensor([9999.99, 5.0, 0.0]).double(), torch.tensor([2e-3, 5e5, 3.0]).double()
+    )
+    moved = moved_surrogate(sent, wanted.packed())
+    assert moved.header.frame == wanted.packed()
+    raw = means.double() * ODD.divisor + ODD.offset
+    expected = (raw - wanted.offset) / wanted.divisor
+    torch.testing.assert_close(of_mixtures(moved, ("a", "b")).means, expected, rtol=1e-5, atol=1e-3)
+    if not isinstance(covariance, Spherical):
+        factor = ODD.divisor / wanted.divisor
+        before = of_mixtures(sent, ("a", "b")).matrix
+        after = of_mixtures(moved, ("a", "b")).matrix
+        torch.testing.assert_close(after, before * factor * factor[:, None], rtol=1e-5, atol=1e-6)
+    back = moved_surrogate(moved, ODD.packed())
+    torch.testing.assert_close(back.mixtures.means, means, rtol=1e-3, atol=1e-2)
+    assert moved_surrogate(sent, ODD.packed()) is sent
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.binary(max_size=64))
+def test_any_bytes_are_a_frame_or_refused_and_never_another_error(content: bytes) -> None:
+    try:
+        frame = Frame.of(content)
+    except SurrogateError:
+        return
+    assert frame.packed() == content
+    assert frame.apply(torch.zeros(1, len(frame.offset))).isfinite().any()
+
+
+def test_few_sites_do_not_decide_the_frame_of_all() -> None:
+    own, lie = ODD.packed(), replace(ODD, offset=ODD.offset * 1e9).packed()
+    assert common_frame([own, own, own, lie]) == own
+    assert common_frame([b"", b"", lie]) == b""
+    assert common_frame([b"", own]) == own
+
+
+@pytest.mark.parametrize(
+    "kind", ["short", "nan", "negative", "columns"], ids=lambda each: str(each)
+)
+def test_a_surrogate_with_a_wrong_frame_is_refused(kind: str) -> None:
+    clean, labels = records()
+    sites = [fs.fit(clean[i:RECORDS:3] + 1e4, labels[i:RECORDS:3], site=f"s{i}") for i in range(3)]
+    sent = unpack_surrogate(sites[0].payload)
+    good = sent.header.frame
+    nan = torch.tensor([float("nan")]).numpy().astype("<f4").tobytes()
+    frame = {
+        "short": good[:-4],
+        "nan": nan + good[4:],
+        "negative": good[:-4] + torch.tensor([-1.0]).numpy().astype("<f4").tobytes(),
+        "columns": good + good,
+    }[kind]
+    wrong = pack_surrogate(replace(sent, header=replace(sent.header, frame=frame)), 16)
+    with pytest.raises(SurrogateError):
+        fs.learn([replace(sites[0], payload=wrong), *sites[1:]])
+
+
+@pytest.mark.parametrize("kind", ["head", "ensemble", "quadratic", "network"])
+def test_a_model_applies_its_frame_everywhere(kind: str) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    clean = torch.randn(8, 3, generator=drawn)
+    frame = Frame(torch.tensor([1e4, 0.0, -3.0]).double(), torch.tensor([2.0, 1e6, 4.0]).double())
+    raw = clean.double() * frame.divisor + frame.offset
+    header = replace(HEADER, frame=frame.packed())
+
+    def model(own: Header) -> Any:
+        weight, bias = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 1.0]]), torch.tensor([0.0, 1.0])
+        return {
+            "head": Head(own, weight, bias),
+            "ensemble": Ensemble((Head(own, weight, bias), Head(own, -weight, bias))),
+            "quadratic": Quadratic(own, weight, weight.abs(), bias),
+            "network": Network(own, "mlp", 3, parameters_of(fresh("mlp", 3, 2, 4, 0))),
+        }[kind]
+
+    framed, plain = model(header), model(HEADER)
+    close = {"rtol": 2e-2, "atol": 2e-2}
+    wanted = plain.scores(frame.apply(raw))
+    torch.testing.assert_close(framed.scores(raw.float()), wanted)
+    torch.testing.assert_close(
+        unpack_classifier(pack_classifier(framed)).scores(raw), wanted, **close
+    )
+    form, tensors = file_content(framed)
+    named = form | {"classes": '["a", "b"]', "fingerprint": "f"}
+    torch.testing.assert_close(classifier_of(named, tensors).scores(raw.float()), wanted)
+    torch.testing.assert_close(module_of(framed)(raw.float()), wanted, rtol=1e-4, atol=1e-4)
+    # Without one, files and messages are as they were.
+    assert set(file_content(plain)[1]) == set(plain.arrays())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "fedrep"])
+@settings(max_examples=1, deadline=None)
+@given(change=affine())
+@pytest.mark.slow
+def test_rounds_train_in_the_common_frame(method: str, change: Affine) -> None:
+    clean, labels = records()
+    changed = change(clean)
+    changed[:, 0] += 0 if frame_of(changed) else 1e4
+    parts = [(changed[i:RECORDS:3], labels[i:RECORDS:3]) for i in range(3)]
+    with tempfile.TemporaryDirectory() as folder:
+        done = fs.simulate(
+            parts, test=(changed[RECORDS:], labels[RECORDS:]), method=method, output_dir=folder
+        )
+        assert done.metrics["sites"]["used"] == 3
+        shares = done.metrics["accuracy"]
+        found = shares["model"] if "model" in shares else sum(shares["per_site"].values()) / 3
+    assert found >= oracle(changed, labels) - 0.03

@@ -1,0 +1,141 @@
+"""Methods that send once: whatever the scale and offset of a column, the model is as good as on
+clean columns; and clean columns are sent as ever.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+import fedsurrogate as fs
+from client_app.features.columns import frame_of, odd_columns
+from tests.data_kinds.scales.affine import DIMENSION, RECORDS, Affine, affine, oracle, records
+
+METHODS: dict[str, dict[str, Any]] = {
+    "spherical": {"covariance": "spherical"},
+    "diag": {"covariance": "diag"},
+    "full": {"covariance": "full", "head__solver": "lda"},
+    "lowrank": {"covariance": "lowrank", "rank": 4},
+    "gram": {"covariance": "gram"},
+    "ridge": {"covariance": "gram", "head__solver": "ridge"},
+    "afl": {"method": "afl"},
+    "fedcgs": {"method": "fedcgs"},
+    "gh-ofl": {"method": "gh-ofl"},
+    "fedcof": {"method": "fedcof"},
+    "average": {"method": "average"},
+    "ensemble": {"method": "ensemble"},
+}
+# Heads that are trained, or solved from the means of few groups, and so take longer or vary more.
+TRAINED = ("spherical", "diag", "fedcof", "average", "ensemble")
+POINT = 0.0101
+
+
+def sent(features: Tensor, labels: Tensor, own: dict[str, Any]) -> list[fs.Surrogate]:
+    """What three sites send that share the first half."""
+    return [
+        fs.fit(features[i:RECORDS:3], labels[i:RECORDS:3], site=f"site-{i}", **own)
+        for i in range(3)
+    ]
+
+
+def accuracy(features: Tensor, labels: Tensor, own: dict[str, Any]) -> float:
+    """Of the model of three sites, on the second half."""
+    model = fs.learn(sent(features, labels, own))
+    wanted = [str(label) for label in labels[RECORDS:].tolist()]
+    found = [str(label) for label in model.predict(features[RECORDS:]).tolist()]
+    return sum(a == b for a, b in zip(found, wanted, strict=True)) / len(wanted)
+
+
+@cache
+def lost_without_change(name: str, noisy: bool) -> float:
+    """What a method loses against the oracle on clean columns, perhaps beside a column of noise:
+    not all methods estimate the whole covariance.
+    """
+    clean, labels = records()
+    clean = Affine((0.0,) * DIMENSION, noise=1.0 if noisy else 0.0)(clean)
+    return max(0.0, oracle(clean, labels) - accuracy(clean, labels, METHODS[name]))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in TRAINED else ()) for n in METHODS]
+)
+@settings(max_examples=2, deadline=None)
+@given(change=affine())
+def test_no_change_of_columns_costs_a_point(name: str, change: Affine) -> None:
+    clean, labels = records()
+    changed, lost = change(clean), lost_without_change(name, bool(change.noise))
+    assert accuracy(changed, labels, METHODS[name]) >= oracle(changed, labels) - lost - POINT
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in TRAINED])
+def test_clean_columns_have_no_frame_and_send_no_more_bytes(name: str) -> None:
+    clean, labels = records()
+    for each in sent(clean, labels, METHODS[name]):
+        assert each.payload.find(b"frame") < 0
+        larger = sent(clean + 1e4, labels, METHODS[name])[0]
+        # Offset and scale of each column, and their length.
+        assert len(larger.payload) - len(each.payload) >= 8 * DIMENSION
+
+
+@settings(max_examples=30, deadline=None)
+@given(change=affine())
+def test_a_frame_makes_all_columns_alike(change: Affine) -> None:
+    changed = change(records()[0])
+    if (frame := frame_of(changed)) is None:
+        assert not odd_columns(changed)
+        return
+    inside = frame.apply(changed)
+    assert inside.isfinite().all()
+    varies = changed.double().std(0) > 0
+    torch.testing.assert_close(
+        inside.double().std(0, correction=0)[varies],
+        torch.ones(int(varies.sum()), dtype=torch.float64),
+        rtol=1e-3,
+        atol=1e-3,
+    )
+    assert not inside[:, ~varies].any()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda x: torch.cat([x, torch.full((len(x), 1), 1e4)], 1),
+        lambda x: x + torch.tensor([0.0, 0, 0, 1e4, 0, 0]),
+        lambda x: x * torch.tensor([1.0, 1, 1, 1e20, 1, 1]),
+        lambda x: x * torch.tensor([1.0, 1, 1, 1e-4, 1, 1]),
+        lambda x: torch.cat([x, 1e3 * torch.randn(len(x), 1)], 1),
+        lambda x: x - 500,
+    ],
+)
+def test_odd_columns_are_found(odd: Any) -> None:
+    clean = records()[0]
+    assert not odd_columns(clean)
+    assert odd_columns(odd(clean))
+
+
+def test_columns_that_are_mostly_zero_or_constant_are_not_odd() -> None:
+    clean = records()[0]
+    rare = torch.zeros(len(clean), 2)
+    rare[0, 0] = 1e-5
+    assert not odd_columns(torch.cat([clean, rare], 1))
+    assert not odd_columns(clean[:1])
+    assert not odd_columns(torch.full((20, 3), 1e4))
+
+
+def test_a_surrogate_in_a_frame_survives_a_file(tmp_path: Any) -> None:
+    clean, labels = records()
+    far = clean + 1e4
+    parts = sent(far, labels, {"method": "afl"})
+    for number, each in enumerate(parts):
+        each.save(tmp_path / f"{number}.pb")
+    again = [fs.load(tmp_path / f"{number}.pb", method="afl") for number in range(3)]
+    assert [each.payload for each in again] == [each.payload for each in parts]
+    model = fs.learn(again)
+    model.save(tmp_path / "model.safetensors")
+    loaded = fs.load(tmp_path / "model.safetensors")
+    assert (model.predict_proba(far) == loaded.predict_proba(far)).all()
