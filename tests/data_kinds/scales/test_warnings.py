@@ -1,4 +1,4 @@
-"""Where a run has no frame for odd columns, a person is told which column it is, and nobody else."""
+"""Where a run has no frame for odd columns, a person reads which column it is, and no other reads it."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_a_simulation_without_frames_names_the_column(own: dict[str, Any], tmp_p
 def test_a_simulation_with_frames_or_clean_columns_says_nothing(
     own: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert check_records(parse_run(written(tmp_path, odd()) | own), 3) == []
-    clean = written(tmp_path, records()[0])
-    assert [check_records(parse_run(clean | each), 3) for each in WITHOUT[:1]] == [[]]
+    remarks = [*check_records(parse_run(written(tmp_path, odd()) | own), 3)]
+    remarks += check_records(parse_run(written(tmp_path, records()[0]) | WITHOUT[0]), 3)
+    assert not any("column" in line for line in remarks)
 
 
 def test_a_site_of_its_own_says_it_once_in_its_log(
