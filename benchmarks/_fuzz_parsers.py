@@ -28,6 +28,7 @@ from client_app.methods.heads import distillation
 from client_app.offline.keys import received_keys
 from common import surrogate_pb2 as pb
 from common.counting.counts_proto import unpack_counts
+from common.data_report import DataReport, Loss, reports_from
 from common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from common.run import parse_run
 from common.security.receipts import parse_receipts
@@ -246,6 +247,14 @@ def _folders() -> Iterator[Parser]:
     )
     yield Parser(
         "metrics of any run", of_file(lambda file: read_object(file)), (), [facts], of_json
+    )
+    report = DataReport("x-rays", 8, (Loss("2 labels are blank", 2),), ("no record of 'a'",))
+    yield Parser(
+        "data reports of a simulated site",
+        lambda content: reports_from(content.decode(errors="replace")),
+        (),
+        [json.dumps([report.facts()]).encode()],
+        of_json,
     )
     event = json.dumps({"time": 1.0, "event": "replied", "site": "north", "bytes": 5}).encode()
     yield Parser(

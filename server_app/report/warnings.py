@@ -33,7 +33,7 @@ def _missing_classes(run: RunFolder) -> str:
         return _classes_below_noise(run)
     if not reported:
         return ""
-    missing = [name for name in run.classes if not any(counts.get(name) for counts in reported)]
+    missing = [name for name in _wanted(run) if not any(counts.get(name) for counts in reported)]
     if not missing:
         return ""
     shown = ", ".join(missing[:NAMED]) + (
@@ -63,7 +63,7 @@ def _classes_below_noise(run: RunFolder) -> str:
     )
     missing = [
         name
-        for name in run.classes
+        for name in _wanted(run)
         if sum(max(0.0, counts.get(name, 0.0)) for counts, _ in noisy) <= bound
     ]
     if not missing:
@@ -73,6 +73,13 @@ def _classes_below_noise(run: RunFolder) -> str:
         f"of all sites together are no more than noise (below {bound:.0f}); check how the sites "
         "write the names of the classes."
     )
+
+
+def _wanted(run: RunFolder) -> list[str]:
+    """The classes of the model, and those that the settings list besides."""
+    listed = as_table(run.manifest.get("config")).get("classes")
+    names = listed.split(",") if isinstance(listed, str) and listed else []
+    return list(dict.fromkeys([*run.classes, *names]))
 
 
 def data_of(run: RunFolder) -> list[DataReport]:
