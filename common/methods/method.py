@@ -240,7 +240,7 @@ ALL_DEFENCES = Defences(("none", "median", "trimmed", "screen"), "screen", fewes
 # Of updates and heads the coordinator knows only that honest ones resemble each other.
 DIRECTION_GAP = (
     "updates and heads are bounded in length and weight, not in direction: where sites hold different "
-    "classes, one hostile site of four can cost a third of the accuracy"
+    "classes, one hostile site of four can cost half of the accuracy"
 )
 UPDATE_DEFENCES = replace(ALL_DEFENCES, gap=DIRECTION_GAP)
 # Probabilities and votes have no median, and that of sparse updates would be zero almost

@@ -120,8 +120,12 @@ def defend_synthetic(
 
 def _screened(sent: Sequence[Parameters], rule: str, max_share: float) -> Defended[Parameters]:
     suspects = screen_updates(sent) if rule == "screen" else []
-    most = min(max_share, EQUAL) if rule == "screen" else max_share
-    return replace(cap_records(_without(sent, suspects), most), suspects=suspects)
+    defended = cap_records(_without(sent, suspects), max_share)
+    kept = defended.kept
+    if rule == "screen" and max_share:
+        # A rule for all sites: who is larger than usual is not reported as capped.
+        kept = cap_records(kept, EQUAL).kept
+    return replace(defended, kept=kept, suspects=suspects)
 
 
 def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:

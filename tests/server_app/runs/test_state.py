@@ -56,7 +56,7 @@ def test_rounds_sites_and_bytes_are_reported_as_they_come(in_rounds: Path) -> No
         (e["event"], s.done, s.replied, s.fates["waiting"], len(s.sites))
         for e, s in while_it_goes(in_rounds)
     ]
-    story = [("configured", 0, 0, 0, 0), ("invited", 0, 0, 3, 0), ("undefended", 0, 0, 3, 0)]
+    story = [("configured", 0, 0, 0, 0), ("invited", 0, 0, 3, 0), *[("undefended", 0, 0, 3, 0)] * 2]
     story += [("introduced", 0, 0, 3, number) for number in (1, 2, 3)]
     for number in range(3):
         waiting = [2, 1, 0] if number == 0 else [0, 0, 0]
