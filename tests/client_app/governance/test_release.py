@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,13 +18,18 @@ from client_app.governance.entries import Release
 from client_app.governance.gate import Gate
 from client_app.governance.ledger import Ledger
 from client_app.governance.policy import Policy
-from client_app.governance.release import SurrogateRequest, charge_and_release, planned
+from client_app.governance.release import SurrogateRequest, charge_and_release, entry, planned
+from client_app.methods.task import MethodOutput
 from client_app.node_config import NodeConfig
 from common.errors import BudgetError, FedSurrogateError
 from common.run import parse_run
 from tests.client_app.governance.ledger_processes import release
 
 PRIVATE = parse_run({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"})
+# The first round sums, the others train on samples of the records.
+ROUNDS = parse_run(
+    {"method": "dpcvae", "epsilon": 8.0, "delta": 1e-5, "classes": "a,b", "dpcvae.rounds": 4}
+)
 
 
 @pytest.mark.parametrize("data", ["imagefolder", "parquet", "dicom"])
@@ -48,6 +54,32 @@ def test_where_records_were_released_a_site_of_patients_refuses_before_the_work(
     with pytest.raises(BudgetError, match="no total can be guaranteed to patients"):
         gate.check_planned(planned(SurrogateRequest(PRIVATE, node, "north", "2")))
     gate.check_planned(planned(SurrogateRequest(PRIVATE, NodeConfig(), "north", "2")))
+
+
+@given(st.binary(max_size=9), st.none() | st.integers(1, 4), st.booleans(), st.booleans())
+def test_an_entry_says_what_leaves_in_which_round_and_at_which_cost(
+    payload: bytes, number: int | None, private: bool, sealed: bool
+) -> None:
+    """A release outside of any round counts as one of the first."""
+    run = ROUNDS if private else parse_run({})
+    claim = run.mechanism_for("patient")
+    made = MethodOutput(payload, claim, {"fact": 1.0}, sealed=sealed)
+    found = entry(run, "7", made) if number is None else entry(run, "7", made, number)
+    assert found.round == (number or 1)
+    assert (found.run, found.flower_run, found.method) == (run.full_digest, "7", run.method.name)
+    assert (found.bytes, found.sha256) == (len(payload), hashlib.sha256(payload).hexdigest())
+    assert (found.facts, found.sealed) == ({"fact": 1.0}, sealed)
+    if claim is None:
+        assert (found.events, found.mechanism, found.epsilon) == ((), "none", 0.0)
+        assert (found.sigmas, found.sample_rate) == ({}, 1.0)
+        return
+    assert found.events == (claim.event(found.round),)
+    assert (found.mechanism, found.unit) == (claim.name, "patient")
+    assert (found.epsilon, found.delta) == (claim.epsilon, claim.delta)
+    assert {name: (found.sigmas[name], found.sensitivities[name]) for name in claim.noise} == (
+        claim.noise
+    )
+    assert found.sample_rate == min(event.sample_rate for event in claim.events)
 
 
 class Watched(Ledger):

@@ -12,7 +12,7 @@ from common.privacy.mechanism import NoisyRounds, NoisySums
 from common.settings import Settings
 
 SHARES = st.dictionaries(
-    st.sampled_from(["counts", "sums", "squares"]), st.floats(-0.2, 1.0), min_size=1
+    st.sampled_from(["counts", "sums", "squares"]), st.floats(-0.2, 1.0) | st.just(0.0), min_size=1
 )
 
 

@@ -72,6 +72,7 @@ def test_tensors_give_the_same_gaussians_and_damaged_ones_are_refused() -> None:
     assert torch.equal(found.scores(x)[1], again.scores(x)[1])
     for name, value in (
         ("means", x[:, :3]),
+        ("means", x[:0]),
         ("within.rest", torch.zeros(1)),
         ("mean", x[0] * torch.nan),
     ):

@@ -108,6 +108,14 @@ def test_a_file_of_another_form_is_refused(head: Head, wrong: Any, gone: bool) -
         classifier_of(about, tensors)
 
 
+@pytest.mark.parametrize(("heads", "biases"), [(0, 0), (2, 1), (0, 1)])
+def test_an_ensemble_has_a_bias_for_each_of_its_heads(heads: int, biases: int) -> None:
+    about = {"classes": json.dumps(HEADER.classes), "fingerprint": "print"}
+    tensors = {"weight": random(heads, CLASSES, DIMENSION), "bias": random(biases, CLASSES)}
+    with pytest.raises(SurrogateError):
+        classifier_of(about, tensors)
+
+
 @pytest.mark.parametrize("content", [b"", b"no model", bytes(100)])
 def test_what_is_no_file_of_tensors_is_refused_with_its_name(
     tmp_path: Path, content: bytes

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from common.errors import SurrogateError
 from common.privacy.mechanism import Mechanism
+from common.surrogates.class_sums import Sums
 from common.surrogates.public_map import PublicMap
 from common.surrogates.surrogates import Header
 from common.wire.float16 import pack
@@ -20,10 +21,12 @@ from common.wire.surrogate_proto import (
     pack_centre,
     pack_claim,
     pack_header,
+    pack_sums,
     unpack_centre,
     unpack_claim,
     unpack_header,
     unpack_projection,
+    unpack_sums,
 )
 
 SIDES = st.integers(0, 3)
@@ -122,3 +125,37 @@ def test_a_header_is_read_in_its_schema_only(texts: list[str], schema: int) -> N
     if schema != SCHEMA:
         with pytest.raises(SurrogateError, match=f"schema version {schema};"):
             unpack_header(sent)
+
+
+STATISTICS = ("counts", "sums", "squares", "another")
+
+
+@settings(max_examples=60)
+@given(
+    classes=SIDES,
+    dimension=SIDES,
+    squares=st.sampled_from(["none", "diagonal", "full"]),
+    named=st.sets(st.sampled_from(STATISTICS)) | st.just({"counts", "sums", "squares"}),
+)
+def test_noisy_sums_come_back_with_noise_claimed_for_all_of_them_and_nothing_else(
+    classes: int, dimension: int, squares: str, named: set[str]
+) -> None:
+    length = {"none": 0, "diagonal": dimension, "full": dimension * (dimension + 1) // 2}[squares]
+    moments = None if squares == "none" else torch.randn(length)
+    sent = Sums(torch.randn(classes), torch.randn(classes, dimension), moments, {})
+    noise = {name: (1.0 + at, 1.0) for at, name in enumerate(sorted(named))}
+    claim = Mechanism("sums", 1.0, 1e-5, "record", 3.0, 1.0, noise)
+    wanted = {"counts", "sums"} | (set() if moments is None else {"squares"})
+    if not (classes and dimension) or named != wanted:
+        with pytest.raises(SurrogateError):
+            unpack_sums(pack_sums(sent), classes, claim)
+        return
+    found = unpack_sums(pack_sums(sent), classes, claim)
+    assert found.sigmas == {name: sigma for name, (sigma, _) in noise.items()}
+    for one, other in (
+        (found.counts, sent.counts),
+        (found.sums, sent.sums),
+        (found.squares, moments),
+    ):
+        assert (one is None) == (other is None)
+        assert one is None or other is None or torch.allclose(one, other, atol=1e-2)

@@ -1,0 +1,122 @@
+"""Exact sums of one site, begun, signed, opened and forgotten in any order: all of them that are not
+forgotten are over one set of sites, with the same settings, and over unchanged records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_app.node_config import parse_node_config
+from client_app.secure_sum import same_sites
+from common.errors import PolicyError, StateError
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a sum.
+
+    Attributes:
+        kind: what happens.
+        name: of the sum.
+        sites: keys in its list.
+        settings: digests of what is added, by what they are about.
+        records: digests of the records, by kind.
+        fails: whether the release fails before its vector leaves.
+    """
+
+    kind: str
+    name: str
+    sites: frozenset[bytes]
+    settings: dict[str, str]
+    records: dict[str, str]
+    fails: bool
+
+
+ALL = frozenset({b"north", b"south", b"west"})
+ABOUT = st.dictionaries(st.sampled_from(["training", "held-out"]), st.sampled_from("112"))
+STEPS = st.builds(
+    Step,
+    kind=st.sampled_from(["fix", "fix", "sign", "open", "open", "forget"]),
+    name=st.sampled_from("xy"),
+    sites=st.sampled_from([ALL, ALL, ALL - {b"west"}, ALL - {b"south"}, ALL | {b"east"}]),
+    settings=ABOUT,
+    records=ABOUT,
+    fails=st.sampled_from([False, False, True]),
+)
+
+
+@dataclass
+class Memory:
+    """What a site must remember: the sites, the sum that fixed them until it is opened, and all
+    settings and records so far.
+    """
+
+    sites: frozenset[bytes] | None = None
+    open: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    records: dict[str, str] = field(default_factory=dict)
+
+    def allows_list(self, step: Step) -> bool:
+        """Whether the sites of a list may be in a sum."""
+        assert self.sites is not None
+        fewer = self.open == step.name and step.sites <= self.sites
+        return fewer or step.sites == self.sites
+
+
+def differ(before: dict[str, str], now: dict[str, str]) -> bool:
+    return any(before[what] != now[what] for what in before.keys() & now.keys())
+
+
+@settings(max_examples=60)
+@given(st.lists(STEPS, max_size=8))
+def test_sums_that_are_remembered_are_over_the_same_sites_settings_and_records(
+    tmp_path_factory: pytest.TempPathFactory, course: list[Step]
+) -> None:
+    folder = tmp_path_factory.mktemp("site")
+    node = parse_node_config(
+        {"site": "n", "state-dir": str(folder), "data": "parquet", "data-dir": "d"}
+    )
+    memory = Memory()
+    for step in course:
+        given_ = (node, step.name, sorted(step.sites))
+        if step.kind == "forget":
+            assert (same_sites.forget(node) is None) == (memory.sites is None)
+            memory = Memory()
+        elif step.kind != "fix":
+            act = same_sites.check_summed if step.kind == "sign" else same_sites.settle
+            if memory.sites is None:
+                with pytest.raises(StateError, match="forgotten"):
+                    act(*given_)
+            elif not memory.allows_list(step):
+                with pytest.raises(PolicyError, match="with other sites"):
+                    act(*given_)
+            else:
+                act(*given_)
+                if step.kind == "open":
+                    memory.sites, memory.open = step.sites, ""
+        else:
+            other = differ(memory.settings, step.settings)
+            changed = differ(memory.records, step.records)
+            why = same_sites.why_changed(node, step.settings, step.records)
+            assert bool(why) == (changed and not other)
+            fixing = same_sites.fixing(*given_, step.settings, step.records)
+            if memory.sites not in (None, step.sites) or other:
+                with pytest.raises(PolicyError), fixing:
+                    pass
+            elif changed:
+                with pytest.raises(StateError), fixing:
+                    pass
+            elif step.fails:
+                with pytest.raises(ValueError, match="full"), fixing:
+                    raise ValueError("full")
+            else:
+                with fixing:
+                    pass
+                memory.open = "" if memory.sites else step.name
+                memory.sites = step.sites
+                memory.settings |= step.settings
+                memory.records |= step.records
