@@ -24,9 +24,12 @@ from client_app.model_use.adaptation import (
     PENALTIES,
     STEPS,
     Adaptation,
+    _choice,
     _closed,
     _correction,
     _folds,
+    _judgement,
+    _loss,
     _mixed,
     _nearest,
     _stepped,
@@ -36,6 +39,7 @@ from client_app.model_use.adaptation import (
 )
 from client_app.model_use.adapted import adapted_classifier, adapted_file, store_adapted
 from client_app.model_use.held_out import HeldOut
+from client_app.model_use.metrics import bootstrap_weights
 from client_app.node_config import NodeConfig
 from common.errors import DataError, SealError
 from common.models.classifiers import Head, Quadratic
@@ -318,3 +322,40 @@ def test_what_is_judged_on_a_fold_is_chosen_on_the_others(seed: int, count: int)
     for mine, others in zip(rows, rest, strict=True):
         best = min(grid.values(), key=lambda each: of(each, others))
         torch.testing.assert_close(found[mine].clamp_min(1e-6), best[mine])
+
+
+@pytest.mark.parametrize(
+    ("shared", "own", "mixed", "wanted"),
+    [
+        # (accuracy, probability of the decision) of each.
+        ((0.5, 0.6), (0.6, 0.6), (0.95, 0.9), "mixture"),  # the best in both
+        ((0.5, 0.6), (0.9, 0.99), (0.7, 0.8), "own head"),  # likely, but certainly less accurate
+        ((0.9, 0.9), (0.5, 0.5), (0.5, 0.5), "shared"),  # nothing is better
+        ((0.8, 0.4), (0.6, 0.6), (0.6, 0.9), "shared"),  # less accurate than the shared model
+    ],
+)
+def test_a_candidate_is_chosen_where_it_is_likelier_and_not_certainly_less_accurate(
+    shared: tuple[float, float], own: tuple[float, float], mixed: tuple[float, float], wanted: str
+) -> None:
+    count = 300
+    labels = torch.arange(count) % 3
+    table, losses = {}, {}
+    for seed, (name, (right, sure)) in enumerate(
+        zip(("shared", "own head", "mixture"), (shared, own, mixed), strict=True)
+    ):
+        hit = torch.from_numpy(np.random.default_rng(seed).permutation(count) < right * count)
+        decided = torch.where(hit, labels, (labels + 1) % 3)
+        chances = torch.full((count, 3), (1 - sure) / 2, dtype=torch.float64)
+        chances[torch.arange(count), decided] = sure
+        table[name], losses[name] = (chances, 0.5), _loss(chances, labels)
+    weights = bootstrap_weights(count, None, 400, 0)
+    judged = [_judgement(name, *table[name], labels, losses, weights) for name in table]
+    for each, (right, _) in zip(judged, (shared, own, mixed), strict=True):
+        assert each.accuracy == pytest.approx(right)
+        gains = losses["shared"] - losses[each.name]
+        assert each.gain == pytest.approx(gains.mean())
+        error = 1.96 * gains.std() / np.sqrt(count)
+        assert (each.low, each.high) == pytest.approx(
+            (each.gain - error, each.gain + error), abs=0.2 * error + 1e-12
+        )
+    assert _choice(judged, table, labels, losses, weights)[0] == wanted
