@@ -16,6 +16,7 @@ from client_app.datasets.dicom_files import is_dicom_file
 from client_app.datasets.image_folders import IMAGE_SUFFIXES, find_table
 from client_app.datasets.images import open_rgb
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.names import name_or_blank
 from client_app.datasets.one_record import attempt, is_file
 from client_app.datasets.readers import listing, require_columns
 from client_app.datasets.tables import read_table
@@ -124,13 +125,8 @@ def _from_table(root: Path, patient_column: str) -> Inputs | None:
     names = list(dict.fromkeys(columns["path"]))
     if not patient_column:
         return Inputs(root, False, names, {})
-    patients = dict(zip(columns["path"], map(_patient, columns[patient_column]), strict=True))
+    patients = dict(zip(columns["path"], map(name_or_blank, columns[patient_column]), strict=True))
     return Inputs(root, False, names, {PATIENT: [patients[name] for name in names]})
-
-
-def _patient(value: object) -> str:
-    """A patient ID as text; empty for a gap, which pandas writes as NaN."""
-    return "" if value is None or value != value else str(value).strip()
 
 
 def _from_folder(root: Path) -> Inputs:
