@@ -83,8 +83,8 @@ def as_utf8(text: str) -> str:
         text: perhaps with such bytes, as Python reads names of files.
 
     Example:
-        >>> as_utf8("caf\udce9.png"), as_utf8("C:\\x.png")
-        ('caf\\udce9.png', 'C:\\x.png')
+        >>> as_utf8("caf\\udce9.png"), as_utf8("C:\\\\x.png")
+        ('caf\\\\udce9.png', 'C:\\\\x.png')
     """
     escaped = text.encode(errors="backslashreplace").decode()
     if escaped == text and "\\ud" not in text:
