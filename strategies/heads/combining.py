@@ -131,6 +131,7 @@ def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
     Source: FedKT (Li et al. 2021).
 
     Example:
+        >>> from common.surrogates.surrogates import Header
         >>> header = Header("fedkt", "0" * 16, "coordinator", "", ("a", "b"))
         >>> weight = torch.tensor([[0.0], [1.0]])
         >>> heads = [Head(header, weight, torch.tensor([bias, 0.0])) for bias in (1.0, 2.0, 5.0)]
