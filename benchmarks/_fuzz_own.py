@@ -61,6 +61,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/governance/policy.py:load_policy",
         "client_app/offline/keys.py:coordinator_key",
         "common/backbones/backbone_names.py:check_weights_file",
+        "common/backbones/backbones.py:_check_archive",
         "common/backbones/backbones.py:_read_weights",
         "common/settings/flat.py:parse_overrides",
         "common/version.py:own_version",

@@ -19,8 +19,10 @@ from client_app.node_config import NodeConfig
 IN_STATE = (
     "audit.key",
     "audited",
+    "data-report-*.json",
     "disclosures",
     "generators",
+    "held",
     "keys",
     "ledgers",
     "models",

@@ -67,12 +67,13 @@ class Hospitals:
     nodes: dict[str, NodeConfig]
     settings: dict[str, Any] = field(default_factory=lambda: dict(PLAIN))
     name: str = ""
+    flower_run: int = 77
 
     def ask(
         self, site: str, kind: str, payload: bytes | None = None, **reported: Any
     ) -> tuple[bytes | None, dict[str, Any]]:
         """One site's reply to one message."""
-        grid = InProcessGrid([self.nodes[site]])
+        grid = InProcessGrid([self.nodes[site]], run_id=self.flower_run)
         grid.run_config = default_run_config() | {"device": "cpu"} | self.settings
         numbers = {"run": parse_run(grid.run_config).digest, "sum": self.name} | reported
         numbers |= {} if payload is None else {"bytes": len(payload)}

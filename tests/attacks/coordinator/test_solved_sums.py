@@ -433,6 +433,6 @@ def test_sums_with_joint_noise_may_be_over_any_sites(seven: Hospitals) -> None:
             POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n"
         )
     seven.settings = PRIVATE | {"dropouts": 0.25}
-    for sites in ("123", "1234", "1256"):
+    for seven.flower_run, sites in enumerate(("123", "1234", "1256"), start=1):
         assert total(seven, sites) is not None
     assert seven.released("1") == 3

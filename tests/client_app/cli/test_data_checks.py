@@ -108,15 +108,13 @@ def test_folders_one_level_too_deep_are_refused_with_the_remedy(tmp_path: Path, 
     assert words in check_files(settings)[0]
 
 
-def test_a_private_run_uses_the_folders_and_the_log_states_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_private_run_uses_the_folders_and_the_data_report_states_it(tmp_path: Path) -> None:
     data = images(tmp_path / "d", "data/normal", "data/ill")
     found = load(
         DataSource("imagefolder", str(data), classes=("normal", "ill"), one_by_one=True), seed=0
     )
     assert len(found) == 0
-    assert "set data-dir to" in caplog.text
+    assert any("set data-dir to" in line for line in found.report.lines())
 
 
 def test_a_class_with_folders_of_patients_is_a_class_if_the_run_names_it(tmp_path: Path) -> None:

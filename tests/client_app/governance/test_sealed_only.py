@@ -27,10 +27,10 @@ SUMMED_NEEDS = ALONE_NEEDS | {"introduction", *(kind for kind in WORK if kind.st
 def test_a_run_that_counts_makes_no_other_request_than_it_needs(run: Run, work: str) -> None:
     needs = {id(ALONE): ALONE_NEEDS, id(SUMMED): SUMMED_NEEDS}.get(id(run))
     if needs is None or work in needs:
-        check_counting(run, work)
+        check_counting(run.settings.counting, run.settings.secure_sum, work)
     else:
         with pytest.raises(PolicyError, match=f"no request for '{work}'"):
-            check_counting(run, work)
+            check_counting(run.settings.counting, run.settings.secure_sum, work)
 
 
 @settings(max_examples=100)

@@ -100,7 +100,8 @@ def test_the_model_is_that_of_the_same_run_without_secure_sums(tmp_path: Path, m
         metrics_of(run_federation(tmp_path, sites(4), method=method, **settings))["accuracy"][
             "model"
         ]
-        for settings in (GRAM, SECURE)
+        # A secure sum has no defence, which may limit what a site weighs.
+        for settings in (GRAM | {"defence": "none"}, SECURE)
     )
     assert abs(plain - secure) < 0.01
 
