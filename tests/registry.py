@@ -4,6 +4,11 @@ method without new code.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
 from common.methods import FEDPFT_CHAIN, METHODS
 from common.methods.method import Method, Plan, count
 from common.run import Run, parse_run
@@ -73,3 +78,11 @@ PLANS: dict[str, Plan] = {name: parse_run(settings_of(spec)).plan for name, spec
 BY_STRATEGY: dict[str, Method] = {}
 for name, plan in PLANS.items():
     BY_STRATEGY.setdefault(plan.combination.strategy, SPECS[name])
+
+
+def cases(methods: Iterable[Method]) -> list[Any]:
+    """Methods as parameters of a test that runs them; a GAN takes many seconds."""
+    return [
+        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.adversarial else [])
+        for each in methods
+    ]

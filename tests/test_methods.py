@@ -22,7 +22,7 @@ from server_app.report.build import write_report
 from server_app.runs.reader import read_payloads
 from strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
-from tests.registry import CLASSES, PLANS, SPECS, settings_of
+from tests.registry import CLASSES, PLANS, SPECS, cases, settings_of
 from tests.replies import mutations, refused, replies, spoiled
 
 # Settings that do not change a site's reply.
@@ -125,7 +125,7 @@ def test_no_method_is_compared_by_name() -> None:
             assert not found, f"{file}: compares {found and found[0]!r}; ask the plan"
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("spec", cases(SPECS.values()))
 def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(
     tmp_path: Path, spec: Method
 ) -> None:
@@ -248,9 +248,7 @@ def test_tensors_are_checked_by_name_shape_and_range() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [each for each in METHODS.values() if each.private and not each.needs_budget],
-    ids=lambda spec: spec.name,
+    "spec", cases(each for each in METHODS.values() if each.private and not each.needs_budget)
 )
 def test_a_method_that_can_be_private_learns_with_a_budget(tmp_path: Path, spec: Method) -> None:
     settings = settings_of(spec) | {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES}
@@ -261,9 +259,7 @@ def test_a_method_that_can_be_private_learns_with_a_budget(tmp_path: Path, spec:
     assert set(metrics["privacy"]["per_site"]) == {"0", "1", "2"}
 
 
-@pytest.mark.parametrize(
-    "spec", [each for each in METHODS.values() if each.summable], ids=lambda spec: spec.name
-)
+@pytest.mark.parametrize("spec", cases(each for each in METHODS.values() if each.summable))
 def test_a_method_whose_combination_is_a_sum_learns_from_a_secure_sum(
     tmp_path: Path, spec: Method
 ) -> None:

@@ -62,7 +62,9 @@ def test_noise_that_is_used_again_is_found_and_fresh_noise_shows_nothing() -> No
     assert audit.gaussian_bound(found, audit.DELTA, 1 - 1e-5) <= 4.0
 
 
-@pytest.mark.parametrize("name", ["secure sums", "dp-fedavg, joint noise"])
+@pytest.mark.parametrize(
+    "name", ["secure sums", pytest.param("dp-fedavg, joint noise", marks=pytest.mark.slow)]
+)
 def test_a_quarter_of_the_noise_in_a_secure_sum_is_found_and_all_of_it_holds(name: str) -> None:
     mechanism = replace(audit.MECHANISMS[name], runs=3)
     with planted(mechanism.fault):

@@ -139,6 +139,7 @@ def test_own_data_replace_the_sample_data_and_its_places_are_left_out_of_the_des
     assert message == "data=safetensors, alpha=0.1"
 
 
+@pytest.mark.slow
 def test_commands_run_as_users_run_them_and_a_mistake_ends_the_script() -> None:
     settings = {"fedpft.covariance": "gram", "seed": 3}
     words = ("-c", commands.text_of(settings), "--classes", "10", "--dimension", "8")

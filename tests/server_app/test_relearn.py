@@ -124,7 +124,7 @@ def test_a_site_that_joins_later_gives_a_sum_of_statistics_to_the_bit(
     assert same(relearn(late)[1], whole)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_late_site_with_fewer_bits_gives_the_head_of_a_run_in_time(
     bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

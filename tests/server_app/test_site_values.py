@@ -79,6 +79,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"epsilon": 8.0, "delta": 1e-5}], ids=["exact", "private"]
 )

@@ -70,7 +70,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Features:
     return features(tmp_path_factory.mktemp("alone"))
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_several_processes_give_the_bits_of_one(
     tmp_path: Path,
     alone: Features,
@@ -130,7 +130,9 @@ def test_a_killed_process_is_an_error_and_the_next_request_continues(
     assert not list(tmp_path.glob("cache/features/*.partial"))
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_processes_end_with_the_one_that_started_them(
     tmp_path: Path,
     alone: Features,

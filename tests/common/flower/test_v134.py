@@ -22,6 +22,7 @@ from server_app.deployment.submit import APP_FOLDER
 FLOWERS_PATIENCE = 5.0
 
 
+@pytest.mark.slow
 def test_a_reply_waits_for_a_writer_longer_than_flower_lets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_plan_with_a_projection_is_within_five_percent_of_the_run(tmp_path: Pa
     assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in counted)
 
 
-@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("private", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, private: bool) -> None:
     settings: dict[str, Any] = {
         "method": "fedlap",

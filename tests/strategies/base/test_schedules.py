@@ -13,6 +13,7 @@ FEW = {"fedlap.image-steps": 1, "fedlap.loops": 1, "fedlap.server-steps": 1, "he
 CLASSES = ",".join(map(str, range(10)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "section"), [("fedlap", FedLAPSettings), ("dpcvae", DPCVAESettings)]
 )

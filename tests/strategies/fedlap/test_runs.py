@@ -234,6 +234,7 @@ def test_a_word_about_budgets_does_not_end_a_run_that_has_none(tmp_path: Path) -
         run_federation(tmp_path, grid, **SMALL | {"deadline": 0.5, "quorum": 0.6})
 
 
+@pytest.mark.slow
 def test_a_private_round_that_failed_is_paid_for_when_the_run_goes_on(tmp_path: Path) -> None:
     settings = SMALL | PRIVATE | {"fedlap.rounds": 3, "deadline": 0.5, "quorum": 1.0}
     grid = InProcessGrid(sites(2))

@@ -135,6 +135,7 @@ def test_a_number_of_records_below_its_noise_is_not_divided_by() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_learns_with_less_noise_than_every_site_would_add(tmp_path: Path) -> None:
     """The same number of steps on all records with the same clip and epsilon; only the noise
     differs. `test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance` measures it.

@@ -90,7 +90,8 @@ def test_the_total_is_exact_and_nothing_holds_one_sites_part(
 @pytest.mark.parametrize(
     "method",
     [
-        name
+        # Rounds of training have a test of their own, test_rounds.py.
+        pytest.param(name, marks=[pytest.mark.slow] if spec.usual.kind == "rounds" else [])
         for name, spec in METHODS.items()
         if spec.summable and not spec.needs_budget and spec.usual.combination.first_sums is None
     ],
