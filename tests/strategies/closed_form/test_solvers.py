@@ -276,3 +276,14 @@ def test_a_ridge_that_a_given_shrinkage_of_zero_took_is_stated(solver):
         learned = learn([surrogate(x, y, "all")], parse_run(settings), "cpu", CLASSES)
         assert (learned.added > 0) == added
         assert learned.head.weight.isfinite().all()
+
+
+def test_the_grid_of_shrinkages_rises_and_no_number_is_far_from_the_next() -> None:
+    """At most twice as large each time, so that no optimum inside is far from one of them; and ever
+    smaller steps, as a large shrinkage changes more.
+    """
+    grid = np.array(SHRINKAGES)
+    assert ((grid > 0) & (grid < 1)).all()
+    assert (np.diff(grid) > 0).all()
+    assert (grid[1:] <= 2 * grid[:-1]).all()
+    assert np.diff(grid).max() <= 0.1 + 1e-9
