@@ -226,6 +226,12 @@ def _class_of(folder: Path) -> str:
     return name_of(folder.name, (normal(folder.name),)) or ""
 
 
+def _below_class(parts: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """The folders of a path between the folder of its class and the file."""
+    classes = [_class_of(Path(part)) for part in parts]
+    return parts[classes.index(name) + 1 : -1] if name in classes else ()
+
+
 def note_depth(
     root: Path, files: Sequence[tuple[Path, str]], left: LeftOut, classes: Sequence[str] | None
 ) -> None:
@@ -256,8 +262,7 @@ def note_depth(
             "they must hold one folder per class",
         )
     elif len(names) == 1 and classes is not None:
-        inside = [path.relative_to(root).parts for path, _ in files]
-        below = {parts[parts.index(names[0]) + 1 : -1][:1] for parts in inside}
+        below = {_below_class(path.relative_to(root).parts, names[0])[:1] for path, _ in files}
         if len(below) > 1 and () not in below:
             folders = sorted(parts[0] for parts in below)
             left.remark(

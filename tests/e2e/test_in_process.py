@@ -94,8 +94,8 @@ def test_a_run_leaves_every_file_of_the_contract(compared: tuple[InProcessGrid, 
 def test_metrics_keep_their_schema(compared: tuple[InProcessGrid, Path]) -> None:
     metrics = metrics_of(compared[1])
     assert set(metrics) == {
-        "schema", "method", "status", "sites", "card", "accuracy", "bytes", "learning", "privacy", "rounds", "seconds",
-        "versions",
+        "schema", "method", "status", "sites", "card", "accuracy", "bytes", "data", "learning", "privacy", "rounds",
+        "seconds", "versions",
     }  # fmt: skip
     assert metrics["learning"]["solver"] == "lda"
     assert (metrics["schema"], metrics["method"], metrics["status"]) == (1, "fedpft", "ok")

@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from client_app.datasets.dataset import DataSource
+from client_app.datasets.dataset import DataSource, load
 from client_app.datasets.schema import read_schema
 from common.errors import DataError, FedSurrogateError
 from common.identity import likely_one, name_of, normal
@@ -356,3 +357,18 @@ def test_any_bytes_as_names_of_folders_and_files_give_records_or_one_error(
         return
     assert "a" in found.classes
     assert all(loss.why.isprintable() or loss.why for loss in found.left_out)
+
+
+@pytest.mark.parametrize("name", ["a ", "\u3000a", "e\u0301", "A", "1.0", "train "])
+@pytest.mark.parametrize("inside", [("",), ("x", "y"), ("train/x",)])
+def test_one_class_folder_of_any_name_is_read_where_records_are_left_out_alone(
+    tmp_path: Path, name: str, inside: tuple[str, ...]
+) -> None:
+    """It once ended the reading of all: no part of its path was the class by its normal form."""
+    for below in inside:
+        folder = tmp_path / name / below
+        folder.mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (4, 4), number).save(folder / f"{number}.png")
+    source = DataSource("imagefolder", str(tmp_path), classes=("b",), one_by_one=True, noisy=True)
+    assert len(load(source, seed=0)) == 0

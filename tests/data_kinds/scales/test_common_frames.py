@@ -140,7 +140,7 @@ def test_a_model_applies_its_frame_everywhere(kind: str) -> None:
     assert set(file_content(plain)[1]) == set(plain.arrays())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "fedrep"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold"])
 @settings(max_examples=1, deadline=None)
 @given(change=affine())
 @pytest.mark.slow
@@ -148,12 +148,15 @@ def test_rounds_train_in_the_common_frame(method: str, change: Affine) -> None:
     clean, labels = records()
     changed = change(clean)
     changed[:, 0] += 0 if frame_of(changed) else 1e4
-    parts = [(changed[i:RECORDS:3], labels[i:RECORDS:3]) for i in range(3)]
+    third = RECORDS // 3
+    parts = [
+        (changed[start : start + third], labels[start : start + third])
+        for start in range(0, RECORDS, third)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         done = fs.simulate(
             parts, test=(changed[RECORDS:], labels[RECORDS:]), method=method, output_dir=folder
         )
         assert done.metrics["sites"]["used"] == 3
-        shares = done.metrics["accuracy"]
-        found = shares["model"] if "model" in shares else sum(shares["per_site"].values()) / 3
+    found = done.metrics["accuracy"]["model"]
     assert found >= oracle(changed, labels) - 0.03
