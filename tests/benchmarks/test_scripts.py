@@ -19,6 +19,7 @@ SCRIPTS = sorted(
 SPLIT = {"partition": "iid"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_every_method_learns_in_the_harness(name: str) -> None:
     run = parse_run(settings_of(SPECS[name]) | SPLIT)
@@ -29,6 +30,7 @@ def test_every_method_learns_in_the_harness(name: str) -> None:
     assert measured.bytes > 0 or run.plan.kind == "alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["fedpft", "fedavg", "scaffold", "fedrep", "fedlap", "dpcvae", "afl"]
 )

@@ -136,6 +136,7 @@ def held(results: list[dict[str, object]], at: tuple[str, ...], truths: list[flo
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("apart", "epsilon", "count"), [(1.0, 1.0, 600), (2.5, 1.0, 600), (2.5, 4.0, 100)]
 )
@@ -152,6 +153,7 @@ def test_the_interval_of_a_noisy_auroc_holds_the_truth_in_95_of_100_runs(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("apart", "epsilon", "count", "joint"),
     [(1.0, 1.0, 600, False), (2.5, 1.0, 600, False), (2.5, 4.0, 100, False), (2.5, 4.0, 100, True)],

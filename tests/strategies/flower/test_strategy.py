@@ -117,6 +117,7 @@ def test_the_result_holds_the_model_and_the_metrics_of_every_round(
     assert not (tmp_path / "runs").exists(), "a run folder that nobody has asked for"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_flowers_own_loop_learns_what_start_learns(tmp_path: Path, name: str) -> None:
     settings = settings_of(tmp_path, **ONE_EACH[name])

@@ -34,6 +34,7 @@ def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
