@@ -29,6 +29,10 @@ PATH_SETTINGS = frozenset(
 )
 # A class can have the name of a site.
 OF_CLASSES = frozenset({"classes", "counts", "dropped_classes"})
+# In the data report: sentences about records, which give the names of files and patients.
+OF_RECORDS = frozenset({"why", "odd"})
+EXAMPLE = re.compile(r",? such as [^;]*")
+NAMED = re.compile(r"'[^']*'")
 # In quotes, a path may have spaces.
 QUOTED = re.compile(r"(['\"])(?:~|[A-Za-z]:)?[\\/][^'\"]*\1")
 # An absolute path of Linux, macOS or Windows, or one below a home folder; not the end of a URL, nor
@@ -113,6 +117,8 @@ class _Hider:
             return [self.value(each, key) for each in content]
         if isinstance(content, str) and content and key in PATH_SETTINGS:
             return REMOVED
+        if isinstance(content, str) and key in OF_RECORDS:
+            content = NAMED.sub("(name)", EXAMPLE.sub("", content))
         return (
             self._text(content) if isinstance(content, str) and key not in OF_CLASSES else content
         )

@@ -242,3 +242,36 @@ def test_the_evaluation_of_a_simulated_run_is_on_its_card(tmp_path: Path) -> Non
     assert (
         found.accuracy == json.loads((folder / "evaluation.json").read_text())["accuracy"]["value"]
     )
+
+
+@pytest.mark.parametrize("place", ["data/Jane Doe.png", "/x/Jane Doe.png", "Jane Doe.png"])
+def test_a_copy_says_how_many_records_were_left_out_and_names_none(
+    tmp_path: Path, place: str
+) -> None:
+    losses = [
+        {"why": f"3 images cannot be read, such as {place}; they are not tested", "count": 3},
+        {"why": f"2 files are DICOM, such as '{place}'", "count": 2},
+    ]
+    report = {
+        "source": "imagefolder",
+        "used": 5,
+        "left_out": losses,
+        "odd": ["all records are of one class, 'Doe'"],
+        "read": 10,
+        "lost": 5,
+    }
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    for folder in (run, copy):
+        folder.mkdir()
+    (run / "metrics.json").write_text(json.dumps({"status": "ok", "data": [report]}))
+    (run / "manifest.json").write_text("{}")
+    (run / "events.jsonl").write_text("")
+    write_pseudonymous(run, copy)
+    written = "".join(file.read_text() for file in copy.iterdir())
+    assert "Doe" not in written
+    (kept,) = json.loads((copy / "metrics.json").read_text())["data"]
+    assert [each["why"] for each in kept["left_out"]] == [
+        "3 images cannot be read; they are not tested",
+        "2 files are DICOM",
+    ]
+    assert (kept["read"], kept["used"], kept["lost"]) == (10, 5, 5)
