@@ -1,4 +1,4 @@
-"""Features whose columns have other scales and offsets: accuracy of methods, and bytes, beside those
+"""Features whose columns have other scales and offsets: accuracy of methods, and bytes, next to those
 of scikit-learn.
 
     python benchmarks/column_scales.py
@@ -7,7 +7,7 @@ Claim: no change of a column's scale or offset costs a method more than a point 
 scikit-learn's discriminant analysis on the same numbers in single precision, and features without
 such columns take no more bytes. Three sites share 600 records in 24 dimensions and 4 classes; 600
 more are for tests. With `--before FILE`, figures of an earlier version, measured by the same
-command, stand beside.
+command, stand next to it.
 """
 
 import json

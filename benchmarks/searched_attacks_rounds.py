@@ -88,6 +88,7 @@ CLOSED = ("afl", "fedcgs", "fedcof", "gh-ofl")
 # Methods whose runs are short: all numbers of sites, two held-out seeds, several strengths, and honest
 # partitions. The slowest is not measured on data of another spread.
 SHORT, LONGEST = ("average", "fedcgs", "afl", "fedcof", "fedbe", "fedkt"), ("dp-fedavg",)
+WITH_HONEST = (*SHORT, "fedavg")
 ALPHAS, SEARCHED, HELD_OUT, HONEST = ("0.1", "100"), 100, (101, 102), range(200, 208)
 BEST, SEARCHED_WITH = 3, "1 of 4"
 # Hostile sites of all.
@@ -386,7 +387,7 @@ def rows_of(method: str, alpha: str) -> Iterator[tuple[Any, ...]]:
     tried = best if slow else [*best[0].variants(), *best[1:]]
     for sites in SITES if not slow else ("1 of 4", "1 of 10"):
         yield _row(method, alpha, sites, seeds, tried, len(grid))
-    if alpha == ALPHAS[0] and (not slow or method == "fedavg"):
+    if alpha == ALPHAS[0] and method in WITH_HONEST:
         for sites in ("1 of 4", "1 of 10"):
             yield _honest_row(method, alpha, sites)
 

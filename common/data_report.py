@@ -105,7 +105,7 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def report_from(facts: Any) -> DataReport:
-    """A report from JSON that somebody else wrote.
+    """A report from JSON that another program wrote.
 
     Args:
         facts: as `DataReport.facts` gives them.

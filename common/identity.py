@@ -131,6 +131,15 @@ def is_missing(value: object) -> bool:
         return False
 
 
+def is_text(name: str) -> bool:
+    """Whether a name is Unicode; names of files may hold bytes that are none."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def likely_one(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Groups of different names that are likely one: they differ only by case, by the form of a
     character (wide, ligature), or by blanks inside.

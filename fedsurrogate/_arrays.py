@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.errors import DataError
-from common.identity import is_missing, name_of
+from common.identity import is_missing, is_text, name_of
 
 # Array-likes: tensors, numpy arrays, lists, data frames, sparse matrices.
 Array = Any
@@ -128,19 +128,11 @@ def names_of(values: Array, count: int, what: str = "label", known: Sequence[str
             raise DataError(
                 f"record {number} has no {what} ({value!r}); give one, or leave the record out"
             )
-        if not _is_text(name):
+        if not is_text(name):
             raise DataError(f"record {number}: its {what} is no text in Unicode; rename it")
         names.append(name)
         own.setdefault(name, value)
     return Labels(names, own)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _listed(values: Array, what: str) -> list[Any] | None:

@@ -17,7 +17,7 @@ def log_once(report: DataReport, node: NodeConfig) -> None:
     """Write a report to the log, unless it is the one that was written last for this source.
 
     Every request reads the records, mostly in a process of its own: a file in the site's state
-    remembers what was said. It never leaves the site, and no error of it decides anything.
+    remembers what was written. It never leaves the site, and no error of it decides anything.
 
     Args:
         report: of the records.

@@ -15,7 +15,7 @@ from client_app.datasets.dicom_files import is_dicom_file
 from client_app.datasets.duplicates import remembered, same_files
 from client_app.datasets.images import open_rgb
 from client_app.datasets.left_out import LeftOut
-from client_app.datasets.names import is_text, names_in, patient_names
+from client_app.datasets.names import names_in, patient_names
 from client_app.datasets.one_record import attempt, is_file, is_folder
 from client_app.datasets.readers import (
     content_key,
@@ -30,7 +30,7 @@ from client_app.datasets.system_files import FolderWalk, of_system
 from client_app.datasets.tables import read_table
 from client_app.datasets.whole_site import SourceError
 from common.errors import DataError
-from common.identity import name_of, normal
+from common.identity import is_text, name_of, normal
 
 # Names of folders that hold a part of the records, not a class.
 SPLITS = frozenset(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.whole_site import SourceError
-from common.identity import name_of, normal
+from common.identity import is_text, name_of, normal
 
 SAVE = "save it as CSV UTF-8 with commas"
 
@@ -67,15 +67,6 @@ def name_or_blank(value: object, known: Iterable[str] = ()) -> str:
         return name_of(value, known) or ""
     except TypeError:
         return ""
-
-
-def is_text(name: str) -> bool:
-    """Whether a name is Unicode; names of files may hold bytes that are none."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def patient_names(values: Sequence[object], column: str, left: LeftOut) -> tuple[str, ...]:

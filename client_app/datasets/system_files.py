@@ -62,7 +62,7 @@ class FolderWalk:
                 if self._is_data(path):
                     folders.append(path)
             elif not of_system(path.name) and self._wanted(path):
-                self._skip("images beside the folders of classes", path)
+                self._skip("images next to the folders of classes", path)
         return folders
 
     def files(self, folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Columns of a site's features whose scale or offset 16 bits cannot hold beside the others, and the
+"""Columns of a site's features whose scale or offset 16 bits cannot hold together with the others, and the
 frame that makes all columns alike.
 """
 

@@ -125,7 +125,7 @@ class Task:
                 f"most-classes = {self.limits.most_classes}: a model of "
                 f"{len(model.header.classes)} classes"
             )
-        # It would be a map of the features that nobody agreed to.
+        # It would be a map of the features that no site agreed to.
         if model.header.frame and self.run.hides_sites:
             raise SurrogateError("a model with a frame of columns in a private run or a secure sum")
         largest = largest_parameter(bool(self.run.settings.epsilon))

@@ -121,11 +121,11 @@ def test_records_without_a_label_or_a_file_are_left_out_and_counted(
     (tmp_path / "labels.csv").write_text("PatientID,label\n3,a\n99secret,b\n1,b\n")
     dataset = load(source(tmp_path), 0)
     assert (dataset.labels.tolist(), dataset.patients) == ([1, 0], ("0", "1"))
-    said = str(dataset.report)
-    assert "1 of 3 DICOM images are left out" in said
-    assert "1 rows of" in said
-    assert "such as row 2" in said
-    assert "99secret" not in said + caplog.text
+    stated = str(dataset.report)
+    assert "1 of 3 DICOM images are left out" in stated
+    assert "1 rows of" in stated
+    assert "such as row 2" in stated
+    assert "99secret" not in stated + caplog.text
 
 
 @pytest.mark.parametrize(

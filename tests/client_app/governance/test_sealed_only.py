@@ -16,7 +16,7 @@ COUNTS = {"counting.kind": "survey", "classes": "a,b", "sites": 9}
 TRAINS = parse_run({"classes": "a,b"})
 ALONE = parse_run(COUNTS)
 SUMMED = parse_run(COUNTS | {"secure-sum": True})
-# Kinds that nobody has thought of yet count as all others.
+# Kinds that are not thought of yet count as all others.
 KINDS = st.sampled_from([*WORK, "another"])
 ALONE_NEEDS = {"name", "surrogate"}
 SUMMED_NEEDS = ALONE_NEEDS | {"introduction", *(kind for kind in WORK if kind.startswith("sum-"))}
@@ -39,15 +39,15 @@ def test_a_site_that_only_seals_answers_nothing_else(
     require: bool, sealed: bool, peers: str, work: str
 ) -> None:
     policy = Policy(require_seal=require)
-    told = {"fingerprint": "f", "dimension": 3, "simulated": False, "key": "k", "classes": "[]"}
+    facts = {"fingerprint": "f", "dimension": 3, "simulated": False, "key": "k", "classes": "[]"}
     if require and not (sealed and peers and work in IN_CLEAR):
         with pytest.raises(PolicyError, match="require-seal = true"):
             check_work(policy, sealed, peers, work)
         return
     check_work(policy, sealed, peers, work)
-    clear = in_clear(policy, work, told)
-    assert clear.items() <= told.items()
-    assert (clear == told) == (not require)
+    clear = in_clear(policy, work, facts)
+    assert clear.items() <= facts.items()
+    assert (clear == facts) == (not require)
     assert not require or "classes" not in clear
     # Only an introduction says which backbone and key a site has.
     assert not require or work == "introduction" or not {"fingerprint", "key"} & clear.keys()

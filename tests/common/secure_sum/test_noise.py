@@ -1,4 +1,4 @@
-"""Joint noise of generated sums: whoever is lost and whoever colludes, what stays keeps the claim."""
+"""Joint noise of generated sums: whatever sites are lost or collude, what stays keeps the claim."""
 
 import math
 from dataclasses import dataclass, replace

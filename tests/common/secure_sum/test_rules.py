@@ -1,4 +1,4 @@
-"""Rules of secure sums, as settings make them and as nobody should: accepted where they protect."""
+"""Rules of secure sums, as settings make them and as no one should: accepted where they protect."""
 
 from dataclasses import astuple
 
@@ -19,20 +19,20 @@ SIZES = st.integers(0, 9) | st.sampled_from(
 @given(
     members=SIZES,
     colluding=NUMBERS,
-    beside=st.integers(-1, 1),
+    apart=st.integers(-1, 1),
     away=st.integers(-1, 2),
     few=st.booleans(),
     smallest=st.integers(2, 5),
 )
-@example(members=4, colluding=2, beside=0, away=0, few=True, smallest=2)
+@example(members=4, colluding=2, apart=0, away=0, few=True, smallest=2)
 def test_rules_are_accepted_exactly_where_the_coordinator_can_learn_one_sum_of_enough_sites(
-    members: int, colluding: int, beside: int, away: int, few: bool, smallest: int
+    members: int, colluding: int, apart: int, away: int, few: bool, smallest: int
 ) -> None:
-    """beside: how far the threshold is from the smallest safe one. few, away: how many sites a sum
-    has beside the colluding ones, or how many are lost.
+    """apart: how far the threshold is from the smallest safe one. few, away: how many sites a sum
+    has aparts the colluding ones, or how many are lost.
     """
     least = colluding + away if few else members - away
-    rules = SumRules(members, colluding, (members + colluding) // 2 + 1 + beside, least)
+    rules = SumRules(members, colluding, (members + colluding) // 2 + 1 + apart, least)
     protects = (
         2 <= members <= MOST_MEMBERS
         and rules.least >= smallest

@@ -1,1 +1,1 @@
-"""Names of classes, patients, sites and columns; and what is left out, and said."""
+"""Names of classes, patients, sites and columns; and the report of what is left out."""

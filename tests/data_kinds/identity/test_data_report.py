@@ -57,11 +57,11 @@ def test_a_simulation_reports_its_data_on_terminal_page_and_in_json(
         events.append,
         report=False,
     )
-    said = [each["reason"] for each in events if each["event"] == "remark"]
-    assert [line for line in said if line.startswith("data ")] == [
+    written_lines = [each["reason"] for each in events if each["event"] == "remark"]
+    assert [line for line in written_lines if line.startswith("data ")] == [
         "data imagefolder: 35 read, 32 used, 3 left out"
     ]
-    assert sum(line.startswith(("left out: ", "odd: ")) for line in said) == 2
+    assert sum(line.startswith(("left out: ", "odd: ")) for line in written_lines) == 2
     (facts,) = json.loads((run / "metrics.json").read_text())["data"]
     assert (facts["read"], facts["used"], facts["lost"]) == (35, 30, 5)
     losses = {loss["why"].split(", such as")[0] for loss in facts["left_out"]}
@@ -84,11 +84,11 @@ def test_sound_data_have_one_line_and_nothing_is_left_out(tmp_path: Path) -> Non
     events: list[dict[str, Any]] = []
     where = {"data": "imagefolder", "data-dir": str(tmp_path / "d"), "output-dir": str(tmp_path)}
     simulate_here(2, BACKBONE | where | {"partition": "iid"}, events.append, report=False)
-    said = [each["reason"] for each in events if each["event"] == "remark"]
-    assert [line for line in said if "data" in line.split(" ")[0]] == [
+    written_lines = [each["reason"] for each in events if each["event"] == "remark"]
+    assert [line for line in written_lines if "data" in line.split(" ")[0]] == [
         "data imagefolder: 20 read, 20 used, none left out"
     ]
-    assert not [line for line in said if line.startswith(("left out", "odd"))]
+    assert not [line for line in written_lines if line.startswith(("left out", "odd"))]
 
 
 def hospital(folder: Path, data: Path, **more: Any) -> NodeConfig:
@@ -105,10 +105,12 @@ def test_a_site_logs_its_report_once_and_again_only_if_it_changes(
     run, node = parse_run(chosen), hospital(tmp_path, messy)
     for _ in range(4):
         found = load_site(run, node, 100)
-    said = [each for each in caplog.messages if each.startswith(("data ", "left out", "odd"))]
-    assert len(said) == 1 + len(found.report.left_out) + len(found.report.odd)
+    written_lines = [
+        each for each in caplog.messages if each.startswith(("data ", "left out", "odd"))
+    ]
+    assert len(written_lines) == 1 + len(found.report.left_out) + len(found.report.odd)
     assert not [each for each in caplog.messages if "0 of" in each]
-    assert f"{found.report.lost} left out" in said[0]
+    assert f"{found.report.lost} left out" in written_lines[0]
     caplog.clear()
     (messy / "train" / "b" / "._1.png").write_bytes(b"x")
     load_site(run, node, 100)

@@ -21,7 +21,7 @@ def test_ray_gets_another_folder_for_one_that_it_cannot_use(name: str, folder: s
     environment = {name: folder}
     chosen = ray_folder(environment, ("/proc/nowhere", "/tmp"))
     assert chosen == {VARIABLE: "/tmp"}
-    # A person who named the folder is told.
+    # A person who named the folder reads it.
     assert [folder in line for line in remark_on(environment, chosen)] == [True] * (
         name == VARIABLE
     )

@@ -14,7 +14,7 @@ RECORDS, DIMENSION, CLASSES = 240, 6, 3
 
 @dataclass(frozen=True)
 class Affine:
-    """A change of every column, and columns without information beside them.
+    """A change of every column, and further columns without information.
 
     Attributes:
         powers: of ten, by which columns are scaled.

@@ -53,7 +53,7 @@ def accuracy(features: Tensor, labels: Tensor, own: dict[str, Any]) -> float:
 
 @cache
 def lost_without_change(name: str, noisy: bool) -> float:
-    """What a method loses against the oracle on clean columns, perhaps beside a column of noise:
+    """What a method loses against the oracle on clean columns, perhaps with a column of noise:
     not all methods estimate the whole covariance.
     """
     clean, labels = records()
