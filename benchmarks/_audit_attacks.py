@@ -72,7 +72,7 @@ def by_total(canaries: Canaries, seen: Seen) -> Tensor:
     """
     _, names, numbers, claim = unpack_total(seen.totals[0])
     assert claim is not None
-    decoded = numbers_of(seen.run, len(names))
+    decoded = numbers_of(seen.run.plan, seen.run.settings, len(names))
     c, d = canaries.classes, canaries.x.shape[1]
     parts = {"counts": numbers[:c], "sums": numbers[c : c + c * d], "squares": numbers[c + c * d :]}
     released = {name: decoded[name].decode(part).float() for name, part in parts.items()}
@@ -88,7 +88,11 @@ def by_summed_gradients(canaries: Canaries, seen: Seen) -> Tensor:
     """
     _, names, numbers, _ = unpack_total(seen.totals[0])
     c, d, settings = canaries.classes, canaries.x.shape[1], seen.run.settings.fedavg
-    decoded = numbers_of(seen.run, len(names))["gradients"].decode(numbers[1:]).float()
+    decoded = (
+        numbers_of(seen.run.plan, seen.run.settings, len(names))["gradients"]
+        .decode(numbers[1:])
+        .float()
+    )
     received = {"weight": torch.zeros(c, d), "bias": torch.zeros(c)}
     # In the order of their names, after the number of records.
     direction = {"bias": torch.zeros(c), "weight": decoded[c:].reshape(c, d)}

@@ -348,7 +348,7 @@ def _joint(runs: int) -> Iterator[Outcome]:
     )
     claim, rules = run.mechanism, rules_of(run.settings, sites)
     assert claim is not None
-    numbers, shapes = numbers_of(run, sites), shapes_of(run.plan, 2, 24)
+    numbers, shapes = numbers_of(run.plan, run.settings, sites), shapes_of(run.plan, 2, 24)
     for removed in (0, sites):
         totals: dict[str, list[Numbers]] = {name: [] for name in shapes}
         for _ in range(4 * runs):

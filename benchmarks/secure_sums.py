@@ -277,9 +277,11 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
         private = PUBLIC | {"epsilon": 4.0, "delta": DELTA}
         for name, settings in (("epsilon 4", private), ("without privacy", SECURE)):
             config = parse_run(settings | {"classes": CLASSES})
-            dimension = dimensions_of(config) if "features.projection" in settings else 1280
+            own, dimension = config.settings, 1280
+            if "features.projection" in settings:
+                dimension = dimensions_of(own.features, own.colluding, config.mechanism)
             shapes = shapes_of(config.plan, len(CLASSES.split(",")), dimension)
-            largest = numbers_of(config, sites)["sums"].largest
+            largest = numbers_of(config.plan, own, sites)["sums"].largest
             for liars, how in ((0, "-"), (1, "end"), (2, "end"), (1, "flipped"), (2, "flipped")):
                 if (name, liars, how) in [row[:3] for row in rows]:
                     continue

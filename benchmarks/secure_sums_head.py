@@ -140,7 +140,9 @@ def main() -> None:
         }
         for epsilon in EPSILONS:
             settings = base | {"epsilon": epsilon}
-            chosen = dimensions_of(parse_run(settings | {"classes": "a,b"}))
+            run = parse_run(settings | {"classes": "a,b"})
+            own = run.settings
+            chosen = dimensions_of(own.features, own.colluding, run.mechanism)
             with (
                 patch(
                     "strategies.fedpft.private_head.expected",

@@ -97,7 +97,9 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     """Cost of this run: the numbers in the method's schema, plus the overhead of every message."""
     plan, messages, own = config.plan, config.plan.messages, config.settings
     released = max(classes, len(own.classes)) if messages.all_classes else classes
-    projected = min(dimension, dimensions_of(config)) if own.features.projection else dimension
+    projected = dimension
+    if own.features.projection:
+        projected = min(dimension, dimensions_of(own.features, own.colluding, config.mechanism))
     sizes, named = messages.sizes(released, projected, records), CLASS_BYTES * released
     rounds = config.rounds if plan.kind == "rounds" else 1
     ups = downs = float(rounds)

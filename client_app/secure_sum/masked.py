@@ -63,7 +63,7 @@ def masked_sum(task: Task) -> MethodOutput:
             "on"
         )
     values, claim, kept = SiteSums(*load(combination.site_sums)(replace(task, payload=packed)))
-    numbers = numbers_of(run, sites, task.round)
+    numbers = numbers_of(run.plan, run.settings, sites, task.round)
     fixed = same_sites.applies(run.plan.mechanism_name, task.node)
     settings = same_sites.settings_in(run, task.limits, state.public) if fixed else {}
     records = same_sites.records_in(task.found, task.node, run, task.limits) if fixed else {}
@@ -83,7 +83,7 @@ def masked_sum(task: Task) -> MethodOutput:
     spare, joint = b"", claim is not None and claim.name == JOINT_SUMS
     if joint:
         assert claim is not None
-        facts["local-epsilon"] = local_epsilon(run, rules)
+        facts["local-epsilon"] = local_epsilon(run.settings.epsilon, run.mechanism, rules)
         shapes = {each: tuple(value.shape) for each, value in values.items()}
         spare = os.urandom(SEED_BYTES)
         for each, drawn in noise_of_site(claim, numbers, shapes, rules, spare).items():

@@ -146,7 +146,8 @@ def _check_local(policy: Policy, run: Run, rules: SumRules) -> None:
         policy.local_epsilon
         and run.private
         and rules.honest > 0
-        and (local := local_epsilon(run, rules)) > policy.local_epsilon
+        and (local := local_epsilon(run.settings.epsilon, run.mechanism, rules))
+        > policy.local_epsilon
     ):
         raise PolicyError(
             f"local-epsilon = {policy.local_epsilon:g}: this site's own noise alone gives epsilon "

@@ -9,11 +9,11 @@ import json
 import math
 
 from common.methods.method import Plan
-from common.privacy.mechanism import JOINT_SUMS
+from common.privacy.mechanism import JOINT_SUMS, Mechanism
 from common.run import Run
 from common.secure_sum.fixed_point import FixedPoint
 from common.secure_sum.rules import SumRules
-from common.settings import SumSettings
+from common.settings import FeaturesSettings, SumSettings
 
 # Settings that select which of its records a site adds. All sites must have the same.
 SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
@@ -35,44 +35,48 @@ def rules_of(sums: SumSettings, members: int) -> SumRules:
     return SumRules.of(members, sums.colluding, sums.dropouts, sums.secure_sum_threshold)
 
 
-def numbers_of(run: Run, sites: int, round: int = 1) -> dict[str, FixedPoint]:
+def numbers_of(plan: Plan, sums: SumSettings, sites: int, round: int = 1) -> dict[str, FixedPoint]:
     """The fixed-point numbers of each statistic of a round.
 
     Under joint noise, features have norm at most one.
 
     Args:
-        run: with the largest feature and most records of a site in its settings.
+        plan: of the run.
+        sums: the largest feature and the most records of a site.
         sites: number of sites in the sum.
         round: counted from one.
 
     Raises:
         ConfigError: if the modulus is too small.
     """
-    joint, own = run.plan.mechanism_name == JOINT_SUMS, run.settings
+    joint = plan.mechanism_name == JOINT_SUMS
     numbers = {}
-    for each in run.plan.combination.sums_in(round):
+    for each in plan.combination.sums_in(round):
         bound = (
             1.0
             if joint
-            else float(own.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
+            else float(sums.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
         )
         whole = not each.degree and not joint
-        numbers[each.name] = FixedPoint.of(bound, own.secure_sum_records, sites, whole)
+        numbers[each.name] = FixedPoint.of(bound, sums.secure_sum_records, sites, whole)
     return numbers
 
 
-def dimensions_of(run: Run) -> int:
+def dimensions_of(features: FeaturesSettings, colluding: float, mechanism: Mechanism | None) -> int:
     """The number of dimensions after the public projection. It depends on settings alone, never on
     data.
+
+    Args:
+        features: the number, or records of all sites from which it follows.
+        colluding: share of the sites whose noise may not count.
+        mechanism: of the run; None without a budget.
     """
-    features = run.settings.features
     if features.dimensions:
         return features.dimensions
-    mechanism = run.mechanism
     if mechanism is None or mechanism.name != JOINT_SUMS or "squares" not in mechanism.noise:
         return MOST_DIMENSIONS
     # Part of the noise that counts, if no site is lost.
-    honest = max(1 - run.settings.colluding, 0.1)
+    honest = max(1 - colluding, 0.1)
     sigma, _ = mechanism.noise["squares"]
     return max(1, round(DIMENSIONS * math.sqrt(features.records / (sigma / math.sqrt(honest)))))
 
@@ -107,16 +111,17 @@ def context_of(run: Run, name: str) -> bytes:
     return hashlib.sha256(f"{run.full_digest}\0{name}\0{selected}".encode()).digest()
 
 
-def local_epsilon(run: Run, rules: SumRules) -> float:
+def local_epsilon(epsilon: float, mechanism: Mechanism | None, rules: SumRules) -> float:
     """Epsilon of the part of this site's own noise that always stays: if all others tell theirs.
 
     Args:
-        run: with its delta.
+        epsilon: of the run, which is the answer where the noise of a site is its own alone.
+        mechanism: of the run; None without a budget.
         rules: of the sum.
 
     Returns:
-        Epsilon at the run's delta, of all rounds of the run together.
+        Epsilon at the mechanism's delta, of all rounds of the run together.
     """
-    if run.mechanism is None or run.mechanism.name != JOINT_SUMS:
-        return run.settings.epsilon
-    return run.mechanism.epsilon_of_part(rules.lasting.honest)
+    if mechanism is None or mechanism.name != JOINT_SUMS:
+        return epsilon
+    return mechanism.epsilon_of_part(rules.lasting.honest)

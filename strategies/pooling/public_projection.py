@@ -50,7 +50,7 @@ def read_map(config: Run) -> PublicMap:
     """
     public, power = config.settings.fedpft.public, config.power
     centre = read_centre(public, power)
-    file, dimensions = config.settings.features.projection, dimensions_of(config)
+    file = config.settings.features.projection
     if not file:
         return PublicMap(None, centre)
     directions, is_head = _read(file)
@@ -67,9 +67,11 @@ def read_map(config: Run) -> PublicMap:
             if public
             else _leading(directions)
         )
-    return PublicMap(
-        unpack_projection(pack(directions[: min(dimensions, *directions.shape)].float())), centre
+    own = config.settings
+    dimensions = min(
+        dimensions_of(own.features, own.colluding, config.mechanism), *directions.shape
     )
+    return PublicMap(unpack_projection(pack(directions[:dimensions].float())), centre)
 
 
 def whitened(head: Tensor, public: Tensor) -> Tensor:

@@ -154,7 +154,9 @@ class SecureSum(Steps):
         self._rules = rules_of(self.config.settings, len(self._members))
         try:
             self._rules.check()
-            self._numbers = numbers_of(self.config, len(self._members), self._number)
+            self._numbers = numbers_of(
+                self.config.plan, self.config.settings, len(self._members), self._number
+            )
             claim = self.config.mechanism
             if claim is not None and claim.name == JOINT_SUMS:
                 # The sites would refuse noise that does not fit into the modulus, without a reason.
@@ -325,9 +327,10 @@ class SecureSum(Steps):
             "colluding": rules.colluding,
             "least": rules.least,
             "keys": keys,
-            **({"local-epsilon": local_epsilon(config, rules)} if sigmas else {}),
-            **{f"noise-{name}": sigma for name, sigma in sigmas.items()},
         }
+        if sigmas:
+            facts["local-epsilon"] = local_epsilon(config.settings.epsilon, config.mechanism, rules)
+        facts |= {f"noise-{name}": sigma for name, sigma in sigmas.items()}
         rounding = {name: len(summed) * self._numbers[name].step / 2 for name in tensors}
         return Total(self._header, tensors, sigmas, claim, self._map, rounding), facts
 

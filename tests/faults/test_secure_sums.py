@@ -149,7 +149,7 @@ def write_exact_features(data: Path) -> None:
 def vectors(home: Path) -> dict[str, np.ndarray]:
     """What each hospital adds to the sum: its features' sums as whole numbers."""
     config = parse_run({"secure-sum": True, "fedpft.covariance": "gram", "classes": "cat,dog"})
-    numbers, found = numbers_of(config, len(NAMES)), {}
+    numbers, found = numbers_of(config.plan, config.settings, len(NAMES)), {}
     for name in NAMES:
         table = load_file(home / name / "data" / "f-train.safetensors")
         x, y = table["x"].double(), table["y"]

@@ -256,15 +256,15 @@ def _sum(run: Run) -> Facts | None:
     return {
         "context": context_of(run, "sum 1").hex()[:16],
         "rules": list(asdict(rules).values()),
-        "dimensions": dimensions_of(run),
+        "dimensions": dimensions_of(run.settings.features, run.settings.colluding, run.mechanism),
         "numbers": {
             f"{number}": [
                 f"{name} {shapes_of(run.plan, len(CLASSES), DIMENSION, number)[name]} up to "
                 f"{fixed.largest}"
-                for name, fixed in numbers_of(run, SITES, number).items()
+                for name, fixed in numbers_of(run.plan, run.settings, SITES, number).items()
             ]
             for number in rounds
         },
-        "steps": [each.step for each in numbers_of(run, SITES).values()],
-        "local epsilon": local_epsilon(run, rules),
+        "steps": [each.step for each in numbers_of(run.plan, run.settings, SITES).values()],
+        "local epsilon": local_epsilon(run.settings.epsilon, run.mechanism, rules),
     }

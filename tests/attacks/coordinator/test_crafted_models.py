@@ -97,7 +97,7 @@ def stolen(hospitals: Hospitals) -> list[torch.Tensor]:
     rules = rules_of(run.settings, len(NAMES))
     total = unmask(vectors, dealt, members, revealed, rules)
     count = sum(tensor.numel() for tensor in training.model.values())
-    update = numbers_of(run, len(NAMES))["update"].decode(total[1 : 1 + count])
+    update = numbers_of(run.plan, run.settings, len(NAMES))["update"].decode(total[1 : 1 + count])
     moved = by_name(update, training.shapes())
     weights, biases = moved["hidden.weight"].diff(dim=0), moved["hidden.bias"].diff()
     active = biases.abs() > 0.05

@@ -652,7 +652,9 @@ def test_the_local_floor_of_all_rounds_together_is_held_before_the_first(
 ) -> None:
     hospitals.settings = dict(JOINT_ROUNDS)
     run = parse_run(hospitals.settings)
-    together = local_epsilon(run, rules_of(run.settings, len(NAMES)))
+    together = local_epsilon(
+        run.settings.epsilon, run.mechanism, rules_of(run.settings, len(NAMES))
+    )
     assert run.mechanism is not None
     # A single round would pass this floor.
     assert (

@@ -75,7 +75,10 @@ def noise_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[int
     run_federation(tmp_path, InProcessGrid(sites(5), faults), report=False, **PRIVATE)
     (total,) = totals
     config = parse_run(PRIVATE)
-    numbers, shapes = numbers_of(config, 5), shapes_of(config.plan, len(CLASSES.split(",")), 64)
+    numbers, shapes = (
+        numbers_of(config.plan, config.settings, 5),
+        shapes_of(config.plan, len(CLASSES.split(",")), 64),
+    )
     assert total.claim is not None
     (variance,) = [
         spare_variances(total.claim, numbers, shapes, rules_of(config.settings, 5))["sums"]

@@ -59,7 +59,7 @@ def run_with_a_liar(folder: Path, lie: Lie, settings: dict[str, Any]) -> Path:
 
 def largest(settings: dict[str, Any], name: str) -> int:
     config = parse_run(settings)
-    return numbers_of(config, 5)[name].largest
+    return numbers_of(config.plan, config.settings, 5)[name].largest
 
 
 def test_gradients_longer_than_the_number_of_records_are_refused(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_no_attack_on_a_hundred_thousand_sums_finds_more_than_the_claim(halved: 
     config = run_config(epsilon=2.0, delta=delta)
     claim, rules = config.mechanism, SumRules.of(sites, 0.0, 0.0)
     assert claim is not None
-    numbers = numbers_of(config, sites)
+    numbers = numbers_of(config.plan, config.settings, sites)
     shapes = {"counts": (1,), "sums": (1, 1), "squares": (1,)}
     variances = variances_with("noise halved" if halved else "", claim, numbers, shapes, rules)
     scores = {}
@@ -261,7 +261,10 @@ def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
     config = run_config(epsilon=2.0, delta=1e-5)
     claim, rules = config.mechanism, SumRules.of(10, 1 / 3, 0.1)
     assert claim is not None
-    numbers, shapes = numbers_of(config, 10), {"counts": (2,), "sums": (2, 8), "squares": (36,)}
+    numbers, shapes = (
+        numbers_of(config.plan, config.settings, 10),
+        {"counts": (2,), "sums": (2, 8), "squares": (36,)},
+    )
     given = SumRules.of(10, 0.0, 0.1) if fault.startswith("all") else rules
     variances = site_variances(claim, numbers, shapes, given)
     spent = 0.0
@@ -289,7 +292,10 @@ def test_all_rounds_of_training_together_cost_no_more_than_the_claim_and_planted
     config = parse_run(settings | {"secure-sum-records": 10**6})
     claim, rules = config.mechanism, SumRules.of(10, 1 / 3, 0.1)
     assert claim is not None
-    numbers, shapes = numbers_of(config, 10), {"records": (1,), "gradients": (2562,)}
+    numbers, shapes = (
+        numbers_of(config.plan, config.settings, 10),
+        {"records": (1,), "gradients": (2562,)},
+    )
     variances = variances_with(fault, claim, numbers, shapes, rules)
     spent = 0.0
     for name, shape in shapes.items():
@@ -321,7 +327,7 @@ def test_noise_for_lost_sites_is_enough_with_it_and_without(members: int, fault:
     claim = config.mechanism
     assert claim is not None
     numbers, shapes = (
-        numbers_of(config, members),
+        numbers_of(config.plan, config.settings, members),
         {"counts": (2,), "sums": (2, 8), "squares": (36,)},
     )
     lasting, spare = (

@@ -79,7 +79,10 @@ def with_joint_noise(sites: list[dict[str, IntegerSum]], epsilon: float) -> Pool
     run = parse_run(chosen | {"epsilon": epsilon, "delta": DELTA})
     claim, rules = run.mechanism, rules_of(run.settings, len(sites))
     assert claim is not None
-    numbers, shapes = numbers_of(run, len(sites)), shapes_of(run.plan, len(run.settings.classes), 1)
+    numbers, shapes = (
+        numbers_of(run.plan, run.settings, len(sites)),
+        shapes_of(run.plan, len(run.settings.classes), 1),
+    )
     total = {name: np.zeros(math.prod(shape), dtype=np.uint32) for name, shape in shapes.items()}
     for exact in sites:
         seed = os.urandom(32)

@@ -319,7 +319,10 @@ def test_counts_with_joint_noise_cost_no_more_than_the_claim(kind: str, fault: s
     run = parse_run(RUN | {"counting.kind": kind, "epsilon": 1.0, "delta": 1e-5})
     claim, rules = run.mechanism, rules_of(run.settings, 10)
     assert claim is not None
-    numbers, shapes = numbers_of(run, 10), shapes_of(run.plan, len(run.settings.classes), 1)
+    numbers, shapes = (
+        numbers_of(run.plan, run.settings, 10),
+        shapes_of(run.plan, len(run.settings.classes), 1),
+    )
     given = claim
     if fault.startswith("one"):
         given = replace(

@@ -121,9 +121,8 @@ def test_dimensions_follow_from_public_numbers() -> None:
     """More for more records and a larger epsilon; as set, if they are."""
 
     def dimensions(**settings: Any) -> int:
-        return dimensions_of(
-            parse_run(SECURE | {key.replace("_", "-"): v for key, v in settings.items()})
-        )
+        run = parse_run(SECURE | {key.replace("_", "-"): v for key, v in settings.items()})
+        return dimensions_of(run.settings.features, run.settings.colluding, run.mechanism)
 
     by_epsilon = [dimensions(epsilon=epsilon) for epsilon in (1.0, 2.0, 4.0, 8.0)]
     assert by_epsilon == sorted(by_epsilon)

@@ -152,7 +152,9 @@ def test_a_run_learns_with_less_noise_than_every_site_would_add(tmp_path: Path) 
     assert alone.mechanism is not None
     assert (run.mechanism.name, alone.mechanism.name) == ("secure-sums", "dp-sgd")
     rules, shapes = rules_of(run.settings, 8), shapes_of(run.plan, 10, 64)
-    joint = noise_of_sum(run.mechanism, numbers_of(run, 8), shapes, rules, 8)["gradients"]
+    joint = noise_of_sum(run.mechanism, numbers_of(run.plan, run.settings, 8), shapes, rules, 8)[
+        "gradients"
+    ]
     # Of gradients over the clip, of all sites together.
     sigma, clip = alone.mechanism.noise["gradients"]
     assert joint < 0.7 * 8**0.5 * sigma / clip
@@ -199,7 +201,9 @@ def test_a_modulus_without_room_for_the_noise_is_refused_before_any_vector(tmp_p
     assert claim is not None
     shapes = shapes_of(config.plan, len(CLASSES.split(",")), 64)
     with pytest.raises(ConfigError, match="does not fit into the modulus"):
-        site_variances(claim, numbers_of(config, 4), shapes, rules_of(config.settings, 4))
+        site_variances(
+            claim, numbers_of(config.plan, config.settings, 4), shapes, rules_of(config.settings, 4)
+        )
 
 
 @pytest.mark.parametrize(

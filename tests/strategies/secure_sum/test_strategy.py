@@ -129,7 +129,7 @@ def test_one_joint_noise_is_what_is_claimed_and_less_than_the_noise_of_every_sit
     alone, claim = parse_run(GRAM | budget).mechanism, run.mechanism
     assert claim is not None
     assert alone is not None
-    shapes, steps = shapes_of(run.plan, 10, 64), numbers_of(run, 8)
+    shapes, steps = shapes_of(run.plan, 10, 64), numbers_of(run.plan, run.settings, 8)
     sigmas = noise_of_sum(claim, steps, shapes, rules_of(run.settings, 8), 8, removed=8)
     at = 0
     for name in ("counts", "sums", "squares"):
