@@ -174,7 +174,7 @@ def model_files() -> Iterator[Parser]:
         of_tensors("classes"),
     )
     run = parse_run({"method": "dpcvae", "dpcvae.latent": 2, "dpcvae.hidden": 3, "classes": "a,b"})
-    tensors = tensors_of(fresh_generator(run, 2, 5))
+    tensors = tensors_of(fresh_generator(run.settings, run.method.adversarial, 2, 5))
     header = replace(pins.HEADER, method="dpcvae", classes=("a", "b"))
     generator = pins.Generator(header, run, tensors)
     for name, read in (("generator", read_generator), ("manifest of a generator", read_manifest)):

@@ -69,8 +69,8 @@ def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], No
 
     def trainer() -> Trainer:
         shared, companion = (
-            fresh_generator(run, CLASSES, dimension),
-            fresh_companion(run, CLASSES, dimension),
+            fresh_generator(run.settings, run.method.adversarial, CLASSES, dimension),
+            fresh_companion(run.settings, run.method.adversarial, CLASSES, dimension),
         )
         return trainer_of(
             shared,

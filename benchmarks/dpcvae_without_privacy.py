@@ -54,8 +54,8 @@ PASSES = 30
 
 def train(run: Run, x: Tensor, labels: Tensor, classes: int) -> tuple[Decoder, Encoder]:
     decoder, encoder = (
-        fresh_generator(run, classes, x.shape[1]),
-        fresh_companion(run, classes, x.shape[1]),
+        fresh_generator(run.settings, run.method.adversarial, classes, x.shape[1]),
+        fresh_companion(run.settings, run.method.adversarial, classes, x.shape[1]),
     )
     assert isinstance(decoder, Decoder)
     assert isinstance(encoder, Encoder)

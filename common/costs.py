@@ -235,9 +235,9 @@ def find_dimension(settings: Settings) -> int:
     )
 
 
-def known_dimension(config: Run) -> int:
+def known_dimension(settings: Settings) -> int:
     """The dimension of `find_dimension`; 0 if only the sites know it."""
     try:
-        return find_dimension(config.settings)
+        return find_dimension(settings)
     except ConfigError:
         return 0

@@ -164,7 +164,7 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
     config = surrogates[0].config
     changed = flat_settings(config.settings.method, settings)
     chosen = parse_run(config.settings.flat() | changed)
-    strategy = stored_strategy(chosen)(chosen)
+    strategy = stored_strategy(chosen.settings.method)(chosen)
     # Imported here, as in `simulate`: Flower takes as long to import as all of this package.
     from server_app.deployment.local_engine import quiet
 
@@ -221,6 +221,6 @@ def load(path: str | Path, **settings: Any) -> Surrogate | Model:
 
 def _surrogate(payload: bytes, config: Run) -> Surrogate:
     """Parse and check a payload. Raises SurrogateError."""
-    strategy = stored_strategy(config)(config)
+    strategy = stored_strategy(config.settings.method)(config)
     sent = strategy.unpack(payload)
     return Surrogate(payload, config, sent.header, strategy.records(sent), strategy.dimension(sent))

@@ -59,7 +59,7 @@ def federate(
     check_start(config, simulated)
     device = pick_device(config.settings.device)
     folder = RunWriter(config, flower_run_id, simulated)
-    strategy = strategy_of(config)(config, folder, device)
+    strategy = strategy_of(config.plan)(config, folder, device)
     strategy.registered, strategy.simulated = registered, simulated
     strategy.signer = None if simulated else _signer(config, flower_run_id)
     log.info("Run folder: %s", folder.path)
@@ -93,7 +93,7 @@ def fail_before_start(config: Run, flower_run_id: int, reason: str) -> NoReturn:
     """
     folder = RunWriter(config, flower_run_id, simulated=True)
     log.info("Run folder: %s", folder.path)
-    with finished(folder, strategy_of(config)(config, folder)):
+    with finished(folder, strategy_of(config.plan)(config, folder)):
         raise RunError(reason)
 
 

@@ -5,11 +5,11 @@ the run's test data.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from common.errors import RunError
 from common.models.classifiers import Classifier, Ensemble, Head, class_indices
 from common.models.devices import pick_device
 from common.run import Run
+from common.settings import Settings
 from common.settings.flat import Scalar
 from common.signed_models.making import feature_settings
 from common.surrogates.surrogates import class_order
@@ -39,11 +40,9 @@ MOST_ASKED = 6
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
 TEST_FEATURES = "client_app.diagnostics.simulation_checks"
-
-
-class _TestFeatures(Protocol):
-    def test_features(self, run: Run) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        """Features (n, d), labels (n,) and class names of all test records of a simulation."""
+# From settings and the power of features: features (n, d), labels (n,) and class names of all test
+# records.
+TestFeatures = Callable[[Settings, float], tuple[Tensor, Tensor, tuple[str, ...]]]
 
 
 def value_of_sites(run: Path) -> dict[str, Any]:
@@ -67,9 +66,8 @@ def value_of_sites(run: Path) -> dict[str, Any]:
             "value RUN --epsilon 1` asks the sites for noisy counts"
         )
     strategy, sent = stored(config, run)
-    features, labels, names = cast(_TestFeatures, import_module(TEST_FEATURES)).test_features(
-        config
-    )
+    test_features: TestFeatures = import_module(TEST_FEATURES).test_features
+    features, labels, names = test_features(config.settings, config.power)
 
     def accuracy(some: frozenset[str]) -> float:
         model = model_of(strategy, sent, some, config.settings.classes)
@@ -124,7 +122,11 @@ def value_settings(
         "counting.models": len(wide),
         "classes": ",".join(classes),
     }
-    return {**feature_settings(config), **counting, **privacy.settings()}, subsets
+    return {
+        **feature_settings(config.settings, config.power),
+        **counting,
+        **privacy.settings(),
+    }, subsets
 
 
 def subsets_of(sites: Sequence[str]) -> list[frozenset[str]]:
@@ -264,7 +266,9 @@ def stored(config: Run, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
     plain = replace(
         config, settings=config.settings.model_copy(update={"defence": "none", "max_share": 0.0})
     )
-    strategy = stored_strategy(config)(plain, Unrecorded(), pick_device("cpu"), stored_centre(run))
+    strategy = stored_strategy(config.settings.method)(
+        plain, Unrecorded(), pick_device("cpu"), stored_centre(run)
+    )
     sent = in_order(strategy.unpack(payload) for payload in read_payloads(run))
     return strategy, {each.header.site: each for each in sent}
 

@@ -11,7 +11,7 @@ from common.errors import RunError
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from common.run import Run
+    from common.methods.method import Plan
     from strategies.base.federation import Federation
     from strategies.base.one_shot import OneShot
 
@@ -24,19 +24,19 @@ LAZY = {
 }
 
 
-def strategy_of(config: Run) -> type[Federation]:
-    """The strategy class for a run's method, from the registry."""
+def strategy_of(plan: Plan) -> type[Federation]:
+    """The strategy class that a run's plan names."""
     from common.methods.method import load
 
-    strategy: type[Federation] = load(config.plan.combination.strategy)
+    strategy: type[Federation] = load(plan.combination.strategy)
     return strategy
 
 
-def stored_strategy(config: Run) -> type[OneShot[Any]]:
+def stored_strategy(method: str) -> type[OneShot[Any]]:
     """The strategy class that learns again from stored replies.
 
     Args:
-        config: of the run whose replies are stored.
+        method: name in the settings of the run whose replies are stored.
 
     Raises:
         RunError: for a method that stores none.
@@ -44,11 +44,10 @@ def stored_strategy(config: Run) -> type[OneShot[Any]]:
     from common.methods import method_named
     from common.methods.method import load
 
-    usual = method_named(config.settings.method).usual.combination
+    usual = method_named(method).usual.combination
     if not usual.stored:
         raise RunError(
-            f"method = {config.settings.method!r} stores no replies to learn from again; start a "
-            "new run instead"
+            f"method = {method!r} stores no replies to learn from again; start a new run instead"
         )
     strategy: type[OneShot[Any]] = load(usual.strategy)
     return strategy

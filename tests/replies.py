@@ -43,7 +43,7 @@ def replies(config: Run, grid: InProcessGrid) -> Iterator[tuple[bytes, type[Any]
     base class: a method whose author forgets a check refuses the same replies.
     """
     for own in (True, False):
-        strategy = strategy_of(config)(config)
+        strategy = strategy_of(config.plan)(config)
         if not own and isinstance(strategy, OneShot | Rounds):
             strategy.check = lambda *_: None  # type: ignore[method-assign]
         yield from _replies(strategy, config, grid)

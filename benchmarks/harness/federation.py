@@ -130,7 +130,7 @@ def load(run: Run, sites: int) -> Federation:
     for index in range(sites):
         node = NodeConfig(partition_id=index, num_partitions=sites)
         own = share(run, node, in_simulation=True)
-        features = dataset_features(own.dataset, run, node, policy_of(node).cache_mib)
+        features = dataset_features(own.dataset, run.settings, node, policy_of(node).cache_mib)
         dataset = own.dataset
         train, test = (usable(dataset, features, rows, run.power) for rows in (own.train, own.test))
         fingerprint = with_power(features.fingerprint, run.power)
@@ -266,7 +266,7 @@ def federate(run: Run, data: Federation) -> Measured:
             models: list[Classifier] = [_own_head(run, data, each.train) for each in data.sites]
             return Measured(statistics.mean(map(data.judge, models)), 0, _own(models, data))
         payloads = [site_function(run.plan.combination)(task).payload for task in tasks]
-        strategy = stored_strategy(run)(run, Unrecorded())
+        strategy = stored_strategy(run.settings.method)(run, Unrecorded())
         received = [strategy.unpack(payload) for payload in payloads]
         model = strategy.learn(received, data.classes).model
         own = _own([model] * len(tasks), data)
@@ -328,7 +328,7 @@ def _keep(files: Mapping[Path, bytes]) -> None:
 
 def _shared(training: Training) -> Classifier:
     """The model of all sites; FedRep's is a body with a head of zeros."""
-    strategy: Any = strategy_of(training.config)(training.config)
+    strategy: Any = strategy_of(training.config.plan)(training.config)
     model: Classifier = strategy.classifier(training)
     return model
 

@@ -54,7 +54,7 @@ def generator_of(run: Run, node: NodeConfig, site_features: SiteFeatures) -> Any
         site_features: records of the site.
     """
     classes, d = site_features.classes, site_features.train.features.shape[1]
-    module = fresh_generator(run, len(classes), d)
+    module = fresh_generator(run.settings, run.method.adversarial, len(classes), d)
     tensors, header = (
         tensors_of(module),
         Header(run.settings.method, run.digest, "audit", site_features.fingerprint, classes),

@@ -370,7 +370,7 @@ def features(
     run, node = run_config_of(run_config), node_of(node_config)
     site_share = share(run, node)
     dataset = site_share.dataset
-    computed = dataset_features(dataset, run, node, policy_of(node).cache_mib)
+    computed = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
     rows = {Split.train: site_share.train, Split.test: site_share.test}.get(part)
     rows = torch.cat([site_share.train, site_share.test]).sort().values if rows is None else rows
     records = usable(dataset, computed, rows)

@@ -25,7 +25,7 @@ from common.errors import DataError
 from common.identity import likely_one
 from common.methods.counting import JUDGING
 from common.run import Run
-from common.settings import DataKind
+from common.settings import DataKind, DataSettings
 
 # Classes that a remark names.
 MOST_NAMED = 5
@@ -65,18 +65,17 @@ class DataSource:
     noisy: bool = False
 
     @classmethod
-    def of_run(cls, run: Run) -> DataSource:
+    def of_run(cls, data: DataSettings) -> DataSource:
         """Return the run's own data, for simulation."""
-        column = run.settings.site_column if run.settings.partition == "column" else ""
         return cls(
-            run.settings.data,
-            run.settings.data_dir,
-            run.settings.dataset,
-            run.settings.label_column,
-            column,
-            run.settings.patient_column,
-            run.settings.test_fraction,
-            run.settings.classes,
+            data.data,
+            data.data_dir,
+            data.dataset,
+            data.label_column,
+            data.site_column if data.partition == "column" else "",
+            data.patient_column,
+            data.test_fraction,
+            data.classes,
         )
 
     @classmethod

@@ -65,8 +65,8 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
             f"{run.settings.data!r}) is used only in simulation; set data and data-dir in the "
             "node-config"
         )
-    source = DataSource.of_node(node, run) if node.data else DataSource.of_run(run)
-    check_settings(run, node)
+    source = DataSource.of_node(node, run) if node.data else DataSource.of_run(run.settings)
+    check_settings(run.settings, node)
     if judges(run.settings.counting, node):
         (dataset,) = load_all(source, run.settings.seed)
         return SiteShare(dataset, torch.arange(0), _held_out(dataset, node), simulated=False)
@@ -85,7 +85,7 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
     else:
         dataset = datasets[0]
-        parts = _train_parts(dataset, run, node.num_partitions)
+        parts = _train_parts(dataset, run.settings, node.num_partitions)
         train, test = (
             parts[node.partition_id],
             _test_parts(dataset, parts, run.settings.partition == "column")[node.partition_id],
@@ -117,23 +117,23 @@ def _held_out(dataset: Dataset, node: NodeConfig) -> Tensor:
     return _indices(~dataset.is_train)
 
 
-def check_settings(run: Run, node: NodeConfig) -> None:
+def check_settings(settings: Settings, node: NodeConfig) -> None:
     """Refuse a run that does not fit a site's settings; reads no file.
 
     Args:
-        run: that asks for records.
+        settings: of the run that asks for records.
         node: the site's settings.
 
     Raises:
         ConfigError, DataError: if they do not fit.
     """
-    check_held_out(run.settings.counting, node)
-    if run.settings.epsilon and node.data and not run.settings.classes:
+    check_held_out(settings.counting, node)
+    if settings.epsilon and node.data and not settings.classes:
         raise ConfigError(
             "classes is empty; a private run must name all classes, because a site's own list "
             "would show which classes it has"
         )
-    if not is_protected(run.private, node):
+    if not is_protected(bool(settings.epsilon), node):
         return
     if len(node.dataset) > 1:
         _one_dataset_a_site(node.dataset, node.num_partitions)
@@ -144,21 +144,21 @@ def check_settings(run: Run, node: NodeConfig) -> None:
         )
 
 
-def whole(run: Run, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
+def whole(settings: Settings, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
     """All data of the run, for baselines in simulation.
 
     Args:
-        run: whose data are loaded.
+        settings: of the run whose data are loaded.
         num_sites: number of sites.
 
     Returns:
         Each data set with the training records of its sites.
     """
-    datasets = load_all(DataSource.of_run(run), run.settings.seed)
+    datasets = load_all(DataSource.of_run(settings), settings.seed)
     if len(datasets) > 1:
-        _one_dataset_a_site(run.settings.dataset, num_sites)
+        _one_dataset_a_site(settings.dataset, num_sites)
         return [(dataset, [_indices(dataset.is_train)]) for dataset in datasets]
-    return [(datasets[0], _train_parts(datasets[0], run, num_sites))]
+    return [(datasets[0], _train_parts(datasets[0], settings, num_sites))]
 
 
 def partition(
@@ -272,11 +272,11 @@ def _one_dataset_a_site(names: Sequence[str], num_sites: int) -> None:
         )
 
 
-def _train_parts(dataset: Dataset, run: Run, num_sites: int) -> list[Tensor]:
+def _train_parts(dataset: Dataset, settings: Settings, num_sites: int) -> list[Tensor]:
     train, origin = _indices(dataset.is_train), dataset.origin
     if num_sites == 1:
         return [train]
-    if dataset.patients is not None and run.settings.partition != "column":
+    if dataset.patients is not None and settings.partition != "column":
         # All records of a patient go to one site, by the class of the first record, so no patient
         # is at two sites.
         first, of = group([dataset.patients[i] for i in train.tolist()])
@@ -285,12 +285,11 @@ def _train_parts(dataset: Dataset, run: Run, num_sites: int) -> list[Tensor]:
                 f"{num_sites} sites cannot share {len(first)} patients with training records, each "
                 f"at one site; use at most {len(first)} sites"
             )
-        dealt = partition(dataset.labels[train][first], None, run.settings, num_sites)
+        dealt = partition(dataset.labels[train][first], None, settings, num_sites)
         return [train[torch.isin(of, part)] for part in dealt]
     train_origin = None if origin is None else [origin[i] for i in train.tolist()]
     return [
-        train[part]
-        for part in partition(dataset.labels[train], train_origin, run.settings, num_sites)
+        train[part] for part in partition(dataset.labels[train], train_origin, settings, num_sites)
     ]
 
 

@@ -18,6 +18,7 @@ from common.costs import check_payload
 from common.data_report import merged
 from common.errors import DataError
 from common.run import Run
+from common.settings import Settings
 
 
 def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
@@ -39,7 +40,7 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
             without records; or if the message of a site would be larger than max-payload-mib.
         BackboneError: for weights that cannot be had.
     """
-    shares = whole(run, sites)
+    shares = whole(run.settings, sites)
     there = {
         dataset.classes[i]
         for dataset, _ in shares
@@ -82,11 +83,12 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
     return remarks
 
 
-def test_features(run: Run) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+def test_features(settings: Settings, power: float) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Features of all test records of a simulation.
 
     Args:
-        run: whose data are read.
+        settings: of the run whose data are read.
+        power: of the features.
 
     Returns:
         Features (n, d), labels (n,) and class names.
@@ -99,18 +101,18 @@ def test_features(run: Run) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     from client_app.node_config import NodeConfig
 
     features, labels = [], []
-    datasets = load_all(DataSource.of_run(run), run.settings.seed)
+    datasets = load_all(DataSource.of_run(settings), settings.seed)
     for dataset in datasets:
         rows = (~dataset.is_train).nonzero().flatten()
         node = NodeConfig()
         each = usable(
             dataset,
-            dataset_features(dataset, run, node, policy_of(node).cache_mib),
+            dataset_features(dataset, settings, node, policy_of(node).cache_mib),
             rows,
-            run.power,
+            power,
         )
         features.append(each.features)
         labels.append(each.labels)
     if not any(map(len, labels)):
-        raise DataError(f"data-dir = {run.settings.data_dir!r} has no test records")
+        raise DataError(f"data-dir = {settings.data_dir!r} has no test records")
     return torch.cat(features), torch.cat(labels), datasets[0].classes

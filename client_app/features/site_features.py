@@ -170,7 +170,7 @@ def load_site(
     if run.settings.counting.kind == "survey":
         features = no_features(len(part.dataset))
     else:
-        features = dataset_features(part.dataset, run, node, cache_mib, backbone)
+        features = dataset_features(part.dataset, run.settings, node, cache_mib, backbone)
     read = partial(
         usable,
         part.dataset,
@@ -253,18 +253,22 @@ def no_features(count: int) -> Features:
 
 
 def dataset_features(
-    dataset: Dataset, run: Run, node: NodeConfig, cache_mib: float, backbone: Backbone | None = None
+    dataset: Dataset,
+    settings: Settings,
+    node: NodeConfig,
+    cache_mib: float,
+    backbone: Backbone | None = None,
 ) -> Features:
     """Features of every record of a data set, from the cache if possible.
 
     Args:
         dataset: the records.
-        run: names the backbone.
+        settings: of the run; they name the backbone.
         node: the site's settings.
         cache_mib: the most that the site keeps of computed features, MiB.
         backbone: the run's if it is already loaded.
     """
-    load = partial(site_backbone, run.settings, node)
+    load = partial(site_backbone, settings, node)
     return extract(dataset, backbone or load, node.cache, most_mib=cache_mib, load=load)
 
 

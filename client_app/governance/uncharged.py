@@ -88,7 +88,7 @@ def without_records(run: Run, node: NodeConfig) -> SiteFeatures:
 
 def _empty(run: Run, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
     """As `without_records`; also the backbone if the data are images."""
-    check_settings(run, node)
+    check_settings(run.settings, node)
     # With records alone a missing package would look like records that cannot be used.
     check_packages(packages_of(run, node))
     schema, backbone = read_schema(DataSource.of_node(node, run)), None

@@ -52,8 +52,8 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     parts: list[tuple[Tensor, Tensor]] = []
     tests: list[tuple[Tensor, Tensor]] = []
     reports: list[dict[str, Any]] = []
-    for dataset, rows in whole(run, node.num_partitions):
-        all_features = dataset_features(dataset, run, node, policy_of(node).cache_mib)
+    for dataset, rows in whole(run.settings, node.num_partitions):
+        all_features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
         index = class_indices(names, dataset.classes)
         for part in rows if run.settings.compare and baselines else ():
             train = usable(dataset, all_features, part, run.power)

@@ -154,9 +154,11 @@ def _of_rows(
     if dataset.features is None:
         backbone = site_backbone(run.settings, node)
         check_backbone(model, backbone)
-        features = dataset_features(dataset, run, node, policy_of(node).cache_mib, backbone)
+        features = dataset_features(
+            dataset, run.settings, node, policy_of(node).cache_mib, backbone
+        )
     else:
-        features = dataset_features(dataset, run, node, policy_of(node).cache_mib)
+        features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
         if with_power(features.fingerprint, power) != model.manifest.fingerprint:
             raise BackboneError(
                 f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, "

@@ -25,6 +25,7 @@ from common.privacy.gaussian_mechanism import clip
 
 if TYPE_CHECKING:
     from common.run import Run
+    from common.settings import Settings
     from common.surrogates.surrogates import Header
 
 # Approximate norm of an encoder's inputs, which are deviations from the class mean.
@@ -273,45 +274,43 @@ def critic(classes: int, dimension: int) -> nn.Module:
     return stack(dimension + classes, *GAN_CRITIC, 1, slope=0.2)
 
 
-def fresh_generator(run: Run, classes: int, dimension: int) -> AnyGenerator:
+def fresh_generator(
+    settings: Settings, adversarial: bool, classes: int, dimension: int
+) -> AnyGenerator:
     """The shared generator before training. It depends only on the run's settings.
 
     Args:
-        run: of which method, settings and seed are used.
+        settings: of the run; those of the generator, the seed, and whether there is a budget.
+        adversarial: whether it is a GAN's, and not that of a variational autoencoder.
         classes: number of classes.
         dimension: of the embeddings.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.settings.seed)
-        return _generator(run, classes, dimension)
+        torch.manual_seed(settings.seed)
+        own, latents = settings.dpcvae, settings.dpcvae.latents(bool(settings.epsilon))
+        if adversarial:
+            return GanGenerator(latents, classes, dimension)
+        shape = (latents, own.hidden, classes, dimension)
+        return Decoder(*shape, own.learned_variance, own.class_prior)
 
 
-def fresh_companion(run: Run, classes: int, dimension: int) -> nn.Module:
+def fresh_companion(
+    settings: Settings, adversarial: bool, classes: int, dimension: int
+) -> nn.Module:
     """The part that stays at a site, before training: the encoder, or the critic of a GAN.
 
     Args:
-        run: of which method, settings and seed are used.
+        settings: as in `fresh_generator`.
+        adversarial: as in `fresh_generator`.
         classes: number of classes.
         dimension: of the embeddings.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.settings.seed + 1)
-        if run.method.adversarial:
+        torch.manual_seed(settings.seed + 1)
+        if adversarial:
             return critic(classes, dimension)
-        return Encoder(
-            run.settings.dpcvae.latents(bool(run.settings.epsilon)),
-            run.settings.dpcvae.hidden,
-            classes,
-            dimension,
-        )
-
-
-def _generator(run: Run, classes: int, dimension: int) -> AnyGenerator:
-    settings, private = run.settings.dpcvae, bool(run.settings.epsilon)
-    if run.method.adversarial:
-        return GanGenerator(settings.latents(private), classes, dimension)
-    shape = (settings.latents(private), settings.hidden, classes, dimension)
-    return Decoder(*shape, settings.learned_variance, settings.class_prior)
+        own, latents = settings.dpcvae, settings.dpcvae.latents(bool(settings.epsilon))
+        return Encoder(latents, own.hidden, classes, dimension)
 
 
 def tensors_of(module: AnyGenerator) -> dict[str, Tensor]:
@@ -420,7 +419,12 @@ class Generator:
         return [max(0.0, count) for count in self.tensors[COUNTS].tolist()]
 
     def _empty(self) -> AnyGenerator:
-        return fresh_generator(self.run, len(self.header.classes), self.tensors[MEANS].shape[1])
+        return fresh_generator(
+            self.run.settings,
+            self.run.method.adversarial,
+            len(self.header.classes),
+            self.tensors[MEANS].shape[1],
+        )
 
 
 def scaled(features: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def make_signed_model(
         fingerprint=released.header.fingerprint,
         classes=list(released.header.classes),
         dimension=released.dimension,
-        settings=feature_settings(config),
+        settings=feature_settings(config.settings, config.power),
         form=form,
         sites=sites,
         privacy=privacy,
@@ -92,16 +92,16 @@ def make_signed_model(
     return sign_model(released, gaussians, manifest, private)
 
 
-def feature_settings(config: Run) -> dict[str, str | int | float]:
+def feature_settings(settings: Settings, power: float) -> dict[str, str | int | float]:
     """The settings that decide features and the split into training and test records, flat. No path
     is among them.
     """
     return {
-        "backbone": config.settings.backbone,
-        "image-size": config.settings.image_size,
-        "features.power": float(config.power),
-        "seed": config.settings.seed,
-        "test-fraction": config.settings.test_fraction,
+        "backbone": settings.backbone,
+        "image-size": settings.image_size,
+        "features.power": float(power),
+        "seed": settings.seed,
+        "test-fraction": settings.test_fraction,
     }
 
 

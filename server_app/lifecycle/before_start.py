@@ -17,6 +17,7 @@ from common.extras.packages import check_installed, is_installed
 from common.flower.environment import is_loopback
 from common.models.devices import pick_device
 from common.run import Run, parse_run
+from common.settings import DataSettings
 from common.settings.flat import Scalar
 from server_app.lifecycle.resume import check_resume
 
@@ -90,7 +91,7 @@ def check_simulation(
             if not path.exists():
                 raise ConfigError(f"{key} = {settings[key]!r}: {path} does not exist")
             settings[key] = str(path)
-    check_data_named(config)
+    check_data_named(config.settings)
     if config.settings.data != "digits" and not config.settings.data_dir:
         raise ConfigError(
             f"data = {config.settings.data!r} needs data-dir, the folder that holds the data"
@@ -121,9 +122,8 @@ def check_simulation(
     return config, settings | {"output-dir": output} | resume
 
 
-def check_data_named(config: Run) -> None:
+def check_data_named(own: DataSettings) -> None:
     """Raise ConfigError for settings that name data, where the run would read the bundled digits."""
-    own = config.settings
     given = {"data-dir": own.data_dir, "dataset": ",".join(own.dataset)}
     if own.data == "digits" and (named := [key for key, value in given.items() if value]):
         raise ConfigError(
@@ -165,12 +165,12 @@ def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:
     """
     check: Callable[[Run, int, int], Sequence[str]] = import_module(RECORD_CHECKS).check_records
     config = parse_run(overrides)
-    return check(config, sites, known_dimension(config))
+    return check(config, sites, known_dimension(config.settings))
 
 
 def check_known_payload(config: Run) -> None:
     """Raise ConfigError if a site's message would be too large, as far as the settings tell."""
-    if dimension := known_dimension(config):
+    if dimension := known_dimension(config.settings):
         check_payload(config, dimension, max(2, len(config.settings.classes)), 1)
 
 

@@ -33,7 +33,7 @@ def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
         config = parse_run(as_table(run.manifest.get("config")))
         if not config.plan.combination.stored or config.plan.kind != "one-shot":
             return None
-        strategy = stored_strategy(config)(config)
+        strategy = stored_strategy(config.settings.method)(config)
         surrogates = [strategy.unpack(payload) for payload in read_payloads(folder)]
     except (FedSurrogateError, ValueError, TypeError):
         # A report of a damaged folder leaves the picture out.

@@ -244,7 +244,9 @@ def _fresh(config: Run, classes: int, inputs: int) -> Tensors:
     """The model before the first round."""
     settings = config.trained
     if isinstance(settings, DPCVAESettings):
-        return tensors_of(fresh_generator(config, classes, inputs))
+        return tensors_of(
+            fresh_generator(config.settings, config.method.adversarial, classes, inputs)
+        )
     seed = config.settings.seed
     return parameters_of(fresh(settings.kind, inputs, classes, settings.width, seed))
 

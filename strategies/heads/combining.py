@@ -11,7 +11,7 @@ from torch import Tensor
 from common.models.classifiers import Ensemble, Head, class_indices
 from common.models.head_training import train_on_features
 from common.models.parameters import Parameters, average
-from common.run import Run
+from common.settings import Settings
 from strategies.pooling.robust_centres import POOLED, robust_tensors
 
 # The logit of a class that a head was not trained on: far below all others, and within half
@@ -21,59 +21,71 @@ UNKNOWN = -1e4
 MOST = 6.0
 
 
-def average_head(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]) -> Head:
+def average_head(
+    updates: Sequence[Parameters], classes: tuple[str, ...], settings: Settings, defence: str
+) -> Head:
     """The mean of the sites' heads, weighted by records; with a defence of that name, their median
     or trimmed mean.
 
     Args:
         updates: weight (C_k, d) and bias (C_k,) of each site, for its own classes.
-        run: its defence is read.
         classes: of the model, C.
+        settings: of the run; not used.
+        defence: of the run, with "auto" resolved.
     """
-    return _mean(updates, _aligned(updates, classes), run.defence)
+    return _mean(updates, _aligned(updates, classes), defence)
 
 
-def ensemble(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]) -> Ensemble:
+def ensemble(
+    updates: Sequence[Parameters], classes: tuple[str, ...], settings: Settings, defence: str
+) -> Ensemble:
     """The heads of all sites, whose probabilities are averaged.
 
     Args:
         updates: as in `average_head`.
-        run: not used.
         classes: as in `average_head`.
+        settings: not used.
+        defence: not used.
     """
     return Ensemble(tuple(_aligned(updates, classes)))
 
 
-def fedbe_head(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]) -> Head:
+def fedbe_head(
+    updates: Sequence[Parameters], classes: tuple[str, ...], settings: Settings, defence: str
+) -> Head:
     """A head distilled on synthetic features from both kinds of mean.
 
     Args:
         updates: as in `average_head`, and the mean and the deviation of each site's features, (d,);
             the synthetic features come from these.
-        run: its settings and defence are read.
         classes: as in `average_head`.
+        settings: for the synthetic features and the training on them.
+        defence: as in `average_head`.
     """
-    heads, own = _aligned(updates, classes), run.settings
-    features = _drawn(updates, own.baseline.synthetic, own.seed)
-    mean = _mean(updates, heads, run.defence)
+    heads = _aligned(updates, classes)
+    features = _drawn(updates, settings.baseline.synthetic, settings.seed)
+    mean = _mean(updates, heads, defence)
     weights = [float(update.records) for update in updates]
-    wanted = fedbe(features, heads, mean, weights, own.baseline.samples, own.seed)
-    trained = train_on_features(features, wanted, len(classes), own.head, own.seed)
+    wanted = fedbe(features, heads, mean, weights, settings.baseline.samples, settings.seed)
+    trained = train_on_features(features, wanted, len(classes), settings.head, settings.seed)
     return Head(mean.header, *trained)
 
 
-def fedkt_head(updates: Sequence[Parameters], run: Run, classes: tuple[str, ...]) -> Head:
+def fedkt_head(
+    updates: Sequence[Parameters], classes: tuple[str, ...], settings: Settings, defence: str
+) -> Head:
     """A head distilled on synthetic features from votes.
 
     Args:
         updates: as in `fedbe_head`.
-        run: its settings and defence are read.
         classes: as in `average_head`.
+        settings: as in `fedbe_head`.
+        defence: not used.
     """
-    heads, own = _aligned(updates, classes), run.settings
-    features = _drawn(updates, own.baseline.synthetic, own.seed)
+    heads = _aligned(updates, classes)
+    features = _drawn(updates, settings.baseline.synthetic, settings.seed)
     wanted = fedkt(features, heads, len(classes))
-    trained = train_on_features(features, wanted, len(classes), own.head, own.seed)
+    trained = train_on_features(features, wanted, len(classes), settings.head, settings.seed)
     return Head(heads[0].header, *trained)
 
 

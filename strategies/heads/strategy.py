@@ -71,7 +71,8 @@ class Heads(OneShot[Parameters]):
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         combine = load(self.config.plan.combination.learn)
-        return Learned(combine(defended.kept, self.config, known), defended)
+        own = self.config
+        return Learned(combine(defended.kept, known, own.settings, own.defence), defended)
 
     def moved(self, sent: Parameters, frame: bytes) -> Parameters:
         """A head, or sums and means of features, in another frame; as in the base class."""

@@ -151,7 +151,7 @@ def test_sums_that_no_records_and_no_honest_noise_have_are_refused(tmp_path: Pat
 
     settings = {"method": "nearest-mean", "classes": CLASSES} | PRIVATE
     folder = run_federation(tmp_path, sites(2), **settings)
-    strategy = strategy_of(parse_run(settings))(settings)
+    strategy = strategy_of(parse_run(settings).plan)(settings)
     for payload in read_payloads(folder):
         sent = strategy.unpack(payload)
         for name, factor in (("sums", 1000.0), ("counts", -1000.0)):

@@ -125,11 +125,13 @@ def trained(task: Task) -> Trained:
     task.records_alone(f"method = {run.settings.method!r}")
     classes = received.header.classes
     features, labels = task.training_data(classes)
-    companion = fresh_companion(run, len(classes), features.shape[1])
+    companion = fresh_companion(
+        run.settings, run.method.adversarial, len(classes), features.shape[1]
+    )
     if task.round == 1:
         return _opening(task, classes, features, labels, companion)
     counts = _restore(task, companion, len(classes))
-    shared = fresh_generator(run, len(classes), features.shape[1])
+    shared = fresh_generator(run.settings, run.method.adversarial, len(classes), features.shape[1])
     load_into(shared, received.tensors)
     device = site_device(run.settings.device, task.node)
     embeddings, labels = scaled(features).to(device), labels.to(device)

@@ -108,7 +108,7 @@ def generator_sum(
 ) -> SumOf:
     run = parse_run({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 3})
     shared, companion = (
-        resized(make(run, 3, embeddings.shape[1]), power)
+        resized(make(run.settings, run.method.adversarial, 3, embeddings.shape[1]), power)
         for make in (fresh_generator, fresh_companion)
     )
 

@@ -62,7 +62,7 @@ def test_a_decoder_is_read_first_and_any_other_generator_only_asked() -> None:
     assert torch.equal(white, likelihood(made, features, labels))
     assert torch.equal(black, closest_synthetic(made, features, labels))
     run = parse_run({"method": "dpcgan", "classes": "a,b"})
-    other = fresh_generator(run, 2, 6)
+    other = fresh_generator(run.settings, run.method.adversarial, 2, 6)
     (only,) = generator_scores(other, features, labels).values()
     assert torch.equal(only, closest_synthetic(other, features, labels))
 

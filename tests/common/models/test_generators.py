@@ -87,30 +87,35 @@ def test_what_is_shared_has_as_many_parameters_as_the_formula_says(
     latent: int, hidden: int, classes: int, dimension: int
 ) -> None:
     run = run_of(latent=latent, hidden=hidden)
-    assert count(fresh_generator(run, classes, dimension)) == sent_numbers(
-        run, dimension, classes, 0
-    )
+    assert count(
+        fresh_generator(run.settings, run.method.adversarial, classes, dimension)
+    ) == sent_numbers(run, dimension, classes, 0)
 
 
 def test_the_gan_has_the_papers_size() -> None:
     run = parse_run({"method": "dpcgan", "dpcvae.latent": 100})
-    assert count(fresh_generator(run, 11, 768)) == sent_numbers(run, 768, 11, 0) == 1_369_856
+    assert (
+        count(fresh_generator(run.settings, run.method.adversarial, 11, 768))
+        == sent_numbers(run, 768, 11, 0)
+        == 1_369_856
+    )
     assert count(critic(11, 768)) == 1_324_033
-    assert isinstance(fresh_companion(run, 11, 768), torch.nn.Sequential)
+    assert isinstance(
+        fresh_companion(run.settings, run.method.adversarial, 11, 768), torch.nn.Sequential
+    )
 
 
 def test_both_sides_begin_with_the_same_generator_and_each_seed_with_another() -> None:
-    one, other = (tensors_of(fresh_generator(run_of(hidden=16), 3, 10)) for _ in range(2))
+    own = run_of(hidden=16).settings
+    one, other = (tensors_of(fresh_generator(own, False, 3, 10)) for _ in range(2))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    third = tensors_of(
-        fresh_generator(parse_run({"method": "dpcvae", "dpcvae.hidden": 16, "seed": 1}), 3, 10)
-    )
+    third = tensors_of(fresh_generator(own.model_copy(update={"seed": 1}), False, 3, 10))
     assert not torch.equal(one["linear.weight"], third["linear.weight"])
 
 
 def generator(**settings: Any) -> Generator:
     run = run_of(**settings)
-    tensors = tensors_of(fresh_generator(run, 3, 10))
+    tensors = tensors_of(fresh_generator(run.settings, run.method.adversarial, 3, 10))
     tensors[MEANS] = 5.0 * torch.eye(3, 10)
     tensors[COUNTS] = torch.tensor([10.0, 30.0, -2.0])
     return Generator(HEADER, run, tensors)
@@ -156,7 +161,9 @@ def test_a_generator_that_does_not_fit_is_refused() -> None:
 
 def test_a_file_brings_back_the_same_generator_and_says_what_it_promises(tmp_path: Any) -> None:
     run = parse_run({"method": "dpcvae", "epsilon": 3.0, "delta": 1e-5, "dpcvae.rounds": 4})
-    whole = Generator(HEADER, run, tensors_of(fresh_generator(run, 3, 10)))
+    whole = Generator(
+        HEADER, run, tensors_of(fresh_generator(run.settings, run.method.adversarial, 3, 10))
+    )
     (tmp_path / "g").write_bytes(pack_generator(whole, rounds=3))
     back = read_generator(tmp_path / "g")
     labels = torch.tensor([0, 1, 2, 2])

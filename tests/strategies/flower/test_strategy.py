@@ -122,9 +122,12 @@ def test_the_result_holds_the_model_and_the_metrics_of_every_round(
 def test_flowers_own_loop_learns_what_start_learns(tmp_path: Path, name: str) -> None:
     settings = settings_of(tmp_path, **ONE_EACH[name])
     config = parse_run(settings)
-    ours = strategy_of(config)(settings).start(grid_for(tmp_path, settings), ArrayRecord())
+    ours = strategy_of(config.plan)(settings).start(grid_for(tmp_path, settings), ArrayRecord())
     theirs = Strategy.start(
-        strategy_of(config)(settings), grid_for(tmp_path, settings), ArrayRecord(), num_rounds=3
+        strategy_of(config.plan)(settings),
+        grid_for(tmp_path, settings),
+        ArrayRecord(),
+        num_rounds=3,
     )
     assert set(numbers(ours)) == set(numbers(theirs))
     for key, array in numbers(ours).items():
@@ -173,7 +176,7 @@ def test_a_site_that_is_silent_is_waited_for_until_the_timeout(tmp_path: Path) -
 
 def test_training_begins_with_the_initial_arrays_and_ends_after_num_rounds(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, method="fedavg")
-    kind = strategy_of(parse_run(settings))
+    kind = strategy_of(parse_run(settings).plan)
     first = kind(settings).start(grid_for(tmp_path, settings), num_rounds=1)
     again = kind(settings).start(grid_for(tmp_path, settings), first.arrays, num_rounds=1)
     fresh = kind(settings).start(grid_for(tmp_path, settings), num_rounds=1)
@@ -239,7 +242,7 @@ def test_no_further_round_is_asked_for_than_the_budget_affords(tmp_path: Path) -
     """Flower's loop may continue, but the strategy sends no more requests."""
     private = {"epsilon": 8.0, "delta": 1e-5, "fedavg.sample-rate": 1.0, "fedavg.batch-size": 512}
     settings = settings_of(tmp_path, method="dp-fedavg", **private)
-    strategy: Federation = strategy_of(parse_run(settings))(settings)
+    strategy: Federation = strategy_of(parse_run(settings).plan)(settings)
     grid = grid_for(tmp_path, settings)
     result = Strategy.start(strategy, grid, ArrayRecord(), num_rounds=4)
     assert len(grid.asked("train")) == 2 * 3

@@ -16,6 +16,7 @@ from common.errors import ConfigError
 from common.models.classifiers import Ensemble
 from common.models.parameters import Parameters
 from common.run import parse_run
+from common.settings import Settings
 from common.surrogates.surrogates import Header
 from strategies.heads.combining import average_head, ensemble, fedbe, fedkt
 from strategies.pooling.public_projection import read_map
@@ -31,7 +32,7 @@ SITES = st.lists(
     min_size=1,
     max_size=4,
 )
-RUN = parse_run({"method": "average", "defence": "none"})
+SETTINGS = Settings(method="average")
 
 
 def updates(sites: list[tuple[list[str], int]], seed: int) -> list[Parameters]:
@@ -62,7 +63,7 @@ def test_the_average_is_that_of_each_class_by_its_name(
     sites: list[tuple[list[str], int]], seed: int
 ) -> None:
     given_ = updates(sites, seed)
-    found = average_head(given_, RUN, CLASSES)
+    found = average_head(given_, CLASSES, SETTINGS, "none")
     assert found.header == Header("average", "r", "coordinator", "f", CLASSES)
     share = torch.tensor([float(each.records) for each in given_])
     share /= share.sum()
@@ -81,7 +82,7 @@ def test_an_ensemble_is_the_mean_of_what_each_site_says_of_its_own_classes(
     sites: list[tuple[list[str], int]], seed: int
 ) -> None:
     given_ = updates(sites, seed)
-    model = ensemble(given_, RUN, CLASSES)
+    model = ensemble(given_, CLASSES, SETTINGS, "none")
     assert isinstance(model, Ensemble)
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
     wanted, votes = torch.zeros(5, 4), torch.zeros(5, 4)
@@ -106,7 +107,10 @@ def test_fedbe_averages_the_sites_their_mean_and_draws_around_it(
 ) -> None:
     """Without spread all are one head; without samples, the sites and their mean."""
     given_ = updates([(list(CLASSES), n) for n in records], seed)
-    heads, mean = list(ensemble(given_, RUN, CLASSES).heads), average_head(given_, RUN, CLASSES)
+    heads, mean = (
+        list(ensemble(given_, CLASSES, SETTINGS, "none").heads),
+        average_head(given_, CLASSES, SETTINGS, "none"),
+    )
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(seed))
     weights = [float(n) for n in records]
     wanted = torch.stack([(x @ h.weight.T + h.bias).softmax(1) for h in [*heads, mean]]).mean(0)

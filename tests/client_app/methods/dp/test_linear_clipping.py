@@ -42,7 +42,10 @@ def test_the_sum_is_that_of_records_clipped_one_by_one(
     method: str, hidden: int, clip: float
 ) -> None:
     run = parse_run({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 4})
-    shared, companion = (make(run, 3, 20).double() for make in (fresh_generator, fresh_companion))
+    shared, companion = (
+        make(run.settings, run.method.adversarial, 3, 20).double()
+        for make in (fresh_generator, fresh_companion)
+    )
     x, labels = torch.randn(9, 20).double(), torch.arange(9) % 3
 
     def fresh_trainer() -> Any:

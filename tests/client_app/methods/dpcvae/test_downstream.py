@@ -163,9 +163,9 @@ def generator_file(tmp_path: Path) -> Path:
         NodeConfig(cache_dir=str(tmp_path / "cache")),
     )
     dataset = share(run, node).dataset
-    found = dataset_features(dataset, run, node, policy_of(node).cache_mib)
+    found = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
     x, labels = scaled(torch.as_tensor(found.x).float()), dataset.labels
-    tensors = tensors_of(fresh_generator(run, 10, 64))
+    tensors = tensors_of(fresh_generator(run.settings, run.method.adversarial, 10, 64))
     tensors[MEANS] = torch.stack([x[labels == k].mean(0) for k in range(10)])
     tensors[COUNTS] = torch.tensor([1.0] * 9 + [11.0])
     header = Header("dpcvae", "run", "coordinator", found.fingerprint, tuple(map(str, range(10))))

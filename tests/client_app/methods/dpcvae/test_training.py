@@ -170,8 +170,8 @@ def test_the_noise_of_encodings_is_secret_under_privacy_and_repeats_without() ->
         for _ in range(2):
             torch.manual_seed(0)
             shared, companion = (
-                fresh_generator(config, 3, DIMENSION),
-                fresh_companion(config, 3, DIMENSION),
+                fresh_generator(config.settings, config.method.adversarial, 3, DIMENSION),
+                fresh_companion(config.settings, config.method.adversarial, 3, DIMENSION),
             )
             seeded = torch.Generator().manual_seed(0)
             trainer = trainer_of(
@@ -222,7 +222,10 @@ def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn
         lambda variance, count: np.zeros(count, dtype=np.int64),
     )
     config, part = run(**PRIVATE), records()
-    shared, companion = fresh_generator(config, 3, DIMENSION), fresh_companion(config, 3, DIMENSION)
+    shared, companion = (
+        fresh_generator(config.settings, config.method.adversarial, 3, DIMENSION),
+        fresh_companion(config.settings, config.method.adversarial, 3, DIMENSION),
+    )
     noise = torch.randn(RECORDS, 8, generator=torch.Generator().manual_seed(0))
     trainer = CVAETrainer(
         shared,
