@@ -260,8 +260,10 @@ def packages_of(run: Run, node: NodeConfig) -> list[tuple[str, str]]:
         Each package with the setting that needs it.
     """
     # Of a hospital's own records no accuracy may leave then, so the hospital computes none.
-    hidden = bool(node.data) and (bool(run.settings.epsilon) or run.settings.secure_sum)
-    return list(packages_for(run, node.data or run.settings.data, judges=not hidden))
+    hidden = bool(node.data) and run.hides_sites
+    return list(
+        packages_for(run.settings, run.plan, node.data or run.settings.data, judges=not hidden)
+    )
 
 
 def check_held_out(counting: CountingSettings, node: NodeConfig) -> None:

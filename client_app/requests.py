@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from client_app.audit.output import check_attacks
 from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
+from client_app.governance import work_limits
 from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from client_app.governance.held import hold
 from client_app.governance.kept_files import remove_oldest
@@ -26,7 +27,6 @@ from client_app.governance.release import SurrogateRequest, charge_and_release, 
 from client_app.governance.sealed_only import check_counting, check_work, in_clear
 from client_app.governance.site_limits import SiteLimits
 from client_app.governance.uncharged import without_records
-from client_app.governance.work_limits import admit
 from client_app.methods.chain_step import kept_head
 from client_app.methods.evaluation import evaluate, own_classifier, received_classifier
 from client_app.methods.pooled_baselines import check_comparable, compare
@@ -130,7 +130,8 @@ def answer(
     # Check form and size before reading the content, and count the request before work that takes
     # time.
     _, request = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
-    admit(run, node, policy, flower_run)
+    work_limits.check_work(run.plan.work(len(run.settings.classes), 0), policy, run.settings)
+    work_limits.admit(run.settings, node, policy, flower_run)
     before = check_receipts(node, request.get("receipts", ""))
     if work != "name":
         # Before any work, and before records are looked at: settings and installed software alone

@@ -16,7 +16,6 @@ from common.errors import ConfigError
 from common.methods import FEDPFT_CHAIN, METHODS, method_named
 from common.methods.counting import KINDS_OF_COUNTS
 from common.methods.method import Method, Plan
-from common.run import Run
 from common.settings import SECURE_SUM_KEYS, FedPFTSettings, Section, Settings, kebab
 from common.settings.base import Only, Range, Unit
 from common.settings.flat import Scalar
@@ -85,20 +84,24 @@ def descriptions(key: str = "", method: str = "") -> tuple[Description, ...]:
     )
 
 
-def without_effect(run: Run) -> list[str]:
-    """Settings that were given and that the run's method does not use, a sentence each.
+def without_effect(method: Method, given: Mapping[str, Any]) -> list[str]:
+    """Settings that were given and that a run's method does not use, a sentence each.
+
+    Args:
+        method: of the run, or what it counts.
+        given: all settings of the run, flat.
 
     Example:
         >>> from common.run import parse_run
-        >>> without_effect(parse_run({"method": "afl", "fedcof.groups": 5}))
+        >>> run = parse_run({"method": "afl", "fedcof.groups": 5})
+        >>> without_effect(run.method, run.settings.flat())
         ["fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"]
     """
-    given = run.settings.flat()
     return [
-        f"{row.key} = {given[row.key]!r} has no effect: method = {run.settings.method!r} does not "
+        f"{row.key} = {given[row.key]!r} has no effect: method = {given['method']!r} does not "
         f"use it, but {' and '.join(row.methods[:3])} {'do' if len(row.methods) > 1 else 'does'}"
         for row in descriptions()
-        if row.section and given[row.key] != row.default and not _uses(run.method, row)
+        if row.section and given[row.key] != row.default and not _uses(method, row)
     ]
 
 

@@ -81,7 +81,7 @@ class Gate:
                 f"against colluding = {run.settings.colluding:.4g} of the sites; it needs at least "
                 "that share"
             )
-        check_work(run, policy)
+        check_work(run.plan.work(len(run.settings.classes), 0), policy, run.settings)
         for key, allowed, asked in (
             ("methods", policy.methods, run.method.name),
             ("backbones", policy.backbones, run.settings.backbone),

@@ -19,8 +19,7 @@ from client_app.node_config import NodeConfig
 from common.errors import PolicyError
 from common.files import replace_file
 from common.methods.method import Work
-from common.run import Run
-from common.settings import Section
+from common.settings import BackboneSettings, Section, Settings
 
 UNLIMITED = 10**12
 HOUR, DAY = 3600.0, 86_400.0
@@ -83,21 +82,26 @@ NO_WORK_LIMITS: dict[str, Any] = {
 }
 
 
-def check_work(run: Run, limits: WorkLimits) -> None:
-    """Raise PolicyError for settings that need more work or memory than the limits allow."""
-    work = run.plan.work(len(run.settings.classes), 0)
+def check_work(work: Work, limits: WorkLimits, settings: Settings) -> None:
+    """Check a run before its data are read: dimensions that only the data tell are left out.
+
+    Args:
+        work: of the run's plan, without a dimension.
+        limits: of the site.
+        settings: of the run.
+
+    Raises:
+        PolicyError: for settings that need more work or memory than the limits allow.
+    """
     _check_limits(
         limits,
-        most_classes=len(run.settings.classes),
-        longest_class_name=max(map(len, run.settings.classes), default=0),
+        most_classes=len(settings.classes),
+        longest_class_name=max(map(len, settings.classes), default=0),
     )
-    _check_limits(limits, largest_image_size=run.settings.image_size, most_rounds=work.rounds)
-    if run.settings.backbone in ("pixels", "pixels:rgb"):
-        _check_limits(
-            limits,
-            largest_dimension=(3 if run.settings.backbone == "pixels:rgb" else 1)
-            * run.settings.image_size**2,
-        )
+    _check_limits(limits, largest_image_size=settings.image_size, most_rounds=work.rounds)
+    if settings.backbone in ("pixels", "pixels:rgb"):
+        channels = 3 if settings.backbone == "pixels:rgb" else 1
+        _check_limits(limits, largest_dimension=channels * settings.image_size**2)
     _check_limits(limits, most_steps=work.steps, most_passes=work.passes, largest_width=work.width)
     _check_limits(
         limits,
@@ -125,29 +129,26 @@ def check_size(work: Work, limits: WorkLimits, dimension: int, classes: int) -> 
     _check_limits(limits, most_synthetic=work.synthetic, most_numbers=work.numbers)
 
 
-def admit(run: Run, node: NodeConfig, limits: WorkLimits, flower_run: str) -> None:
+def admit(images: BackboneSettings, node: NodeConfig, limits: WorkLimits, flower_run: str) -> None:
     """Count a request, on disk, before its work.
 
     Counts are in the state folder, because an app may start anew for every message.
 
     Args:
-        run: that makes the request.
+        images: of the run that makes the request; computations of features are counted by them.
         node: the site's settings.
         limits: of the site.
         flower_run: id of the run; requests are counted by it.
 
     Raises:
-        PolicyError: if the run's settings or the counts exceed the limits.
+        PolicyError: if the counts exceed the limits.
     """
-    check_work(run, limits)
     if limits.requests_per_run >= UNLIMITED:
         return
     from filelock import FileLock
 
     file, now = node.state / REQUESTS_FILE, time.time()
-    features = hashlib.sha256(
-        repr((run.settings.backbone, run.settings.image_size)).encode()
-    ).hexdigest()[:16]
+    features = hashlib.sha256(repr((images.backbone, images.image_size)).encode()).hexdigest()[:16]
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{file}.lock", timeout=60):

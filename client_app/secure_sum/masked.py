@@ -66,7 +66,13 @@ def masked_sum(task: Task) -> MethodOutput:
     numbers = numbers_of(run.plan, run.settings, sites, task.round)
     fixed = same_sites.applies(run.plan.mechanism_name, task.node)
     settings = same_sites.settings_in(run, task.limits, state.public) if fixed else {}
-    records = same_sites.records_in(task.found, task.node, run, task.limits) if fixed else {}
+    records = (
+        same_sites.records_in(
+            task.found, task.node.label_column, run.settings.counting, task.limits
+        )
+        if fixed and not run.private
+        else {}
+    )
     withheld = ""
     if claim is None:
         values = {**values, WITHHELD.name: torch.zeros(1)}

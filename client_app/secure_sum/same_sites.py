@@ -80,27 +80,25 @@ def applies(mechanism: str, node: NodeConfig) -> bool:
 
 
 def records_in(
-    site_features: SiteFeatures, node: NodeConfig, run: Run, limits: SiteLimits
+    site_features: SiteFeatures, label_column: str, counting: CountingSettings, limits: SiteLimits
 ) -> dict[str, str]:
-    """Digest of the records that a site adds to a sum, by their kind.
+    """Digest of the records that a site adds to a sum without noise, by their kind.
 
     It covers its files, which of their records these are, and the records that a class needs. With
     another such limit, the difference of two sums would be the small classes of one site.
 
     Args:
         site_features: records of the site.
-        node: the site's settings.
-        run: whose sum it is.
+        label_column: that the site reads.
+        counting: what is counted, if the sum is of counts.
         limits: records that a class needs.
 
     Returns:
-        One digest; empty where the sum has noise.
+        One digest.
     """
-    if run.settings.epsilon:
-        return {}
-    least = _least(run.plan.counts, limits)
-    content = f"{site_features.key} {node.label_column} {site_features.selected} {least}"
-    return {_kind(run.settings.counting): hashlib.sha256(content.encode()).hexdigest()}
+    least = _least(counting, limits)
+    content = f"{site_features.key} {label_column} {site_features.selected} {least}"
+    return {_kind(counting): hashlib.sha256(content.encode()).hexdigest()}
 
 
 def settings_in(run: Run, limits: SiteLimits, public: bytes) -> dict[str, str]:
@@ -126,7 +124,7 @@ def settings_in(run: Run, limits: SiteLimits, public: bytes) -> dict[str, str]:
     chosen = {
         kind: [
             sorted(own.classes),
-            _least(run.plan.counts, limits),
+            _least(own.counting, limits),
             *(getattr(own, key) for key in selecting),
         ]
     }
@@ -296,9 +294,9 @@ def _kind(counting: CountingSettings) -> str:
     return HELD_OUT if counting.kind in JUDGING else TRAINING
 
 
-def _least(counts: bool, limits: SiteLimits) -> int:
+def _least(counting: CountingSettings, limits: SiteLimits) -> int:
     """Records that a class needs to be in the sum."""
-    return limits.smallest_cell if counts else limits.smallest_class
+    return limits.smallest_class if counting.kind == "none" else limits.smallest_cell
 
 
 @contextmanager

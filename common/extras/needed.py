@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from common.extras.packages import EXTRAS, check_installed
 
 if TYPE_CHECKING:
-    from common.run import Run
+    from common.methods.method import Plan
+    from common.settings import Settings
 
 # By kind of data. A table next to images needs one only if it is there, which the settings do not
 # say.
@@ -25,11 +26,14 @@ def check_packages(needed: Iterable[tuple[str, str]]) -> None:
         check_installed(package, setting)
 
 
-def packages_for(run: Run, data: str, judges: bool) -> Iterator[tuple[str, str]]:
+def packages_for(
+    settings: Settings, plan: Plan, data: str, judges: bool
+) -> Iterator[tuple[str, str]]:
     """Optional packages that a site needs for a run, from settings alone.
 
     Args:
-        run: Settings of the run.
+        settings: Of the run.
+        plan: Of the run.
         data: Kind of the site's data: its own, or in a simulation the run's.
         judges: Whether the site evaluates the result of the run on its own test records.
 
@@ -38,9 +42,9 @@ def packages_for(run: Run, data: str, judges: bool) -> Iterator[tuple[str, str]]
     """
     if data in OF_DATA:
         yield OF_DATA[data], f"data = {data!r}"
-    library = run.settings.backbone.partition(":")[0]
+    library = settings.backbone.partition(":")[0]
     # Stored features need no backbone, nor do the labels that a survey counts.
-    if library in EXTRAS and data != "safetensors" and run.settings.counting.kind != "survey":
-        yield library, f"backbone = {run.settings.backbone!r}"
-    for package in (*run.plan.packages, *(run.plan.judging_packages if judges else ())):
-        yield package, f"method = {run.settings.method!r}"
+    if library in EXTRAS and data != "safetensors" and settings.counting.kind != "survey":
+        yield library, f"backbone = {settings.backbone!r}"
+    for package in (*plan.packages, *(plan.judging_packages if judges else ())):
+        yield package, f"method = {settings.method!r}"

@@ -139,7 +139,7 @@ def run(
     def show(event: dict[str, Any]) -> None:
         output_console.print(progress.line(event), soft_wrap=True)
 
-    remark([*without_effect(config), *config.gaps()], show)
+    remark([*without_effect(config.method, config.settings.flat()), *config.gaps()], show)
     settings = overrides | {"output-dir": str(output)}
     try:
         with interruptible():

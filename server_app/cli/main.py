@@ -221,7 +221,7 @@ def plan(
         table.add_row(*cells, *(budget * private))
     console.print(table)
     for line in [
-        *without_effect(config),
+        *without_effect(config.method, config.settings.flat()),
         *config.gaps(),
         *in_words(config, rows[0], known_dimension, classes, records),
     ]:

@@ -98,7 +98,7 @@ def run_here(
     with folders as remarks:
         remark(
             [
-                *without_effect(config),
+                *without_effect(config.method, config.settings.flat()),
                 *config.gaps(len(nodes)),
                 *remarks,
                 *([] if own_data else check_records(settings, len(nodes))),

@@ -83,7 +83,7 @@ def check_simulation(
     """
     config, settings = parse_run(overrides), dict(overrides)
     # This machine is every site.
-    check_packages(packages_for(config, config.settings.data, judges=True))
+    check_packages(packages_for(config.settings, config.plan, config.settings.data, judges=True))
     for key in PATHS:
         if settings.get(key):
             # The processes of the run have another working folder.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from common.models.classifiers import Classifier
-from common.run import Run
 from common.version import NAME, own_version
 
 PACKAGES = (
@@ -57,11 +57,14 @@ class Start:
         return cls(flower_run_id, time, _versions(), _git_commit(), simulated)
 
 
-def make_manifest(config: Run, start: Start, model: Classifier | None = None) -> dict[str, Any]:
+def make_manifest(
+    settings: Mapping[str, Any], digest: str, start: Start, model: Classifier | None = None
+) -> dict[str, Any]:
     """The content of manifest.json.
 
     Args:
-        config: the run.
+        settings: of the run, flat.
+        digest: of the run.
         start: its time and software.
         model: the learned model; None before a model has been learned.
 
@@ -69,10 +72,10 @@ def make_manifest(config: Run, start: Start, model: Classifier | None = None) ->
         The content, with fingerprint and classes if there is a model.
     """
     manifest: dict[str, Any] = {
-        "config": config.settings.flat(),
+        "config": settings,
         "versions": start.versions,
-        "seed": config.settings.seed,
-        "run": config.digest,
+        "seed": settings["seed"],
+        "run": digest,
         "flower_run_id": str(start.flower_run_id),
         "git_commit": start.git_commit,
         "simulated": start.simulated,

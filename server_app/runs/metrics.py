@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from common.methods.method import Plan
 from common.run import Run
 from server_app.runs.card import run_card
 from server_app.runs.privacy_card import privacy_card
@@ -75,7 +76,9 @@ def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
             "compare": outcome.compare_bytes,
         },
         "versions": {site.name: site.version for site in sites if site.version},
-        "privacy": _privacy(config, outcome, simulated),
+        "privacy": _privacy(
+            config.plan, config.settings.delta, config.settings.classes, outcome, simulated
+        ),
         "rounds": rounds,
         "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()}
         | {"total": seconds},
@@ -105,12 +108,14 @@ def make_projection(outcome: Outcome) -> Json:
     }
 
 
-def _privacy(config: Run, outcome: Outcome, simulated: bool) -> Json | None:
+def _privacy(
+    plan: Plan, delta: float, classes: Sequence[str], outcome: Outcome, simulated: bool
+) -> Json | None:
     """The privacy card. For a run that stopped early it shows the epsilon spent, which is less than
     the budget.
     """
     trained = {site.name: site.claim for site in outcome.sites.values() if site.claim is not None}
-    card = privacy_card(config, outcome.surrogates, outcome.model, simulated, trained)
+    card = privacy_card(plan, delta, classes, outcome.surrogates, outcome.model, simulated, trained)
     if card and outcome.stopped and outcome.rounds and (spent := outcome.rounds[-1].get("epsilon")):
         card["epsilon"] = spent
     return card

@@ -9,6 +9,7 @@ from common.methods.fedpft import choices
 from common.methods.method import count
 from common.privacy.mechanism import JOINT_SUMS
 from common.run import Run
+from common.settings import Settings
 from server_app.runs.privacy_card import mean_noise
 
 STEP = (
@@ -57,7 +58,9 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     ]
     lines = [f"released, in numbers: {', '.join(parts)}"] if parts else []
     if head := config.plan.head:
-        lines.append(f"head {head}{_shrinkage(config)}")
+        # Of other methods' heads the section of FedPFT says nothing.
+        shrinkage = _shrinkage(config.settings) if config.method.shown == "fedpft" else ""
+        lines.append(f"head {head}{shrinkage}")
     if own.noise is not None:
         size = max(1, records // classes)
         lines.append(
@@ -73,15 +76,15 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     return [*lines, *who_sees_what(config)]
 
 
-def _shrinkage(config: Run) -> str:
+def _shrinkage(settings: Settings) -> str:
     """How the covariance is shrunk, for heads that need it: as the setting says, or from the
     statistics themselves.
     """
-    chosen = choices(config.settings)
-    if config.method.shown != "fedpft" or chosen.solver in ("noisy sums", "sampled"):
+    chosen = choices(settings)
+    if chosen.solver in ("noisy sums", "sampled"):
         return ""
-    if config.settings.head.shrinkage != "auto":
-        return f"; shrinkage {config.settings.head.shrinkage:g}, as set"
+    if settings.head.shrinkage != "auto":
+        return f"; shrinkage {settings.head.shrinkage:g}, as set"
     restricted = chosen.family in ("diag", "spherical") or chosen.solver == "naive-bayes"
     if restricted and chosen.solver != "ridge":
         # RESTRICTED in strategies.closed_form.solvers, whose import takes seconds

@@ -13,7 +13,6 @@ from common.models.classifiers import Classifier
 from common.privacy.accounting import gaussian_epsilon
 from common.privacy.gaussian_mechanism import Noisy
 from common.privacy.mechanism import NOT_COVERED, Mechanism, relation_of
-from common.run import Run
 from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
 Json = dict[str, Any]
@@ -60,7 +59,9 @@ SIMULATED = (
 
 
 def privacy_card(
-    config: Run,
+    plan: Plan,
+    delta: float,
+    classes: Sequence[str],
     surrogates: Sequence[AnySurrogate],
     model: Classifier | None,
     simulated: bool = False,
@@ -71,7 +72,9 @@ def privacy_card(
     Signal-to-noise is estimated from the noisy values only, so it costs no budget.
 
     Args:
-        config: the run.
+        plan: of the run.
+        delta: of the run's budget.
+        classes: that the settings of the run name.
         surrogates: those that were used.
         model: the learned model; None without one.
         simulated: whether the run was a simulation, which measures values that a deployment does
@@ -94,22 +97,20 @@ def privacy_card(
     open_ends = [*NOT_COVERED]
     if "record" in units:
         open_ends.insert(0, SINGLE_RECORDS)
-    if config.plan.mechanism_name == "theorem-4.1":
+    if plan.mechanism_name == "theorem-4.1":
         open_ends[:0] = IN_CLEAR
     if simulated:
         open_ends.append(SIMULATED)
     return {
-        "mechanism": config.plan.mechanism_name,
+        "mechanism": plan.mechanism_name,
         # If the settings fix the noise, this is less than the epsilon that the run may spend.
         "epsilon": max(claim.epsilon for _, claim in claims.values()),
-        "delta": config.settings.delta,
-        "relation": relation_of(config.plan.mechanism_name, units),
-        "covers": COVERS[_covered(config.plan.mechanism_name, config.plan)] + DERIVED,
+        "delta": delta,
+        "relation": relation_of(plan.mechanism_name, units),
+        "covers": COVERS[_covered(plan.mechanism_name, plan)] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
-        "dropped_classes": _dropped(
-            surrogates, config.plan.mechanism_name, config.settings.classes, model
-        ),
+        "dropped_classes": _dropped(surrogates, plan.mechanism_name, classes, model),
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from common.files import OWNER_ONLY, READABLE, replace_file, replacing
 from common.flower.environment import COMMAND_BEGAN
+from common.models.classifiers import Classifier
 from common.run import Run
 from common.signed_models.signed_model import SUFFIX
 from common.wire.model_files import save_model
@@ -50,7 +51,7 @@ class RunWriter:
         self._mode = READABLE & ~_umask(self.path)
         self._lock = WriterLock(self.path)
         self._reserve = self.path / ".reserve"
-        self._write("manifest.json", make_manifest(config, self._start))
+        self._write_manifest()
         self.finish(Outcome(), "running")
         self._reserve.write_bytes(bytes(RESERVE))
 
@@ -151,7 +152,7 @@ class RunWriter:
         if outcome.model is not None:
             with replacing(self.path / "model.safetensors", mode=self._mode) as temporary:
                 save_model(outcome.model, temporary)
-            self._write("manifest.json", make_manifest(self.config, self._start, outcome.model))
+            self._write_manifest(outcome.model)
         if projection:
             self._write("projection.json", projection)
         self._write("metrics.json", metrics)
@@ -173,6 +174,10 @@ class RunWriter:
         """Write the result again with the same end, after late replies."""
         end = self._end or End()
         self.finish(outcome, end.status, end.failure)
+
+    def _write_manifest(self, model: Classifier | None = None) -> None:
+        flat, digest = self.config.settings.flat(), self.config.digest
+        self._write("manifest.json", make_manifest(flat, digest, self._start, model))
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         replace_file(self.path / name, json.dumps(content, indent=2) + "\n", mode=READABLE)

@@ -156,14 +156,18 @@ def test_a_number_is_named_where_the_method_does_not_use_it_and_only_there(name:
         section = getattr(run.settings, row.section)
         section = section.model_copy(update={key: type(row.default)(not row.default)})
         changed = replace(run, settings=run.settings.model_copy(update={row.section: section}))
-        named = [line for line in without_effect(changed) if line.startswith(f"{row.key} = ")]
+        named = [
+            line
+            for line in without_effect(changed.method, changed.settings.flat())
+            if line.startswith(f"{row.key} = ")
+        ]
         assert bool(named) == (name not in row.methods), (row.key, named)
 
 
 def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -> None:
     """Also where the settings come whole, as from a run folder: their defaults are no remark."""
     run = parse_run({"method": "afl", "fedcof.groups": 5, "fedlap.model": "mlp", "afl.ridge": 0.2})
-    first, second = without_effect(run)
+    first, second = without_effect(run.method, run.settings.flat())
     assert first.startswith(
         "fedlap.model = 'mlp' has no effect: method = 'afl' does not use it, but fedlap and "
     )
@@ -175,7 +179,8 @@ def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -
         whole = flatten(
             parse_run({"method": name} | private).settings.model_dump(by_alias=True, mode="json")
         )
-        assert not without_effect(parse_run(whole)), name
+        run = parse_run(whole)
+        assert not without_effect(run.method, run.settings.flat()), name
     events: list[dict[str, object]] = []
     settings = {"method": "afl", "fedcof.groups": 5, "output-dir": str(tmp_path)}
     simulate_here(2, settings, events.append, report=False)

@@ -203,8 +203,8 @@ def test_work_without_end_is_refused_before_the_data_are_looked_at(
 )
 def test_ordinary_runs_are_within_the_default_limits(settings: dict[str, Any]) -> None:
     run = parse_run(PRIVATE | settings)
-    check_work(run, DEFAULT)
     classes = len(run.settings.classes)
+    check_work(run.plan.work(classes, 0), DEFAULT, run.settings)
     check_size(run.plan.work(classes, 1280), DEFAULT, 1280, classes)
 
 
@@ -434,7 +434,8 @@ def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
         "head.min-steps": 10**9,
         "image-size": 4096,
     }
-    check_work(parse_run(many), PUBLIC_DATA)
+    run = parse_run(many)
+    check_work(run.plan.work(0, 0), PUBLIC_DATA, run.settings)
     answer("introduction", to_record(None, {}), {"data": "digits"}, "1", node, "0")
     assert not (tmp_path / REQUESTS_FILE).exists()
 

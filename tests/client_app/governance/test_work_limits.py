@@ -90,7 +90,7 @@ def test_a_request_is_refused_exactly_where_all_earlier_ones_reach_a_limit(
         now += event.after
         monkeypatch.setattr(work_limits.time, "time", lambda now=now: now)
         try:
-            admit(RUNS[event.features], node, limits, event.run)
+            admit(RUNS[event.features].settings, node, limits, event.run)
             found.append("")
         except PolicyError as error:
             found.append(str(error).partition(" ")[0])
@@ -108,7 +108,7 @@ def test_the_runs_that_began_last_are_kept(
     began: dict[str, float] = {}
     for at, run in enumerate(runs):
         monkeypatch.setattr(work_limits.time, "time", lambda at=at: 1e9 + at)
-        admit(RUNS[0], NodeConfig(site="s", state_dir=str(tmp_path)), WorkLimits(), run)
+        admit(RUNS[0].settings, NodeConfig(site="s", state_dir=str(tmp_path)), WorkLimits(), run)
         began.setdefault(run, at)
         began = dict(sorted(began.items(), key=lambda item: item[1])[-3:])
         assert json.loads(file.read_text())["runs"].keys() == began.keys()
@@ -130,14 +130,14 @@ PARTS: list[Any] = [None, 1, "a", [], {}]
 )
 def test_a_damaged_count_begins_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / REQUESTS_FILE).write_bytes(content)
-    admit(RUNS[0], NodeConfig(site="s", state_dir=str(tmp_path)), WorkLimits(), "x")
+    admit(RUNS[0].settings, NodeConfig(site="s", state_dir=str(tmp_path)), WorkLimits(), "x")
     assert json.loads((tmp_path / REQUESTS_FILE).read_text())["runs"]["x"][1] == 1
 
 
 def test_counts_that_cannot_be_written_stop_the_request(tmp_path: Path) -> None:
     (tmp_path / REQUESTS_FILE).mkdir()
     with pytest.raises(PolicyError, match="nothing is done"):
-        admit(RUNS[0], NodeConfig(site="s", state_dir=str(tmp_path)), WorkLimits(), "x")
+        admit(RUNS[0].settings, NodeConfig(site="s", state_dir=str(tmp_path)), WorkLimits(), "x")
 
 
 def asked(run: Run) -> dict[str, float]:
@@ -166,11 +166,12 @@ def test_what_a_run_needs_is_allowed_and_one_less_is_not(name: str, backbone: st
     run = parse_run(chosen)
     needs = asked(run)
     exact = {key: max(1, value) for key, value in needs.items()}
-    check_work(run, WorkLimits(**exact))
+    work = run.plan.work(2, 0)
+    check_work(work, WorkLimits(**exact), run.settings)
     for key, value in needs.items():
         if value > 1:
             with pytest.raises(PolicyError, match=f"^{key.replace('_', '-')} = .*requests"):
-                check_work(run, WorkLimits(**(exact | {key: value - 1})))
+                check_work(work, WorkLimits(**(exact | {key: value - 1})), run.settings)
 
 
 @given(

@@ -47,7 +47,7 @@ def test_a_site_refuses_a_dimension_before_and_after_it_has_features_alike(
     run = parse_run({"backbone": name, "image-size": side, "classes": "a,b"})
     limits = DEFAULT.model_copy(update={"largest_dimension": dimension + spare})
     for check in (
-        lambda: check_work(run, limits),
+        lambda: check_work(run.plan.work(2, 0), limits, run.settings),
         lambda: check_size(run.plan.work(2, dimension), limits, dimension, 2),
     ):
         if spare < 0:

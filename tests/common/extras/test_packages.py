@@ -137,14 +137,16 @@ def test_only_what_the_settings_use_is_needed(
     settings: dict[str, str], data: str, judges: bool, expected: list[str]
 ) -> None:
     run = parse_run(settings)
-    assert [package for package, _ in packages_for(run, data, judges)] == expected
+    assert [
+        package for package, _ in packages_for(run.settings, run.plan, data, judges)
+    ] == expected
     for package in expected:
         with (
             hidden(package),
             pytest.raises(PackageError, match=re.escape(install_command(EXTRAS[package]))),
         ):
-            check_packages(packages_for(run, data, judges))
-    check_packages(packages_for(run, data, judges))
+            check_packages(packages_for(run.settings, run.plan, data, judges))
+    check_packages(packages_for(run.settings, run.plan, data, judges))
 
 
 PRIVATE_RUN = {

@@ -54,6 +54,7 @@ def test_a_picture_needs_a_model_and_points() -> None:
 
 
 def test_a_manifest_names_backbone_and_classes_once_there_is_a_model() -> None:
-    early, late = make_manifest(parse_run({}), START), make_manifest(parse_run({}), START, HEAD)
+    flat = parse_run({}).settings.flat()
+    early, late = make_manifest(flat, "run", START), make_manifest(flat, "run", START, HEAD)
     assert late == early | {"fingerprint": "f" * 64, "classes": ["cat", "dog"]}
     assert early["started"] == "2026-01-02T00:00:00+00:00"

@@ -1,5 +1,6 @@
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from common.run import Run, parse_run
 from common.surrogates.surrogates import AnySurrogate
 from common.wire.records import pack_surrogate, unpack_surrogate
 from server_app.report.privacy_view import privacy_line
-from server_app.runs.privacy_card import mean_noise, privacy_card
+from server_app.runs.privacy_card import Json, mean_noise, privacy_card
 from strategies.fedpft.learn import learn
 from tests.grid import FAST, metrics_of, run_federation, sites
 
@@ -45,19 +46,29 @@ def released(
     return unpack_surrogate(pack_surrogate(made.surrogate))
 
 
+def card_of(
+    config: Run,
+    surrogates: Sequence[AnySurrogate],
+    head: Head | None = None,
+    simulated: bool = False,
+) -> Json | None:
+    own = config.settings
+    return privacy_card(config.plan, own.delta, own.classes, surrogates, head, simulated)
+
+
 def card(
     config: Run, *surrogates: AnySurrogate, head: Head | None = None, simulated: bool = False
 ) -> dict[str, Any]:
-    found = privacy_card(config, surrogates, head, simulated)
+    found = card_of(config, surrogates, head, simulated)
     assert found is not None
     assert found == json.loads(json.dumps(found, allow_nan=False))
     return found
 
 
 def test_without_a_claim_there_is_nothing_to_say() -> None:
-    assert privacy_card(parse_run({}), [], None) is None
-    assert privacy_card(config(), [], None) is None
-    assert privacy_card(parse_run({}), [released(parse_run({}))], None) is None
+    assert card_of(parse_run({}), []) is None
+    assert card_of(config(), []) is None
+    assert card_of(parse_run({}), [released(parse_run({}))]) is None
     assert privacy_line({"privacy": None}) == privacy_line({}) == "none"
 
 
