@@ -5,18 +5,15 @@ run's settings.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
-# Types of all settings of a run, in `common`.
+# Types of all settings of a run.
 WHOLE = {"Settings", "Run"}
-# Parts of a run. What is read of them counts, not they.
-PARTS = {"settings", "plan"}
-# A function that reads no more of them should take these, and not all.
+# A function that reads no more of their attributes should take these, and not all.
 FEW = 2
 
 
@@ -93,84 +90,37 @@ def _reached(module: str, graph: Mapping[str, set[str]]) -> set[str]:
 
 
 def takers_of_all_settings(root: Path = ROOT) -> list[str]:
-    """Functions that take all settings of a run, read at most two of them, and never pass them on:
-    "file:line name".
-
-    Those that plans name, and plans themselves, are left out: others of their kind read more, and
-    all of a kind are called alike.
+    """Functions that take all settings of a run, read at most two of its attributes, and never pass
+    it on: "file:line name". What a run's settings or plan hold counts as one attribute.
     """
     found = []
-    named = set(_named_by_plans(root))
-    for module, path in modules(root).items():
-        names = WHOLE if within(module, ("common",)) else _whole_in(path)
+    for path in modules(root).values():
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                makes_plan = node.returns is not None and ast.unparse(node.returns) == "Plan"
-                if makes_plan or f"{module}:{node.name}" in named:
-                    continue
                 taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                few = [
-                    each.arg
-                    for each in taken
-                    if _annotated(each, names) and _reads_few(node, each.arg)
-                ]
                 found += [
-                    f"{path.relative_to(root)}:{node.lineno} {node.name}({name})" for name in few
+                    f"{path.relative_to(root)}:{node.lineno} {node.name}({each.arg})"
+                    for each in taken
+                    if _takes_all(each) and _reads_few(node, each.arg)
                 ]
     return found
 
 
-def _named_by_plans(root: Path) -> Iterator[str]:
-    """The texts "module:function" in the registry's files."""
-    for module, path in modules(root).items():
-        if within(module, ("common.methods",)):
-            for node in ast.walk(parsed(path)):
-                text = node.value if isinstance(node, ast.Constant) else None
-                if isinstance(text, str) and re.fullmatch(r"[\w.]+:\w+", text):
-                    yield text
-
-
-def _whole_in(path: Path) -> set[str]:
-    """The types of all settings that a file imports from `common`."""
-    return {
-        name.rpartition(".")[2] for name in names_imported(path) if within(name, ("common",))
-    } & WHOLE
-
-
-def _annotated(parameter: ast.arg, names: set[str]) -> bool:
-    return (
-        parameter.annotation is not None and ast.unparse(parameter.annotation).strip("'\"") in names
-    )
+def _takes_all(parameter: ast.arg) -> bool:
+    """Whether a parameter is a run or all of its settings, or may be None instead."""
+    note = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
+    return note.strip("'\"").removesuffix(" | None") in WHOLE
 
 
 def _reads_few(function: ast.AST, name: str) -> bool:
-    """Whether every use of a parameter reads an attribute of it or of a part of it, and these are
-    few.
-    """
-    uses = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))
-    of_parts, read = 0, set()
-    whole = 0
-    for node in ast.walk(function):
-        if not isinstance(node, ast.Attribute):
-            continue
-        if isinstance(node.value, ast.Name) and node.value.id == name:
-            whole += 1
-            if node.attr in PARTS:
-                of_parts += 1
-            else:
-                read.add(node.attr)
-        elif _is_part(node.value, name):
-            of_parts -= 1
-            read.add(node.attr)
-    # A part that is passed on whole leaves a rest.
-    return 0 < uses == whole and not of_parts and len(read) <= FEW
-
-
-def _is_part(node: ast.AST, name: str) -> bool:
-    """Whether this is the parameter's settings or plan."""
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr in PARTS
+    """Whether every use of a parameter reads an attribute of it, and these are few."""
+    nodes = list(ast.walk(function))
+    uses = sum(isinstance(node, ast.Name) and node.id == name for node in nodes)
+    read = [
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == name
-    )
+    ]
+    return uses == len(read) and len(set(read)) <= FEW

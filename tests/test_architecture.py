@@ -57,8 +57,9 @@ UNPICKLERS = {
 }
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
-# Functions that take all settings of a run, read at most two, and never pass them on.
-MOST_TAKERS = 6
+# Functions that take all settings of a run, read at most two attributes, and never pass them on. Most
+# are called alike with others that read more: plans, and what plans name.
+MOST_TAKERS = 10
 HEAVY = (
     "torchvision",
     "open_clip",
@@ -424,13 +425,20 @@ def test_functions_that_take_all_settings_to_read_few_are_told_from_others(tmp_p
         "def many(run: Settings): return run.seed + run.alpha + run.sites\n"
         "def passed(run: 'Settings'): return few(run)\n"
         "def other(run: Folder): return run.seed\n"
-        "def parts(run: Run): return run.settings.seed + run.settings.head.epochs\n"
-        "def deep(run: Run): return run.settings.seed + run.settings.sites + run.plan.kind\n"
+        "def parts(run: Run): return run.settings.seed + run.settings.sites + run.settings.alpha\n"
+        "def deep(run: Run): return run.settings.seed + run.digest + run.plan.kind\n"
         "def handed(run: Run): return few(run.settings) + run.digest\n"
+        "def none(run: 'Run'): return 0\n"
+        "def perhaps(*, run: Run | None): return run.digest\n"
+        "async def plan(run: Settings, /) -> Plan: return Plan(run.seed)\n"
     )
-    assert takers_of_all_settings(tmp_path) == [
-        "common/some.py:1 few(run)",
-        "common/some.py:5 parts(run)",
+    assert [each.partition(" ")[2] for each in takers_of_all_settings(tmp_path)] == [
+        "few(run)",
+        "parts(run)",
+        "handed(run)",
+        "none(run)",
+        "perhaps(run)",
+        "plan(run)",
     ]
 
 
