@@ -29,7 +29,7 @@ from client_app.methods.dpcvae.training_steps import (
 )
 from common.models.generators import fresh_companion, fresh_generator
 from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.privacy.gaussian_mechanism import BoundedSum
 from common.run import parse_run
 
 CLIP, NOISE, RECORDS, CLASSES = 0.1, 2.0, 256, 10
@@ -52,7 +52,7 @@ class Losses(nn.Module):
 
 def noisy(trainer: Trainer, parts: list[Tensor]) -> None:
     flat = torch.cat([part.double().flatten() for part in parts])
-    (made,) = release([BoundedSum("gradients", IntegerSum.of(flat, CLIP), CLIP, 1.0)], NOISE)
+    made = BoundedSum("gradients", IntegerSum.of(flat, CLIP), CLIP).noisy(NOISE * CLIP)
     named = dict(trainer.modules.named_parameters())
     pieces = torch.split(made.value / RECORDS, [p.numel() for p in named.values()])
     trainer.step(

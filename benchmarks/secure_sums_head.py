@@ -86,7 +86,7 @@ def accuracy(data: Data, settings: dict[str, Any], draws: int) -> float:
 
     exact = {
         each.name: each.value
-        for each in sums_of(mapped(x), y, torch.ones(len(y)), len(classes), "joint", 1.0)
+        for each in sums_of(mapped(x), y, torch.ones(len(y)), len(classes), "joint")
     }
     sigmas = {
         name: sigma * (SITES / rules.lasting.honest) ** 0.5

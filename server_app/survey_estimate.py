@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from common.errors import RunError
 from common.models.devices import pick_device
-from common.privacy.accounting import gaussian_noise_multiplier
-from common.privacy.gaussian_mechanism import clip, release
-from common.privacy.mechanism import Mechanism
+from common.privacy.gaussian_mechanism import clip, with_noise
+from common.privacy.mechanism import SUMS, NoisySums
+from common.privacy.shares import budget_shares
 from common.surrogates.class_sums import Sums, statistics
 from common.surrogates.surrogates import Header, SumsSurrogate
 from server_app.export.source import run_config_of
@@ -203,14 +204,11 @@ def _accuracy(
     classes: int,
     test: tuple[Tensor, Tensor],
 ) -> float:
-    multiplier, names = gaussian_noise_multiplier(epsilon, DELTA), tuple(map(str, range(classes)))
+    names = tuple(map(str, range(classes)))
+    claim = NoisySums(SUMS, epsilon, DELTA, partial(budget_shares, FAMILY)).mechanism()
     surrogates = []
     for number, (x, y) in enumerate(sites):
-        released = release(
-            statistics(x, y, torch.ones(len(y)), classes, FAMILY, multiplier), multiplier
-        )
-        noise = {each.name: (each.sigma, each.sensitivity) for each in released}
-        claim = Mechanism("sums", epsilon, DELTA, "record", multiplier, 0.0, noise)
+        released = with_noise(statistics(x, y, torch.ones(len(y)), classes, FAMILY), claim)
         header = Header("fedpft", "", str(number), "features", names)
         surrogates.append(SumsSurrogate(header, Sums.of(released), claim))
     try:

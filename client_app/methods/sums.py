@@ -166,7 +166,5 @@ def _bounded(
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     done = [forget] if train.folder is not None else []
     family = "joint" if "squares" in names else "spherical"
-    bounded = statistics(
-        features, labels.clamp_min(0), weights, len(classes), family, claim.noise_multiplier, *done
-    )
+    bounded = statistics(features, labels.clamp_min(0), weights, len(classes), family, *done)
     return bounded, claim

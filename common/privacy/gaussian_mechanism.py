@@ -37,8 +37,6 @@ class BoundedSum:
         name: of the statistic.
         sum: the sum as integers, of any shape.
         bound: largest norm of what one unit adds to `value`; this is the sensitivity.
-        share: this statistic's part of the budget 1 / noise_multiplier^2 in `release`, where the
-            shares sum to one. `with_noise` takes the noise of the mechanism instead.
         twice: which entries stand for two equal ones, bool in the shape of the sum, as those beside
             the diagonal of a symmetric matrix do; None for no entry. `value` has them times
             sqrt(2). So they need half of the variance, and the sum itself stays in integers.
@@ -47,7 +45,6 @@ class BoundedSum:
     name: str
     sum: IntegerSum
     bound: float
-    share: float = 1.0
     twice: Tensor | None = None
 
     @property
@@ -118,37 +115,6 @@ class Noisy:
         return math.sqrt(max(0.0, float(self.value.double().square().mean()) / self.sigma**2 - 1))
 
 
-def release(statistics: Sequence[BoundedSum], noise_multiplier: float) -> list[Noisy]:
-    """Add noise to several sums at once. Together they cost one GaussianEvent(noise_multiplier).
-
-    A statistic of sensitivity D and share s gets noise sigma = noise_multiplier D / sqrt(s).
-    Divided by their sigmas, all sums together change by at most sqrt(sum of s) / noise_multiplier
-    in Euclidean norm, as the calibration assumes.
-
-    Args:
-        statistics: the sums, with shares that sum to one.
-        noise_multiplier: of the whole release as one Gaussian mechanism.
-
-    Returns:
-        The released statistics in the same order.
-
-    Raises:
-        ConfigError: for shares that do not sum to one.
-
-    Example:
-        >>> people = IntegerSum.of(torch.tensor([40.0, 60.0]), bound=1.0)
-        >>> counts = BoundedSum("counts", people, bound=1.0, share=0.25)
-        >>> sums = BoundedSum("sums", IntegerSum.of(torch.zeros(2, 3), 1.0), bound=1.0, share=0.75)
-        >>> [(noisy.name, round(noisy.sigma, 2)) for noisy in release([counts, sums], 4.0)]
-        [('counts', 8.0), ('sums', 4.62)]
-    """
-    if abs(sum(statistic.share for statistic in statistics) - 1) > 1e-9:
-        raise ConfigError("the budget shares of the statistics in one release must sum to one")
-    return [
-        each.noisy(noise_multiplier * each.bound / math.sqrt(each.share)) for each in statistics
-    ]
-
-
 def with_noise(sums: Sequence[BoundedSum], mechanism: Mechanism) -> list[Noisy]:
     """Add the noise of a run's mechanism to its sums; together they cost one of its events.
 
@@ -161,6 +127,15 @@ def with_noise(sums: Sequence[BoundedSum], mechanism: Mechanism) -> list[Noisy]:
 
     Raises:
         ConfigError: for sums of other names than the mechanism's.
+
+    Example:
+        >>> from common.privacy.mechanism import NoisySums
+        >>> people = IntegerSum.of(torch.tensor([40.0, 60.0]), bound=1.0)
+        >>> mechanism = NoisySums("counts", 1.0, 1e-5, {"people": 1.0}).mechanism()
+        >>> [(noisy.name, round(noisy.sigma, 2)) for noisy in with_noise(
+        ...     [BoundedSum("people", people, bound=1.0)], mechanism
+        ... )]
+        [('people', 3.73)]
     """
     named = {each.name: each for each in sums}
     if named.keys() != mechanism.noise.keys():

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from common.privacy.exact_sums import ExactSum, IntegerSum
 from common.privacy.gaussian_mechanism import BoundedSum, Noisy
-from common.privacy.shares import budget_shares
 from common.surrogates.covariances import Spherical
 from common.surrogates.mixtures import Mixtures
 
@@ -64,7 +63,6 @@ def statistics(
     weights: Tensor,
     num_classes: int,
     family: str,
-    noise_multiplier: float,
     done: Callable[[Tensor], None] = lambda rows: None,
 ) -> list[BoundedSum]:
     """The sums of records, without noise.
@@ -79,7 +77,6 @@ def statistics(
         weights: of the records, (n,).
         num_classes: of the run, with or without records here.
         family: of covariances, which decides the second moments; or "joint" for secure sums.
-        noise_multiplier: of the whole release, which decides the shares of the budget.
         done: called with rows of the features that have been added to a sum.
 
     Returns:
@@ -88,15 +85,14 @@ def statistics(
     Example:
         >>> features = torch.tensor([[0.6, 0.8], [0.0, 1.0]])
         >>> weights = torch.ones(2)
-        >>> sums = statistics(features, torch.tensor([0, 1]), weights, 3, "diag", 1.0)
+        >>> sums = statistics(features, torch.tensor([0, 1]), weights, 3, "diag")
         >>> [(each.name, tuple(each.value.shape), each.bound) for each in sums]
         [('counts', (3,), 1.0), ('sums', (3, 2), 1.0), ('squares', (2,), 1.0)]
     """
-    shares = budget_shares(family, noise_multiplier)
     counts, sums = class_sums(features, labels, weights, num_classes, done)
     bounded = [
-        BoundedSum("counts", counts, 1.0, shares["counts"]),
-        BoundedSum("sums", sums, 1.0, shares["sums"]),
+        BoundedSum("counts", counts, 1.0),
+        BoundedSum("sums", sums, 1.0),
     ]
     d, parts = (
         features.shape[1],
@@ -107,7 +103,7 @@ def statistics(
         for rows, own in parts:
             sum_.add(rows.double().square() * own[:, None])
             done(rows)
-        bounded.append(BoundedSum("squares", sum_.total, 1.0, shares["squares"]))
+        bounded.append(BoundedSum("squares", sum_.total, 1.0))
     elif family in ("full", "lowrank", "gram", "joint"):
         sum_ = ExactSum((d, d), 1.0)
         for rows, own in parts:
@@ -116,7 +112,7 @@ def statistics(
             done(rows)
         rows_, columns = torch.triu_indices(d, d)
         upper = sum_.total.map(lambda matrix: matrix[rows_, columns])
-        bounded.append(BoundedSum("squares", upper, 1.0, shares["squares"], rows_ != columns))
+        bounded.append(BoundedSum("squares", upper, 1.0, rows_ != columns))
     return bounded
 
 

@@ -21,7 +21,7 @@ from common.privacy import discrete_gaussian as module
 from common.privacy import gaussian_mechanism
 from common.privacy.discrete_gaussian import discrete_gaussian
 from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.privacy.gaussian_mechanism import BoundedSum
 
 Sampler = Callable[[int, int], np.ndarray]
 RUNS, ENTRIES = 2, 25_000
@@ -58,7 +58,7 @@ def released(sampler: Sampler, patch: pytest.MonkeyPatch) -> Recorded:
     patch.setattr(gaussian_mechanism, "discrete_gaussian", sampler)
     patch.setattr(gaussian_mechanism, "DRAWN", ENTRIES)
     values = IntegerSum.of(torch.linspace(-1, 1, ENTRIES), 1.0)
-    return recorded(lambda: release([BoundedSum("sums", values, 1.0, 1.0)], 3.0), RUNS)
+    return recorded(lambda: BoundedSum("sums", values, 1.0).noisy(3.0), RUNS)
 
 
 @pytest.mark.parametrize(

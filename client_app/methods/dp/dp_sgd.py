@@ -16,7 +16,7 @@ from client_app.methods.dp.record_chunks import per_record
 from client_app.methods.dp.record_gradients import add_clipped, norms_of, poisson_sample, sums_like
 from common.extras.packages import needed_for
 from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.privacy.gaussian_mechanism import BoundedSum
 from common.privacy.mechanism import Mechanism
 from common.settings import FedAvgSettings, Model
 
@@ -68,7 +68,7 @@ def train_privately(
         flat = IntegerSum.joined(total)
         # All parameters are one statistic: one record changes all of them together by at most the
         # clip.
-        (noisy,) = release([BoundedSum("gradients", flat, claim.clip, 1.0)], claim.noise_multiplier)
+        noisy = BoundedSum("gradients", flat, claim.clip).noisy(claim.noise_multiplier * claim.clip)
         signal.append(float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5))
         parts = torch.split(
             noisy.value / settings.batch_size, [part.fine.numel() for part in total]

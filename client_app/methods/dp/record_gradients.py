@@ -13,7 +13,7 @@ from common.models.augmentation import Change
 from common.models.loss_landscape import LandscapeRecords
 from common.models.parameters import Tensors
 from common.privacy.exact_sums import ExactSum, IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.privacy.gaussian_mechanism import BoundedSum
 from common.privacy.secret_numbers import system_uniforms
 
 
@@ -72,7 +72,7 @@ class PrivateGradient:
         flat = IntegerSum.joined(total)
         # All parameters are one statistic: one record changes all of them together by at most the
         # clip.
-        (noisy,) = release([BoundedSum("gradients", flat, self._clip, 1.0)], self._multiplier)
+        noisy = BoundedSum("gradients", flat, self._clip).noisy(self._multiplier * self._clip)
         self._signal.append(float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5))
         parts = torch.split(noisy.value / self._expected, [part.fine.numel() for part in total])
         return {

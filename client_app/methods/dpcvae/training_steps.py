@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 from client_app.methods.dp.linear_clipping import clipped_sums
 from common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerator, elbo
 from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.privacy.gaussian_mechanism import BoundedSum
 from common.privacy.secret_numbers import system_normals
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def private_gradient(
     inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
     total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip)
     flat = IntegerSum.joined(list(total.values()))
-    (noisy,) = release([BoundedSum("gradients", flat, clip, 1.0)], noise_multiplier)
+    noisy = BoundedSum("gradients", flat, clip).noisy(noise_multiplier * clip)
     parts = torch.split(noisy.value / expected, [part.fine.numel() for part in total.values()])
     like = dict(trainer.modules.named_parameters())
     mean = {

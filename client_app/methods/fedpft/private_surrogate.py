@@ -102,7 +102,6 @@ def noisy_sums(
         data.weights,
         num_classes,
         family,
-        claim.noise_multiplier,
         *done,
     )
     released = with_noise(sums, claim)
@@ -215,7 +214,7 @@ def theorem_4_1(
         points = toward_zero(data.features[data.labels == label].double(), COARSE)
         total = ExactSum(points.shape[1:], 1.0)
         total.add(points)
-        means.append(BoundedSum("means", total.total, 2.0, 1.0).noisy(sigma).value / len(points))
+        means.append(BoundedSum("means", total.total, 2.0).noisy(sigma).value / len(points))
         tables.append(_noisy_covariance(points, total.value, family, sigma))
     present = counts.nonzero().flatten()
     ones = torch.ones(len(present))
@@ -253,7 +252,7 @@ def _noisy_covariance(points: Tensor, total: Tensor, family: str, sigma: float) 
     whole = IntegerSum.of(scatter, 4.0)
     # An entry is rounded to a step, and before that in double precision, by less than n 2^-50.
     rounding = math.sqrt(len(scatter)) * (whole.step + n * 2.0**-50)
-    noisy = BoundedSum("covariances", whole, 4.0, 1.0).noisy(sigma, rounding).value / n
+    noisy = BoundedSum("covariances", whole, 4.0).noisy(sigma, rounding).value / n
     if family == "full":
         matrix = torch.zeros(d, d, dtype=torch.float64)
         matrix[rows, columns] = matrix[columns, rows] = noisy

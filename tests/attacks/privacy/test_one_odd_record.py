@@ -127,7 +127,7 @@ def _used(site: SiteFeatures, _: NodeConfig) -> tuple[Counter[Any], dict[str, Te
         rows.setdefault(name, []).append((label, x.float().numpy().tobytes()))
     weights = unit_weights(train.units, len(train.labels))
     clipped, _ = clip(train.features.double(), 1.0)
-    sums = statistics(clipped, train.labels, weights, CLASSES, "diag", 1.0)
+    sums = statistics(clipped, train.labels, weights, CLASSES, "diag")
     units = Counter(tuple(sorted(each)) for each in rows.values())
     return units, {each.name: each.value for each in sums}
 

@@ -296,7 +296,7 @@ def test_of_class_sums_and_second_moments(
     for rows in (5, 5 + own):
         every = torch.cat([others, features])[:rows]
         data = Clipped.of(every, labels[:rows], units[:rows] if units else None, norm)
-        found.append(statistics(data.features, data.labels, data.weights, 2, family, 1.0))
+        found.append(statistics(data.features, data.labels, data.weights, 2, family))
     for less, more in zip(*found, strict=True):
         assert not too_far(less.value, more.value, less.bound), less.name
 
@@ -350,7 +350,7 @@ def test_of_class_sums_among_a_million_others() -> None:
     found = []
     for rows in (MILLION, MILLION + 3):
         data = Clipped.of(features[:rows], labels[:rows], units[:rows])
-        found.append(statistics(data.features, data.labels, data.weights, 1, "full", 1.0))
+        found.append(statistics(data.features, data.labels, data.weights, 1, "full"))
     for less, more in zip(*found, strict=True):
         assert not too_far(less.value, more.value, 1.0), less.name
 

@@ -22,7 +22,7 @@ from common.privacy import gaussian_mechanism
 from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
 from common.privacy.discrete_gaussian import CONTINUOUS
 from common.privacy.exact_sums import BITS, ExactSum, IntegerSum, power_above
-from common.privacy.gaussian_mechanism import MOST_STEPS, BoundedSum, Noisy, release
+from common.privacy.gaussian_mechanism import MOST_STEPS, BoundedSum, Noisy
 from common.surrogates.class_sums import fold, statistics, unfold
 
 BOUNDS = st.floats(1e-6, 1e6)
@@ -77,22 +77,22 @@ def test_a_release_is_a_function_of_sum_plus_noise_and_of_nothing_else(
     for sum_, added in zip(sums, (noise + moved, noise, noise + moved), strict=True):
         with pytest.MonkeyPatch.context() as patch:
             drawn_by(patch, lambda variance, count, added=added: [added] * count)
-            found.append(BoundedSum("a", sum_, bound, 1.0).noisy(3.0 * bound).value)
+            found.append(BoundedSum("a", sum_, bound).noisy(3.0 * bound).value)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
 
-@given(BOUNDS, SIGMAS, st.floats(0.01, 1.0), st.integers(1, 4), st.booleans())
+@given(BOUNDS, SIGMAS, st.integers(1, 4), st.booleans())
 def test_the_sampler_gets_the_variance_of_the_claim_in_steps(
-    bound: float, multiplier: float, share: float, dimension: int, squares: bool
+    bound: float, multiplier: float, dimension: int, squares: bool
 ) -> None:
     rows, columns = torch.triu_indices(dimension, dimension)
     sum_ = IntegerSum.of(torch.zeros(len(rows)), bound)
     with pytest.MonkeyPatch.context() as patch:
         asked = drawn_by(patch, lambda variance, count: [0] * count)
         twice = rows != columns if squares else None
-        sigma = multiplier * bound / math.sqrt(share)
-        made = BoundedSum("a", sum_, bound, share, twice).noisy(sigma)
+        sigma = multiplier * bound
+        made = BoundedSum("a", sum_, bound, twice).noisy(sigma)
     assert made.sigma == sigma
     exact = Fraction(sigma) / Fraction(sum_.step)
     if exact > MOST_STEPS:
@@ -143,7 +143,7 @@ def test_one_unit_moves_the_integers_of_class_sums_by_at_most_the_bound(
     found = []
     for rows in (n, n + own):
         data = Clipped.of(features[:rows], labels[:rows], units[:rows] if units else None)
-        found.append(statistics(data.features, data.labels, data.weights, 2, family, 1.0))
+        found.append(statistics(data.features, data.labels, data.weights, 2, family))
     for less, more in zip(*found, strict=True):
         assert not moves(more, less), more.name
 
@@ -162,7 +162,7 @@ def test_one_record_moves_the_integers_of_gradients_by_at_most_the_clip(
         if rows:
             add_clipped(total, some, norms_of(some), clip)
         found.append(
-            BoundedSum("gradients", IntegerSum.joined([part.total for part in total]), clip, 1.0)
+            BoundedSum("gradients", IntegerSum.joined([part.total for part in total]), clip)
         )
     assert not moves(found[1], found[0])
 
@@ -188,7 +188,7 @@ def test_the_exact_privacy_of_the_noise_that_is_drawn_is_never_above_the_claim(
     sum_ = IntegerSum(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 1.0)
     with pytest.MonkeyPatch.context() as patch:
         asked = drawn_by(patch, lambda variance, count: [0] * count)
-        BoundedSum("a", sum_, float(shift), 1.0).noisy(multiplier * shift)
+        BoundedSum("a", sum_, float(shift)).noisy(multiplier * shift)
     variance, epsilon = asked[0][0], gaussian_epsilon(multiplier, delta)
     most = math.ceil(14 * math.sqrt(variance))
     weights = np.exp(-(np.arange(-most, most + 1.0) ** 2) / (2 * variance))
@@ -208,7 +208,7 @@ def test_on_poisson_samples_too_the_accountant_of_discrete_noise_finds_no_more(
     sum_ = IntegerSum(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 1.0)
     with pytest.MonkeyPatch.context() as patch:
         asked = drawn_by(patch, lambda variance, count: [0] * count)
-        BoundedSum("a", sum_, float(shift), 1.0).noisy(multiplier * shift)
+        BoundedSum("a", sum_, float(shift)).noisy(multiplier * shift)
     loss = pld.from_discrete_gaussian_mechanism(
         math.sqrt(asked[0][0]), shift, value_discretization_interval=1e-4, sampling_prob=rate
     )
@@ -236,7 +236,7 @@ def test_opendp_draws_the_same_noise() -> None:
 
 def test_noise_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="set a larger epsilon"):
-        BoundedSum("a", IntegerSum.of(torch.zeros(2), 1.0), 1.0, 1.0).noisy(2.0**46)
+        BoundedSum("a", IntegerSum.of(torch.zeros(2), 1.0), 1.0).noisy(2.0**46)
 
 
 def test_the_value_of_a_release_is_that_of_its_sum() -> None:
@@ -244,11 +244,11 @@ def test_the_value_of_a_release_is_that_of_its_sum() -> None:
     matrix = matrix @ matrix.T
     rows, columns = torch.triu_indices(5, 5)
     upper = IntegerSum.of(matrix, 64.0).map(lambda table: table[rows, columns])
-    squares = BoundedSum("squares", upper, 64.0, 1.0, rows != columns)
+    squares = BoundedSum("squares", upper, 64.0, rows != columns)
     assert torch.allclose(squares.value, fold(matrix), atol=1e-9)
     with pytest.MonkeyPatch.context() as patch:
         drawn_by(patch, lambda variance, count: [0] * count)
-        (made,) = release([squares], 2.0)
+        made = squares.noisy(128.0)
     assert isinstance(made, Noisy)
     assert torch.allclose(unfold(made.value, 5), matrix, atol=1e-9)
     assert torch.equal(made.value, squares.value)
@@ -258,7 +258,7 @@ def test_scalars_and_empty_sums_have_noise_of_their_shape() -> None:
     shapes: list[tuple[int, ...]] = [(), (0,), (0, 3), (2, 3)]
     for shape in shapes:
         value: Tensor = (
-            BoundedSum("a", IntegerSum.of(torch.zeros(shape), 1.0), 1.0, 1.0).noisy(9.0).value
+            BoundedSum("a", IntegerSum.of(torch.zeros(shape), 1.0), 1.0).noisy(9.0).value
         )
         assert tuple(value.shape) == shape
         assert value.dtype == torch.float64

@@ -10,34 +10,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from client_app.methods.fedpft.private_surrogate import Clipped
-from common.errors import ConfigError
 from common.privacy.accounting import gaussian_noise_multiplier
 from common.privacy.exact_sums import IntegerSum
 from common.privacy.gaussian_mechanism import (
     BoundedSum,
     Noisy,
     clip,
-    release,
     unit_weights,
 )
 from common.privacy.shares import budget_shares
 from common.surrogates.class_sums import fold, statistics, unfold
 
 FAMILIES = ("spherical", "diag", "full", "lowrank")
-
-
-def test_shares_divide_the_budget() -> None:
-    parts = [
-        BoundedSum(name, IntegerSum.of(torch.zeros(1), bound), bound, share)
-        for name, bound, share in (("a", 2.0, 0.25), ("b", 1.0, 0.75))
-    ]
-    a, b = release(parts, 3.0)
-    assert (a.sigma, a.sensitivity) == (12.0, 2.0)
-    assert (a.sensitivity / a.sigma) ** 2 + (b.sensitivity / b.sigma) ** 2 == pytest.approx(
-        1 / 3.0**2
-    )
-    with pytest.raises(ConfigError, match="sum to one"):
-        release(parts[:1], 3.0)
 
 
 @pytest.mark.parametrize("noise", [0.3, 1.0, 3.7, 100.0])
@@ -63,7 +47,7 @@ def test_second_moments_get_half_of_a_large_budget_little_of_a_small_one_and_cou
 
 def test_signal_to_noise_is_estimated_from_the_release_alone() -> None:
     signal = torch.full((100_000,), 3.0)
-    (noisy,) = release([BoundedSum("a", IntegerSum.of(signal, 1.0), 1.0, 1.0)], 2.0)
+    noisy = BoundedSum("a", IntegerSum.of(signal, 1.0), 1.0).noisy(2.0)
     assert noisy.signal_to_noise() == pytest.approx(1.5, rel=0.02)
     assert Noisy("a", torch.zeros(5), 2.0, 1.0).signal_to_noise() == 0
     for sigma in (0.5, 3.0):
@@ -112,7 +96,7 @@ def _sums(
     data = Clipped.of(features, labels, units)
     return {
         each.name: each.value
-        for each in statistics(data.features, data.labels, data.weights, 3, family, 1.0)
+        for each in statistics(data.features, data.labels, data.weights, 3, family)
     }
 
 

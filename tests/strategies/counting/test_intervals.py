@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -14,10 +15,10 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from client_app.methods.counting import count_decisions
-from common.methods.counting import tables_of
-from common.privacy.accounting import gaussian_noise_multiplier
+from common.methods.counting import Counted, tables_of
 from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, release
+from common.privacy.gaussian_mechanism import BoundedSum, with_noise
+from common.privacy.mechanism import Mechanism, NoisySums
 from common.run import Run, parse_run
 from common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
 from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
@@ -50,15 +51,22 @@ def exact_area(score: Tensor, labels: Tensor) -> float:
     return float(torch.searchsorted(others, own).double().mean() / len(others))
 
 
+def mechanism_of(counted: Sequence[Counted], epsilon: float) -> Mechanism:
+    """The noise of one site on its own tables."""
+    shares = {each.name: each.share for each in counted}
+    bounds = {each.name: each.bound for each in counted}
+    return NoisySums("counts", epsilon, DELTA, shares, bounds=bounds).mechanism()
+
+
 def with_own_noise(sites: list[dict[str, IntegerSum]], epsilon: float) -> PooledCounts:
     """The sum of the tables of sites that each add the whole noise."""
-    run, multiplier = settings(2), gaussian_noise_multiplier(epsilon, DELTA)
+    counted = tables_of(settings(2).settings.counting, 2)
+    mechanism = mechanism_of(counted, epsilon)
     tables: dict[str, Tensor] = {}
     variances: dict[str, float] = {}
-    counted = tables_of(run.settings.counting, 2)
     for exact in sites:
-        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
-        for each in release(sums, multiplier):
+        sums = [BoundedSum(each.name, exact[each.name], each.bound) for each in counted]
+        for each in with_noise(sums, mechanism):
             tables[each.name] = tables.get(each.name, 0) + each.value.round()  # type: ignore[arg-type]
             variances[each.name] = variances.get(each.name, 0.0) + each.sigma**2 + 1 / 12
     return PooledCounts(tables, variances)
@@ -173,13 +181,10 @@ def test_the_intervals_of_rates_hold_the_truth_in_95_of_100_runs(
 
 def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() -> None:
     """The noise is a part of the interval that matters here: the test above can fail."""
-    run, generator, multiplier = (
-        settings(2),
-        torch.Generator().manual_seed(3),
-        gaussian_noise_multiplier(1.0, 1e-5),
-    )
+    run, generator = settings(2), torch.Generator().manual_seed(3)
     kept = 0
     counted = tables_of(run.settings.counting, 2)
+    mechanism = mechanism_of(counted, 1.0)
     for _ in range(RUNS):
         exact = count_decisions(
             *(drawn := draw(generator, 50, 1.0)),
@@ -187,8 +192,9 @@ def test_without_the_noise_in_the_interval_it_would_hold_the_truth_too_rarely() 
             2,
             run.settings.counting.bins,
         )
-        sums = [BoundedSum(each.name, exact[each.name], each.bound, each.share) for each in counted]
-        table = next(each.value for each in release(sums, multiplier) if each.name == "decisions")
+        sums = [BoundedSum(each.name, exact[each.name], each.bound) for each in counted]
+        noisy = {each.name: each.value for each in with_noise(sums, mechanism)}
+        table = noisy["decisions"]
         truth = float((drawn[0].argmax(1) == drawn[1]).double().mean())
         interval = rate(table.diagonal(), table[~torch.eye(2, dtype=torch.bool)], 0.0)
         kept += (

@@ -74,8 +74,7 @@ def directions(family: str) -> list[Tensor]:
     claim, found = promised(family), []
     less, more = (Clipped.of(FEATURES[:records], LABELS[:records]) for records in (1, 2))
     without, with_record = (
-        statistics(each.features, each.labels, each.weights, 2, family, claim.noise_multiplier)
-        for each in (less, more)
+        statistics(each.features, each.labels, each.weights, 2, family) for each in (less, more)
     )
     tables = zip(without, with_record, noise(claim), strict=True)
     shifts = [
