@@ -251,7 +251,7 @@ class Bench:
             sent, lies = self.once
             strategy = stored_strategy(run.settings.method)(run, Unrecorded())
             given = self._attacked(sent, lies, attack, 1)[start:]
-            learned = strategy.learn(given, self.data.classes)
+            learned = strategy.learn(strategy.in_one_frame(given), self.data.classes)
             found = {suspect.site for suspect in learned.defended.suspects}
             return Result(self.data.judge(learned.model), found)
         with tempfile.TemporaryDirectory() as folder:

@@ -67,7 +67,8 @@ def relearn(
     sites = [sent.header.site for sent in stored]
     if missing := set(without) - set(sites):
         raise RunError(f"site {sorted(missing)[0]!r} is not in this run; it has {', '.join(sites)}")
-    kept = [sent for sent in stored if sent.header.site not in without]
+    # As the sites sent them, each in the frame of its own columns.
+    kept = strategy.in_one_frame([each for each in stored if each.header.site not in without])
     known = config.settings.classes or class_order(kept)
     if missing := set(classes) - set(known):
         raise RunError(

@@ -291,6 +291,6 @@ def model_of(
     if not kept:
         return None
     try:
-        return strategy.learn(kept, classes).model
+        return strategy.learn(strategy.in_one_frame(kept), classes).model
     except RunError:
         return None

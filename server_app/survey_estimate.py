@@ -105,9 +105,8 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
     """
     config = run_config_of(run)
     strategy = stored_strategy(config.settings.method)(config, Unrecorded(), pick_device("cpu"))
-    learned = strategy.learn(
-        [strategy.unpack(payload) for payload in read_payloads(run)], config.settings.classes
-    )
+    stored = [strategy.unpack(payload) for payload in read_payloads(run)]
+    learned = strategy.learn(strategy.in_one_frame(stored), config.settings.classes)
     known = learned.model.header.classes
     if learned.source is None or (missing := sorted(set(classes) - set(known))):
         lacking = (

@@ -268,7 +268,7 @@ def federate(run: Run, data: Federation) -> Measured:
         payloads = [site_function(run.plan.combination)(task).payload for task in tasks]
         strategy = stored_strategy(run.settings.method)(run, Unrecorded())
         received = [strategy.unpack(payload) for payload in payloads]
-        model = strategy.learn(received, data.classes).model
+        model = strategy.learn(strategy.in_one_frame(received), data.classes).model
         own = _own([model] * len(tasks), data)
         return Measured(data.judge(model), sum(map(len, payloads)), own, model=model)
 

@@ -118,7 +118,7 @@ class OneShot(Federation, Generic[S]):
         """Learn a model.
 
         Args:
-            sent: checked surrogates that fit together, sorted by site.
+            sent: checked surrogates that fit together, sorted by site; from `in_one_frame`.
             classes: of the model; all that occur if empty.
 
         Raises:

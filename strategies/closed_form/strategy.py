@@ -113,7 +113,6 @@ class FromStatistics(Heads):
         Raises:
             RunError: where no model can be learned.
         """
-        sent = self.in_one_frame(sent)
         known = tuple(classes) or class_order(sent)
         if self.config.mechanism is not None:
             known = sent[0].header.classes
@@ -134,7 +133,6 @@ class FromStatistics(Heads):
             sent: checked sums, one for each site.
             classes: of the run.
         """
-        sent = self.in_one_frame(sent)
         most = self.config.settings.max_share
         if self.config.mechanism is not None:
             return replace(cap_sums(sent, most, private=True), kept=list(sent))

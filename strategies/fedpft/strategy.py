@@ -128,7 +128,6 @@ class FedPFT(OneShot[AnySurrogate]):
         Raises:
             RunError: where no head can be learned.
         """
-        sent = self.in_one_frame(sent)
         self.outcome.surrogates = list(sent)
         learned = learn(sent, self.config, self.device, classes, self._centre)
         facts: dict[str, str | float] = {"solver": learned.solver, **repair_facts(learned.added)}
@@ -145,7 +144,6 @@ class FedPFT(OneShot[AnySurrogate]):
             sent: checked surrogates of one kind, one for each site.
             classes: of the run.
         """
-        sent = self.in_one_frame(sent)
         return defend_surrogates(sent, self.config.defence, self.config.settings.max_share, classes)
 
     def restricted(self, sent: AnySurrogate, classes: Sequence[str]) -> AnySurrogate | None:

@@ -60,7 +60,6 @@ class ClassMeans(Heads):
         Raises:
             RunError: where no model can be learned.
         """
-        sent = self.in_one_frame(sent)
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         shares = [defended.capped.get(each.header.site, 1.0) for each in sent]
@@ -78,7 +77,6 @@ class ClassMeans(Heads):
             sent: checked group means, one message for each site.
             classes: of the run.
         """
-        sent = self.in_one_frame(sent)
         kept = shares_kept(
             [each.tensors["counts"].sum(1).tolist() for each in sent],
             self.config.settings.max_share,

@@ -67,7 +67,6 @@ class Heads(OneShot[Parameters]):
         Raises:
             RunError: where no model can be learned.
         """
-        sent = self.in_one_frame(sent)
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         combine = load(self.config.plan.combination.learn)
@@ -85,9 +84,7 @@ class Heads(OneShot[Parameters]):
             sent: checked heads, one for each site.
             classes: of the run.
         """
-        return defend_heads(
-            self.in_one_frame(sent), self.config.defence, self.config.settings.max_share
-        )
+        return defend_heads(sent, self.config.defence, self.config.settings.max_share)
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
         """The rows of these classes.

@@ -39,7 +39,7 @@ OTHER = head(
 
 def model(method: str, *heads: Parameters) -> object:
     run = parse_run({"method": method, "head.min-steps": 600, "head.learning-rate": 0.05})
-    return load(run.plan.combination.learn)(list(heads), run, CLASSES)
+    return load(run.plan.combination.learn)(list(heads), CLASSES, run.settings, run.defence)
 
 
 def test_the_average_weighs_by_records_class_by_class() -> None:

@@ -1,0 +1,44 @@
+"""What learns again from a run's stored messages, each in the frame of its site's own columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsurrogate as fs
+from server_app.export.source import run_config_of
+from server_app.relearn import relearn
+from server_app.site_values import model_of, stored
+from tests.data_kinds.scales.affine import RECORDS, records
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"method": "afl"}, {"method": "fedcof"}, {"fedpft__covariance": "gram"}],
+    ids=lambda own: str(next(iter(own.values()))),
+)
+def test_models_from_stored_messages_are_those_of_the_run(
+    own: dict[str, Any], tmp_path: Path
+) -> None:
+    clean, labels = records()
+    # Each site has an offset of its own, and so another frame.
+    features = clean + 1e4
+    parts = [(features[site:RECORDS:3] + 50.0 * site, labels[site:RECORDS:3]) for site in range(3)]
+    done = fs.simulate(
+        parts, test=(features[RECORDS:], labels[RECORDS:]), output_dir=str(tmp_path), **own
+    )
+    folder, tested = Path(done.folder), features[RECORDS:] + 50.0
+    config = run_config_of(folder)
+    strategy, sent = stored(config, folder)
+    assert len({each.header.frame for each in sent.values()} - {b""}) == 3
+    wanted = done.model.predict(tested).tolist()
+    assert len(set(wanted)) == 3
+    again = relearn(folder)[1]
+    narrow = relearn(folder, classes=list(again.header.classes))[1]
+    valued = model_of(strategy, sent, frozenset(sent), config.settings.classes)
+    for model in (again, narrow, valued):
+        assert model is not None
+        found = model.scores(tested).argmax(1)
+        assert [again.header.classes[each] for each in found.tolist()] == list(map(str, wanted))
