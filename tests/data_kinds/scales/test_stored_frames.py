@@ -25,11 +25,11 @@ def test_models_from_stored_messages_are_those_of_the_run(
     clean, labels = records()
     # Each site has an offset of its own, and so another frame.
     features = clean + 1e4
-    parts = [(features[site:RECORDS:3] + 50.0 * site, labels[site:RECORDS:3]) for site in range(3)]
+    parts = [(features[site:RECORDS:3] + 3.0 * site, labels[site:RECORDS:3]) for site in range(3)]
     done = fs.simulate(
         parts, test=(features[RECORDS:], labels[RECORDS:]), output_dir=str(tmp_path), **own
     )
-    folder, tested = Path(done.folder), features[RECORDS:] + 50.0
+    folder, tested = Path(done.folder), features[RECORDS:] + 3.0
     config = run_config_of(folder)
     strategy, sent = stored(config, folder)
     assert len({each.header.frame for each in sent.values()} - {b""}) == 3
