@@ -26,7 +26,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.plots import draw_images
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared, stored_images
-from client_app.audit.similarity import best_match
+from benchmarks.harness.similarity import best_match
 from common.run import parse_run
 from common.settings.flat import Scalar
 from common.surrogates.surrogates import SumsSurrogate, Surrogate

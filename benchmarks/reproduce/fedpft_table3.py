@@ -25,7 +25,7 @@ from benchmarks.harness.federation import released
 from benchmarks.harness.options import described
 from benchmarks.harness.plots import draw_images
 from benchmarks.harness.results import report
-from client_app.audit.similarity import C1, C2, SIGMA, WINDOW, psnr
+from benchmarks.harness.similarity import C1, C2, SIGMA, WINDOW, psnr
 from common.run import parse_run
 from common.settings.flat import Scalar
 from common.surrogates.surrogates import SumsSurrogate, Surrogate

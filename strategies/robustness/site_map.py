@@ -101,7 +101,7 @@ def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
     if not 2 <= len(surrogates) <= MOST_SITES:
         return None
     tables = [_table(surrogate) for surrogate in surrogates]
-    basis = _basis(tables, surrogates)
+    basis = _basis(tables)
     if basis is None:
         return None
     dimension = surrogates[0].dimension
@@ -145,7 +145,7 @@ def _class_means(mixtures: Mixtures) -> Tensor:
 
 
 def _basis(
-    tables: Sequence[tuple[Mixtures, list[int]] | None], surrogates: Sequence[AnySurrogate]
+    tables: Sequence[tuple[Mixtures, list[int]] | None],
 ) -> Tensor | None:
     """Orthonormal directions (d, k) in which the sites' class means differ most."""
     means = [_class_means(table[0]) for table in tables if table is not None]

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from client_app.audit.similarity import C1, C2, SIGMA, WINDOW, best_match, psnr, ssim
+from benchmarks.harness.similarity import C1, C2, SIGMA, WINDOW, best_match, psnr, ssim
 
 
 def by_definition(first: torch.Tensor, second: torch.Tensor) -> float:
