@@ -69,7 +69,7 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(
     assert len(exact) == 10
     assert (numbers == words(sum(exact[5:]) + sum(noise[5:]))).all()
     config = parse_run(settings)
-    fixed = encode(config, 5)
+    fixed = encode(config.plan, config.settings, 5)
     records = fixed["records"].decode(words(sum(exact[5:])))[0]
     assert float(records) == pytest.approx(1438, abs=1), "all training records of the digits"
     assert claim is not None
