@@ -34,7 +34,9 @@ def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
         if not config.plan.combination.stored or config.plan.kind != "one-shot":
             return None
         strategy = stored_strategy(config.settings.method)(config)
-        surrogates = [strategy.unpack(payload) for payload in read_payloads(folder)]
+        surrogates = strategy.in_one_frame(
+            [strategy.unpack(payload) for payload in read_payloads(folder)]
+        )
     except (FedSurrogateError, ValueError, TypeError):
         # A report of a damaged folder leaves the picture out.
         return None

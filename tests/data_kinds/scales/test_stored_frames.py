@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 import fedsurrogate as fs
 from server_app.export.source import run_config_of
 from server_app.relearn import relearn
+from server_app.report.site_map import site_map_of
+from server_app.runs.reader import read_run
 from server_app.site_values import model_of, stored
 from tests.data_kinds.scales.affine import RECORDS, records
 
@@ -42,3 +46,22 @@ def test_models_from_stored_messages_are_those_of_the_run(
         assert model is not None
         found = model.scores(tested).argmax(1)
         assert [again.header.classes[each] for each in found.tolist()] == list(map(str, wanted))
+
+
+def test_a_map_of_sites_is_that_of_the_features_without_their_offset(tmp_path: Path) -> None:
+    clean, labels = records()
+
+    def distances(offset: float) -> Tensor:
+        """Of three sites that differ by an offset of their own."""
+        parts = [
+            (clean[own] + offset + 3.0 * site, labels[own])
+            for site, own in enumerate(torch.arange(RECORDS).chunk(3))
+        ]
+        done = fs.simulate(parts, fedpft__covariance="gram", output_dir=str(tmp_path / str(offset)))
+        found = site_map_of(read_run(Path(done.folder)), Path(done.folder))
+        assert found is not None
+        return found.distances
+
+    plain = distances(0.0)
+    assert plain.max() > 1.0
+    torch.testing.assert_close(distances(1e4), plain, rtol=0.1, atol=0.05)
