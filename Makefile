@@ -45,12 +45,16 @@ demo-compose:
 demo: setup
 	@$(RUN) -m server_app.cli.main simulate --sites $(SITES) -c 'compare=true output-dir="$(OUT)"'
 
-# One thread a process: the same numbers on every machine. Three, because tests of real processes mostly wait.
+# One thread a process: the same numbers on every machine. Three, because tests of real processes mostly wait. Python keeps what
+# it compiles, also where the shell says otherwise: half of the time to collect tests, and most of the start of a process.
 PYTEST := -m pytest -n 3 --dist worksteal --durations 25
-test: setup
-	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults and not slow and not samples" $(TESTS)
+unexport PYTHONDONTWRITEBYTECODE
 
-# And what takes minutes: real processes, and checks that repeat a run hundreds of times. `make bench` runs the faults.
+# One method of each family, and a share of cases and examples: tests/quick.py.
+test: setup
+	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) --quick -m "not faults and not slow and not samples" $(TESTS)
+
+# All methods, cases and examples, and what takes minutes: real processes, and checks that repeat a run hundreds of times. `make bench` runs the faults.
 test-all: setup
 	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults and not samples" $(TESTS)
 
@@ -71,7 +75,7 @@ OLDEST ?= .venv-oldest
 test-oldest: setup
 	@test "$(OLDEST).lock" -nt pyproject.toml || $(RUN) deploy/lock.py oldest "$(OLDEST).lock"
 	@"$(PYTHON)" deploy/environment.py "$(OLDEST)" --lock "$(OLDEST).lock" --torch $(TORCH) --torch-index "$(TORCH_INDEX)"
-	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" "$(OLDEST)/bin/python" $(PYTEST) -m "not faults and not slow and not samples" $(TESTS)
+	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" "$(OLDEST)/bin/python" $(PYTEST) --quick -m "not faults and not slow and not samples" $(TESTS)
 
 # Processes are killed, lines cut and disks filled, as in a real deployment; they mostly wait, but for minutes each. And all
 # pairs of neighbours, of which `make test-all` examines a third.

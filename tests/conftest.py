@@ -10,6 +10,9 @@ the test that asks, so that a bound of a few standard deviations holds always or
 --noise 1` gives other noise, which finds bounds that are close. A test with the fixture
 `system_noise` has the noise of the operating system, and so have other processes. Hypothesis tries
 the same examples each time.
+
+In the process of the tests nothing waits for the disk, because no test cuts the power; a descriptor
+that cannot be flushed still raises.
 """
 
 import hashlib
@@ -17,9 +20,10 @@ import os
 import signal
 import tempfile
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -27,6 +31,7 @@ import torch
 from hypothesis import settings
 
 from common.privacy import secret_numbers
+from tests import quick
 from tests.samples import Samples, sample
 
 TESTS = Path(__file__).parent
@@ -56,9 +61,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     First, before `-m` selects by these marks.
     """
-    slow = [TESTS / name for name in SLOW]
+    slow = {TESTS / name for name in SLOW}
+    # Once for each file: this takes longer than to collect a test.
+    is_slow = cache(lambda path: not slow.isdisjoint((path, *path.parents)))
     for item in items:
-        if any(path == item.path or path in item.path.parents for path in slow):
+        if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
         if "samples" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.samples)
@@ -78,7 +85,8 @@ class Keys:
     def begin(self, owner: str) -> None:
         """Draw for a test or a fixture from now on, and begin the other random numbers again."""
         self.owner, self.drawn = owner, 0
-        torch.manual_seed(0)
+        # Of processors alone: `torch.manual_seed` notes the whole stack for GPUs, a millisecond.
+        torch.default_generator.manual_seed(0)
 
     def urandom(self, count: int) -> bytes:
         """What `os.urandom` is replaced by."""
@@ -90,9 +98,15 @@ KEYS = Keys()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """An option for other noise."""
+    """An option for other noise, and one for what `make test` runs."""
     parser.addoption(
         "--noise", type=int, default=0, help="Number of the noise of privacy that tests draw."
+    )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="One method of each family a test, and a share of the generated examples: "
+        "tests/quick.py",
     )
 
 
@@ -102,10 +116,18 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("the same", derandomize=True, deadline=None)
     settings.load_profile("the same")
     KEYS.salt = config.getoption("--noise", 0)
+    if config.getoption("--quick", False):
+        config.pluginmanager.register(quick)
     secret_numbers.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
+    os.fsync = _flush
     _heed_signals()
     if not hasattr(config, "workerinput"):
         _own_home(config)
+
+
+def _flush(file: int | IO[Any]) -> None:
+    """What `os.fsync` is replaced by."""
+    os.fstat(file if isinstance(file, int) else file.fileno())
 
 
 def _heed_signals() -> None:

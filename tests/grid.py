@@ -67,9 +67,7 @@ class Fault:
 
 
 class InProcessGrid(LocalGrid):
-    """The local grid with faults. `sent` and `received` are the messages that crossed the wire,
-    `object_bytes` what all of their objects took, Flower's own frames included.
-    """
+    """The local grid with faults. `sent` and `received` are the messages that crossed the wire."""
 
     def __init__(
         self,
@@ -81,7 +79,6 @@ class InProcessGrid(LocalGrid):
         self.faults = {FIRST_NODE + index: fault for index, fault in (faults or {}).items()}
         self.sent: list[Message] = []
         self.received: list[Message] = []
-        self.object_bytes: Counter[str] = Counter()
         self._pulls: Counter[str] = Counter()
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -148,9 +145,16 @@ class InProcessGrid(LocalGrid):
             assert message.metadata.reply_to_message_id == ""
             assert message.metadata.ttl > 0
             self.sent.append(message)
-        contents = (item.deflate() for item in get_all_nested_objects(message).values())
-        self.object_bytes[way] += sum(map(len, contents))
         return super()._transported(message, way)
+
+
+def object_bytes(messages: Iterable[Message]) -> int:
+    """What all objects of these messages took on the wire, Flower's own frames included."""
+    return sum(
+        len(item.deflate())
+        for message in messages
+        for item in get_all_nested_objects(message).values()
+    )
 
 
 def replace_payload(record: RecordDict, payload: bytes, announced: int | None = None) -> None:

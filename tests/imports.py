@@ -5,7 +5,7 @@ run's settings.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +15,30 @@ ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
 WHOLE = {"Settings", "Run"}
 # A function that reads no more of their attributes should take these, and not all.
 FEW = 2
+
+
+def holds_for(each: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
+    """Make one test of a rule about files or folders; it fails with all that break the rule.
+
+    A test for each of them takes longer to collect, in every process, than the rules take to read.
+    """
+    names = list(each)
+
+    def decorate(rule: Callable[[str], None]) -> Callable[[], None]:
+        def test() -> None:
+            assert names
+            broken: dict[str, str] = {}
+            for name in names:
+                try:
+                    rule(name)
+                except AssertionError as error:
+                    broken[name] = str(error)
+            assert not broken, "\n".join(f"{name}: {why}" for name, why in broken.items())
+
+        test.__name__, test.__doc__, test.__module__ = rule.__name__, rule.__doc__, rule.__module__
+        return test
+
+    return decorate
 
 
 @cache

@@ -4,7 +4,7 @@ method without new code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -80,9 +80,19 @@ for name, plan in PLANS.items():
     BY_STRATEGY.setdefault(plan.combination.strategy, SPECS[name])
 
 
-def cases(methods: Iterable[Method]) -> list[Any]:
-    """Methods as parameters of a test that runs them; a GAN takes many seconds."""
+def in_family(name: str, spec: Method | None = None) -> list[pytest.MarkDecorator]:
+    """Marks of a parameter that is a method: `--quick` runs one of each family, and a GAN takes
+    many seconds.
+
+    name: of the parameter. spec: the method; by default that of this name.
+    """
+    spec = spec or SPECS[name]
+    strategy = parse_run(settings_of(spec)).plan.combination.strategy
+    return [pytest.mark.slow if spec.adversarial else pytest.mark.family(strategy, name)]
+
+
+def cases(methods: Mapping[str, Method]) -> list[Any]:
+    """Methods by name as parameters of a test that runs them."""
     return [
-        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.adversarial else [])
-        for each in methods
+        pytest.param(each, id=name, marks=in_family(name, each)) for name, each in methods.items()
     ]

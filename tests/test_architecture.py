@@ -13,6 +13,7 @@ import pytest
 from tests.imports import (
     arrows,
     circles,
+    holds_for,
     modules,
     names_imported,
     parsed,
@@ -113,13 +114,13 @@ def keyword(call: ast.Call, name: str) -> object:
     )
 
 
-@pytest.mark.parametrize("path", sources(*ROOMS))
+@holds_for(sources(*ROOMS))
 def test_rooms_import_only_what_they_may(path: str) -> None:
     room = path.partition("/")[0]
     assert packages(path) & set(ROOMS) <= MAY_IMPORT[room]
 
 
-@pytest.mark.parametrize("path", sources(*ROOMS))
+@holds_for(sources(*ROOMS))
 def test_flower_is_named_only_where_it_carries(path: str) -> None:
     assert (
         "flwr" not in packages(path)
@@ -152,13 +153,10 @@ def private_flower(path: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        path
-        for path in sources(*ROOMS, "benchmarks", "deploy", "examples")
-        if not path.startswith(FLOWER_ROOM) and path != PLAYS_SUPERNODES
-    ],
+@holds_for(
+    path
+    for path in sources(*ROOMS, "benchmarks", "deploy", "examples")
+    if not path.startswith(FLOWER_ROOM) and path != PLAYS_SUPERNODES
 )
 def test_private_modules_of_flower_are_imported_in_their_room_only(path: str) -> None:
     assert not private_flower(ROOT / path), "ask for it in common/flower/interface.py"
@@ -204,7 +202,7 @@ def test_what_may_import_private_modules_of_flower_does(path: str) -> None:
     assert private_flower(ROOT / path)
 
 
-@pytest.mark.parametrize("path", sources(*ROOMS, "benchmarks", "deploy"))
+@holds_for(sources(*ROOMS, "benchmarks", "deploy"))
 def test_nothing_is_ever_unpickled(path: str) -> None:
     assert not packages(path) & UNPICKLERS
     for node in ast.walk(tree(path)):
@@ -218,7 +216,7 @@ def test_nothing_is_ever_unpickled(path: str) -> None:
         assert keyword(node, "allow_pickle") in (None, False), f"line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", sources(*ROOMS, "benchmarks", "deploy"))
+@holds_for(sources(*ROOMS, "benchmarks", "deploy"))
 def test_a_file_has_at_most_500_lines(path: str) -> None:
     assert path in GENERATED or len((ROOT / path).read_text().splitlines()) <= MOST_LINES
 
@@ -239,7 +237,7 @@ def is_command(path: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> b
     )
 
 
-@pytest.mark.parametrize("path", sources(*ROOMS))
+@holds_for(sources(*ROOMS))
 def test_a_function_has_at_most_seven_parameters(path: str) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_command(path, node):
@@ -259,14 +257,14 @@ OF_METHODS = {
 }
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@holds_for(FOLDERS)
 def test_a_folder_says_what_it_is_for(folder: str) -> None:
     assert ast.get_docstring(tree(f"{folder}/__init__.py")), (
         f"{folder}/__init__.py: say in a line what the folder is for"
     )
 
 
-@pytest.mark.parametrize("folder", sorted(OF_METHODS))
+@holds_for(sorted(OF_METHODS))
 def test_methods_do_not_import_each_other(folder: str) -> None:
     others = {other.replace("/", ".") for other in OF_METHODS - {folder}}
     for path in sources(folder):
@@ -289,7 +287,7 @@ def test_a_class_name_has_one_meaning() -> None:
     assert not twice, "one name, one type: rename the class that is less used"
 
 
-@pytest.mark.parametrize("path", sources("client_app/cli", "server_app/cli"))
+@holds_for(sources("client_app/cli", "server_app/cli"))
 def test_command_lines_import_public_names_only(path: str) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ROOMS:
@@ -310,7 +308,7 @@ def test_nothing_but_an_entry_point_imports_command_lines(folder: str) -> None:
     assert not users
 
 
-@pytest.mark.parametrize("path", sources(*ROOMS))
+@holds_for(sources(*ROOMS))
 def test_a_file_says_what_it_is_for(path: str) -> None:
     assert path in GENERATED or ast.get_docstring(tree(path))
 

@@ -125,7 +125,7 @@ def test_no_method_is_compared_by_name() -> None:
             assert not found, f"{file}: compares {found and found[0]!r}; ask the plan"
 
 
-@pytest.mark.parametrize("spec", cases(SPECS.values()))
+@pytest.mark.parametrize("spec", cases(SPECS))
 def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(
     tmp_path: Path, spec: Method
 ) -> None:
@@ -209,9 +209,7 @@ def test_a_private_run_costs_what_the_plan_says(
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [spec for name, spec in METHODS.items() if PLANS[name].combination.stored],
-    ids=lambda spec: spec.name,
+    "spec", cases({n: each for n, each in METHODS.items() if PLANS[n].combination.stored})
 )
 def test_what_sites_sent_once_is_learned_from_again(tmp_path: Path, spec: Method) -> None:
     settings = settings_of(spec)
@@ -248,7 +246,8 @@ def test_tensors_are_checked_by_name_shape_and_range() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", cases(each for each in METHODS.values() if each.private and not each.needs_budget)
+    "spec",
+    cases({n: each for n, each in METHODS.items() if each.private and not each.needs_budget}),
 )
 def test_a_method_that_can_be_private_learns_with_a_budget(tmp_path: Path, spec: Method) -> None:
     settings = settings_of(spec) | {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES}
@@ -259,7 +258,7 @@ def test_a_method_that_can_be_private_learns_with_a_budget(tmp_path: Path, spec:
     assert set(metrics["privacy"]["per_site"]) == {"0", "1", "2"}
 
 
-@pytest.mark.parametrize("spec", cases(each for each in METHODS.values() if each.summable))
+@pytest.mark.parametrize("spec", cases({n: each for n, each in METHODS.items() if each.summable}))
 def test_a_method_whose_combination_is_a_sum_learns_from_a_secure_sum(
     tmp_path: Path, spec: Method
 ) -> None:

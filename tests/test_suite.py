@@ -11,12 +11,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests import conftest
+from tests import conftest, grid, quick
+from tests.attacks.coordinator import test_secure_sums
 from tests.documents import ROOT
+from tests.grid import run_federation
 from tests.samples import VARIABLE, sample
 
 FILES = sorted((ROOT / "tests").rglob("*.py"))
@@ -200,3 +205,69 @@ def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "Timeout" in done.stdout
+
+
+class Case(Item):
+    """A collected case of a test, as far as the quick part needs it."""
+
+    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
+        super().__init__(conftest.TESTS / "test_x.py")
+        self.nodeid = nodeid
+        for mark in marks:
+            self.add_marker(mark)
+
+
+def test_the_quick_part_has_a_method_of_each_family_and_a_third_of_the_cases_of_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quick, "runs", lambda item: "runs" in item.nodeid)
+    cases = [
+        *(Case(f"test_runs[{number}]") for number in range(9)),
+        *(Case(f"test_runs_twice[{number}]") for number in range(2)),
+        *(Case(f"test_cheap[{number}]") for number in range(9)),
+        Case("test_runs_once"),
+        Case("test_methods[gan]", pytest.mark.slow, pytest.mark.family("odd", "gan")),
+        *(
+            Case(f"test_methods[{way}-{name}]", pytest.mark.family("odd" if name else "even", name))
+            for name in ("", "one", "three")
+            for way in "ab"
+        ),
+    ]
+    left = quick.left_out(cases)  # type: ignore[arg-type]
+    assert left == quick.left_out(cases)  # type: ignore[arg-type]
+    ran = [each.nodeid for each in cases if each.nodeid not in left]
+    assert Counter(name.partition("[")[0] for name in ran) == {
+        "test_runs": 3,
+        "test_runs_twice": 2,
+        "test_cheap": 9,
+        "test_runs_once": 1,
+        # Both ways of two methods, and the slow one, which `-m` leaves out.
+        "test_methods": 5,
+    }
+
+
+def test_the_quick_part_sees_which_tests_run_federations() -> None:
+    """Also through a partial function, and inside a lambda."""
+    from tests.attacks.sites import test_names
+
+    assert quick.RUNS & quick._reached(
+        test_names.test_a_node_that_is_not_registered_is_asked_nothing
+    )
+    assert quick.RUNS & quick._reached(lambda: run_federation(Path(), []))
+    assert not quick.RUNS & quick._reached(collected)
+    for name in quick.RUNS:
+        assert any(hasattr(module, name) for module in (grid, test_secure_sums))
+
+
+def test_the_quick_part_tries_a_quarter_of_the_examples() -> None:
+    tried: list[int] = []
+
+    @settings(max_examples=40)
+    @given(st.integers())
+    def test(number: int) -> None:
+        tried.append(number)
+
+    quick.try_fewer(test)
+    test()
+    assert len(tried) == 10
+    assert [quick.examples(count) for count in (3, 8, 60)] == [3, 5, 15]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.imports import holds_for
 from tests.test_architecture import ROOMS, imported, sources, tree
 
 CODE = sources(*ROOMS)
@@ -117,7 +118,7 @@ def markdown_faults(path: str, module: ast.Module) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", CODE)
+@holds_for(CODE)
 def test_nothing_is_written_past_the_functions_that_escape(path: str) -> None:
     assert faults(path, tree(path)) == []
     assert set(imported(path)) == set(imported_of(tree(path)))

@@ -135,11 +135,17 @@ class Messages134(FlowerMessages):
     def transported(self, message: Message) -> Message:
         """Each object becomes bytes, as on the wire."""
         from flwr.app import Message as Received
-        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            no_object_id_recompute,
+        )
         from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-        name = message.object_id
-        contents = {key: item.deflate() for key, item in get_all_nested_objects(message).items()}
+        # Without it, Flower makes the bytes of every object again each time it asks for an id.
+        with no_object_id_recompute():
+            parts = get_all_nested_objects(message)
+            name = message.object_id
+            contents = {key: item.deflate() for key, item in parts.items()}
         received = inflate_object_from_contents(name, contents)
         assert isinstance(received, Received)
         _named(received, name)
