@@ -49,6 +49,13 @@ def doctor(
     link_only: Annotated[
         bool, typer.Option("--link-only", help="Check the connection only, as a health check.")
     ] = False,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            metavar="unix:/PATH",
+            help="The socket of `site node`: check also whether `site app` has found the data.",
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Check this machine and its connection to the coordinator before a run: PASS, WARN or FAIL,
@@ -65,10 +72,11 @@ def doctor(
 
     from client_app.diagnostics.connection_checks import check_link
     from client_app.diagnostics.findings import Link
+    from client_app.processes.joining import check_data
 
     if link_only and not superlink:
         raise typer.BadParameter("needs --superlink, the coordinator", param_hint="--link-only")
-    if not (node_config or run_config or superlink):
+    if not (node_config or run_config or superlink or runtime):
         if sys.stdin.isatty() and not as_json:
             node_config, superlink = _ask()
         if not (node_config or superlink):
@@ -80,6 +88,7 @@ def doctor(
     )
     findings = []
     for each in chain(
+        (check_data(runtime),) if runtime else (),
         check_link(link) if link else (),
         () if link_only else _check_site(run, node, fingerprint, bool(run_config)),
     ):

@@ -16,7 +16,7 @@ from client_app.cli.evaluate import evaluate
 from client_app.cli.generator import classify, ood, synthesize
 from client_app.cli.join import join
 from client_app.cli.models import models_app
-from client_app.cli.options import Node, node_of
+from client_app.cli.options import MaybeNode, Node, node_of
 from client_app.cli.predict import predict
 from client_app.cli.settings import forget_sums, policy_check, settings
 from common.command_line import (
@@ -76,16 +76,18 @@ def run_app(
             help="The SuperNode's Runtime API: unix:/path of `site node`, or host:port.",
         ),
     ],
+    node_config: MaybeNode = None,
 ) -> None:
     """Run the tasks of a SuperNode with the code installed here; code that arrives with a run is
     never started.
 
-    `site join` starts this command. Start it by hand next to `flower-supernode --isolation
-    process`, in its own container.
+    `site join` starts this command. Start it by hand next to `site node`, in its own container. With
+    a node-config it looks at the site's data first, and `site node` joins when they are as many as
+    the policy's smallest-site; otherwise it ends with the reason, to be started again.
     """
     from client_app.processes.app_process import serve
 
-    serve(runtime)
+    serve(runtime, node_of(node_config) if node_config else None)
 
 
 @app.command("node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -105,7 +107,7 @@ def run_node(
     of flower-supernode.
 
     `site join` does without it. It is for an app in a container of its own, which so needs no
-    network.
+    network. It joins when that app, `site app`, has found the site's data.
 
     Example: site node --runtime unix:/runtime/app --superlink fl.example.org:9092
     --root-certificates ca.crt --auth-supernode-private-key site.key --node-config 'site="north"

@@ -260,7 +260,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
         return Finding(
             "data",
             "FAIL",
-            f"{facts}; the policy's smallest-site is {smallest}, so `site join` stays away",
+            f"{facts}; the policy's smallest-site is {smallest}, so this site stays away",
             f"mount or fill data-dir = {node.data_dir!r}, or lower smallest-site in the policy",
         )
     if not len(records.train):

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from client_app.processes.joining import found_data
 from common.files import owner_only
 from common.flower import flower
 from common.flower.environment import without_proxy_here
@@ -27,21 +28,28 @@ from common.version import own_version
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
+    from client_app.node_config import NodeConfig
+
 COMMAND = "site-app"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 ENDED = "the site's app was stopped"
 log = logging.getLogger("fedsurrogate.site")
 
 
-def serve(runtime: str) -> None:
+def serve(runtime: str, node: NodeConfig | None = None) -> None:
     """Start `site-app` for every task of a SuperNode. Does not return.
 
     Args:
-        runtime: Address of the SuperNode's Runtime API, host:port.
+        runtime: Address of the SuperNode's Runtime API: host:port, or unix:/path.
+        node: The site's settings, to look at its data before a SuperNode on a Unix socket joins.
+
+    Raises:
+        RunError: The site lacks data, and has not joined.
     """
     os.environ.update(without_proxy_here(os.environ))
     configure_log(os.environ)
-    flower().superexec(runtime, str(Path(sys.executable).with_name(COMMAND)))
+    with found_data(runtime, node):
+        flower().superexec(runtime, str(Path(sys.executable).with_name(COMMAND)))
 
 
 @owner_only()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from client_app.processes.joining import await_data
 from common.errors import ConfigError, RunError
 from common.flower import flower
 from common.flower.environment import UNIX
@@ -18,7 +19,8 @@ from common.logs.output import configure_log
 
 
 def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
-    """Run a SuperNode that starts no app in this process. Does not return.
+    """Run a SuperNode that starts no app in this process, once the app has found the site's data.
+    Does not return.
 
     Args:
         runtime: Address of its Runtime API: unix:/path of a socket, which only this user may open.
@@ -40,6 +42,7 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
     again = [sys.executable, *sys.orig_argv[1:]]
     logging.getLogger("flwr").addFilter(_in_one_line)
     threading.excepthook = _of_a_thread
+    await_data(runtime)
     try:
         flower().supernode(runtime, arguments)
     except (ConfigError, ImportError):

@@ -221,6 +221,10 @@ def _card(run: RunFolder) -> Json:
         facts
         | fates
         | {"capped": sorted(capped.items()), "suspects": sorted(as_table(card.get("suspects")))}
+        | {
+            "without_records": [str(name) for name in as_list(card.get("without_records"))],
+            "records_by_class": card.get("records_by_class"),
+        }
     )
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from collections.abc import Mapping
 
 from common.data_report import DataReport, reports_from
 from common.number_format import percent
 from server_app.runs.json_values import as_list, as_numbers, as_table
+from server_app.runs.missing_classes import missing_classes
 from server_app.runs.reader import RunFolder
 
 # A model is compared with the largest class plus this: less is within the uncertainty of some
 # hundred test records.
 MARGIN = 0.02
 NAMED = 12
-# Mean of max(0, z) for a standard normal z; and how far above it a count is more than noise.
-MEAN_OF_HALF, DEVIATIONS = 0.4, 3.0
 
 
 def warnings_of(run: RunFolder) -> list[str]:
@@ -27,52 +24,29 @@ def warnings_of(run: RunFolder) -> list[str]:
 
 
 def _missing_classes(run: RunFolder) -> str:
-    """Warn about classes of which no site has a record. Noisy counts do not show that."""
-    reported = [site.counts for site in run.sites if site.counts]
-    if run.metrics.get("privacy"):
-        return _classes_below_noise(run)
-    if not reported:
-        return ""
-    missing = [name for name in _wanted(run) if not any(counts.get(name) for counts in reported)]
-    if not missing:
-        return ""
-    shown = ", ".join(missing[:NAMED]) + (
-        f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-    )
-    if len(missing) == 1:
-        return f"No site has a record of class {shown}: the model cannot recognise it."
-    return f"No site has a record of classes {shown}: the model cannot recognise them."
-
-
-def _classes_below_noise(run: RunFolder) -> str:
-    """Warn about classes whose noisy counts, of all sites together, are no more than noise.
-
-    It uses released values only, and names no site.
+    """Warn about classes of which no site has a record, or whose noisy counts are no more than noise.
+    It names no site.
     """
     per_site = as_table(as_table(run.metrics.get("privacy")).get("per_site"))
-    noisy: list[tuple[Mapping[str, float], float]] = []
-    for site in run.sites:
-        noise = as_numbers(as_table(per_site.get(site.name)).get("noise")).get("counts")
-        if site.counts and noise:
-            noisy.append((site.counts, noise))
-    if not noisy:
-        return ""
-    # Counts below zero are recorded as zero, so noise alone has a mean above it.
-    bound = MEAN_OF_HALF * sum(noise for _, noise in noisy) + DEVIATIONS * math.sqrt(
-        sum(noise**2 for _, noise in noisy)
-    )
-    missing = [
-        name
-        for name in _wanted(run)
-        if sum(max(0.0, counts.get(name, 0.0)) for counts, _ in noisy) <= bound
+    counts = [
+        (site.counts, as_numbers(as_table(per_site.get(site.name)).get("noise")).get("counts"))
+        for site in run.sites
     ]
-    if not missing:
+    missing = missing_classes(_wanted(run), counts, bool(run.metrics.get("privacy")))
+    if not missing.names:
         return ""
-    return (
-        f"Perhaps no site has a record of {', '.join(map(repr, missing[:NAMED]))}: the noisy counts "
-        f"of all sites together are no more than noise (below {bound:.0f}); check how the sites "
-        "write the names of the classes."
+    if missing.known == "noisy":
+        return (
+            f"Perhaps no site has a record of {', '.join(map(repr, missing.names[:NAMED]))}: the noisy "
+            f"counts of all sites together are no more than noise (below {missing.bound:.0f}); check "
+            "how the sites write the names of the classes."
+        )
+    shown = ", ".join(missing.names[:NAMED]) + (
+        f" and {len(missing.names) - NAMED} more" if len(missing.names) > NAMED else ""
     )
+    if len(missing.names) == 1:
+        return f"No site has a record of class {shown}: the model cannot recognise it."
+    return f"No site has a record of classes {shown}: the model cannot recognise them."
 
 
 def _wanted(run: RunFolder) -> list[str]:

@@ -7,15 +7,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from server_app.runs.missing_classes import MissingClasses
+
 if TYPE_CHECKING:
     from strategies.base.outcome import Site
 
 # The card is red if at least this share of all records is missing.
 MUCH = 0.1
+UNKNOWN = MissingClasses()
 
 
 def run_card(
-    sites: Collection[Site], expected: int, absent: Sequence[str] = (), names: str = ""
+    sites: Collection[Site],
+    expected: int,
+    absent: Sequence[str] = (),
+    names: str = "",
+    missing: MissingClasses = UNKNOWN,
 ) -> dict[str, Any]:
     """The run card: site names under used, late, rejected and dropped, with reasons, and the share
     of missing data.
@@ -25,24 +32,27 @@ def run_card(
         expected: number of sites in the settings, 0 for any.
         absent: names of registered sites that have not connected.
         names: "registered" if the names belong to registered keys, else "claimed".
+        missing: classes of which no site has a record.
 
     Returns:
         The content of "card" in metrics.json. missing_share: of all records. A site that has not
         reported its number of records, or never connected, is counted like the largest site that
         has. capped: the share of its weight that a site keeps. suspects: why these sites do not
-        agree with the others. state: "green" when no record is missing, "red" when a tenth of the
-        records or more is missing, else "amber".
+        agree with the others. without_records: classes of which no site has a record;
+        records_by_class: whether that is known from "exact" or "noisy" counts, or "unknown". state:
+        "green" when no record and no class is missing, "red" when a tenth of the records or more is
+        missing, else "amber".
     """
     reported = [site.records for site in sites if site.records]
     largest = max(reported, default=1)
     used = sum(site.records or largest for site in sites if site.fate == "used")
     never_came = max(0, expected - len(sites))
-    missing = never_came * largest + sum(
+    lost = never_came * largest + sum(
         site.records or largest for site in sites if site.fate != "used"
     )
-    share = missing / max(1, used + missing)
+    share = lost / max(1, used + lost)
     return {
-        "state": "red" if share >= MUCH else "amber" if missing else "green",
+        "state": "red" if share >= MUCH else "amber" if lost or missing.names else "green",
         "missing_share": round(share, 4),
         "invited": len(sites),
         "never_came": never_came,
@@ -57,11 +67,14 @@ def run_card(
         "records": {site.name: site.records for site in sites if site.records},
         "capped": {site.name: round(site.kept_share, 6) for site in sites if site.kept_share < 1},
         "suspects": {site.name: site.suspect for site in sites if site.suspect},
+        "without_records": list(missing.names),
+        "records_by_class": missing.known,
     }
 
 
 def missing_line(card: Mapping[str, Any]) -> str:
-    """The share of missing records and the sites they belong to, in one line.
+    """The share of missing records, the sites they belong to, and classes without records, in one
+    line.
 
     Args:
         card: the run card of `run_card`.
@@ -73,9 +86,20 @@ def missing_line(card: Mapping[str, Any]) -> str:
         >>> card = {"rejected": {"north": "no key"}, "dropped": {}, "late": {}}
         >>> missing_line(card | {"never_came": 1, "missing_share": 0.25})
         'about 25% of all records are missing: north, 1 that never connected'
+        >>> card |= {"rejected": {}, "without_records": ["rare"], "records_by_class": "noisy"}
+        >>> missing_line(card | {"never_came": 0, "missing_share": 0.0})
+        'perhaps no site has a record of rare'
     """
+    parts = []
     names = sorted({**card["rejected"], **card["dropped"], **card["late"]})
     if card["never_came"]:
         absent = f" (not connected: {', '.join(card['absent'])})" if card.get("absent") else ""
         names.append(f"{card['never_came']} that never connected{absent}")
-    return f"about {card['missing_share']:.0%} of all records are missing: {', '.join(names)}"
+    if names:
+        parts.append(
+            f"about {card['missing_share']:.0%} of all records are missing: {', '.join(names)}"
+        )
+    if without := card.get("without_records"):
+        perhaps = "perhaps " if card["records_by_class"] == "noisy" else ""
+        parts.append(f"{perhaps}no site has a record of {', '.join(without)}")
+    return "; ".join(parts)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.methods.method import Plan
 from common.run import Run
-from server_app.runs.card import run_card
+from server_app.runs.card import UNKNOWN, run_card
+from server_app.runs.json_values import as_numbers, as_table
+from server_app.runs.missing_classes import MissingClasses, missing_classes
 from server_app.runs.privacy_card import privacy_card
 from strategies.base.outcome import Fate, Outcome, Site
 
@@ -35,13 +37,16 @@ class End:
     command: float | None = None
 
 
-def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
+def make_metrics(
+    config: Run, outcome: Outcome, end: End, counts: Mapping[str, Mapping[str, float]] | None = None
+) -> Json:
     """The content of metrics.json.
 
     Args:
         config: the run.
         outcome: sites and results so far.
         end: how the run ended.
+        counts: records by class that each site has reported, by its name.
 
     Returns:
         The content. Parts that a run does not have are left out. Accuracies are shares in [0, 1],
@@ -61,12 +66,19 @@ def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
                 "seconds": seconds,
             }
         ]
+    privacy = _privacy(
+        config.plan, config.settings.delta, config.settings.classes, outcome, simulated
+    )
+    # Of a run that has not come to its end, the sites that have not replied may have these classes.
+    missing = (
+        _missing_classes(config, outcome, counts or {}, privacy) if end.status == "ok" else UNKNOWN
+    )
     metrics: Json = {
         "schema": 1,
         "method": config.method.name,
         "status": end.status,
         "sites": {"invited": len(sites)} | {fate: outcome.count(fate) for fate in FATES},
-        "card": run_card(sites, config.settings.sites, outcome.absent, names),
+        "card": run_card(sites, config.settings.sites, outcome.absent, names, missing),
         "accuracy": outcome.accuracy
         | {"per_site": {site.name: site.correct / site.tested for site in sites if site.tested}},
         "bytes": {
@@ -76,9 +88,7 @@ def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
             "compare": outcome.compare_bytes,
         },
         "versions": {site.name: site.version for site in sites if site.version},
-        "privacy": _privacy(
-            config.plan, config.settings.delta, config.settings.classes, outcome, simulated
-        ),
+        "privacy": privacy,
         "rounds": rounds,
         "seconds": {key: round(value, 3) for key, value in outcome.seconds.items()}
         | {"total": seconds},
@@ -119,6 +129,23 @@ def _privacy(
     if card and outcome.stopped and outcome.rounds and (spent := outcome.rounds[-1].get("epsilon")):
         card["epsilon"] = spent
     return card
+
+
+def _missing_classes(
+    config: Run,
+    outcome: Outcome,
+    counts: Mapping[str, Mapping[str, float]],
+    privacy: Json | None,
+) -> MissingClasses:
+    """Classes of the model and of the settings without records at the sites that reported counts."""
+    learned = () if outcome.model is None else outcome.model.header.classes
+    per_site = as_table((privacy or {}).get("per_site"))
+    reported = [
+        (each, as_numbers(as_table(per_site.get(name)).get("noise")).get("counts"))
+        for name, each in counts.items()
+    ]
+    wanted = dict.fromkeys([*learned, *config.settings.classes])
+    return missing_classes(wanted, reported, bool(privacy))
 
 
 def _downstream(sites: Collection[Site]) -> Json:

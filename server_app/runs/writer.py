@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from errno import ENOSPC
@@ -45,6 +45,7 @@ class RunWriter:
         self.config = config
         self._start = Start.now(flower_run_id, datetime.now(UTC), simulated)
         self._end: End | None = None
+        self._counts: dict[str, Mapping[str, float]] = {}
         name = f"{self._start.time:%Y%m%dT%H%M%SZ}-{config.method.name}-{secrets.token_hex(3)}"
         self.path = Path(config.settings.output_dir).expanduser().absolute() / name
         (self.path / "surrogates").mkdir(parents=True)
@@ -65,6 +66,8 @@ class RunWriter:
         Raises:
             OSError: the line cannot be written.
         """
+        if isinstance(counts := fields.get("counts"), Mapping) and "site" in fields:
+            self._counts[str(fields["site"])] = counts
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "event": event,
@@ -148,7 +151,10 @@ class RunWriter:
             failure: why the status is not "ok".
         """
         end = self._ended(status, failure)
-        metrics, projection = make_metrics(self.config, outcome, end), make_projection(outcome)
+        metrics, projection = (
+            make_metrics(self.config, outcome, end, self._counts),
+            make_projection(outcome),
+        )
         if outcome.model is not None:
             with replacing(self.path / "model.safetensors", mode=self._mode) as temporary:
                 save_model(outcome.model, temporary)

@@ -171,7 +171,12 @@ def test_a_site_has_its_data_in_its_app_and_its_key_in_its_node(tmp_path: Path) 
     )
     assert config.held_out_dir == "/held-out"
     environment = {each["name"]: each.get("value") for each in app["env"]}
+    # So the app looks at the data before the node joins.
     assert parse_node_config(parse_overrides([environment["FEDSURROGATE_NODE_CONFIG"]])) == config
+    assert "--runtime unix:/runtime/app" in " ".join(node["readinessProbe"]["exec"]["command"])
+    # An app that looks at many files is not ended: liveness counts from the node's socket on.
+    assert app["startupProbe"]["exec"] == app["livenessProbe"]["exec"]
+    assert app["startupProbe"]["periodSeconds"] * app["startupProbe"]["failureThreshold"] >= 3600
     assert app["resources"]["limits"]["nvidia.com/gpu"] == 1
     proxy = next(each for each in node["env"] if each["name"] == "https_proxy")
     assert proxy["valueFrom"]["secretKeyRef"] == {"name": "proxy", "key": "proxy"}

@@ -203,6 +203,26 @@ def test_apps_have_no_network_and_a_socket_that_only_their_own_node_shares(
         assert sorted(users) == sorted([command[:2], other_side]), name
 
 
+def test_a_hospitals_app_looks_at_its_data_and_the_health_of_its_node_shows_what_it_found(
+    tmp_path: Path,
+) -> None:
+    file = DEPLOY / "compose.hospital.yml"
+    services = yaml.safe_load(interpolated(file, settings_of_a_kit(tmp_path)))["services"]
+    command, app = words(services["node"]["command"]), services["app"]
+    text = command[command.index("--node-config") + 1]
+    # Where the app runs, /data and /policy.toml are what the node-config names.
+    assert app["environment"]["FEDSURROGATE_NODE_CONFIG"] == text
+    node = parse_node_config(parse_overrides([text]))
+    assert {node.data_dir, node.policy} <= {each.split(":")[0] for each in volumes(app).values()}
+
+
+def test_the_health_of_every_node_is_that_of_its_data_too(compose: dict[str, Any]) -> None:
+    for service in filter(is_node, compose["services"].values()):
+        command, check = words(service["command"]), service["healthcheck"]["test"]
+        runtime = command[command.index("--runtime") + 1]
+        assert check[check.index("--runtime") + 1] == runtime
+
+
 def test_a_hospitals_data_is_in_its_app_alone(compose: dict[str, Any]) -> None:
     services = compose["services"]
     apps = {

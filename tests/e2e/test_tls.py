@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from client_app.processes.joining import ready
 from server_app.deployment.certificates import issue
 from server_app.deployment.submit import APP_FOLDER
 from strategies.base.registered import TABLE, read_table
@@ -150,7 +151,8 @@ def test_a_barred_node_ends_with_one_line_and_no_trace(running: Federation, tmp_
         "--node-config",
         NODE.format(0),
     ]
-    done = site_command("node", "--runtime", f"unix:{tmp_path}/app", *flags)
+    with ready(f"unix:{tmp_path}/app"):
+        done = site_command("node", "--runtime", f"unix:{tmp_path}/app", *flags)
     assert done.returncode == 1
     assert (
         "the coordinator most likely refuses this site's key; `site doctor --link-only`"
@@ -182,6 +184,7 @@ def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(
         f"unix:{tmp_path}/app",
     ]
     errors = tmp_path / "stderr.txt"
+    app = ready(f"unix:{tmp_path}/app")
     with errors.open("w") as log:
         node = subprocess.Popen(
             [*command, *flags],
@@ -195,6 +198,7 @@ def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(
     finally:
         node.kill()
         node.wait()
+        app.close()
     assert "Traceback" not in errors.read_text()
 
 

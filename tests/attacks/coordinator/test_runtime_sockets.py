@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from client_app.processes.joining import ready
 from server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.e2e.processes import environment, free_ports, site_command, until
 
@@ -68,6 +69,8 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
             *addresses,
         ]
         command += ["--serverappio-api-address", f"unix:{socket}"]
+    # As an app that has found its data; only a site's node looks for it.
+    app = ready(f"unix:{socket}")
     process = start(tmp_path, *command)
     try:
         until(socket.exists)
@@ -94,6 +97,7 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
         )
     finally:
         stop_process(process.pid)
+        app.close()
 
 
 def test_a_node_with_its_api_on_a_port_is_refused(tmp_path: Path) -> None:

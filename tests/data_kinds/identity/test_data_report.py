@@ -24,6 +24,7 @@ from common.run import parse_run
 from server_app.deployment.local_engine import simulate_here
 from server_app.report.build import write_report
 from server_app.report.warnings import warnings_of
+from server_app.runs.card import missing_line
 from server_app.runs.reader import read_run
 from tests.data_kinds.identity.sources import csv_source, folders, picture
 
@@ -148,7 +149,31 @@ def test_a_class_without_a_record_anywhere_is_a_warning_of_a_private_run(
     assert repr(unicodedata.normalize("NFC", absent)) in warned
     assert "'a'" not in warned
     assert "site 0" not in warned
-    assert "Perhaps no site" in write_report(run).read_text()
+    card = json.loads((run / "metrics.json").read_text())["card"]
+    assert card["without_records"] == [unicodedata.normalize("NFC", absent)]
+    assert (card["records_by_class"], card["state"]) == ("noisy", "amber")
+    assert "perhaps no site has a record of" in missing_line(card)
+    page = write_report(run).read_text()
+    assert "Perhaps without a record at any site:" in page
+    assert "Perhaps no site" in page
+
+
+@pytest.mark.parametrize("method", ["fedpft", "afl", "fedcgs", "average", "fedcof", "fedavg"])
+def test_the_card_shows_classes_without_a_record_anywhere(method: str, tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).random((60, 3)), ["a", "b"] * 30
+    parts = [(x, y)] * 3
+    for classes, absent in ((["a", "b"], []), (["a", "b", "c", "d"], ["c", "d"])):
+        run = fs.simulate(parts, output_dir=tmp_path, method=method, classes=classes).folder
+        card = json.loads((run / "metrics.json").read_text())["card"]
+        if card["records_by_class"] == "unknown":
+            assert (card["without_records"], card["state"]) == ([], "green")
+            assert "do not show whether each class has records" in write_report(run).read_text()
+        else:
+            assert card["without_records"] == absent
+            assert card["state"] == ("amber" if absent else "green")
+            assert ("Without a record at any site:" in write_report(run).read_text()) == bool(
+                absent
+            )
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

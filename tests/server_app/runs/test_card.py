@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.errors import RunError
 from server_app.relearn import relearn
 from server_app.report.build import write_report
 from server_app.runs.card import missing_line, run_card
+from server_app.runs.missing_classes import MissingClasses, missing_classes
 from strategies.base.outcome import Site
 from tests.grid import (
     FAST,
@@ -120,3 +124,42 @@ def test_every_method_tells_how_many_records_stand_behind_it(tmp_path: Path, met
     assert set(card["records"]) == {"0", "1"}
     # 1797 digits; a fifth is held out.
     assert sum(card["records"].values()) == pytest.approx(1438, abs=10)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 500), min_size=4, max_size=4), min_size=1, max_size=5),
+    st.none() | st.floats(0.1, 50.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_class_is_missing_if_all_sites_together_have_none_or_no_more_than_noise(
+    table: list[list[int]], noise: float | None
+) -> None:
+    counts = [(dict(zip("abcd", map(float, row), strict=True)), noise) for row in table]
+    found = missing_classes("abcd", counts, noise is not None)
+    totals = dict(zip("abcd", np.sum(table, 0), strict=True))
+    if not np.any(table) and noise is None:
+        assert set(found.names) == set("abcd")
+    elif noise is None:
+        assert found == MissingClasses(tuple(n for n in "abcd" if not totals[n]), "exact")
+    else:
+        # Three deviations of the sum above its mean.
+        bound = 0.4 * noise * len(table) + 3 * noise * len(table) ** 0.5
+        assert found.bound == pytest.approx(bound)
+        assert found.names == tuple(n for n in "abcd" if totals[n] <= found.bound)
+    assert not {name for name in found.names if totals[name] > found.bound}
+
+
+def test_without_counts_nothing_is_known_and_nothing_is_claimed() -> None:
+    for private in (False, True):
+        assert missing_classes("ab", [], private) == MissingClasses((), "unknown")
+        assert missing_classes("ab", [({}, None)], private).known == "unknown"
+    # A noisy count of which the noise is not known shows nothing.
+    assert missing_classes("ab", [({"a": 5.0}, None)], True).known == "unknown"
+    card = run_card([used("a", 10)], 1)
+    assert (card["state"], card["records_by_class"]) == ("green", "unknown")
+
+
+def test_a_missing_class_is_not_green() -> None:
+    card = run_card([used("a", 10)], 1, missing=MissingClasses(("rare",), "exact"))
+    assert (card["state"], card["missing_share"]) == ("amber", 0)
+    assert missing_line(card) == "no site has a record of rare"
