@@ -203,6 +203,47 @@ def test_executed():
 """
 
 
+# Two packages; a test fails until it is mended.
+FOLDERS = {
+    "one/__init__.py": "",
+    "one/a.py": "def f(x):\n    return x + 1\n",
+    "two/__init__.py": "",
+    "two/b.py": "def g(x):\n    return x + 2\n",
+    "tests/test_one.py": "from one import a\n\ndef test_a():\n    assert a.f(1) == 2\n",
+    "tests/test_later.py": (
+        "import os\nfrom two import b\n\n"
+        "def test_b():\n    assert b.g(1) == 3 and os.path.exists('mended')\n"
+    ),
+}
+
+
+@pytest.mark.slow
+def test_a_recording_serves_other_packages_and_what_failed_is_recorded_again(
+    tmp_path: Path,
+) -> None:
+    for name, text in FOLDERS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def drawn_from(package: str) -> str:
+        command = [sys.executable, str(ROOT / "benchmarks" / "mutants.py"), "--root", str(tmp_path)]
+        command += ["--packages", package, "--count", "9", "--jobs", "1"]
+        return subprocess.run(
+            [*command, "--output", str(tmp_path / "results.json")],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        ).stdout
+
+    before = drawn_from("two")
+    assert "tests/test_later.py: a test failed" in before
+    assert "0 of 4 mutants were killed" in before
+    assert "4 of 4 mutants were killed" in drawn_from("one")
+    (tmp_path / "mended").touch()
+    assert "4 of 4 mutants were killed" in drawn_from("two")
+
+
 def test_the_score_of_a_toy_package(tmp_path: Path) -> None:
     (tmp_path / "toy").mkdir()
     (tmp_path / "tests" / "toy").mkdir(parents=True)

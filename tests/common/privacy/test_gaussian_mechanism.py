@@ -40,6 +40,17 @@ def test_shares_divide_the_budget() -> None:
         release(parts[:1], 3.0)
 
 
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+def test_a_noisy_statistic_has_the_entries_of_the_exact_one_also_if_it_has_none(
+    shape: list[int],
+) -> None:
+    exact = BoundedSum("a", IntegerSum.of(torch.zeros(shape), 1.0), 1.0, 1.0)
+    (noisy,) = release([exact], 3.0)
+    assert list(noisy.value.shape) == shape
+    assert torch.isfinite(noisy.value).all()
+
+
 @pytest.mark.parametrize("noise", [0.3, 1.0, 3.7, 100.0])
 @pytest.mark.parametrize("family", [*FAMILIES, "joint"])
 def test_shares_of_every_family_sum_to_one(family: str, noise: float) -> None:
