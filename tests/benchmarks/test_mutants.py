@@ -123,6 +123,9 @@ def test_ids_differ_between_files_functions_and_equal_lines() -> None:
         "def f(x):\n    return list(zip(x, x, strict=True))\n",
         "def f(x):\n    if False:\n        x.send(3)\n    return x\n",
         "X = frozenset({A, B})\n",
+        "X = Field(max_length=200)\n",
+        "y = make_axes(figure, left=3, right=4)\n",
+        "def f(x: Tensor, y: Tensor):\n    return len(x)\n",
     ],
 )
 def test_what_changes_nothing_is_left_out(source: str) -> None:
@@ -140,6 +143,29 @@ def test_the_same_bytecode_is_left_out_and_a_live_default_is_not() -> None:
         not _mutations.same_code(same, each.number, facts_of(same))
         for each in _mutations.draw({"one": {"a.py": same}}, facts_of(same), 50, 0)
     )
+
+
+@pytest.mark.parametrize("size", ["({}).square()", "({}) ** 2", "abs({})", "({}).abs().sum()"])
+def test_a_difference_the_other_way_round_is_a_fault_unless_its_sign_is_lost(size: str) -> None:
+    def kinds(value: str) -> set[str]:
+        source = f"def f(x, y):\n    return {value}\n"
+        facts = facts_of(source)
+        drawn = _mutations.draw({"one": {"a.py": source}}, facts, 50, 0)
+        return {each.operator for each in drawn}
+
+    assert "arguments swapped" not in kinds(size.format("x - y"))
+    assert "arguments swapped" in kinds(size.format("x / y"))
+    assert "arguments swapped" in kinds("x - y")
+
+
+def test_other_lengths_and_limits_are_faults() -> None:
+    for source in (
+        "def f(x: str, y: str):\n    return len(x)\n",
+        "def f(x: Tensor, y: Tensor):\n    return sum(x)\n",
+        "X = Field(ge=200)\n",
+    ):
+        facts = facts_of(source)
+        assert _mutations.draw({"one": {"a.py": source}}, facts, 50, 0)
 
 
 def test_a_reviewed_equivalent_is_not_drawn() -> None:
