@@ -139,6 +139,7 @@ def recorded(
     """Passing tests with their executed lines, by test file.
 
     They are kept in a file from run to run, until a test file or a file that it executes changes.
+    Where a test failed, or the time was over, the next run records the file of tests again.
 
     Args:
         root: of the tree.
@@ -148,24 +149,29 @@ def recorded(
         until: `time.monotonic()` after which no file is begun; those that are left are left out.
     """
     store = root / ".mutants-coverage.json"
-    digests = {name: digest(root / name) for name in files}
+    # As they are now, before they are imported.
+    digests = {name: digest(root / name) for name in (*files, *tests)}
 
     def state(name: str, found: Sequence[Test]) -> str:
         """Digest of a file of tests and of the files that it executes."""
         used = sorted({file for test in found for file in test[2]})
         return hashlib.sha256(
-            " ".join([digest(root / name), *(digests.get(file, "") for file in used)]).encode()
+            " ".join([digests[name], *(digests.get(file, "") for file in used)]).encode()
         ).hexdigest()
 
-    def fresh() -> dict[str, list[Test]]:
-        known = json.loads(store.read_text()) if store.is_file() else {}
+    def stored() -> dict[str, Any]:
+        return json.loads(store.read_text()) if store.is_file() else {}
+
+    def fresh() -> dict[str, Any]:
+        known = stored()
         return {
-            name: [(test, took, lines) for test, took, lines in known[name]["tests"]]
+            name: known[name]
             for name in tests
             if name in known and known[name]["state"] == state(name, known[name]["tests"])
         }
 
-    left = [name for name in tests if name not in fresh()]
+    before = fresh()
+    left = [name for name in tests if name not in before or not before[name]["whole"]]
 
     def all_files(_: None, __: Path) -> int:
         # One import of everything serves all files of tests. It happens in a fork, because modules
@@ -174,15 +180,16 @@ def recorded(
         changes = {name: lambda source, name=name: marks.tree(source, name) for name in files}
         sys.meta_path.insert(0, Changed(root, changes))  # type: ignore[arg-type]
         pytest_exit(["--maxfail=1000", "--collect-only", "-qq", *left])
-        known = json.loads(store.read_text()) if store.is_file() else {}
+        known = stored()
 
         def work(name: str, output: Path) -> int:
             signal.alarm(LONGEST_FILE)
             return pytest_exit(["--maxfail=1000", name], Watch(marks, output))
 
-        def done(name: str, _: str, content: str) -> None:
+        def done(name: str, how: str, content: str) -> None:
             found = json.loads(content) if content else []
-            known[name] = {"state": state(name, found), "tests": found}
+            whole = how == "survived"
+            known[name] = {"state": state(name, found), "tests": found, "whole": whole}
             store.write_text(json.dumps(known))
 
         in_forks(left, jobs, work, done, until)
@@ -190,7 +197,13 @@ def recorded(
 
     if left:
         in_forks([None], 1, all_files, lambda *_: None)
-    return fresh()
+    after = fresh()
+    for name in (name for name, each in after.items() if not each["whole"]):
+        print(f"{name}: a test failed or took too long without a fault, and is not tried")
+    return {
+        name: [(test, took, lines) for test, took, lines in each["tests"]]
+        for name, each in after.items()
+    }
 
 
 def digest(file: Path) -> str:

@@ -123,6 +123,9 @@ def test_ids_differ_between_files_functions_and_equal_lines() -> None:
         "def f(x):\n    return list(zip(x, x, strict=True))\n",
         "def f(x):\n    if False:\n        x.send(3)\n    return x\n",
         "X = frozenset({A, B})\n",
+        "X = Field(max_length=200)\n",
+        "y = make_axes(figure, left=3, right=4)\n",
+        "def f(x: Tensor, y: Tensor):\n    return len(x)\n",
     ],
 )
 def test_what_changes_nothing_is_left_out(source: str) -> None:
@@ -140,6 +143,29 @@ def test_the_same_bytecode_is_left_out_and_a_live_default_is_not() -> None:
         not _mutations.same_code(same, each.number, facts_of(same))
         for each in _mutations.draw({"one": {"a.py": same}}, facts_of(same), 50, 0)
     )
+
+
+@pytest.mark.parametrize("size", ["({}).square()", "({}) ** 2", "abs({})", "({}).abs().sum()"])
+def test_a_difference_the_other_way_round_is_a_fault_unless_its_sign_is_lost(size: str) -> None:
+    def kinds(value: str) -> set[str]:
+        source = f"def f(x, y):\n    return {value}\n"
+        facts = facts_of(source)
+        drawn = _mutations.draw({"one": {"a.py": source}}, facts, 50, 0)
+        return {each.operator for each in drawn}
+
+    assert "arguments swapped" not in kinds(size.format("x - y"))
+    assert "arguments swapped" in kinds(size.format("x / y"))
+    assert "arguments swapped" in kinds("x - y")
+
+
+def test_other_lengths_and_limits_are_faults() -> None:
+    for source in (
+        "def f(x: str, y: str):\n    return len(x)\n",
+        "def f(x: Tensor, y: Tensor):\n    return sum(x)\n",
+        "X = Field(ge=200)\n",
+    ):
+        facts = facts_of(source)
+        assert _mutations.draw({"one": {"a.py": source}}, facts, 50, 0)
 
 
 def test_a_reviewed_equivalent_is_not_drawn() -> None:
@@ -201,6 +227,47 @@ def test_watched():
 def test_executed():
     one.executed(6)
 """
+
+
+# Two packages; a test fails until it is mended.
+FOLDERS = {
+    "one/__init__.py": "",
+    "one/a.py": "def f(x):\n    return x + 1\n",
+    "two/__init__.py": "",
+    "two/b.py": "def g(x):\n    return x + 2\n",
+    "tests/test_one.py": "from one import a\n\ndef test_a():\n    assert a.f(1) == 2\n",
+    "tests/test_later.py": (
+        "import os\nfrom two import b\n\n"
+        "def test_b():\n    assert b.g(1) == 3 and os.path.exists('mended')\n"
+    ),
+}
+
+
+@pytest.mark.slow
+def test_a_recording_serves_other_packages_and_what_failed_is_recorded_again(
+    tmp_path: Path,
+) -> None:
+    for name, text in FOLDERS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def drawn_from(package: str) -> str:
+        command = [sys.executable, str(ROOT / "benchmarks" / "mutants.py"), "--root", str(tmp_path)]
+        command += ["--packages", package, "--count", "9", "--jobs", "1"]
+        return subprocess.run(
+            [*command, "--output", str(tmp_path / "results.json")],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        ).stdout
+
+    before = drawn_from("two")
+    assert "tests/test_later.py: a test failed" in before
+    assert "0 of 4 mutants were killed" in before
+    assert "4 of 4 mutants were killed" in drawn_from("one")
+    (tmp_path / "mended").touch()
+    assert "4 of 4 mutants were killed" in drawn_from("two")
 
 
 def test_the_score_of_a_toy_package(tmp_path: Path) -> None:

@@ -67,17 +67,21 @@ def test_an_image_with_two_labels_is_no_record_under_privacy(tmp_path: Path, kin
     assert found.train.labels.tolist() == [1]
 
 
-def left(rows: list[tuple[int, str, str, bool]], patients: bool) -> Counter[tuple[int, str, str]]:
-    """What is left for training of records (content, label, patient, is_train)."""
+def records_of(rows: list[tuple[int, str, str, bool]]) -> Records:
+    """Records of (content, label, patient, is_train)."""
     content, labels, who, train = zip(*rows, strict=True) if rows else ((), (), (), ())
     group, is_train = (
         torch.tensor(content, dtype=torch.int64),
         torch.tensor(train, dtype=torch.bool),
     )
-    records = Records(
+    return Records(
         labels, "key", is_train, patients=who, features=group[:, None].float(), same=lambda: group
     )
-    found = once(records, patients)
+
+
+def left(rows: list[tuple[int, str, str, bool]], patients: bool) -> Counter[tuple[int, str, str]]:
+    """What is left for training of records (content, label, patient, is_train)."""
+    found = once(records_of(rows), patients)
     assert found.features is not None
     assert found.patients is not None
     assert found.is_train is not None
@@ -140,6 +144,23 @@ def test_of_each_content_of_a_unit_one_record_is_left_and_none_if_labels_differ(
         if len({label for label, _ in copies}) == 1 and any(train for _, train in copies)
     )
     assert left(rows, patients) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=rows_, patients=st.booleans())
+def test_a_site_is_shown_each_record_that_is_left_out_under_one_reason(
+    rows: list[tuple[int, str, str, bool]], patients: bool
+) -> None:
+    labels_of: dict[tuple[int, str], list[str]] = {}
+    for content, label, who, _ in rows:
+        labels_of.setdefault((content, who if patients else ""), []).append(label)
+    torn = sum(len(each) for each in labels_of.values() if len(set(each)) > 1)
+    copies = sum(len(each) - 1 for each in labels_of.values() if len(set(each)) == 1)
+    shown = once(records_of(rows), patients).left_out
+    assert {"copies" in each.why: each.count for each in shown} == {
+        of_copies: count for of_copies, count in ((True, copies), (False, torn)) if count
+    }
+    assert all(each.why.startswith(f"{each.count} ") for each in shown)
 
 
 PAIRS: dict[str, tuple[str, Data, Data]] = {

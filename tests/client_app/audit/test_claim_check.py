@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from client_app.audit.claim_check import largest_excess, proven_epsilon
 from client_app.audit.membership import Trials, answers
@@ -46,6 +48,40 @@ def test_a_mechanism_that_uses_all_of_its_epsilon_keeps_its_claim(epsilon: float
     found = [largest_excess(*responses(epsilon, 16, seed), epsilon, DELTA) for seed in range(20)]
     assert sum(each is not None and each.low > 0 for each in found) <= 1
     assert all(each is not None and each.high > 0 for each in found)
+
+
+def given_away(share: float, seed: int, pairs: int = 32) -> Any:
+    """Scores that give a share of all places in the releases of a pair away, as members, and tell
+    nothing of the others.
+    """
+    scores, members = responses(0.0, pairs, seed)
+    scores, drawn = np.random.default_rng(seed).random(scores.shape), np.random.default_rng(seed)
+    for pair in range(pairs):
+        both = members[2 * pair : 2 * pair + 2]
+        known = drawn.permutation(np.flatnonzero(both))[: round(share * both.size)]
+        scores[2 * pair : 2 * pair + 2].flat[known] += 1
+    return scores, members
+
+
+@settings(max_examples=15)
+@given(st.floats(0.001, 0.5), st.floats(0, 8), st.integers(0, 10**6))
+def test_records_that_are_given_away_are_found_however_few_at_any_epsilon(
+    share: float, epsilon: float, seed: int
+) -> None:
+    found = largest_excess(*given_away(share, seed), epsilon, DELTA)
+    assert found is not None
+    assert found.low > 0
+
+
+@settings(max_examples=15)
+@given(st.floats(0, 0.97), st.floats(0, 12), st.integers(0, 10**6))
+def test_a_release_that_gives_all_away_breaks_every_claim_also_with_a_large_delta(
+    delta: float, epsilon: float, seed: int
+) -> None:
+    found = largest_excess(*given_away(0.5, seed, 4), epsilon, delta)
+    assert found is not None
+    assert (found.true_rate, found.false_rate) == (1.0, 0.0)
+    assert found.low == pytest.approx(1 - delta)
 
 
 def test_a_claim_that_allows_everything_has_no_excess() -> None:

@@ -1,15 +1,18 @@
 import hashlib
 import json
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client_app.audit import disclosure
 from client_app.audit.disclosure import disclose
 from client_app.features.site_features import site_name
 from client_app.governance.gate import open_gate, open_ledger
-from client_app.governance.release import SurrogateRequest, prepare
+from client_app.governance.release import SurrogateRequest, disclosure_of, prepare
+from common.files import replace_file
 from common.run import parse_run
 from tests import commands
 from tests.client_app.audit.test_release_audit import OPEN, hospital
@@ -40,6 +43,32 @@ def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_add
     assert content["outputs"]["ledger after"]["entries"] == len(gate.ledger.entries())
     assert entry["disclosure"] in page.read_text()
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_an_address_in_the_ledger_has_a_page_wherever_a_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """A release takes the address of the JSON file, so the page must be there before it."""
+    node, run, done = hospital(tmp_path, [30, 30]), parse_run(RUN), list[Path]()
+
+    def killed(file: Path, content: bytes) -> None:
+        if len(done) == written:
+            raise KeyboardInterrupt
+        done.append(file)
+        replace_file(file, content)
+
+    with monkeypatch.context() as patch:
+        for name in ("dry_run", "audit_release"):
+            patch.setattr(disclosure, name, lambda *_, **__: None)
+        patch.setattr(disclosure, "sheet", lambda *_: {"schema": 1})
+        patch.setattr(disclosure, "page_of", lambda *_: "page")
+        patch.setattr(disclosure, "replace_file", killed)
+        with suppress(KeyboardInterrupt):
+            disclose(run, node)
+    address = disclosure_of(node, run.digest)
+    assert bool(address) == (written == 2)
+    assert not address or (node.state / f"{address}.html").is_file()
 
 
 def test_a_release_without_a_sheet_has_no_address(tmp_path: Path) -> None:

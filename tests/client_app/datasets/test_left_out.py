@@ -5,13 +5,18 @@ sees which.
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from client_app.cli import main as cli
 from client_app.datasets.dataset import DataSource, load
 from client_app.datasets.dicom import KEYS
+from client_app.datasets.left_out import LeftOut
+from client_app.datasets.system_files import FolderWalk
 from client_app.diagnostics.site_checks import check_site
 from client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
 from client_app.governance import uncharged
@@ -251,3 +256,26 @@ def test_data_that_are_public_anyway_may_fail_as_they_do(tmp_path: Path) -> None
     node = NodeConfig(data="digits", state_dir=str(tmp_path), cache_dir=str(tmp_path))
     with pytest.raises(DataError, match="no record of the classes"):
         load_site(run, node, policy_of(node).cache_mib)
+
+
+# Each is a record, or one thing that was left out.
+PLACES = (
+    "a.png", "b.PNG", "notes.txt", ".DS_Store", "~$labels.csv", "deep/c.png", "deep/er/d.png", "deep/er/e.doc",
+    "__MACOSX/._a.png", "deep/.git/f.png", "scan.png/g.txt",
+)  # fmt: skip
+
+
+@settings(max_examples=25)
+@given(st.sets(st.sampled_from(PLACES)))
+def test_whatever_lies_in_a_folder_is_a_record_or_counted_once(places: set[str]) -> None:
+    with TemporaryDirectory() as folder:
+        for name in places:
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / name).touch()
+        walk = FolderWalk(lambda file: file.suffix.lower() == ".png", frozenset({".png"}))
+        found = walk.files(Path(folder))
+        left = LeftOut()
+        walk.report(left)
+    assert len(found) == len(places & {"a.png", "b.PNG", "deep/c.png", "deep/er/d.png"})
+    assert len(found) + sum(each.count for each in left.reasons) == len(places)
+    assert len({each.why for each in left.reasons}) == len(left.reasons)

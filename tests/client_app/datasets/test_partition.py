@@ -9,6 +9,7 @@ from hypothesis import settings as h_settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from client_app.datasets import partition as partition_module
 from client_app.datasets.dataset import Dataset, stratified_split
 from client_app.datasets.partition import partition, share, split_test, whole
 from client_app.node_config import NodeConfig
@@ -46,6 +47,21 @@ def test_parts_follow_the_seed(kind: str, sites: int) -> None:
     first, again, other = (partition(LABELS, None, of_kind(kind, seed=s), sites) for s in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@given(st.lists(st.integers(0, 30), max_size=20))
+@h_settings(max_examples=8)
+def test_parts_that_are_kept_are_those_of_their_settings_and_few(seeds: list[int]) -> None:
+    """A simulation of many settings in one process must not grow with each."""
+    labels = LABELS[::20]
+    for seed in seeds:
+        mine = of_kind("dirichlet", seed=seed)
+        fresh = partition_module._partition(labels, None, mine, 3)
+        found = partition(labels, None, mine, 3)
+        assert all(torch.equal(a, b) for a, b in zip(found, fresh, strict=True))
+        found.clear()
+        assert len(partition(labels, None, mine, 3)) == 3, "what a caller changes is its own"
+        assert len(partition_module._PARTS) <= partition_module.MOST_KEPT
 
 
 @pytest.mark.slow

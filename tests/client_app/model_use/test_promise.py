@@ -53,6 +53,18 @@ def test_a_site_like_the_surrogate_gets_what_was_promised(shared: tuple[Head, Ga
     assert found.error <= found.bound + 1e-9
 
 
+def test_no_error_is_a_promise_that_a_site_without_errors_keeps() -> None:
+    x, y = world(shift=-30, count=90)
+    gaussians = fit_gaussians(x, y)
+    weight = gaussians.means
+    header = Header("fedpft", "", "coordinator", "f", ("a", "b", "c"))
+    sure = Head(header, weight, -weight.square().sum(1) / 2), gaussians
+    found = of(sure, x, y)
+    assert (found.promised, found.error, found.low) == (0.0, 0.0, 0.0)
+    assert found.kept
+    assert not of(sure, x, (y + 1) % 3).kept
+
+
 @pytest.mark.parametrize("shift", [0.0, 0.3, 0.6, 1.0])
 def test_both_bounds_hold_and_theirs_is_not_vacuous(
     shared: tuple[Head, Gaussians], shift: float

@@ -1,9 +1,11 @@
 """States of secure sums on disk: each name begins once, and only old ones are removed."""
 
+import errno
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -51,6 +53,20 @@ def test_a_new_sum_removes_the_states_that_are_older_than_a_run_may_be(
         with pytest.raises(StateError, match="has begun"):
             store.create(node, policy, name, states[name])
         assert store.read(RUN, node, name, "north") == states[name]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS, errno.ENOENT])
+@pytest.mark.parametrize("step", ["open", "fsync"])
+def test_a_state_that_cannot_be_written_is_an_error_that_names_the_folder_to_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, code: int
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "os", SimpleNamespace(**vars(os) | {step: fails}))
+        with pytest.raises(StateError, match="see state-dir"):
+            store.create(node_in(tmp_path), Policy(), NAMES[0], begin("north", new_key(), b"")[0])
 
 
 @settings(max_examples=20)

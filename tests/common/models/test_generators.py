@@ -5,10 +5,15 @@ requested classes.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import one_hot
 
@@ -29,6 +34,7 @@ from common.models.generators import (
 )
 from common.run import parse_run
 from common.surrogates.surrogates import Header
+from common.wire import generator_files
 from common.wire.generator_files import (
     pack_generator,
     read_generator,
@@ -189,3 +195,19 @@ def test_files_of_something_else_are_refused(tmp_path: Any) -> None:
             read(tmp_path / "n")
         with pytest.raises(DataError, match="is no file of"):
             read(tmp_path / "missing")
+
+
+@settings(max_examples=40)
+@given(st.binary(max_size=60), st.integers(0, 400))
+def test_bytes_that_are_no_file_of_tensors_are_one_kind_of_error(noise: bytes, kept: int) -> None:
+    """Also where the file is replaced after its manifest was read."""
+    whole = save({"x": torch.zeros(3)}, {"manifest": "{}"})
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "generator.safetensors"
+        for content in (noise, whole[:kept], whole[: kept % 40] + noise):
+            file.write_bytes(content)
+            if content == whole:
+                continue
+            for read in (read_generator, read_synthetic_set, generator_files._tensors):
+                with pytest.raises(DataError):
+                    read(file)

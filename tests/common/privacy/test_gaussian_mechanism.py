@@ -24,6 +24,16 @@ from common.surrogates.class_sums import fold, statistics, unfold
 FAMILIES = ("spherical", "diag", "full", "lowrank")
 
 
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+def test_a_noisy_statistic_has_the_entries_of_the_exact_one_also_if_it_has_none(
+    shape: list[int],
+) -> None:
+    noisy = BoundedSum("a", IntegerSum.of(torch.zeros(shape), 1.0), 1.0).noisy(3.0)
+    assert list(noisy.value.shape) == shape
+    assert torch.isfinite(noisy.value).all()
+
+
 @pytest.mark.parametrize("noise", [0.3, 1.0, 3.7, 100.0])
 @pytest.mark.parametrize("family", [*FAMILIES, "joint"])
 def test_shares_of_every_family_sum_to_one(family: str, noise: float) -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.errors import SealError
 from common.security.sealing import (
@@ -25,6 +27,17 @@ SEALED = seal(CONTENT, NORTH, READERS, CONTEXT)
 def test_every_reader_can_open_it_alone() -> None:
     for name, key in (("south", SOUTH), ("west", WEST)):
         assert open_sealed(SEALED, name, key, public_key(NORTH), CONTEXT) == CONTENT
+
+
+@settings(max_examples=20)
+@given(st.sets(st.text(max_size=4), max_size=5).flatmap(lambda names: st.permutations(list(names))))
+def test_the_order_of_readers_shows_nothing_but_their_names(names: list[str]) -> None:
+    """The order in which a sender knows them may be the order in which they arrived."""
+    sealed = Sealed()
+    sealed.ParseFromString(
+        seal(CONTENT, NORTH, {name: public_key(SOUTH) for name in names}, CONTEXT)
+    )
+    assert [reader.name for reader in sealed.readers] == sorted(names)
 
 
 def test_nothing_of_the_content_shows_and_no_two_are_alike() -> None:

@@ -19,6 +19,7 @@ from sklearn.naive_bayes import GaussianNB
 from torch import Tensor
 
 import strategies.closed_form
+from common.errors import RunError
 from common.surrogates.class_sums import fold
 from common.surrogates.surrogates import Header
 from strategies.closed_form.factored import Factored
@@ -196,6 +197,16 @@ def test_a_secure_sum_has_the_statistics_of_all_records_for_the_classes_that_hav
     torch.testing.assert_close(ours.counts, exact.counts[:3])
     torch.testing.assert_close(ours.means, exact.means[:3])
     torch.testing.assert_close(ours.matrix, exact.matrix)
+
+
+def test_a_secure_sum_without_a_record_of_any_class_is_refused() -> None:
+    none = {"counts": torch.zeros(3), "sums": torch.zeros(3, 4), "squares": torch.zeros(10)}
+    total = Total(
+        Header("afl", "run", "coordinator", "f", CLASSES),
+        {name: tensor.double() for name, tensor in none.items()},
+    )
+    with pytest.raises(RunError, match="no record of any class"):
+        of_total(total)
 
 
 def test_factors_are_kept_while_they_are_few() -> None:

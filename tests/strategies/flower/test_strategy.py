@@ -11,8 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from common.errors import ConfigError, RunError
 from common.methods import FEDPFT_CHAIN, METHODS
@@ -20,6 +24,7 @@ from common.methods.method import load
 from common.run import parse_run
 from common.settings import FedPFTSettings, Settings
 from strategies import DPCVAE, Federation, FedLAP, FedPFT, strategy_of
+from strategies.flower.records import arrays_of, tensors_like
 from tests.grid import FAST, FIRST_NODE, Fault, InProcessGrid, sites
 
 FEW: dict[str, Any] = {
@@ -208,6 +213,43 @@ def test_an_argument_that_cannot_be_used_is_refused_before_a_site_trains(
     with pytest.raises(ConfigError, match=reason):
         FedLAP(settings).start(grid, **arguments)
     assert grid.asked("train") == []
+
+
+def test_initial_arrays_beside_a_checkpoint_are_refused(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, method="fedlap")
+    grid = grid_for(tmp_path, settings)
+    arrays = ArrayRecord({"a": Array(np.zeros(3, np.float32))})
+    with pytest.raises(ConfigError, match="use only one of them"):
+        FedLAP(settings | {"resume": "runs/x"}).start(grid, arrays)
+    assert grid.asked("train") == []
+
+
+@hypothesis_settings(max_examples=30)
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 3), min_size=1),
+    st.sampled_from(["", "nan", "inf", "-inf", "shape", "less", "more"]),
+)
+def test_arrays_of_a_model_are_taken_only_with_its_shapes_and_finite_numbers(
+    shapes: dict[str, int], fault: str
+) -> None:
+    model = {name: torch.randn(size, 2) for name, size in shapes.items()}
+    given_ = {name: tensor.clone() for name, tensor in model.items()}
+    last = sorted(given_)[-1]
+    if fault in ("nan", "inf", "-inf"):
+        given_[last] = torch.cat([given_[last], torch.full((1, 2), float(fault))])
+        model[last] = torch.zeros_like(given_[last])
+    elif fault == "shape":
+        given_[last] = given_[last].T.reshape(-1)
+    elif fault == "more":
+        given_["d"] = torch.zeros(1)
+    elif fault == "less":
+        model["d"] = torch.zeros(1)
+    if fault:
+        with pytest.raises(ConfigError, match="arrays with"):
+            tensors_like(model, arrays_of(given_))
+    else:
+        found = tensors_like(model, arrays_of(given_))
+        assert all(torch.equal(found[name], model[name]) for name in model | found)
 
 
 def test_a_strategy_without_settings_runs_its_own_method() -> None:

@@ -152,6 +152,21 @@ def test_honest_second_moments_are_not_odd_and_those_of_other_data_are(sigma: fl
     assert oddness(sites[:2]).tolist() == [0.0, 0.0]
 
 
+@settings(max_examples=25)
+@given(
+    st.integers(3, 9), st.sampled_from([0.0, 1e-30, 1e-9, 1.0]), st.sampled_from(["diag", "full"])
+)
+def test_sites_that_are_equal_are_not_odd_however_little_they_vary(
+    count: int, spread: float, kind: str
+) -> None:
+    """Also where nothing varies and no noise is added: nothing is divided by zero."""
+    none, d = dict.fromkeys(("counts", "sums", "squares"), 0.0), 4
+    start = torch.Generator().manual_seed(count)
+    x = torch.eye(d)[:1] + spread * torch.randn(6, d, generator=start)
+    sites = [noisy(site, [x.double()] * 2, none, start, kind) for site in range(count)]
+    assert oddness(sites).tolist() == [0.0] * count
+
+
 def points(means: Tensor, noise: float, power: float, generator: torch.Generator) -> ClassPoints:
     """Sites whose class means (C, d) differ by noise."""
     drawn = means + math.sqrt(noise) * torch.randn(

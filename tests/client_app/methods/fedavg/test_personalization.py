@@ -70,6 +70,27 @@ def test_the_share_is_zero_or_one_where_only_one_part_is_right() -> None:
     assert _share(wrong, sure, labels) == 0
 
 
+def test_records_that_only_both_heads_together_decide_are_decided_by_both() -> None:
+    """Each head knows some classes and gives the others equal chances, in both possible ways."""
+    labels = torch.arange(300) % 3
+    features = torch.eye(3)[labels]
+    held = LabelledFeatures(features, labels)
+    found = SiteFeatures(held, held, ("a", "b", "c"), "f", 0.0, simulated=False)
+    task = Task(parse_run({"method": "knn-per"} | HEAD), NodeConfig(), "s", found)
+    for federated in ([1], [2], [1, 2], [0, 1]):
+        own = [c for c in range(3) if c not in federated]
+        weights = {"own": torch.zeros(3, 3), "federated": torch.zeros(3, 3)}
+        for name, classes in (("own", own), ("federated", federated)):
+            weights[name][classes, classes] = 9.0
+        head = Head(
+            Header("knn-per", "r", "c", "f", ("a", "b", "c")), weights["federated"], torch.zeros(3)
+        )
+        right, tested = personal_accuracy(
+            task, head, lambda *_, table=weights["own"]: lambda x: (x @ table.T).softmax(1)
+        )
+        assert (right, tested) == (300, 300)
+
+
 def test_too_few_records_to_choose_by_leave_the_federated_head(tmp_path: Path) -> None:
     task, head = site("fedlambda", flip=False)
     one = LabelledFeatures(task.found.train.features[:1], task.found.train.labels[:1])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
@@ -25,7 +28,14 @@ from client_app.methods.dp.record_gradients import (
 from client_app.methods.fedlap import approximation as fedlap
 from client_app.methods.fedlap.approximation import approximate
 from client_app.methods.fedlap.image_synthesis import Matching, synthesise
-from client_app.methods.fedlap.trust_region import SHARE, Search, ServerWalk, effective_radius
+from client_app.methods.fedlap.trust_region import (
+    IMAGE_STEP,
+    MODEL_STEP,
+    SHARE,
+    Search,
+    ServerWalk,
+    effective_radius,
+)
 from client_app.methods.task import MethodOutput, Task
 from client_app.node_config import NodeConfig
 from common.errors import ConfigError, SurrogateError
@@ -239,6 +249,35 @@ def test_a_search_costs_no_more_than_its_share() -> None:
     assert search == Search(100, 1)
     tiny = Search.within(100.0, 100, 10_000, 100)
     assert (tiny.steps, tiny.every) == (4, 1), "however little there is, something is looked at"
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 12), st.integers(0, 30), st.integers(1, 9), st.integers(0, 20))
+def test_the_work_of_a_synthesis_counts_the_records_that_it_looked_at(
+    records: int, batch: int, looks: int, steps: int
+) -> None:
+    """A batch has no more records than the site has, and without a size it has all of them. The
+    search may take its share of what the passes cost.
+    """
+    made, true = real(4), real(records)
+    body, model = body_and_model()
+    config = run(**{"fedlap.batch-size": batch, "fedlap.image-steps": steps or 1})
+    allowed: list[float] = []
+
+    def within(work: float, synthetic: int, real_: int, most: int) -> Search:
+        allowed.append(work)
+        assert (synthetic, real_) == (len(made.labels), records)
+        return Search(1, 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Search, "within", within)
+        fedlap._radius(
+            SimpleNamespace(run=config, site="s", round=1),  # type: ignore[arg-type]
+            body, model, made, true, SimpleNamespace(looks=looks),  # type: ignore[arg-type]
+        )  # fmt: skip
+    seen = len(torch.split(true.labels, batch or records)[0])
+    images = (steps or 1) * IMAGE_STEP * len(made.labels)
+    assert allowed == [looks * (images + MODEL_STEP * seen)]
 
 
 @pytest.mark.parametrize("clip", [0.05, 1.0, 100.0])
