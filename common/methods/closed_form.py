@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from common.limits import LARGEST_COUNT
 from common.methods.class_sums import class_sums_plan
+from common.methods.coded_sums import coded_sums_plan
 from common.methods.heads import HEAD
 from common.methods.method import Combination, Defences, Field, Messages, Method, Plan, Sizes, Work
 from common.settings import Settings
@@ -85,6 +87,7 @@ AFL = Method(
     title="AFL",
     paper="He et al. 2025; Fed3R, Fanì et al. 2024",
     plan=afl_plan,
+    coded=partial(coded_sums_plan, clip=None),
     reads=("afl",),
     shown="afl",
 )

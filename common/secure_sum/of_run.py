@@ -52,11 +52,11 @@ def numbers_of(run: Run, sites: int, round: int = 1) -> dict[str, FixedPoint]:
     numbers = {}
     for each in run.plan.combination.sums_in(round):
         bound = (
-            1.0
+            each.bound
             if joint
             else float(own.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
         )
-        whole = not each.degree and not joint
+        whole = each.whole and not each.degree and not joint
         numbers[each.name] = FixedPoint.of(bound, own.secure_sum_records, sites, whole)
     return numbers
 

@@ -1,0 +1,124 @@
+"""What the target of a record means, the same at every site and at the coordinator.
+
+A target gives each record a public code t of q numbers. A site sends sums over its records x with
+features z: of t, of t z', of z z', and for some targets of t t'. All heads follow from these.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# The sums of a site. Those of "records" and "totals" are of the code 1, which every record has.
+RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (
+    "records",
+    "totals",
+    "code",
+    "sums",
+    "squares",
+    "products",
+)
+
+
+@dataclass(frozen=True)
+class TargetSum:
+    """One of the sums of a site.
+
+    Attributes:
+        name: one of those above.
+        shape: a symbol for each axis: C rows of the code, d dimensions, T = d (d + 1) / 2,
+            P = C (C + 1) / 2.
+        degree: a record adds at most the largest feature to this power to an entry.
+        bound: largest norm of what a record adds, for features of norm at most one.
+        share: part of the privacy budget.
+        whole: whether entries are whole numbers without noise.
+    """
+
+    name: str
+    shape: str
+    degree: int
+    bound: float
+    share: float
+    whole: bool = False
+
+
+class Target(ABC):
+    """A target, resolved from the settings of a run.
+
+    Attributes:
+        name: of the kind.
+        columns: of a table, or tensors of a file, that hold the values (n, k), in this order.
+        gaps: whether a value may be missing, as NaN.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    gaps = False
+
+    @property
+    @abstractmethod
+    def rows(self) -> tuple[str, ...]:
+        """Names of the q rows of the code."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what a model answers."""
+
+    @abstractmethod
+    def statistics(self, private: bool) -> tuple[TargetSum, ...]:
+        """The sums that sites send.
+
+        Args:
+            private: whether with noise.
+        """
+
+    @abstractmethod
+    def code(self, values: Tensor) -> Tensor:
+        """The code of records.
+
+        Args:
+            values: (n, k), float64, without faults.
+
+        Returns:
+            (n, q), float64.
+        """
+
+    @abstractmethod
+    def faults(self, values: Tensor) -> Mapping[str, Tensor]:
+        """Values that no record can have, besides missing ones.
+
+        Args:
+            values: (n, k), float64; NaN where missing.
+
+        Returns:
+            By what is wrong and what is allowed: which records, (n,) bool.
+        """
+
+    @abstractmethod
+    def groups(self, values: Tensor) -> Tensor:
+        """Groups of like records, for splits and partitions.
+
+        Args:
+            values: (n, k), float64.
+
+        Returns:
+            (n,), int64.
+        """
+
+    @property
+    @abstractmethod
+    def public(self) -> dict[str, object]:
+        """What it is, as values of JSON: in the digest of the run and in its model."""
+
+    @property
+    def title(self) -> str:
+        """What is learned, in words."""
+        return ", ".join(self.outputs)
+
+    def remarks(self, values: Tensor) -> list[str]:
+        """What a person should look at, for the data report: values (n, k), without faults."""
+        return []

@@ -1,0 +1,118 @@
+"""Time to an event: records are classes whose classes are cells, a bin of time by event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.targets.target import CODE, SQUARES, SUMS, Target, TargetSum
+
+# Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
+MOST_ALIKE = 0.95
+
+
+@dataclass(frozen=True)
+class Time(Target):
+    """The time to an event, up to a public horizon.
+
+    The code is one-hot over 2 B + 1 cells: events in each bin [e_b, e_(b+1)), records that were last
+    seen in it, and those that outlived the horizon.
+
+    Attributes:
+        columns: of time and event.
+        edges: of the B bins, (B + 1,), from 0 to the horizon.
+        unit: of the times.
+
+    Example:
+        >>> time = Time(("t", "e"), (0.0, 1.0, 2.0))
+        >>> values = torch.tensor([[0.5, 1.0], [1.5, 0.0], [2.0, 1.0]])
+        >>> time.cells(values).tolist()
+        [0, 3, 4]
+    """
+
+    columns: tuple[str, ...]
+    edges: tuple[float, ...]
+    unit: str = ""
+    name = "time"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """One score: the larger, the sooner the event."""
+        return ("risk",)
+
+    @property
+    def bins(self) -> int:
+        """B."""
+        return len(self.edges) - 1
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The cells: events, last seen, outlived."""
+        spans = [f"{a:g} to {b:g}" for a, b in zip(self.edges[:-1], self.edges[1:], strict=True)]
+        return (
+            *(f"event {span}" for span in spans),
+            *(f"last seen {span}" for span in spans),
+            f"outlived {self.edges[-1]:g}",
+        )
+
+    @property
+    def public(self) -> dict[str, object]:
+        """Columns, edges and unit."""
+        return {
+            "name": self.name,
+            "columns": list(self.columns),
+            "edges": list(self.edges),
+            "unit": self.unit,
+        }
+
+    @property
+    def title(self) -> str:
+        """What is learned, in words."""
+        return f"time to the event, up to {self.edges[-1]:g} {self.unit}".strip()
+
+    def statistics(self, private: bool) -> tuple[TargetSum, ...]:
+        """Sums of the code t, of t z' and of z z'. A record is in one cell, so |t| = 1."""
+        return (
+            TargetSum(CODE, "C", 0, 1.0, 0.03, whole=True),
+            TargetSum(SUMS, "C d", 1, 1.0, 0.55),
+            TargetSum(SQUARES, "T", 2, 1.0, 0.42),
+        )
+
+    def cells(self, values: Tensor) -> Tensor:
+        """The cell of each record, (n,), int64."""
+        edges = torch.tensor(self.edges, dtype=torch.float64)
+        place = torch.bucketize(values[:, 0].double().contiguous(), edges, right=True) - 1
+        seen = torch.where(values[:, 1] == 1, place, place + self.bins)
+        return torch.where(place >= self.bins, 2 * self.bins, seen)
+
+    def code(self, values: Tensor) -> Tensor:
+        """One-hot, (n, 2 B + 1)."""
+        return torch.nn.functional.one_hot(self.cells(values), 2 * self.bins + 1).double()
+
+    def faults(self, values: Tensor) -> Mapping[str, Tensor]:
+        """Times below zero or infinite, and events that are neither 1 nor 0."""
+        time, event = values.T
+        return {
+            "a time that is negative or infinite": (time < 0) | time.isinf(),
+            "an event that is not 1 or 0": ~((event == 0) | (event == 1) | event.isnan()),
+        }
+
+    def groups(self, values: Tensor) -> Tensor:
+        """Cells."""
+        return self.cells(values)
+
+    def remarks(self, values: Tensor) -> list[str]:
+        """Nearly all records in one bin: a wrong unit."""
+        place = self.cells(values)
+        first = ((place == 0) | (place == self.bins)).double().mean() if len(place) else 0.0
+        last = (place == 2 * self.bins).double().mean() if len(place) else 0.0
+        what = [("in the first bin", first), (f"beyond the horizon {self.edges[-1]:g}", last)]
+        unit = self.unit or "time-unit"
+        return [
+            f"{float(share):.0%} of the records are {where}; are the times in {unit}?"
+            for where, share in what
+            if share > MOST_ALIKE
+        ]
