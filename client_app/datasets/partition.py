@@ -285,17 +285,17 @@ def _train_parts(dataset: Dataset, run: Run, num_sites: int) -> list[Tensor]:
                 f"{num_sites} sites cannot share {len(first)} patients with training records, each "
                 f"at one site; use at most {len(first)} sites"
             )
-        dealt = partition(dataset.labels[train][first], None, run.settings, num_sites)
+        dealt = partition(dataset.strata[train][first], None, run.settings, num_sites)
         return [train[torch.isin(of, part)] for part in dealt]
     train_origin = None if origin is None else [origin[i] for i in train.tolist()]
     return [
         train[part]
-        for part in partition(dataset.labels[train], train_origin, run.settings, num_sites)
+        for part in partition(dataset.strata[train], train_origin, run.settings, num_sites)
     ]
 
 
 def _test_parts(dataset: Dataset, parts: Sequence[Tensor], by_column: bool) -> list[Tensor]:
-    test, labels = _indices(~dataset.is_train), dataset.labels
+    test, labels = _indices(~dataset.is_train), dataset.strata
     if len(parts) == 1:
         return [test]
     if by_column or dataset.patients is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.errors import DataError
 from common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target, TargetSum
 
 
@@ -76,6 +77,28 @@ class Labels(Target):
         """Values other than 1 and 0."""
         wrong = ~(values.isnan() | (values == 0) | (values == 1)).all(1)
         return {"a label that is not 1, 0 or empty": wrong}
+
+    def large_enough(self, code: Tensor, least: int, summed: bool) -> tuple[Tensor, str]:
+        """The code without labels of which few records are present, absent, or not annotated.
+
+        The sums of few records show their features; and where all but few are annotated, the
+        difference from the sum of all records does.
+        """
+        sizes = code.sum(0)
+        parts = torch.stack([sizes[0::2], sizes[1::2], len(code) - sizes[0::2] - sizes[1::2]])
+        annotated = parts[:2].sum(0) > 0
+        small = annotated & ((parts[:2] < least).any(0) | ((parts[2] > 0) & (parts[2] < least)))
+        if not small.any():
+            return code, ""
+        names = [name for name, few in zip(self.columns, small.tolist(), strict=True) if few]
+        if not (annotated & ~small).any() and not summed:
+            raise DataError(
+                f"no label has {least} records that are present, and as many that are absent; the "
+                "policy's smallest-class asks for that many in sums without noise"
+            )
+        kept = ~small.repeat_interleave(2)
+        why = f"left out of what this site sends, with fewer than {least} records: "
+        return code * kept, why + ", ".join(map(repr, names))
 
     def groups(self, values: Tensor) -> Tensor:
         """Present, absent or unknown, of the first label."""

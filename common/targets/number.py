@@ -41,6 +41,7 @@ class Number(Target):
     columns: tuple[str, ...]
     ranges: tuple[tuple[float, float], ...]
     name = "number"
+    counts = False
 
     @property
     def rows(self) -> tuple[str, ...]:

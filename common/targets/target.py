@@ -52,11 +52,13 @@ class Target(ABC):
         name: of the kind.
         columns: of a table, or tensors of a file, that hold the values (n, k), in this order.
         gaps: whether a value may be missing, as NaN.
+        counts: whether rows of the code are counts of records, which are ones and zeros.
     """
 
     name: str
     columns: tuple[str, ...]
     gaps = False
+    counts = True
 
     @property
     @abstractmethod
@@ -97,6 +99,22 @@ class Target(ABC):
         Returns:
             By what is wrong and what is allowed: which records, (n,) bool.
         """
+
+    def large_enough(self, code: Tensor, least: int, summed: bool) -> tuple[Tensor, str]:
+        """What of the code of a site's records may be in exact sums.
+
+        Args:
+            code: (n, q).
+            least: number of records that a row needs at this site.
+            summed: whether the coordinator sees only the sum over all sites.
+
+        Returns:
+            The code, in which rows that must not leave are zero; and which these are, in words.
+
+        Raises:
+            DataError: if none of it may leave.
+        """
+        return code, ""
 
     @abstractmethod
     def groups(self, values: Tensor) -> Tensor:

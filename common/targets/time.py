@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.errors import DataError
 from common.targets.target import CODE, SQUARES, SUMS, Target, TargetSum
 
 # Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
@@ -99,6 +100,19 @@ class Time(Target):
             "a time that is negative or infinite": (time < 0) | time.isinf(),
             "an event that is not 1 or 0": ~((event == 0) | (event == 1) | event.isnan()),
         }
+
+    def large_enough(self, code: Tensor, least: int, summed: bool) -> tuple[Tensor, str]:
+        """All cells, or none: the sum of a cell of few records shows their features."""
+        sizes = code.sum(0)
+        small = (sizes > 0) & (sizes < max(2, least))
+        if summed or not small.any():
+            return code, ""
+        cell = self.rows[int(small.nonzero()[0])]
+        raise DataError(
+            f"{int(small.sum())} cells of time and event have fewer than {max(2, least)} records "
+            f"at this site, such as {cell!r}, and the sum of one shows its record; set secure-sum "
+            "= true, epsilon, or fewer bins"
+        )
 
     def groups(self, values: Tensor) -> Tensor:
         """Cells."""
