@@ -44,7 +44,10 @@ def stored_strategy(config: Run) -> type[OneShot[Any]]:
     from common.methods import method_named
     from common.methods.method import load
 
-    usual = method_named(config.settings.method).usual.combination
+    usual = config.plan.combination
+    if config.target is None:
+        # A chain's surrogates are learned from again as those of a star.
+        usual = method_named(config.settings.method).usual.combination
     if not usual.stored:
         raise RunError(
             f"method = {config.settings.method!r} stores no replies to learn from again; start a "

@@ -40,7 +40,7 @@ from client_app.datasets.readers import (
 )
 from client_app.datasets.records import Records, without
 from client_app.datasets.tables import read_table
-from client_app.datasets.target_values import columns_of, texts_of, values_in
+from client_app.datasets.target_values import check_table, columns_of, texts_of, values_in
 from client_app.datasets.whole_site import SourceError
 from client_app.node_config import Frames
 from common.errors import DataError
@@ -112,11 +112,8 @@ def read_dicom(
     """
     left = left or LeftOut()
     root, table = find_table(folder, name)
-    if table is None and left.target is not None:
-        raise SourceError(
-            f"'{root}' has no table, and target = {left.target.name!r} needs one with a column for "
-            f"each of {some(left.target.columns)}"
-        )
+    if table is None:
+        check_table(root, left.target)
     if table:
         images, records = _by_table(root, table, label_column, site_column, patient_column, left)
     else:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.names import name_or_blank
+from client_app.datasets.whole_site import SourceError
 from common.errors import ConfigError
 from common.targets.target import Target
 
@@ -36,6 +37,23 @@ def check_columns(target: Target | None, allowed: Sequence[str]) -> None:
         raise ConfigError(
             f"the run learns the column {others[0]!r}, which target-columns in this site's "
             "node-config does not name; add it there if runs may learn it"
+        )
+
+
+def check_table(root: Path, target: Target | None) -> None:
+    """Refuse a folder without a table, where the target of records stands in one.
+
+    Args:
+        root: of the data.
+        target: of the run; None for classes, which folders can name.
+
+    Raises:
+        DataError: for another target than classes.
+    """
+    if target is not None:
+        raise SourceError(
+            f"'{root}' has no table, and target = {target.name!r} needs one, with the columns "
+            f"{_named(target)}"
         )
 
 

@@ -4,11 +4,12 @@ in `TARGETS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from common.errors import ConfigError
 from common.settings import Settings
-from common.settings.target import ranges
+from common.settings.target import label_sets, ranges
 from common.targets.labels import Labels
 from common.targets.number import Number
 from common.targets.target import Target
@@ -20,6 +21,10 @@ OF_KIND = {
     "labels": ("label_columns", "label_sets"),
     "time": ("time_column", "event_column", "horizon", "bins", "time_unit"),
 }
+
+
+# Sites that must share in an exact sum, besides those that may collude.
+LEAST_ANNOTATORS = 2
 
 
 def target_of(settings: Settings) -> Target | None:
@@ -62,7 +67,35 @@ def _labels(settings: Settings) -> Target:
         raise ConfigError(
             "target = 'labels' needs label-columns, the names of all labels of the run"
         )
-    return Labels(settings.label_columns)
+    sets = label_sets(settings.label_sets)
+    target = Labels(settings.label_columns, tuple(sets.items()))
+    for site, labels in sets.items():
+        if others := [name for name in labels if name not in target.columns]:
+            raise ConfigError(
+                f"label-sets: site {site!r} annotates {others[0]!r}, which is not in label-columns"
+            )
+    if settings.secure_sum and not settings.epsilon:
+        _check_annotators(target, settings.colluding)
+    return target
+
+
+def _check_annotators(target: Labels, colluding: float) -> None:
+    """Raise ConfigError for a label of which an exact sum would show the part of one site: a site
+    that does not annotate it adds nothing.
+    """
+    if not target.sets:
+        raise ConfigError(
+            "secure-sum = true with target = 'labels' needs label-sets, which say who annotates "
+            "what, or epsilon: the sum of a label that one site alone annotates is its own"
+        )
+    name, sites = target.fewest()
+    needed = LEAST_ANNOTATORS + math.floor(colluding * len(target.sets))
+    if sites < needed:
+        raise ConfigError(
+            f"label {name!r} is annotated by {sites} sites; a secure sum without noise needs "
+            f"{needed} (colluding = {colluding:.3g}), so that no sum is that of one site; leave "
+            "the label out, or set epsilon"
+        )
 
 
 def _time(settings: Settings) -> Target:

@@ -22,6 +22,8 @@ class Labels(Target):
 
     Attributes:
         columns: of the L labels.
+        sets: the labels that each site annotates, in the order of its settings; none where all
+            sites annotate all.
 
     Example:
         >>> labels = Labels(("edema", "fracture"))
@@ -30,6 +32,7 @@ class Labels(Target):
     """
 
     columns: tuple[str, ...]
+    sets: tuple[tuple[str, tuple[str, ...]], ...] = ()
     name = "labels"
     gaps = True
 
@@ -45,8 +48,19 @@ class Labels(Target):
 
     @property
     def public(self) -> dict[str, object]:
-        """Names."""
-        return {"name": self.name, "columns": list(self.columns)}
+        """Names, and who annotates which."""
+        sets = {site: list(labels) for site, labels in self.sets}
+        return {"name": self.name, "columns": list(self.columns)} | ({"sets": sets} if sets else {})
+
+    def annotators(self, label: str) -> int:
+        """Number of sites that annotate a label, as far as settings say."""
+        return sum(label in labels for _, labels in self.sets)
+
+    def fewest(self) -> tuple[str, int]:
+        """The label that fewest sites annotate, and their number."""
+        return min(
+            ((name, self.annotators(name)) for name in self.columns), key=lambda each: each[1]
+        )
 
     def statistics(self, private: bool) -> tuple[TargetSum, ...]:
         """Sums of the code t, of t z' and of z z'; without noise also of 1 and z.

@@ -53,12 +53,14 @@ class Target(ABC):
         columns: of a table, or tensors of a file, that hold the values (n, k), in this order.
         gaps: whether a value may be missing, as NaN.
         counts: whether rows of the code are counts of records, which are ones and zeros.
+        divides: whether each record is in one row exactly.
     """
 
     name: str
     columns: tuple[str, ...]
     gaps = False
     counts = True
+    divides = False
 
     @property
     @abstractmethod
@@ -136,6 +138,12 @@ class Target(ABC):
     def title(self) -> str:
         """What is learned, in words."""
         return ", ".join(self.outputs)
+
+    def fewest(self) -> tuple[str, int] | None:
+        """What of the code fewest sites know of their records, and their number, as far as settings
+        say; None where all sites know all.
+        """
+        return None
 
     def remarks(self, values: Tensor) -> list[str]:
         """What a person should look at, for the data report: values (n, k), without faults."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import DataError
-from common.targets.target import CODE, SQUARES, SUMS, Target, TargetSum
+from common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target, TargetSum
 
 # Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
 MOST_ALIKE = 0.95
@@ -38,6 +38,7 @@ class Time(Target):
     edges: tuple[float, ...]
     unit: str = ""
     name = "time"
+    divides = True
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -75,11 +76,20 @@ class Time(Target):
         return f"time to the event, up to {self.edges[-1]:g} {self.unit}".strip()
 
     def statistics(self, private: bool) -> tuple[TargetSum, ...]:
-        """Sums of the code t, of t z' and of z z'. A record is in one cell, so |t| = 1."""
-        return (
+        """Sums of the code t, of t z' and of z z'; without noise also of 1 and z, which a message
+        needs to have the others around the mean. A record is in one cell, so |t| = 1.
+        """
+        coded = (
             TargetSum(CODE, "C", 0, 1.0, 0.03, whole=True),
             TargetSum(SUMS, "C d", 1, 1.0, 0.55),
             TargetSum(SQUARES, "T", 2, 1.0, 0.42),
+        )
+        if private:
+            return coded
+        return (
+            TargetSum(RECORDS, "1", 0, 1.0, 0.0, whole=True),
+            TargetSum(TOTALS, "d", 1, 1.0, 0.0),
+            *coded,
         )
 
     def cells(self, values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.run import Run
+from common.targets.measures import added, metrics_of
 from server_app.runs.card import run_card
 from server_app.runs.privacy_card import privacy_card
 from strategies.base.outcome import Fate, Outcome, Site
@@ -67,7 +68,13 @@ def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
         "sites": {"invited": len(sites)} | {fate: outcome.count(fate) for fate in FATES},
         "card": run_card(sites, config.settings.sites, outcome.absent, names),
         "accuracy": outcome.accuracy
-        | {"per_site": {site.name: site.correct / site.tested for site in sites if site.tested}},
+        | {
+            "per_site": {
+                site.name: site.correct / site.tested
+                for site in sites
+                if site.tested and not site.measured
+            }
+        },
         "bytes": {
             "up": sum(site.bytes_up for site in sites),
             "down": sum(site.bytes_down for site in sites),
@@ -83,6 +90,7 @@ def make_metrics(config: Run, outcome: Outcome, end: End) -> Json:
     if end.command is not None:
         metrics["seconds"]["command"] = round(end.command, 3)
     metrics |= _downstream(sites)
+    metrics |= _measures(outcome)
     optional = {
         "learning": outcome.learning,
         "parameters": outcome.parameters,
@@ -114,6 +122,22 @@ def _privacy(config: Run, outcome: Outcome, simulated: bool) -> Json | None:
     if card and outcome.stopped and outcome.rounds and (spent := outcome.rounds[-1].get("epsilon")):
         card["epsilon"] = spent
     return card
+
+
+def _measures(outcome: Outcome) -> Json:
+    """How well a model of another target than classes answers: at each site, and on all test
+    records; ranks compare records of one site only, unless a simulation tests all together.
+    """
+    rows = {site.name: site.measured for site in outcome.sites.values() if site.measured}
+    if not (rows or outcome.measured):
+        return {}
+    together = outcome.measured or added(rows.values())
+    return {
+        "measures": {
+            "all": metrics_of(together),
+            "per_site": {name: metrics_of(row) for name, row in rows.items()},
+        }
+    }
 
 
 def _downstream(sites: Collection[Site]) -> Json:
