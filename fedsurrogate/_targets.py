@@ -18,16 +18,12 @@ from common.models.classifiers import Classifier, Head, target_of_model
 from common.settings import Settings
 from common.settings.flat import parse_settings
 from common.settings.target import TargetSettings
-from common.targets import target_of
+from common.targets import CLASS, TARGETS, target_of
 from common.targets.answers import answers_of, facts_of
 from common.targets.measures import measured, metrics_of
 from common.targets.target import Target
 from fedsurrogate._inputs import flat_settings
 
-# By kind of target: the argument that names its columns, and what they are called without it.
-NAMED = {"number": ("value_columns", "value"), "labels": ("label_columns", "label")}
-# The metric that `score` gives.
-SCORES = {"number": "r2", "labels": "auroc", "time": "concordance"}
 Floats = NDArray[np.float64]
 
 
@@ -62,8 +58,8 @@ def with_columns(settings: Mapping[str, Any], entries: Sequence[Any]) -> dict[st
         settings: as keyword arguments.
         entries: pairs of records and targets, of which the first is looked at.
     """
-    kind = str(settings.get("target", "class"))
-    key, word = NAMED.get(kind, ("", ""))
+    kind = TARGETS.get(str(settings.get("target", CLASS)))
+    key, word = ("", "") if kind is None else kind.columns
     if not key or key in settings or not entries or not isinstance(entries[0], tuple | list):
         return dict(settings)
     targets = entries[0][1]
@@ -171,6 +167,6 @@ def score(classifier: Classifier, features: Tensor, targets: Any) -> float:
             f"columns {', '.join(facts['columns'])}"
         )
     sums = measured(classifier.target, tuple(outputs), classifier.scores(features), table)
-    name = SCORES[facts["name"]]
+    name = TARGETS[facts["name"]].score
     found = [own[name] for own in metrics_of(sums).values() if name in own]
     return float(np.mean(found)) if found else float("nan")

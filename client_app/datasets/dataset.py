@@ -15,6 +15,7 @@ from client_app.datasets.dicom import read_dicom
 from client_app.datasets.duplicates import once, without_leaks
 from client_app.datasets.image_folders import read_imagefolder
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.oddities import loss_of_other_classes, oddities
 from client_app.datasets.one_record import printable
 from client_app.datasets.readers import read_digits, read_parquet, read_safetensors, refuse_columns
 from client_app.datasets.records import Opener, Records, only, select
@@ -23,14 +24,10 @@ from client_app.datasets.whole_site import SourceError
 from client_app.node_config import Frames, NodeConfig, is_protected
 from common.data_report import DataReport, Loss
 from common.errors import DataError
-from common.identity import likely_one
 from common.methods.counting import JUDGING
 from common.run import Run
 from common.settings import DataKind
 from common.targets.target import Target
-
-# Classes that a remark names.
-MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -411,7 +408,7 @@ def _assemble(
         others = Counter(records.labels[row] for row in (labels < 0).nonzero().flatten().tolist())
         records = replace(
             select(records, kept.tolist()),
-            left_out=(*records.left_out, *_of_other_classes(others)),
+            left_out=(*records.left_out, *loss_of_other_classes(others)),
         )
         labels = labels[kept]
     is_train, groups = records.is_train, None
@@ -431,7 +428,7 @@ def _assemble(
         )
         groups = None if groups is None else groups[rows]
     shown = classes if source.target is None else classes[:1]
-    odd = _oddities(labels, shown, is_train, records.patients, names)
+    odd = oddities(labels, shown, is_train, records.patients, names)
     return Dataset(
         name,
         labels,
@@ -453,45 +450,6 @@ def _assemble(
         values=records.values,
         groups=groups,
     )
-
-
-def _of_other_classes(others: Counter[str]) -> tuple[Loss, ...]:
-    """The loss of records whose class is not in the run."""
-    if not others:
-        return ()
-    shown = [f"{name!r} ({count})" for name, count in others.most_common(MOST_NAMED)]
-    more = ", ..." if len(others) > MOST_NAMED else ""
-    count = others.total()
-    return (Loss(f"{count} records are of no class of the run: {', '.join(shown)}{more}", count),)
-
-
-def _oddities(
-    labels: Tensor,
-    classes: tuple[str, ...],
-    is_train: Tensor,
-    patients: Sequence[str] | None,
-    names: Iterable[str],
-) -> list[str]:
-    """What a person should look at; names: of all classes in the files."""
-    odd = [
-        f"the classes {', '.join(map(repr, group))} are likely one; they differ only by case or "
-        "blanks"
-        for group in likely_one({*names, *classes})
-    ]
-    counts = torch.bincount(labels, minlength=len(classes)).tolist()
-    there = [name for name, count in zip(classes, counts, strict=True) if count]
-    if len(there) == 1 and len(classes) > 1:
-        odd.append(f"all records are of one class, {there[0]!r}")
-    if absent := [name for name in classes if name not in there]:
-        more = ", ..." if len(absent) > MOST_NAMED else ""
-        odd.append(f"no record of {', '.join(map(repr, absent[:MOST_NAMED]))}{more}")
-    if patients is not None:
-        sides = [{patients[i] for i in part.nonzero().flatten()} for part in (is_train, ~is_train)]
-        if shared := len(sides[0] & sides[1]):
-            odd.append(f"{shared} patients have records in both training and test")
-        if alike := likely_one(patients):
-            odd.append(f"{len(alike)} pairs or more of patient IDs differ only by case or blanks")
-    return odd
 
 
 def _of_all_classes(name: str, records: Records) -> Dataset:

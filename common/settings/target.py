@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from common.identity import Name
 from common.settings.base import Names, Range, Section, Unit
-
-TargetKind = Literal["class", "labels", "number", "time"]
 
 
 def ranges(text: str) -> tuple[tuple[float, float], ...]:
@@ -73,7 +71,7 @@ def _check_sets(text: str) -> str:
 class TargetSettings(Section):
     """What a run learns of a record."""
 
-    target: TargetKind = Field(
+    target: Annotated[str, Range("class, labels, number or time")] = Field(
         "class",
         description="What a run learns of a record: its class, labels of which each is present or "
         "absent, one or several numbers, or the time to an event.",

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.errors import SurrogateError
+from common.targets import TARGETS
+from common.targets.target import Facts
 
-Facts = Mapping[str, Any]
 # Of the JSON text, in characters.
 LONGEST = 2**16
-# 95 % of a normal distribution lie within so many deviations.
-WITHIN = 1.959963984540054
 
 
 def facts_of(target: str) -> Facts:
@@ -36,38 +34,7 @@ def answers_of(target: str, outputs: tuple[str, ...], scores: Tensor) -> dict[st
         Columns by name, (n,) each, float64.
     """
     facts = facts_of(target)
-    return ANSWERS[facts["name"]](facts, outputs, scores.double())
-
-
-def _number(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
-    """Each number, and the interval that holds 95 % of new records."""
-    found: dict[str, Tensor] = {}
-    for at, name in enumerate(outputs):
-        width = WITHIN * float(facts["deviation"][at])
-        found |= {name: scores[:, at]}
-        found |= {f"{name} low": scores[:, at] - width, f"{name} high": scores[:, at] + width}
-    return found
-
-
-def _labels(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
-    """The probability of each label."""
-    return dict(zip(outputs, scores.sigmoid().unbind(1), strict=True))
-
-
-def _time(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
-    """The risk, as a log hazard relative to a mean record, and survival at the end of each bin."""
-    risk = scores[:, 0]
-    hazard = torch.tensor(facts["hazard"], dtype=torch.float64).cumsum(0)
-    survival = (-hazard * risk.exp()[:, None]).exp()
-    named = {f"survival {edge:g}": survival[:, at] for at, edge in enumerate(facts["edges"][1:])}
-    return {"risk": risk, **named}
-
-
-ANSWERS: dict[str, Callable[[Facts, tuple[str, ...], Tensor], dict[str, Tensor]]] = {
-    "number": _number,
-    "labels": _labels,
-    "time": _time,
-}
+    return TARGETS[facts["name"]].answers(facts, outputs, scores.double())
 
 
 def checked_target(target: str) -> str:
@@ -93,7 +60,7 @@ def checked_target(target: str) -> str:
 
 def _check(facts: Any) -> None:
     """Raise ValueError, KeyError or TypeError for facts that no model has."""
-    if not isinstance(facts, dict) or facts["name"] not in ANSWERS:
+    if not isinstance(facts, dict) or facts["name"] not in TARGETS:
         raise ValueError("no known kind of target")
     for key in ("deviation", "prevalence", "hazard", "edges"):
         numbers = facts.get(key, [])

@@ -9,8 +9,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import DataError
-from common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target, TargetSum
+from common.errors import ConfigError, DataError
+from common.settings import Settings
+from common.settings.target import label_sets
+from common.targets.target import (
+    CODE,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Facts,
+    Kind,
+    Target,
+    TargetSum,
+)
+
+# Sites that must share in an exact sum, besides those that may collude.
+LEAST_ANNOTATORS = 2
 
 
 @dataclass(frozen=True)
@@ -117,3 +132,86 @@ class Labels(Target):
     def groups(self, values: Tensor) -> Tensor:
         """Present, absent or unknown, of the first label."""
         return torch.where(values[:, 0].isnan(), 2, (values[:, 0] == 1).long()).long()
+
+
+def _make(settings: Settings) -> Target:
+    if not settings.label_columns:
+        raise ConfigError(
+            "target = 'labels' needs label-columns, the names of all labels of the run"
+        )
+    sets = label_sets(settings.label_sets)
+    target = Labels(settings.label_columns, tuple(sets.items()))
+    for site, labels in sets.items():
+        if others := [name for name in labels if name not in target.columns]:
+            raise ConfigError(
+                f"label-sets: site {site!r} annotates {others[0]!r}, which is not in label-columns"
+            )
+    if settings.secure_sum and not settings.epsilon:
+        _check_annotators(target, settings.colluding)
+    return target
+
+
+def _check_annotators(target: Labels, colluding: float) -> None:
+    """Raise ConfigError for a label of which an exact sum would show the part of one site: a site
+    that does not annotate it adds nothing.
+    """
+    if not target.sets:
+        raise ConfigError(
+            "secure-sum = true with target = 'labels' needs label-sets, which say who annotates "
+            "what, or epsilon: the sum of a label that one site alone annotates is its own"
+        )
+    name, sites = target.fewest()
+    needed = LEAST_ANNOTATORS + math.floor(colluding * len(target.sets))
+    if sites < needed:
+        raise ConfigError(
+            f"label {name!r} is annotated by {sites} sites; a secure sum without noise needs "
+            f"{needed} (colluding = {colluding:.3g}), so that no sum is that of one site; leave "
+            "the label out, or set epsilon"
+        )
+
+
+def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
+    """The probability of each label."""
+    return dict(zip(outputs, scores.sigmoid().unbind(1), strict=True))
+
+
+def _measured(scores: Tensor, true: Tensor) -> dict[str, float]:
+    known = ~true.isnan()
+    scores, true = scores[known], true[known]
+    ranks = _ranks(scores)
+    positive = true == 1
+    count, others = float(positive.sum()), float((~positive).sum())
+    return {
+        "records": float(len(true)),
+        "positive": count,
+        "brier": float((scores.sigmoid() - true).square().sum()),
+        "pairs": count * others,
+        "concordant": float(ranks[positive].sum()) - count * (count + 1) / 2,
+    }
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """Ranks from one; equal scores have their mean rank."""
+    _, group, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
+    last = sizes.cumsum(0).double()
+    ranks: Tensor = (last - (sizes.double() - 1) / 2)[group]
+    return ranks
+
+
+def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Positive records, Brier score, and the area under the ROC curve."""
+    found = {"positive": sums["positive"], "brier": sums["brier"] / sums["records"]}
+    pairs = sums["pairs"]
+    return found | ({"auroc": sums["concordant"] / pairs} if pairs > 0 else {})
+
+
+LABELS = Kind(
+    "labels",
+    ("label_columns", "label_sets"),
+    _make,
+    _answers,
+    _measured,
+    _metrics,
+    score="auroc",
+    columns=("label_columns", "label"),
+)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.errors import ConfigError
+from common.settings import Settings
+from common.settings.target import ranges
 from common.targets.target import (
     CODE,
     PRODUCTS,
@@ -16,12 +19,16 @@ from common.targets.target import (
     SQUARES,
     SUMS,
     TOTALS,
+    Facts,
+    Kind,
     Target,
     TargetSum,
 )
 
 # Share of values beyond the range that a person should know of.
 MOST_CLIPPED = 0.01
+# 95 % of a normal distribution lie within so many deviations.
+WITHIN = 1.959963984540054
 GROUPS = 5
 
 
@@ -104,3 +111,59 @@ class Number(Target):
         """Middle and half of the width of each range, (r,)."""
         low, high = torch.tensor(self.ranges, dtype=torch.float64).T
         return (low + high) / 2, (high - low) / 2
+
+
+def _make(settings: Settings) -> Target:
+    columns, given = settings.value_columns or ("value",), ranges(settings.target_range)
+    if not given:
+        raise ConfigError(
+            "target = 'number' needs target-range, the lowest and highest value that are known in "
+            'public, such as target-range = "0,100"'
+        )
+    if len(given) not in (1, len(columns)):
+        raise ConfigError(
+            f"target-range = {settings.target_range!r} has {len(given)} ranges for {len(columns)} "
+            "value-columns; give one for all, or one for each"
+        )
+    return Number(columns, given * len(columns) if len(given) == 1 else given)
+
+
+def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
+    """Each number, and the interval that holds 95 % of new records."""
+    found: dict[str, Tensor] = {}
+    for at, name in enumerate(outputs):
+        width = WITHIN * float(facts["deviation"][at])
+        found |= {name: scores[:, at]}
+        found |= {f"{name} low": scores[:, at] - width, f"{name} high": scores[:, at] + width}
+    return found
+
+
+def _measured(scores: Tensor, true: Tensor) -> dict[str, float]:
+    error = scores - true
+    return {
+        "records": float(len(true)),
+        "absolute": float(error.abs().sum()),
+        "squared": float(error.square().sum()),
+        "value": float(true.sum()),
+        "energy": float(true.square().sum()),
+    }
+
+
+def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Mean absolute error, root mean squared error and R^2."""
+    records = sums["records"]
+    found = {"mae": sums["absolute"] / records, "rmse": math.sqrt(sums["squared"] / records)}
+    spread = sums["energy"] - sums["value"] ** 2 / records
+    return found | ({"r2": 1 - sums["squared"] / spread} if spread > 0 else {})
+
+
+NUMBER = Kind(
+    "number",
+    ("target_range", "value_columns"),
+    _make,
+    _answers,
+    _measured,
+    _metrics,
+    score="r2",
+    columns=("value_columns", "value"),
+)

@@ -7,10 +7,13 @@ features z: of t, of t z', of z z', and for some targets of t t'. All heads foll
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
+
+from common.settings import Settings
 
 # The sums of a site. Those of "records" and "totals" are of the code 1, which every record has.
 RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (
@@ -148,3 +151,35 @@ class Target(ABC):
     def remarks(self, values: Tensor) -> list[str]:
         """What a person should look at, for the data report: values (n, k), without faults."""
         return []
+
+
+# What a model knows of its target: `Target.public`, and what its head adds.
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of target in the registry.
+
+    Attributes:
+        name: in the settings.
+        settings: fields that are for this kind alone.
+        make: the target of a run. Raises ConfigError for settings that do not agree.
+        answers: of a model: from its facts, the names of its o outputs and scores (n, o), float64, to
+            columns by name, (n,) each.
+        measured: of one output: from scores (n,) and true values, (n,) or (n, k), float64, to sums
+            over records that add up over sites.
+        metrics: what people read, from these sums, of which "records" is above zero.
+        score: the metric that says most.
+        columns: the field that names the columns, and a name for a column that has none; empty
+            where columns have fixed names.
+    """
+
+    name: str
+    settings: tuple[str, ...]
+    make: Callable[[Settings], Target]
+    answers: Callable[[Facts, tuple[str, ...], Tensor], dict[str, Tensor]]
+    measured: Callable[[Tensor, Tensor], dict[str, float]]
+    metrics: Callable[[Mapping[str, float]], dict[str, float]]
+    score: str
+    columns: tuple[str, str] = ("", "")

@@ -8,8 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import DataError
-from common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target, TargetSum
+from common.errors import ConfigError, DataError
+from common.settings import Settings
+from common.targets.target import (
+    CODE,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Facts,
+    Kind,
+    Target,
+    TargetSum,
+)
 
 # Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
 MOST_ALIKE = 0.95
@@ -140,3 +151,63 @@ class Time(Target):
             for where, share in what
             if share > MOST_ALIKE
         ]
+
+
+def _make(settings: Settings) -> Target:
+    if not settings.horizon:
+        raise ConfigError("target = 'time' needs horizon, the time up to which survival is learned")
+    columns = (settings.time_column or "time", settings.event_column or "event")
+    if columns[0] == columns[1]:
+        raise ConfigError(f"time-column and event-column are both {columns[0]!r}")
+    if settings.time_column and not settings.time_unit:
+        raise ConfigError(
+            "target = 'time' needs time-unit, such as years, so that all sites mean the same"
+        )
+    bins = settings.bins or (5 if settings.epsilon else 20)
+    edges = tuple(settings.horizon * i / bins for i in range(bins + 1))
+    return Time(columns, edges, settings.time_unit)
+
+
+def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
+    """The risk, as a log hazard relative to a mean record, and survival at the end of each bin."""
+    risk = scores[:, 0]
+    hazard = torch.tensor(facts["hazard"], dtype=torch.float64).cumsum(0)
+    survival = (-hazard * risk.exp()[:, None]).exp()
+    named = {f"survival {edge:g}": survival[:, at] for at, edge in enumerate(facts["edges"][1:])}
+    return {"risk": risk, **named}
+
+
+def _measured(scores: Tensor, true: Tensor) -> dict[str, float]:
+    """Pairs of which the first had the event while the second was still without it (Harrell)."""
+    time, event = true[:, 0], true[:, 1] == 1
+    pairs = concordant = 0.0
+    for row in event.nonzero().flatten().tolist():
+        later = time > time[row]
+        later |= (time == time[row]) & ~event
+        pairs += float(later.sum())
+        lower = scores[later] < scores[row]
+        concordant += float(lower.sum()) + 0.5 * float((scores[later] == scores[row]).sum())
+    return {
+        "records": float(len(time)),
+        "events": float(event.sum()),
+        "pairs": pairs,
+        "concordant": concordant,
+    }
+
+
+def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Events, and concordance."""
+    pairs = sums["pairs"]
+    found = {"events": sums["events"]}
+    return found | ({"concordance": sums["concordant"] / pairs} if pairs > 0 else {})
+
+
+TIME = Kind(
+    "time",
+    ("time_column", "event_column", "horizon", "bins", "time_unit"),
+    _make,
+    _answers,
+    _measured,
+    _metrics,
+    score="concordance",
+)
