@@ -21,8 +21,7 @@ from common.errors import DataError
 from common.models.parameters import Parameters
 from common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from common.privacy.mechanism import Mechanism
-from common.surrogates.class_sums import fold
-from common.surrogates.coded_sums import coded_statistics
+from common.surrogates.coded_sums import coded_statistics, folded
 from common.surrogates.public_map import PublicMap
 from common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS, Target
 from common.wire.model_proto import pack_parameters
@@ -127,8 +126,8 @@ def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
         TOTALS: _total(features),
         CODE: code.sum(0),
         SUMS: sums,
-        SQUARES: fold(squares),
-        PRODUCTS: fold(apart.T @ apart),
+        SQUARES: folded(squares),
+        PRODUCTS: folded(apart.T @ apart),
     }
 
 

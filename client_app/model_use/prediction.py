@@ -97,7 +97,8 @@ class Predictor:
         if target := target_of_model(self.classifier):
             answers = answers_of(target, self.classes, self.classifier.scores(features))
             columns = [column.tolist() for column in answers.values()]
-            return [list(map(repr, row)) for row in zip(*columns, strict=True)]
+            # As numbers: in a text, a sign would be escaped as the beginning of a formula.
+            return [list(row) for row in zip(*columns, strict=True)]
         with torch.no_grad():
             probabilities = self.calibration.probabilities(self.classifier.scores(features))
             scores = (

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from common.errors import FedSurrogateError
-from common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERANCE, unfold
+from common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERANCE
+from common.surrogates.coded_sums import unfolded
 from common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS, Target
 from strategies.closed_form.statistics import Statistics
 from strategies.targets.sums import CodedSums, Noise
@@ -21,6 +22,8 @@ Tables = Mapping[str, Tensor]
 Sigmas = Mapping[str, float]
 # Half precision moves eigenvalues by about this share of the sum of all of them.
 ROUNDING = 1e-3
+# Mean error of a number in half precision, as a share of it.
+HALF = 2.0**-12
 Fault = Callable[[str], FedSurrogateError]
 
 
@@ -35,17 +38,23 @@ def of_site(tensors: Tables, target: Target) -> CodedSums:
     code, sums = tensors[CODE].double(), tensors[SUMS].double()
     records = tensors[RECORDS].double()
     mean = tensors[TOTALS].double() / records
-    squares = unfold(tensors[SQUARES].double(), len(mean)) / records
+    squares = unfolded(tensors[SQUARES].double(), len(mean)) / records
+    # Directions without variance have that of the rounding, which a ridge must not take for theirs.
+    squares.diagonal().add_(HALF * float(squares.norm()) / math.sqrt(len(mean)))
     products = None
     if PRODUCTS in tensors:
-        products = unfold(tensors[PRODUCTS].double(), len(code)) + torch.outer(code, code) / records
+        products = (
+            unfolded(tensors[PRODUCTS].double(), len(code)) + torch.outer(code, code) / records
+        )
     moment = Statistics(records, mean[None], squares)
     table = sums + torch.outer(code, mean)
     whole = CodedSums(code, table, moment, products)
     return whole if target.divides else _with_all(whole)
 
 
-def around_zero(tensors: Tables, sigmas: Sigmas, target: Target, unit_norm: bool) -> CodedSums:
+def around_zero(
+    tensors: Tables, sigmas: Sigmas, target: Target, unit_norm: bool, rounding: float = 0.0
+) -> CodedSums:
     """The sums of all sites around zero: of a secure sum, or with noise.
 
     Args:
@@ -54,12 +63,15 @@ def around_zero(tensors: Tables, sigmas: Sigmas, target: Target, unit_norm: bool
         target: of the run.
         unit_norm: whether all features have norm one, so that their number is the trace of the
             second moment.
+        rounding: most that an entry of the second moment was changed by whole steps.
 
     Raises:
         ValueError: without records.
     """
     code, sums = tensors[CODE].double(), tensors[SUMS].double()
-    squares = unfold(tensors[SQUARES].double(), sums.shape[1])
+    squares = unfolded(tensors[SQUARES].double(), sums.shape[1])
+    # As in `of_site`: eigenvalues of a matrix of rounding errors are at most about this.
+    squares.diagonal().add_(2 * rounding * math.sqrt(sums.shape[1] / 3))
     if RECORDS in tensors:
         records, totals = float(tensors[RECORDS]), tensors[TOTALS].double()
     elif target.divides:
@@ -72,7 +84,7 @@ def around_zero(tensors: Tables, sigmas: Sigmas, target: Target, unit_norm: bool
     records = max(records, 1.0) if sigmas else records
     mean = totals / records
     covariance = squares / records - torch.outer(mean, mean)
-    products = unfold(tensors[PRODUCTS].double(), len(code)) if PRODUCTS in tensors else None
+    products = unfolded(tensors[PRODUCTS].double(), len(code)) if PRODUCTS in tensors else None
     counts = torch.tensor([records], dtype=torch.float64)
     moment = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
     whole = CodedSums(code, sums, moment, products)
@@ -124,11 +136,11 @@ def check_exact(tensors: Tables, target: Target, fault: Fault) -> None:
         raise fault(f"a row of {float(code.min()):g} records")
     if float(code.abs().max()) > room:
         raise fault(f"a code with the sum {float(code.abs().max()):g} of {records:g} records")
-    squares = unfold(tensors[SQUARES].double(), dimension)
+    squares = unfolded(tensors[SQUARES].double(), dimension)
     trace = _trace(squares, fault)
     spread = code.abs()
     if PRODUCTS in tensors:
-        products = unfold(tensors[PRODUCTS].double(), len(code))
+        products = unfolded(tensors[PRODUCTS].double(), len(code))
         _trace(products, fault)
         spread = products.diagonal()
         if float(spread.max()) > room:
@@ -187,7 +199,7 @@ def _limits(tensors: Tables, target: Target, sigmas: Sigmas) -> Iterator[tuple[s
         yield "a row of records below zero", -float(code.min()), tail * sigmas[CODE]
     yield "a row of features beyond its records", float((least(SUMS) - most_of_row).max()), 0.0
     # Of a symmetric matrix of noise the eigenvalues are at most about sigma sqrt(2 d).
-    squares = unfold(double[SQUARES], dimension)
+    squares = unfolded(double[SQUARES], dimension)
     noise = sigmas[SQUARES] * (math.sqrt(2 * dimension) + tail)
     rounding = ROUNDING * float(squares.diagonal().abs().sum())
     lowest = -float(torch.linalg.eigvalsh(squares)[0])

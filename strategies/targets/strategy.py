@@ -18,7 +18,7 @@ from common.privacy.mechanism import Mechanism
 from common.run import Run
 from common.settings import Settings
 from common.surrogates.surrogates import Header
-from common.targets.target import CODE, RECORDS, SUMS, Target
+from common.targets.target import CODE, RECORDS, SQUARES, SUMS, Target
 from strategies.base.defended import Defended
 from strategies.base.one_shot import Learned
 from strategies.closed_form.strategy import FromStatistics
@@ -164,7 +164,8 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         check_noisy(total.tensors, target, total.sigmas, false_numbers)
     try:
         unit_norm = mechanism is not None and mechanism.clip == 0
-        sums = around_zero(total.tensors, total.sigmas, target, unit_norm)
+        rounding = 0.0 if total.sigmas else total.rounding.get(SQUARES, 0.0)
+        sums = around_zero(total.tensors, total.sigmas, target, unit_norm, rounding)
     except ValueError as error:
         raise RunError(f"the secure sum has nothing to learn from: {error}") from None
     model, facts = learned_by(run)(sums, total.header, target, run.settings)

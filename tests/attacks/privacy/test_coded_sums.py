@@ -20,6 +20,7 @@ from client_app.datasets.duplicates import once
 from client_app.datasets.records import Records
 from client_app.governance.site_limits import SiteLimits
 from client_app.methods.task import Task
+from client_app.secure_sum import same_sites
 from common.errors import ConfigError, DataError
 from common.privacy.gaussian_mechanism import clip, unit_weights
 from common.run import parse_run
@@ -157,3 +158,27 @@ def test_the_second_moment_of_a_message_is_around_its_mean() -> None:
     tensors = sent(x, x[:, 0] - 1000, 1, target="number", target_range=(-5, 5))
     covariance = unfold(tensors["squares"].double(), 2) / 50
     assert np.abs(covariance.numpy() - np.cov(x.T, bias=True)).max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("number", {"target-range": "-1,2"}),
+        ("number", {"target-range": "-1,1; -1,2"}),
+        ("labels", {"label-sets": "a=edema,fracture,nodule; b=edema,fracture,nodule"}),
+        ("time", {"horizon": 4.0}),
+        ("time", {"bins": 4}),
+    ],
+)
+def test_exact_sums_over_the_same_sites_have_one_target(
+    kind: str, change: dict[str, Scalar]
+) -> None:
+    """With another range, the difference of two sums shows the records beyond the narrower one."""
+    secure: dict[str, Scalar] = {"secure-sum": True, "colluding": 0.0}
+    if kind == "labels":
+        secure |= {"label-sets": "b=edema,fracture,nodule; c=edema,fracture,nodule"}
+    one, other = (
+        same_sites.settings_in(parse_run(KINDS[kind] | secure | more), SiteLimits(), b"")
+        for more in ({}, change)
+    )
+    assert one["training"] != other["training"]
