@@ -78,9 +78,9 @@ def number_head(
     means = sums.code[1:] / _records(sums)
     weight = half[:, None] * fitted.weight
     bias = middle + half * (means - fitted.weight @ sums.mean)
-    return NumberHead(
-        weight, bias, half * fitted.error.sqrt(), 1 - fitted.error / variance, fitted.strength
-    )
+    # The variance is itself known with noise only, and too short an interval is worse.
+    deviation = half * (fitted.error + _noise_of_variance(sums)).sqrt()
+    return NumberHead(weight, bias, deviation, 1 - fitted.error / variance, fitted.strength)
 
 
 def coefficients(
@@ -153,8 +153,8 @@ def _moments(sums: CodedSums) -> tuple[Tensor, Tensor]:
     records = _records(sums)
     means = sums.code[1:] / records
     variance = sums.products.diagonal() / records - means.square()
-    noise = 0.0 if sums.noise is None else sums.noise.products / records
-    for index, each in enumerate(variance.tolist()):
+    noises = _noise_of_variance(sums).tolist()
+    for index, (each, noise) in enumerate(zip(variance.tolist(), noises, strict=True)):
         if not each > max(noise, 1e-12):
             why = f"which is within the noise of {noise:.2g}" if noise else "so it does not vary"
             raise RunError(
@@ -163,6 +163,18 @@ def _moments(sums: CodedSums) -> tuple[Tensor, Tensor]:
             )
     cross = sums.sums[1:] / records - torch.outer(means, sums.mean)
     return cross, variance
+
+
+def _noise_of_variance(sums: CodedSums) -> Tensor:
+    """Standard deviation of the noise in the variance of each number, (r,)."""
+    means = sums.code[1:] / _records(sums)
+    if sums.noise is None or sums.products is None:
+        return torch.zeros_like(means)
+    squares = sums.products.diagonal() / _records(sums)
+    of_mean = 2 * means * sums.noise.code[1:]
+    of_count = (squares - 2 * means.square()) * sums.noise.code[0]
+    total = sums.noise.products**2 + of_mean.square() + of_count.square()
+    return total.sqrt() / _records(sums)
 
 
 def _given(sums: CodedSums, cross: Tensor, variance: Tensor, strength: float) -> Fitted:

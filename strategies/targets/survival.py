@@ -82,6 +82,22 @@ class Cells:
         """Share of the records at risk that have an event in each bin, (B,)."""
         return self.possible_events / self.at_risk.clamp_min(1e-300)
 
+    def within_bins(self, hazard: Tensor) -> Tensor:
+        """The hazard of a model in continuous time, from one that takes the events of a bin as ties.
+
+        Of the share q of records that have an event in a bin, the ties' hazard is q, and that which
+        is constant over the bin -log(1 - q).
+
+        Args:
+            hazard: of each bin, (B,), with ties.
+
+        Returns:
+            (B,).
+        """
+        risk = (self.at_risk - self.censored.clamp_min(0) / 2).clamp_min(1e-300)
+        share = (self.possible_events / risk).clamp(1e-12, MOST_EVENTS)
+        return hazard * -torch.log1p(-share) / share
+
     @property
     def residuals(self) -> Tensor:
         """Martingale residuals of a record of each cell, (2 B + 1,): its events minus the expected

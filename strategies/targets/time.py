@@ -170,7 +170,7 @@ def calibrated_head(head: RiskHead, sums: CodedSums) -> RiskHead:
     between = float(mean.square() @ counts) / max(float(counts.sum()), 1e-9)
     within = max(spread - between, 0.1 * spread)
     if spread <= 0:
-        return RiskHead(head.weight, head.mean, cells.hazard)
+        return RiskHead(head.weight, head.mean, cells.within_bins(cells.hazard))
     own = float(scores[:bins].sum())
     slope = 1.0
     for _ in range(PASSES):
@@ -186,7 +186,8 @@ def calibrated_head(head: RiskHead, sums: CodedSums) -> RiskHead:
         information = max(float(events @ (second - first.square())), 1e-12)
         slope = min(max(slope + gradient / information, slope / 2), 2 * slope)
     weights = counts * (slope * mean + slope**2 * within / 2).exp()
-    hazard = events / _at_risk(weights).clamp_min(1e-300)
+    below = _at_risk(weights) - weights[bins:-1] / 2
+    hazard = cells.within_bins(events / below.clamp_min(1e-300))
     return RiskHead(slope * head.weight, head.mean, hazard)
 
 
