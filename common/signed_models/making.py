@@ -10,7 +10,8 @@ from common.models.classifiers import Classifier
 from common.models.head_training import Batch
 from common.privacy.mechanism import relation_of
 from common.run import Run
-from common.settings import Settings
+from common.settings import Settings, kebab
+from common.settings.target import TargetSettings
 from common.signed_models.gaussians import Gaussians, fit_gaussians
 from common.signed_models.signed_model import (
     Manifest,
@@ -102,7 +103,20 @@ def feature_settings(config: Run) -> dict[str, str | int | float]:
         "features.power": float(config.power),
         "seed": config.settings.seed,
         "test-fraction": config.settings.test_fraction,
+        **_target_settings(config),
     }
+
+
+def _target_settings(config: Run) -> dict[str, str | int | float]:
+    """The settings of a target that are not the default, flat; none for classes."""
+    if config.target is None:
+        return {}
+    defaults, own = Settings().flat(), config.settings.flat()
+    keys = map(kebab, TargetSettings.model_fields)
+    found = {key: own[key] for key in keys if own[key] != defaults[key]}
+    # "0" depends on the run's privacy, which is not among these settings.
+    edges = config.target.public.get("edges")
+    return found | ({"bins": len(edges) - 1} if isinstance(edges, list) else {})
 
 
 def release_gaussians(settings: Settings, sampler: Sampler | None) -> tuple[Gaussians | None, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from common.targets.labels import Labels
 from common.targets.number import Number
 from common.targets.target import Target
 from common.targets.time import Time
+from strategies.targets.checks import check_cells, check_labels, check_numbers
 from strategies.targets.labels import Annotated, label_heads, ridge_discriminant
 from strategies.targets.number import number_head
 from strategies.targets.sums import CodedSums
@@ -139,4 +141,28 @@ def _time(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
     return Answering(target.outputs, head.weight[None], bias, public, facts)
 
 
+def check_sums(sums: CodedSums, target: Target, largest: float = math.inf) -> None:
+    """Check that some records of the target can have these sums, all statistics together.
+
+    Args:
+        sums: of a site, or of all.
+        target: of the run.
+        largest: norm of a record's features; 1 for clipped ones.
+
+    Raises:
+        SurrogateError: if none can.
+    """
+    CHECKS[target.name](sums, target, largest)
+
+
+def _check_labels(sums: CodedSums, target: Target, largest: float) -> None:
+    check_labels(sums, len(target.outputs), largest)
+
+
+# By kind of target: its head, and what its sums cannot be.
 FITS: dict[str, Fit] = {"number": _number, "labels": _labels, "time": _time}
+CHECKS: dict[str, Callable[[CodedSums, Target, float], None]] = {
+    "number": lambda sums, target, largest: check_numbers(sums, largest),
+    "labels": _check_labels,
+    "time": lambda sums, target, largest: check_cells(sums, largest),
+}

@@ -176,7 +176,7 @@ def _limits(tensors: Tables, target: Target, sigmas: Sigmas) -> Iterator[tuple[s
     """What could be wrong, a number that shows it, and the most that it can be."""
     double = {name: tensor.double() for name, tensor in tensors.items()}
     code, sums = double[CODE], double[SUMS]
-    rows, dimension = sums.shape
+    rows = len(sums)
     tail = math.sqrt(2 * math.log(8 * (rows + 4) / FALSE_ALARM))
 
     def least(name: str) -> Tensor:
@@ -198,12 +198,6 @@ def _limits(tensors: Tables, target: Target, sigmas: Sigmas) -> Iterator[tuple[s
     if target.counts:
         yield "a row of records below zero", -float(code.min()), tail * sigmas[CODE]
     yield "a row of features beyond its records", float((least(SUMS) - most_of_row).max()), 0.0
-    # Of a symmetric matrix of noise the eigenvalues are at most about sigma sqrt(2 d).
-    squares = unfolded(double[SQUARES], dimension)
-    noise = sigmas[SQUARES] * (math.sqrt(2 * dimension) + tail)
-    rounding = ROUNDING * float(squares.diagonal().abs().sum())
-    lowest = -float(torch.linalg.eigvalsh(squares)[0])
-    yield "an eigenvalue of the second moments below zero", lowest, noise + rounding
 
 
 def _trace(matrix: Tensor, fault: Fault) -> float:

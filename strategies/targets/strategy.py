@@ -4,6 +4,7 @@ what each site sends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -25,6 +26,7 @@ from strategies.closed_form.strategy import FromStatistics
 from strategies.pooling.plausibility import false_numbers
 from strategies.pooling.site_weights import shares_kept
 from strategies.pooling.total import Total
+from strategies.targets.learning import check_sums
 from strategies.targets.received import around_zero, check_exact, check_noisy, of_site
 from strategies.targets.sums import CodedSums
 
@@ -50,6 +52,7 @@ class FromCodedSums(FromStatistics):
             raise SurrogateError("sums of other rows than the target's, or in another order")
         if not private:
             check_exact(sent.tensors, self._target, SurrogateError)
+            check_sums(of_site(sent.tensors, self._target), self._target)
             return
         if sent.claim is None:
             raise SurrogateError("sums without a privacy claim")
@@ -57,6 +60,9 @@ class FromCodedSums(FromStatistics):
         if sigmas.keys() != sent.tensors.keys():
             raise SurrogateError(f"noise for other sums than {', '.join(sent.tensors)[:200]}")
         check_noisy(sent.tensors, self._target, sigmas, SurrogateError)
+        unit_norm = sent.claim.clip == 0
+        sums = around_zero(sent.tensors, sigmas, self._target, unit_norm)
+        check_sums(sums, self._target, largest=1.0)
 
     def records(self, sent: Parameters) -> int:
         """Number of records, noisy under privacy."""
@@ -168,6 +174,10 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         sums = around_zero(total.tensors, total.sigmas, target, unit_norm, rounding)
     except ValueError as error:
         raise RunError(f"the secure sum has nothing to learn from: {error}") from None
+    try:
+        check_sums(sums, target, 1.0 if total.sigmas else math.inf)
+    except SurrogateError as error:
+        raise false_numbers(str(error)) from None
     model, facts = learned_by(run)(sums, total.header, target, run.settings)
     mapped = replace(model, projection=total.public.projection, centre=total.public.centre)
     return Learned(_on_clipped(mapped, mechanism), Defended([]), facts=facts)

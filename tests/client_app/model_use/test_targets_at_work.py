@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,16 @@ def test_a_hospital_predicts_with_what_the_run_has_learned(
         assert risk[digits.target[at] > 4].mean() > risk[digits.target[at] < 5].mean()
         curve = np.array([[float(row[f"survival {t}"]) for t in (4, 8, 12)] for row in rows])
         assert (np.diff(curve) <= 0).all()
-    refused = site("evaluate", "--out", tmp_path / "page", "--node-config", text(nodes[0]))
-    assert refused.code != 0
+    unseen = write_images(tmp_path / "judged", range(1200, 1500), labelled=False)
+    write_table(unseen, range(1200, 1500))
+    page = tmp_path / "page"
+    judged = site("evaluate", "--data-dir", unseen, "--out", page, "--node-config", text(nodes[0]))
+    assert judged.code == 0, judged.stderr
+    found = json.loads((page / "evaluation.json").read_text())
+    assert found["count"] == 300
+    for own in found["measures"].values():
+        assert any(each["value"] is not None for each in own.values())
+    assert (page / "evaluation.html").read_text().count("data:image/png") >= 1
 
 
 def test_a_run_learns_no_column_that_a_hospital_does_not_list(tmp_path: Path) -> None:
