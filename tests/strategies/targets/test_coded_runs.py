@@ -12,6 +12,11 @@ import torch
 from sklearn.linear_model import Ridge
 
 import fedsurrogate as fs
+from common.errors import ConfigError
+from common.signed_models.making import make_signed_model
+from server_app.export.model_card import model_card
+from server_app.export.source import run_config_of
+from server_app.relearn import relearn
 
 NUMBER: dict[str, Any] = {"target": "number", "target_range": (-4, 4)}
 LABELS: dict[str, Any] = {"target": "labels"}
@@ -92,3 +97,59 @@ def test_secure_sums_of_numbers_are_those_of_all_records(tmp_path: Path) -> None
         **NUMBER,
     )
     assert torch.allclose(weight, again.model.classifier.arrays()["weight"], atol=0.02)
+
+
+@pytest.mark.parametrize("kind", [NUMBER, LABELS], ids=["number", "labels"])
+def test_a_run_is_learned_again_without_a_site_that_leaves(
+    kind: dict[str, Any], tmp_path: Path
+) -> None:
+    """As if the site had never been there; and with all sites the run's own model comes out."""
+    sites = hospitals(str(kind["target"]), sizes=(200, 150, 120))
+    run = fs.simulate(sites, output_dir=tmp_path, **kind)
+    _, same = relearn(run.folder, without=[])
+    assert torch.equal(same.arrays()["weight"], run.model.classifier.arrays()["weight"])
+    _, left = relearn(run.folder, without=["0"])
+    (run.folder / "surrogates" / "0.pb").unlink()
+    _, never = relearn(run.folder, without=[])
+    assert torch.equal(left.arrays()["weight"], never.arrays()["weight"])
+    assert not torch.equal(left.arrays()["weight"], same.arrays()["weight"])
+
+
+@pytest.mark.parametrize("kind", [NUMBER, LABELS], ids=["number", "labels"])
+def test_afl_learns_least_squares_of_a_target_with_its_own_ridge(kind: dict[str, Any]) -> None:
+    sites = hospitals(str(kind["target"]), sizes=(200, 150, 120))
+    x, y = (np.concatenate([site[part] for site in sites]) for part in (0, 1))
+    weak, strong = (
+        fs.learn(
+            [
+                fs.fit(*site, site=f"s{at}", method="afl", ridge=ridge, **kind)
+                for at, site in enumerate(sites)
+            ]
+        )
+        for ridge in (1.0, 1e4)
+    )
+    assert weak.score(x, y) > 0.6
+    norms = [float(m.classifier.arrays()["weight"].norm()) for m in (weak, strong)]
+    assert norms[1] < norms[0]
+    if kind is NUMBER:
+        oracle = Ridge(alpha=1.0).fit(x, y.clip(-4, 4))
+        assert np.abs(oracle.predict(x) - weak.predict(x)).max() < 0.01
+    with pytest.raises(ConfigError, match="no least squares"):
+        fs.fit(x[:, :2], np.c_[x[:, 0] ** 2, x[:, 1] > 0], method="afl", **TIME)
+
+
+def test_one_large_site_is_capped(tmp_path: Path) -> None:
+    sites = hospitals("number", sizes=(1200, 40, 40, 40))
+    run = fs.simulate(sites, output_dir=tmp_path, test_fraction=0.1, **NUMBER)
+    assert run.metrics["card"]["capped"].keys() == {"0"}
+
+
+@pytest.mark.parametrize("more", [{}, PRIVATE], ids=["exact", "noise"])
+def test_the_documents_of_a_run_can_be_written(more: dict[str, Any], tmp_path: Path) -> None:
+    """Report and model card speak of classes elsewhere."""
+    run = fs.simulate(hospitals("number", (300, 200)), output_dir=tmp_path, **NUMBER, **more)
+    assert "What the model answers" in run.report().read_text()
+    config = run_config_of(run.folder)
+    signed = make_signed_model(run.model.classifier, config, None, "1", 2, bytes(range(32)))
+    assert signed.manifest.run_config().target == config.target
+    assert "value" in model_card(signed, run.folder)
