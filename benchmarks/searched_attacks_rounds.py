@@ -240,7 +240,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             tasks = self._tasks(self.run, folder)
             made = [site_function(self.run.plan.combination)(task).payload for task in tasks]
-            strategy = stored_strategy(self.run.settings.method)(self.run, Unrecorded())
+            strategy = stored_strategy(self.run)(self.run, Unrecorded())
             lies = [self._lie(task).payload for task in tasks[: self.hostile]]
             return [strategy.unpack(each) for each in made], [strategy.unpack(lie) for lie in lies]
 
@@ -249,7 +249,7 @@ class Bench:
         run = Run.resolve(self.run.settings.model_copy(update={"defence": defence}))
         if run.plan.kind != "rounds":
             sent, lies = self.once
-            strategy = stored_strategy(run.settings.method)(run, Unrecorded())
+            strategy = stored_strategy(run)(run, Unrecorded())
             given = self._attacked(sent, lies, attack, 1)[start:]
             learned = strategy.learn(strategy.in_one_frame(given), self.data.classes)
             found = {suspect.site for suspect in learned.defended.suspects}

@@ -148,7 +148,7 @@ def main() -> None:
                     "strategies.fedpft.private_head.expected",
                     lambda components, covariance: (components, covariance),
                 ),
-                patch("strategies.fedpft.cleaned_covariance.RIDGE", 0.2),
+                patch("strategies.closed_form.cleaned.RIDGE", 0.2),
             ):
                 plain = accuracy(data, settings | {"features.dimensions": 512}, options.draws)
             scaled = [round(chosen * factor) for factor in (0.5, 1, 2)]

@@ -78,6 +78,11 @@ class NodeConfig(Section):
     patient_column: Name = Field(
         "", description="Column of a table that holds the patient ID; patients are then protected."
     )
+    target_columns: Names = Field(
+        (),
+        description="Columns that runs may learn where they learn no class: labels, numbers, or "
+        "time and event; a run names those that it learns.",
+    )
     unit: Literal["patient", "record"] = Field(
         "patient",
         description="Unit of privacy if the data have patient IDs; record protects each image "

@@ -307,12 +307,13 @@ def _evaluation(request: SiteRequest) -> Answer:
         return None, {}
     site_features = load_site(run, node, gate.policy.cache_mib)
     reported = _evaluate_model(request, site_features, gate)
-    log.info(
-        "the model of run %s classifies %s of %s test records of this site correctly",
-        run.digest,
-        reported["correct"],
-        reported["tested"],
-    )
+    if run.target is None:
+        log.info(
+            "the model of run %s classifies %s of %s test records of this site correctly",
+            run.digest,
+            reported["correct"],
+            reported["tested"],
+        )
     if not site_features.simulated:
         gate.let_out(entry(run, request.flower_run, MethodOutput(json.dumps(reported).encode())))
     return None, reported | {"simulated": site_features.simulated}

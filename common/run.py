@@ -26,6 +26,9 @@ from common.settings import (
     kebab,
 )
 from common.settings.flat import Scalar, parse_settings
+from common.settings.target import TargetSettings
+from common.targets import target_of
+from common.targets.target import Target
 
 # Kinds of data with images of any size.
 OF_IMAGES = ("imagefolder", "dicom", "parquet")
@@ -39,6 +42,7 @@ class Run:
         settings: what was asked for, with the "auto" values that depend on the method replaced.
         method: its description.
         plan: what it does under these settings.
+        target: what is learned of a record; None for its class.
 
     Example:
         >>> run = parse_run({"method": "fedpft", "fedpft.rank": 64, "epsilon": 1.0, "delta": 1e-5})
@@ -50,6 +54,7 @@ class Run:
     # Both follow from the settings, and hold functions, of which two alike are not equal.
     method: Method = field(compare=False)
     plan: Plan = field(compare=False)
+    target: Target | None = None
 
     @classmethod
     def resolve(cls, settings: Settings) -> Run:
@@ -64,8 +69,10 @@ class Run:
         """
         method = method_of(settings)
         # Before any digest, and from settings that both sides have, so that they agree.
-        settings = method.fill(settings)
-        run = cls(settings, method, plan_of(method, settings))
+        settings, target = method.fill(settings), target_of(settings)
+        if target is not None:
+            settings = _coded(settings, target)
+        run = cls(settings, method, plan_of(method, settings, target), target)
         run._check()
         return run
 
@@ -101,7 +108,7 @@ class Run:
         """Whether sites put odd columns of their features into a frame. Nothing of a site alone may
         show it; and a chain, and some training in rounds, have no common one.
         """
-        common = self.plan.training.frames if self.plan.kind == "rounds" else True
+        common = self.plan.training.frames if self.plan.kind == "rounds" else self.target is None
         return common and self.plan.kind != "chain" and not self.hides_sites
 
     @property
@@ -182,6 +189,8 @@ class Run:
             chosen["bits"] = own.fedpft.bits
         if self.power != 1:
             chosen["power"] = self.power
+        if self.target is not None:
+            chosen["target"] = self.target.public
         if own.secure_sum:
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
@@ -202,6 +211,7 @@ class Run:
             "fedpft.seal",
             "fedpft.bits",
             "features.power",
+            *map(kebab, TargetSettings.model_fields),
             "secure-sum",
             *SECURE_SUM_KEYS,
         )
@@ -329,6 +339,26 @@ class Run:
                 f"defence = {own.defence!r} is not defined for method = "
                 f"{self.method.name!r}{defences.reason}; use {use}"
             )
+
+
+def _coded(settings: Settings, target: Target) -> Settings:
+    """The settings of a run whose messages have rows of a code where others have classes."""
+    if settings.classes not in ((), target.rows):
+        raise ConfigError(
+            f"classes = {', '.join(settings.classes)[:200]!r} is for target = 'class', not "
+            f"{target.name!r}; remove it"
+        )
+    if settings.partition == "classes":
+        raise ConfigError(
+            f"partition = 'classes' is for target = 'class', not {target.name!r}; use 'dirichlet', "
+            "'iid' or 'column'"
+        )
+    if settings.counting.kind != "none" or settings.compare:
+        what = (
+            "compare = true" if settings.compare else f"counting.kind = {settings.counting.kind!r}"
+        )
+        raise ConfigError(f"{what} is for target = 'class', not {target.name!r}; remove it")
+    return settings.model_copy(update={"classes": target.rows})
 
 
 def parse_run(flat: Mapping[str, Scalar]) -> Run:

@@ -145,20 +145,22 @@ class Counts(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
 
 class Head(_message.Message):
-    __slots__ = ("header", "weight", "bias", "clip", "centre", "projection")
+    __slots__ = ("header", "weight", "bias", "clip", "centre", "projection", "target")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     BIAS_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
     CENTRE_FIELD_NUMBER: _ClassVar[int]
     PROJECTION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     header: Header
     weight: Halves
     bias: Halves
     clip: float
     centre: Centre
     projection: Halves
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., weight: _Optional[_Union[Halves, _Mapping]] = ..., bias: _Optional[_Union[Halves, _Mapping]] = ..., clip: _Optional[float] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ..., projection: _Optional[_Union[Halves, _Mapping]] = ...) -> None: ...
+    target: str
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., weight: _Optional[_Union[Halves, _Mapping]] = ..., bias: _Optional[_Union[Halves, _Mapping]] = ..., clip: _Optional[float] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ..., projection: _Optional[_Union[Halves, _Mapping]] = ..., target: _Optional[str] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "values", "kept", "shape")

@@ -15,12 +15,15 @@ from common.backbones.backbones import Backbone, load_backbone
 from common.backbones.own_backbones import OwnModule, Transform, own_backbone
 from common.backbones.preprocessing import Preprocessing
 from common.errors import ConfigError, DataError
+from common.targets.target import Target
 from fedsurrogate._arrays import Labels, names_of
 from fedsurrogate._data import Images, is_labelled, label_of, picture, records_of, tensor_of
 from fedsurrogate._inputs import as_features
+from fedsurrogate._targets import Values, values_of
 
 _own: dict[str, OwnModule] = {}
 NamedRecords = tuple[Tensor, Labels]
+ValuedRecords = tuple[Tensor, Values]
 Take = Callable[[Any, int], Tensor]
 
 
@@ -150,8 +153,9 @@ def records_for(
     backbone: str | nn.Module | None,
     options: dict[str, Any],
     classes: Sequence[str] = (),
-) -> NamedRecords:
-    """Features and class names of an entry.
+    target: Target | None = None,
+) -> NamedRecords | ValuedRecords:
+    """Features and class names of an entry; or values of another target.
 
     Args:
         entry: a pair of arrays, or a data set of pairs (image, label).
@@ -159,16 +163,23 @@ def records_for(
             anything else.
         options: of the backbone, by the names of the arguments of `features`.
         classes: names of the run's classes, if it has a list.
+        target: of the run; None for classes.
 
     Returns:
-        Features (n, d) and class names (n,).
+        Features (n, d) and class names (n,), or values (n, k).
     """
     if isinstance(entry, tuple | list) and len(entry) == 2 and not is_labelled(entry[0]):
         values, labels = entry
         x = as_features(values) if backbone is None and are_features(values) else None
         if x is None:
             x = features(values, backbone or "pixels", **options)
+        if target is not None:
+            return x, values_of(labels, len(x), target)
         return x, names_of(labels, len(x), known=classes)
+    if target is not None:
+        raise DataError(
+            f"target = {target.name!r} needs a pair of features or images, and an array of values"
+        )
     return _of_pairs(entry, backbone or "pixels", options, classes)
 
 

@@ -20,6 +20,7 @@ from fedsurrogate._arrays import Array, in_own_type, names_of
 from fedsurrogate._data import Images
 from fedsurrogate._images import are_features, backbone_of, computed
 from fedsurrogate._inputs import as_features
+from fedsurrogate._targets import answers, is_of_target, predictions, score
 
 
 class Model:
@@ -56,18 +57,39 @@ class Model:
         self.classes_: Any = in_own_type(classifier.header.classes, *values)
 
     def predict(self, features: Array) -> Any:
-        """Class of each record.
+        """Class of each record; of a model of another target its number, the probability of each
+        label, or the risk.
 
         Args:
             features: (n, d).
 
         Returns:
-            Classes (n,) in their own type, see `classes_`.
+            Classes (n,) in their own type, see `classes_`; numbers (n,), or (n, o) for o outputs.
 
         Raises:
             DataError: for features of another dimension, or numbers that are not finite.
         """
-        return self.classes_[self.classifier.predict(self._features(features)).numpy()]
+        x = self._features(features)
+        if is_of_target(self.classifier):
+            return predictions(self.classifier, x)
+        return self.classes_[self.classifier.predict(x).numpy()]
+
+    def answers(self, features: Array) -> dict[str, Any]:
+        """All that a model of another target than classes says of each record: numbers with the ends
+        of their intervals, probabilities of labels, or risk and survival.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            By name, (n,) each.
+
+        Raises:
+            DataError: for a model of classes, or as `predict`.
+        """
+        if not is_of_target(self.classifier):
+            raise DataError("the model is of classes; use predict or predict_proba")
+        return answers(self.classifier, self._features(features))
 
     def predict_proba(self, features: Array) -> Any:
         """Probabilities of the classes.
@@ -81,20 +103,25 @@ class Model:
         Raises:
             DataError: for features of another dimension, or numbers that are not finite.
         """
+        if is_of_target(self.classifier):
+            raise DataError("the model is not of classes; use predict or answers")
         with torch.no_grad():
             return self.classifier.scores(self._features(features)).softmax(1).numpy()
 
     def score(self, features: Array, labels: Array) -> float:
-        """Share of records whose class is predicted correctly.
+        """Share of records whose class is predicted correctly; of other targets R^2, the area under
+        the ROC curve, or the concordance.
 
         Args:
             features: (n, d).
-            labels: class names or numbers, (n,).
+            labels: class names or numbers, (n,); values of another target, (n,) or (n, k).
 
         Raises:
             DataError: for features of another dimension, or another number of labels.
         """
         x, classes = self._features(features), self.classifier.header.classes
+        if is_of_target(self.classifier):
+            return score(self.classifier, x, labels)
         given = names_of(labels, len(x), known=classes).names
         right = [
             classes[guess] == name
@@ -123,6 +150,9 @@ class Model:
 
     def __repr__(self) -> str:
         kind = type(self.classifier).__name__
+        if is_of_target(self.classifier):
+            names = ", ".join(self.classifier.header.classes)
+            return f"Model({kind} of {names[:80]}, dimension {self.classifier.dimension})"
         return f"Model({kind}, {len(self.classes_)} classes, dimension {self.classifier.dimension})"
 
 

@@ -19,12 +19,13 @@ from common.run import parse_run
 from common.settings.flat import Scalar
 from common.surrogates.surrogates import in_class_order
 from common.wire.model_files import load_model
-from fedsurrogate._arrays import Array
+from fedsurrogate._arrays import Array, Labels
 from fedsurrogate._data import Images
 from fedsurrogate._frames import data_frame
-from fedsurrogate._images import NamedRecords, is_own, records_for
+from fedsurrogate._images import NamedRecords, ValuedRecords, is_own, records_for
 from fedsurrogate._inputs import class_names, flat_settings
 from fedsurrogate._model import Model
+from fedsurrogate._targets import Values, target_in, with_columns
 from server_app.deployment.submit import OnEvent
 from server_app.report.build import write_report
 
@@ -135,8 +136,8 @@ class Simulation:
     """
 
     count: int
-    records: list[NamedRecords] | None = None
-    test: NamedRecords | None = None
+    records: list[NamedRecords | ValuedRecords] | None = None
+    test: NamedRecords | ValuedRecords | None = None
     flat: Mapping[str, Scalar] = field(default_factory=dict)
     own: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -165,9 +166,11 @@ class Simulation:
         ]
         with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as folder:
             if self.records is not None:
-                names, classes = _write(self.records, self.test, Path(folder))
+                target = parse_run(flat).target
+                columns = () if target is None else target.columns
+                names, classes = _write(self.records, self.test, Path(folder), columns)
                 flat |= {"data": "safetensors", "data-dir": folder, "dataset": ",".join(names)}
-                if flat.get("epsilon"):
+                if flat.get("epsilon") and target is None:
                     flat.setdefault("classes", ",".join(classes))
             return run_here(nodes, parse_run(flat), flat, on_event, report=False)
 
@@ -227,8 +230,9 @@ def gather(
     entries = [data] if isinstance(sites, int) else list(sites)
     listed = settings.get("classes")
     classes = () if listed is None or isinstance(listed, str) else class_names(listed)
-    records = [records_for(entry, backbone, options, classes) for entry in entries]
-    extra = None if test is None else records_for(test, backbone, options, classes)
+    target = target_in(settings)
+    records = [records_for(entry, backbone, options, classes, target) for entry in entries]
+    extra = None if test is None else records_for(test, backbone, options, classes, target)
     return Simulation(sites if isinstance(sites, int) else len(entries), records, extra, flat)
 
 
@@ -268,21 +272,26 @@ def simulate(
         FedSurrogateError: for settings that do not agree, data that cannot be read, or a run that
             fails.
     """
+    settings = with_columns(settings, [data] if isinstance(sites, int) else sites)
     flat = flat_settings(method, settings)
     parse_run(flat)
     federation = gather(sites, data, backbone, test, settings)
     run = federation.run(flat, output_dir, print if verbose else lambda event: None)
-    values = [labels.values for _, labels in federation.records or ()]
+    values = [labels.values for _, labels in federation.records or () if isinstance(labels, Labels)]
     return Result(run, json.loads((run / "metrics.json").read_text()), values)
 
 
 def _write(
-    known: Sequence[NamedRecords], extra: NamedRecords | None, folder: Path
+    known: Sequence[NamedRecords | ValuedRecords],
+    extra: NamedRecords | ValuedRecords | None,
+    folder: Path,
+    columns: Sequence[str],
 ) -> tuple[list[str], tuple[str, ...]]:
     """Write records as files, which sites read as their data. Returns names of the data sets, and
     classes.
 
-    known: of each site, or all in one, which the sites share. extra: the test records.
+    known: of each site, or all in one, which the sites share. extra: the test records. columns: of
+    another target than classes.
     """
     if not known:
         raise DataError("no site; give at least one")
@@ -292,24 +301,30 @@ def _write(
             f"features of {' and '.join(map(str, sorted(dimensions)))} dimensions; all sites need "
             "the same"
         )
-    classes = in_class_order({name for _, labels in everything for name in labels.names})
+    classes = in_class_order(
+        {name for _, own in everything if isinstance(own, Labels) for name in own.names}
+    )
     if wrong := [name for name in classes if "," in name]:
         raise DataError(f"class {wrong[0]!r} contains a comma; rename it")
     index = {name: number for number, name in enumerate(classes)}
 
-    def save(name: str, x: torch.Tensor, labels: Sequence[str]) -> None:
-        content = {
-            "x": x.contiguous(),
-            "y": torch.tensor([index[label] for label in labels], dtype=torch.int64),
-        }
+    def save(name: str, x: torch.Tensor, given: Labels | Values, part: slice) -> None:
+        content = {"x": x[part].contiguous()}
+        if isinstance(given, Labels):
+            numbers = [index[label] for label in given.names[part]]
+            content["y"] = torch.tensor(numbers, dtype=torch.int64)
+        else:
+            content |= {
+                column: values[part].contiguous()
+                for column, values in zip(columns, given.values.T, strict=True)
+            }
         save_file(content, folder / f"{name}.safetensors", {"classes": ",".join(classes)})
 
     names = [f"site-{number}" for number in range(len(known))]
     for number, (name, (x, labels)) in enumerate(zip(names, known, strict=True)):
-        save(name if extra is None else f"{name}-train", x, labels.names)
+        save(name if extra is None else f"{name}-train", x, labels, slice(None))
         if extra is not None:
             # Each site evaluates its share of the test records, so that each record counts once.
-            save(
-                f"{name}-test", extra[0][number :: len(known)], extra[1].names[number :: len(known)]
-            )
+            x, labels = extra
+            save(f"{name}-test", x, labels, slice(number, None, len(known)))
     return names, classes

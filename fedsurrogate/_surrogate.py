@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from client_app.features.site_features import LabelledFeatures, SiteFeatures
 from client_app.methods.task import Task
 from client_app.node_config import NodeConfig
@@ -19,8 +21,9 @@ from common.surrogates.surrogates import Header
 from common.wire.model_files import load_model
 from common.wire.records import pack_question
 from fedsurrogate._arrays import Array, names_of
-from fedsurrogate._inputs import check_budget, config_of, flat_settings, labelled
+from fedsurrogate._inputs import as_features, check_budget, config_of, flat_settings, labelled
 from fedsurrogate._model import ImageModel, Model
+from fedsurrogate._targets import values_of, with_columns
 from strategies import stored_strategy
 from strategies.pooling.public_mean import read_centre
 
@@ -94,7 +97,9 @@ def fit(
 
     Args:
         features: (n, d).
-        labels: (n,), class names or numbers; predictions have their type.
+        labels: (n,), class names or numbers; predictions have their type. With another `target`,
+            its values: labels (n, L) of 1, 0 and NaN, numbers (n,) or (n, r), or times (n, 2) with
+            events, also as a structured array.
         site: its name.
         classes: all classes of the run, required with `epsilon`.
         patients: (n,), whose record each is: with `epsilon` they are the unit of privacy, else
@@ -119,14 +124,21 @@ def fit(
     """
     if classes is not None:
         settings = settings | {"classes": classes}
-    config = config_of(method, settings)
+    config = config_of(method, with_columns(settings, [(features, labels)]))
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
-    check_budget(config.settings.epsilon, classes)
-    x, y, names, values = labelled(features, labels, classes)
+    check_budget(config.settings.epsilon, classes or config.settings.classes or None)
+    values: Mapping[str, Any] = {}
+    if config.target is None:
+        x, y, names, values = labelled(features, labels, classes)
+        known = None
+    else:
+        x = as_features(features)
+        known = values_of(labels, len(x), config.target).values
+        y, names = torch.zeros(len(x), dtype=torch.int64), config.target.rows
     x = raised(x, config.power)
     units = None if patients is None else tuple(names_of(patients, len(x), "patient").names)
-    train = LabelledFeatures(x, y, units)
+    train = LabelledFeatures(x, y, units, values=known)
     empty = LabelledFeatures(x[:0], y[:0])
     fingerprint = with_power(f"features-{x.shape[1]}", config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
@@ -164,7 +176,7 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
     config = surrogates[0].config
     changed = flat_settings(config.settings.method, settings)
     chosen = parse_run(config.settings.flat() | changed)
-    strategy = stored_strategy(chosen.settings.method)(chosen)
+    strategy = stored_strategy(chosen)(chosen)
     # Imported here, as in `simulate`: Flower takes as long to import as all of this package.
     from server_app.deployment.local_engine import quiet
 
@@ -221,6 +233,6 @@ def load(path: str | Path, **settings: Any) -> Surrogate | Model:
 
 def _surrogate(payload: bytes, config: Run) -> Surrogate:
     """Parse and check a payload. Raises SurrogateError."""
-    strategy = stored_strategy(config.settings.method)(config)
+    strategy = stored_strategy(config)(config)
     sent = strategy.unpack(payload)
     return Surrogate(payload, config, sent.header, strategy.records(sent), strategy.dimension(sent))

@@ -76,7 +76,7 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
         signed = source / f"model{SUFFIX}"
         file = signed if signed.is_file() else source / "model.safetensors"
         config = run_config_of(source)
-        features = feature_settings(config.settings, config.power)
+        features = feature_settings(config.settings, config.power, config.target)
         if read_json(source, "manifest.json").get("simulated") is True:
             kept = config.settings.model_dump(by_alias=True, mode="json")
             more = {

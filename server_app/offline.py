@@ -108,7 +108,7 @@ def learn_from_files(
     keys = read_keys(keys_file) if keys_file is not None else {}
     receipts: dict[str, object] = {}
     config = parse_run({**request.settings, **local})
-    kind, centre = stored_strategy(config.settings.method), unpack_question(request.centre)
+    kind, centre = stored_strategy(config), unpack_question(request.centre)
     reader = kind(config, Unrecorded(), "cpu", centre)
     contents = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
     contents += [(str(file), _unsigned(file, file.stem, reader)) for file in _inside(run_folders)]

@@ -60,7 +60,7 @@ def relearn(
             "the last surrogate of a chain stands for the records of all its sites, and one site "
             "cannot be removed from it; run again without that site"
         )
-    strategy = stored_strategy(config.settings.method)(
+    strategy = stored_strategy(config)(
         config, Unrecorded(), pick_device(config.settings.device), stored_centre(run)
     )
     stored = [strategy.unpack(payload) for payload in read_payloads(run)]

@@ -123,7 +123,7 @@ def value_settings(
         "classes": ",".join(classes),
     }
     return {
-        **feature_settings(config.settings, config.power),
+        **feature_settings(config.settings, config.power, config.target),
         **counting,
         **privacy.settings(),
     }, subsets
@@ -266,9 +266,7 @@ def stored(config: Run, run: Path) -> tuple[OneShot[Any], dict[str, Any]]:
     plain = replace(
         config, settings=config.settings.model_copy(update={"defence": "none", "max_share": 0.0})
     )
-    strategy = stored_strategy(config.settings.method)(
-        plain, Unrecorded(), pick_device("cpu"), stored_centre(run)
-    )
+    strategy = stored_strategy(config)(plain, Unrecorded(), pick_device("cpu"), stored_centre(run))
     sent = in_order(strategy.unpack(payload) for payload in read_payloads(run))
     return strategy, {each.header.site: each for each in sent}
 

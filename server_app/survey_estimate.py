@@ -104,7 +104,7 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
         RunError: the surrogates lack one of the classes, or there are none to draw features from.
     """
     config = run_config_of(run)
-    strategy = stored_strategy(config.settings.method)(config, Unrecorded(), pick_device("cpu"))
+    strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
     stored = [strategy.unpack(payload) for payload in read_payloads(run)]
     learned = strategy.learn(strategy.in_one_frame(stored), config.settings.classes)
     known = learned.model.header.classes

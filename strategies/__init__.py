@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from common.methods.method import Plan
+    from common.run import Run
     from strategies.base.federation import Federation
     from strategies.base.one_shot import OneShot
 
@@ -32,11 +33,11 @@ def strategy_of(plan: Plan) -> type[Federation]:
     return strategy
 
 
-def stored_strategy(method: str) -> type[OneShot[Any]]:
+def stored_strategy(config: Run) -> type[OneShot[Any]]:
     """The strategy class that learns again from stored replies.
 
     Args:
-        method: name in the settings of the run whose replies are stored.
+        config: of the run whose replies are stored.
 
     Raises:
         RunError: for a method that stores none.
@@ -44,10 +45,14 @@ def stored_strategy(method: str) -> type[OneShot[Any]]:
     from common.methods import method_named
     from common.methods.method import load
 
-    usual = method_named(method).usual.combination
+    usual = config.plan.combination
+    if config.target is None:
+        # A chain's surrogates are learned from again as those of a star.
+        usual = method_named(config.settings.method).usual.combination
     if not usual.stored:
         raise RunError(
-            f"method = {method!r} stores no replies to learn from again; start a new run instead"
+            f"method = {config.settings.method!r} stores no replies to learn from again; start a "
+            "new run instead"
         )
     strategy: type[OneShot[Any]] = load(usual.strategy)
     return strategy

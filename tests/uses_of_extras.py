@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import fedsurrogate as fs
@@ -21,6 +22,9 @@ from client_app.datasets.left_out import LeftOut
 from client_app.datasets.tables import read_table
 from client_app.methods.dp.dp_sgd import clipped_gradients
 from client_app.methods.dpcvae.downstream import fidelity
+from client_app.model_use.target_metrics.labels import label_report
+from client_app.model_use.target_metrics.plots import forest
+from client_app.model_use.target_metrics.times import Observed, compare_thirds, time_measures
 from common.backbones.backbones import load_backbone
 from common.extras.packages import EXTRAS
 from common.models.networks import convnet
@@ -31,6 +35,7 @@ from server_app.monitoring.prometheus import serve
 from server_app.monitoring.tensorboard import write_scalars
 from server_app.report.plots.sweep import draw_sweep
 
+OBSERVED = Observed(np.arange(1.0, 4.0), np.array([True, False, True]), np.arange(3.0))
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
 
 
@@ -100,6 +105,14 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("onnxscript", "--format onnx", lambda _: check_onnx()),
     ("prometheus_client", "`coordinator metrics`", _serve),
     ("tensorboard", "`coordinator tensorboard`", write_scalars),
+    ("matplotlib", "the plots of an evaluation", lambda _: forest({}, "AUROC", 0.5)),
+    ("sksurv", "the evaluation of survival times", lambda _: time_measures(OBSERVED, 4.0)),
+    ("lifelines", "the evaluation of survival times", lambda _: compare_thirds(OBSERVED, 4.0)),
+    (
+        "statsmodels",
+        "the calibration of labels",
+        lambda _: label_report(np.array([[1.0], [0.0]]), np.array([[0.6], [0.3]]), ["finding"]),
+    ),
 ]
 
 

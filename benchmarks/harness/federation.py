@@ -266,7 +266,7 @@ def federate(run: Run, data: Federation) -> Measured:
             models: list[Classifier] = [_own_head(run, data, each.train) for each in data.sites]
             return Measured(statistics.mean(map(data.judge, models)), 0, _own(models, data))
         payloads = [site_function(run.plan.combination)(task).payload for task in tasks]
-        strategy = stored_strategy(run.settings.method)(run, Unrecorded())
+        strategy = stored_strategy(run)(run, Unrecorded())
         received = [strategy.unpack(payload) for payload in payloads]
         model = strategy.learn(strategy.in_one_frame(received), data.classes).model
         own = _own([model] * len(tasks), data)

@@ -103,6 +103,7 @@ def evaluate(
     from client_app.model_use.evaluation import evaluate as judge
     from client_app.model_use.held_out import Source, held_out
     from client_app.model_use.store import open_model
+    from common.models.classifiers import target_of_model
 
     node = node_of(node_config)
     signed = open_model(model, node)
@@ -117,6 +118,12 @@ def evaluate(
     held = held_out(
         signed, node, Source(data_dir, kind, label_column, patient_column, columns, known_only)
     )
+    if target_of_model(signed.classifier):
+        from client_app.model_use.target_report import evaluate_target
+
+        facts, page = evaluate_target(signed, held, out)
+        print(facts.read_text() if as_json else page)
+        return
     classifier = adapted_classifier(node, signed) or signed.classifier
     own = own_gaussians(node, signed)
     evaluation = judge(

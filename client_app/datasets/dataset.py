@@ -15,20 +15,19 @@ from client_app.datasets.dicom import read_dicom
 from client_app.datasets.duplicates import once, without_leaks
 from client_app.datasets.image_folders import read_imagefolder
 from client_app.datasets.left_out import LeftOut
+from client_app.datasets.oddities import loss_of_other_classes, oddities
 from client_app.datasets.one_record import printable
 from client_app.datasets.readers import read_digits, read_parquet, read_safetensors, refuse_columns
 from client_app.datasets.records import Opener, Records, only, select
+from client_app.datasets.target_values import check_columns
 from client_app.datasets.whole_site import SourceError
 from client_app.node_config import Frames, NodeConfig, is_protected
 from common.data_report import DataReport, Loss
 from common.errors import DataError
-from common.identity import likely_one
 from common.methods.counting import JUDGING
 from common.run import Run
 from common.settings import DataKind, DataSettings
-
-# Classes that a remark names.
-MOST_NAMED = 5
+from common.targets.target import Target
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class DataSource:
         patients_protected: whether the unit of privacy is the patient.
         noisy: whether noise hides single records, which must then not move others: copies count
             once, and no record leaves the split because of another one.
+        target: of the run; None for classes.
     """
 
     kind: DataKind
@@ -63,9 +63,10 @@ class DataSource:
     one_by_one: bool = False
     patients_protected: bool = False
     noisy: bool = False
+    target: Target | None = None
 
     @classmethod
-    def of_run(cls, data: DataSettings) -> DataSource:
+    def of_run(cls, data: DataSettings, target: Target | None = None) -> DataSource:
         """Return the run's own data, for simulation."""
         return cls(
             data.data,
@@ -76,6 +77,7 @@ class DataSource:
             data.patient_column,
             data.test_fraction,
             data.classes,
+            target=target,
         )
 
     @classmethod
@@ -87,6 +89,7 @@ class DataSource:
             raise DataError(
                 "data is not set in this site's node-config; set data and data-dir there"
             )
+        check_columns(run.target, node.target_columns)
         protected = is_protected(run.private, node)
         judged = run.settings.counting.kind in JUDGING and bool(node.held_out_dir)
         apart = judged and node.held_out_apart
@@ -110,6 +113,7 @@ class DataSource:
             one_by_one=is_protected(run.hides_sites, node),
             patients_protected=node.protects == "patient",
             noisy=protected,
+            target=run.target,
         )
 
 
@@ -136,6 +140,8 @@ class Dataset:
             once for all classes, so `key` does not depend on classes.
         rows: indices (n,) of these records among those of `whole`.
         place: where a record is, for the site's own log.
+        values: of the target, (n, k), float64; None for classes.
+        groups: of records with like values, (n,), int64; None for classes.
     """
 
     name: str
@@ -155,9 +161,16 @@ class Dataset:
     whole: Dataset | None = None
     rows: Tensor | None = None
     place: Callable[[int], str] | None = None
+    values: Tensor | None = None
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def strata(self) -> Tensor:
+        """What splits and partitions keep balanced, (n,): classes, or groups of like values."""
+        return self.labels if self.groups is None else self.groups
 
     @property
     def report(self) -> DataReport:
@@ -301,11 +314,16 @@ def group(names: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 def _read(source: DataSource, name: str) -> Records:
     if source.kind == "digits":
+        if source.target is not None:
+            raise SourceError(
+                f"the digits have classes, no {source.target.name}; set data and data-dir"
+            )
         refuse_columns(
             "the digits have no columns; leave it out", source.site_column, source.patient_column
         )
         return read_digits()
-    folder, left = folder_of(source, name), LeftOut(source.one_by_one, source.noisy, source.classes)
+    folder = folder_of(source, name)
+    left = LeftOut(source.one_by_one, source.noisy, source.classes, source.target)
     try:
         if source.kind == "safetensors":
             if source.site_column:
@@ -365,6 +383,14 @@ def _common_classes(all_records: list[Records]) -> tuple[str, ...]:
 def _assemble(
     source: DataSource, name: str, records: Records, classes: tuple[str, ...], seed: int
 ) -> Dataset:
+    if source.target is not None and records.values is not None:
+        # All are records of the run, and what each is stands in its values.
+        values = records.values
+        records = replace(
+            records,
+            labels=classes[:1] * len(values),
+            odd=(*records.odd, *source.target.remarks(values)),
+        )
     names = set(records.labels)
     index = {class_name: i for i, class_name in enumerate(classes)}
     labels = torch.tensor([index.get(label, -1) for label in records.labels], dtype=torch.int64)
@@ -376,17 +402,20 @@ def _assemble(
             f"has {len(labels)} records of the classes {present}; correct classes, or the data"
         )
     whole: Dataset | None = None
-    if source.classes:
+    if source.classes and source.target is None:
         whole = _of_all_classes(name, records)
         others = Counter(records.labels[row] for row in (labels < 0).nonzero().flatten().tolist())
         records = replace(
             select(records, kept.tolist()),
-            left_out=(*records.left_out, *_of_other_classes(others)),
+            left_out=(*records.left_out, *loss_of_other_classes(others)),
         )
         labels = labels[kept]
-    is_train = records.is_train
+    is_train, groups = records.is_train, None
+    if source.target is not None and records.values is not None:
+        groups = source.target.groups(records.values)
     if is_train is None:
-        is_train = stratified_split(labels, source.test_fraction, seed, records.patients)
+        strata = labels if groups is None else groups
+        is_train = stratified_split(strata, source.test_fraction, seed, records.patients)
     drawn = records.is_train is None
     rows, records = (None, records) if source.noisy else without_leaks(records, is_train)
     if rows is not None:
@@ -396,7 +425,9 @@ def _assemble(
             is_train[rows],
             kept[rows],
         )
-    odd = _oddities(labels, classes, is_train, records.patients, names)
+        groups = None if groups is None else groups[rows]
+    shown = classes if source.target is None else classes[:1]
+    odd = oddities(labels, shown, is_train, records.patients, names)
     return Dataset(
         name,
         labels,
@@ -415,46 +446,9 @@ def _assemble(
         whole=whole,
         rows=None if whole is None else kept,
         place=records.place,
+        values=records.values,
+        groups=groups,
     )
-
-
-def _of_other_classes(others: Counter[str]) -> tuple[Loss, ...]:
-    """The loss of records whose class is not in the run."""
-    if not others:
-        return ()
-    shown = [f"{name!r} ({count})" for name, count in others.most_common(MOST_NAMED)]
-    more = ", ..." if len(others) > MOST_NAMED else ""
-    count = others.total()
-    return (Loss(f"{count} records are of no class of the run: {', '.join(shown)}{more}", count),)
-
-
-def _oddities(
-    labels: Tensor,
-    classes: tuple[str, ...],
-    is_train: Tensor,
-    patients: Sequence[str] | None,
-    names: Iterable[str],
-) -> list[str]:
-    """What a person should look at; names: of all classes in the files."""
-    odd = [
-        f"the classes {', '.join(map(repr, group))} are likely one; they differ only by case or "
-        "blanks"
-        for group in likely_one({*names, *classes})
-    ]
-    counts = torch.bincount(labels, minlength=len(classes)).tolist()
-    there = [name for name, count in zip(classes, counts, strict=True) if count]
-    if len(there) == 1 and len(classes) > 1:
-        odd.append(f"all records are of one class, {there[0]!r}")
-    if absent := [name for name in classes if name not in there]:
-        more = ", ..." if len(absent) > MOST_NAMED else ""
-        odd.append(f"no record of {', '.join(map(repr, absent[:MOST_NAMED]))}{more}")
-    if patients is not None:
-        sides = [{patients[i] for i in part.nonzero().flatten()} for part in (is_train, ~is_train)]
-        if shared := len(sides[0] & sides[1]):
-            odd.append(f"{shared} patients have records in both training and test")
-        if alike := likely_one(patients):
-            odd.append(f"{len(alike)} pairs or more of patient IDs differ only by case or blanks")
-    return odd
 
 
 def _of_all_classes(name: str, records: Records) -> Dataset:

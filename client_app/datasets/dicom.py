@@ -40,6 +40,7 @@ from client_app.datasets.readers import (
 )
 from client_app.datasets.records import Records, without
 from client_app.datasets.tables import read_table
+from client_app.datasets.target_values import check_table, columns_of, texts_of, values_in
 from client_app.datasets.whole_site import SourceError
 from client_app.node_config import Frames
 from common.errors import DataError
@@ -111,6 +112,8 @@ def read_dicom(
     """
     left = left or LeftOut()
     root, table = find_table(folder, name)
+    if table is None:
+        check_table(root, left.target)
     if table:
         images, records = _by_table(root, table, label_column, site_column, patient_column, left)
     else:
@@ -164,14 +167,20 @@ def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[Dicom
 def _by_table(
     root: Path, table: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> tuple[list[DicomImage], Records]:
-    columns = read_table(table, (label_column, patient_column, *KEYS), left)
-    given = [column for column in (label_column, site_column, patient_column) if column]
-    require_columns(table, given, list(columns))
+    of_target = columns_of(label_column, left.target)
+    columns = read_table(table, (*of_target, patient_column, *KEYS), left)
+    others = [column for column in (site_column, patient_column) if column]
+    require_columns(table, [*of_target, *others], list(columns))
     key = key_of(table, list(columns))
     # Two ways to write one name do not differ.
     columns |= {
-        name: [name_or_blank(value, left.classes) for value in columns[name]] for name in given
+        name: [name_or_blank(value, left.classes) for value in columns[name]]
+        for name in (*of_target, *others)
     }
+    if left.target is not None:
+        label_column = "the target"
+        columns[label_column] = [f"= {text}" for text in texts_of(columns, left.target)]
+    given = [label_column, *others]
     rows = _rows(table, columns, key, given + ["split"] * ("split" in columns), left)
     scanned = scan_images(
         root, [path for path in files_below(root, is_file, left) if path != table], left
@@ -204,6 +213,9 @@ def _by_table(
         patients=patient_names(columns[patient_column], patient_column, left)
         if patient_column
         else None,
+        values=None
+        if left.target is None
+        else values_in(columns, left.target, table, left).reshape(len(images), -1),
     )
 
 

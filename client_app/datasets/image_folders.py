@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from client_app.datasets.readers import (
 from client_app.datasets.records import Records, without
 from client_app.datasets.system_files import FolderWalk, of_system
 from client_app.datasets.tables import read_table
+from client_app.datasets.target_values import check_table, columns_of, texts_of, values_in
 from client_app.datasets.whole_site import SourceError
 from common.errors import DataError
 from common.identity import is_text, name_of, normal
@@ -71,6 +73,8 @@ def read_imagefolder(
     """
     left = left or LeftOut()
     root, table = find_table(folder, name)
+    if table is None:
+        check_table(root, left.target)
     if table:
         return _read_path_table(root, table, label_column, site_column, patient_column, left)
     refuse_columns(
@@ -300,15 +304,20 @@ def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Ten
 def _read_path_table(
     root: Path, file: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> Records:
-    columns = read_table(file, (label_column, "path", patient_column, site_column), left)
+    of_target = columns_of(label_column, left.target)
+    columns = read_table(file, (*of_target, "path", patient_column, site_column), left)
     require_columns(
         file,
-        [name for name in ("path", label_column, site_column, patient_column) if name],
+        [name for name in ("path", *of_target, site_column, patient_column) if name],
         list(columns),
     )
-    names = names_in(
-        columns[label_column], f"label ({label_column!r} of '{file}')", left, left.classes
-    )
+    names: Sequence[str]
+    if left.target is None:
+        what = f"label ({label_column!r} of '{file}')"
+        names, values = names_in(columns[label_column], what, left, left.classes), None
+    else:
+        names = texts_of(columns, left.target)
+        values = values_in(columns, left.target, file, left)
     given_paths = columns["path"]
     absent = [row for row, path in enumerate(given_paths) if not (isinstance(path, str) and path)]
     left.note(
@@ -330,9 +339,7 @@ def _read_path_table(
             f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start "
             f"at '{root}'"
         )
-    given = [
-        name for name in (label_column, site_column, patient_column, "split") if name in columns
-    ]
+    given = [name for name in (*of_target, site_column, patient_column, "split") if name in columns]
     _note_repeated(file, paths, list(zip(*(columns[name] for name in given), strict=True)), left)
     is_train = split_of(columns, file, left)
     origin = (
@@ -343,7 +350,8 @@ def _read_path_table(
     patients = (
         patient_names(columns[patient_column], patient_column, left) if patient_column else None
     )
-    return without(_files(paths, list(names), root, is_train, origin, patients), left)
+    records = _files(paths, list(names), root, is_train, origin, patients)
+    return without(replace(records, values=values), left)
 
 
 def _leaves(path: str) -> bool:

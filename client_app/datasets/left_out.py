@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from client_app.datasets.one_record import printable
 from common.data_report import Loss
 from common.errors import DataError
+from common.targets.target import Target
 
 
 class LeftOut:
@@ -21,6 +22,8 @@ class LeftOut:
         noisy: whether no record may decide anything about another one, as in a private run.
         classes: of such a run, which a reader may need: whether another record has a class must
             not decide anything.
+        target: of the run, whose columns readers read in place of that of the class; None for
+            classes.
 
     Attributes:
         rows: the reader's own indices of records that are left out.
@@ -35,9 +38,14 @@ class LeftOut:
     """
 
     def __init__(
-        self, one_by_one: bool = False, noisy: bool = False, classes: Sequence[str] = ()
+        self,
+        one_by_one: bool = False,
+        noisy: bool = False,
+        classes: Sequence[str] = (),
+        target: Target | None = None,
     ) -> None:
         self.one_by_one, self.noisy, self.classes = one_by_one, noisy, classes
+        self.target = target
         self.rows: set[int] = set()
         self.reasons: list[Loss] = []
         self.odd: list[str] = []

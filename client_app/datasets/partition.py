@@ -17,6 +17,7 @@ from client_app.node_config import NodeConfig, check_held_out, is_protected, jud
 from common.errors import ConfigError, DataError
 from common.run import Run
 from common.settings import Settings
+from common.targets.target import Target
 
 LOG = logging.getLogger("fedsurrogate.site")
 PREFERRED_MINIMUM = 10
@@ -65,7 +66,9 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
             f"{run.settings.data!r}) is used only in simulation; set data and data-dir in the "
             "node-config"
         )
-    source = DataSource.of_node(node, run) if node.data else DataSource.of_run(run.settings)
+    source = (
+        DataSource.of_node(node, run) if node.data else DataSource.of_run(run.settings, run.target)
+    )
     check_settings(run.settings, node)
     if judges(run.settings.counting, node):
         (dataset,) = load_all(source, run.settings.seed)
@@ -144,17 +147,20 @@ def check_settings(settings: Settings, node: NodeConfig) -> None:
         )
 
 
-def whole(settings: Settings, num_sites: int) -> list[tuple[Dataset, list[Tensor]]]:
+def whole(
+    settings: Settings, target: Target | None, num_sites: int
+) -> list[tuple[Dataset, list[Tensor]]]:
     """All data of the run, for baselines in simulation.
 
     Args:
         settings: of the run whose data are loaded.
+        target: of the run.
         num_sites: number of sites.
 
     Returns:
         Each data set with the training records of its sites.
     """
-    datasets = load_all(DataSource.of_run(settings), settings.seed)
+    datasets = load_all(DataSource.of_run(settings, target), settings.seed)
     if len(datasets) > 1:
         _one_dataset_a_site(settings.dataset, num_sites)
         return [(dataset, [_indices(dataset.is_train)]) for dataset in datasets]
@@ -285,16 +291,16 @@ def _train_parts(dataset: Dataset, settings: Settings, num_sites: int) -> list[T
                 f"{num_sites} sites cannot share {len(first)} patients with training records, each "
                 f"at one site; use at most {len(first)} sites"
             )
-        dealt = partition(dataset.labels[train][first], None, settings, num_sites)
+        dealt = partition(dataset.strata[train][first], None, settings, num_sites)
         return [train[torch.isin(of, part)] for part in dealt]
     train_origin = None if origin is None else [origin[i] for i in train.tolist()]
     return [
-        train[part] for part in partition(dataset.labels[train], train_origin, settings, num_sites)
+        train[part] for part in partition(dataset.strata[train], train_origin, settings, num_sites)
     ]
 
 
 def _test_parts(dataset: Dataset, parts: Sequence[Tensor], by_column: bool) -> list[Tensor]:
-    test, labels = _indices(~dataset.is_train), dataset.labels
+    test, labels = _indices(~dataset.is_train), dataset.strata
     if len(parts) == 1:
         return [test]
     if by_column or dataset.patients is None:

@@ -24,6 +24,7 @@ from client_app.datasets.left_out import LeftOut
 from client_app.datasets.names import column_names, names_in, patient_names
 from client_app.datasets.records import Records, without
 from client_app.datasets.tables import ParquetImages, values_of
+from client_app.datasets.target_values import checked, columns_of, texts_of, values_in
 from client_app.datasets.whole_site import SourceError
 from common.extras.packages import needed_for
 from common.identity import name_of, normal
@@ -92,15 +93,17 @@ def read_safetensors(
     for file in files:
         try:
             with safe_open(file, "pt") as content:
-                if missing := sorted({"x", "y", patient_column or "x"} - set(content.keys())):
-                    wanted = "x (n, d) and y (n,)" + (
+                of_target = columns_of("y", left.target)
+                wanted_names = {"x", *of_target, patient_column or "x"}
+                if missing := sorted(wanted_names - set(content.keys())):
+                    wanted = f"x (n, d) and {' (n,), '.join(of_target)} (n,)" + (
                         f" and {patient_column} (n,)" if patient_column else ""
                     )
                     raise SourceError(
                         f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; "
                         f"store {wanted}"
                     )
-                tensors.append((content.get_tensor("x"), content.get_tensor("y")))
+                tensors.append((content.get_tensor("x"), _of_target(content, file, left)))
                 metadata.append(content.metadata() or {})
                 if patient_column:
                     patients.append(content.get_tensor(patient_column))
@@ -109,7 +112,7 @@ def read_safetensors(
             raise SourceError(
                 f"'{file}' is not a readable safetensors file ({error}); write it again"
             ) from error
-        _check_features(file, *tensors[-1])
+        _check_features(file, *tensors[-1], valued=left.target is not None)
     if (
         len({x.shape[1] for x, _ in tensors}) > 1
         or len({m.get("fingerprint", "") for m in metadata}) > 1
@@ -122,7 +125,7 @@ def read_safetensors(
     x = tensors[0][0]
     if len(tensors) > 1 or x.nbytes < LARGE:
         x = torch.cat([x for x, _ in tensors])
-    y = torch.cat([y.long() for _, y in tensors])
+    y = torch.cat([y if left.target is not None else y.long() for _, y in tensors])
     finite = [torch.isfinite(rows).all(dim=1) for rows in torch.split(x, CHECKED)]
     broken = (~torch.cat(finite)).nonzero().flatten().tolist()
     left.note(
@@ -130,9 +133,15 @@ def read_safetensors(
         f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row "
         f"{min(broken, default=0)}; remove those rows or compute them again",
     )
-    classes = _declared(files[0], metadata[0].get("classes", "").split(","))
+    values = None
+    if left.target is None:
+        classes = _declared(files[0], metadata[0].get("classes", "").split(","))
+        labels = _name_labels(y.tolist(), classes, files[0], left)
+    else:
+        values, classes = checked(y, left.target, str(files[0]), left), ()
+        labels = [str(row) for row in values.tolist()]
     records = Records(
-        _name_labels(y.tolist(), classes, files[0], left),
+        labels,
         content_key(folder, files),
         split_by_size([len(y) for _, y in tensors]),
         classes=classes or None,
@@ -142,8 +151,25 @@ def read_safetensors(
         if patient_column
         else None,
         same=lambda: same_rows(x),
+        values=values,
     )
     return without(records, left)
+
+
+def _of_target(content: Any, file: Path, left: LeftOut) -> Tensor:
+    """The tensor y (n,); or (n, k), float64, one column for each of the target's tensors."""
+    names = columns_of("y", left.target)
+    found = [content.get_tensor(name) for name in names]
+    if left.target is None:
+        own: Tensor = found[0]
+        return own
+    for name, each in zip(names, found, strict=True):
+        if each.ndim != 1 or each.is_complex() or len(each) != len(found[0]):
+            raise SourceError(
+                f"{name} in '{file}' is {each.dtype} of shape {tuple(each.shape)}; it must be real "
+                "numbers of shape (n,)"
+            )
+    return torch.stack([each.double() for each in found], 1)
 
 
 def read_parquet(
@@ -177,9 +203,8 @@ def read_parquet(
     try:
         schemas = [pq.read_schema(file) for file in files]
         schema = schemas[0]
-        wanted = [
-            name for name in dict.fromkeys((label_column, site_column, patient_column)) if name
-        ]
+        of_target = columns_of(label_column, left.target)
+        wanted = [name for name in dict.fromkeys((*of_target, site_column, patient_column)) if name]
         tables = []
         for file, each in zip(files, schemas, strict=True):
             require_columns(
@@ -191,9 +216,7 @@ def read_parquet(
         raise SourceError(
             f"parquet data in '{folder}' cannot be read ({error}); write the files again"
         ) from error
-    labels = [label for table in tables for label in values_of(table.column(label_column), left)]
-    names = _declared(files[0], _class_label_names(schema.metadata, label_column))
-    given = names_in(labels, f"label ({label_column!r} of '{files[0]}')", left, left.classes)
+    values, classes, labels = _labels_of(tables, files[0], schema, of_target, left)
     origin = (
         names_in(
             [value for table in tables for value in values_of(table.column(site_column), left)],
@@ -211,24 +234,43 @@ def read_parquet(
     )
     key = content_key(folder, files)
     records = Records(
-        _name_labels(
-            [
-                each if isinstance(each, int) else own
-                for each, own in zip(labels, given, strict=True)
-            ],
-            names,
-            files[0],
-            left,
-        ),
+        labels,
         key,
         split_by_size([len(table) for table in tables]),
         origin,
-        classes=names or None,
+        classes=classes or None,
         opener=partial(_open_bytes, images),
         patients=None if whose is None else patient_names(whose, patient_column, left),
         same=lambda: remembered(key, lambda: same_bytes(images.read, len(labels))),
+        values=values,
     )
     return without(records, left)
+
+
+def _labels_of(
+    tables: Sequence[Any], file: Path, schema: Any, of_target: tuple[str, ...], left: LeftOut
+) -> tuple[Tensor | None, tuple[str, ...], list[str]]:
+    """Values (n, k) of another target than classes, the classes that the file declares, and a name
+    or text of each row.
+    """
+    columns = {
+        name: [cell for table in tables for cell in values_of(table.column(name), left)]
+        for name in of_target
+    }
+    if left.target is not None:
+        return (
+            values_in(columns, left.target, file, left),
+            (),
+            texts_of(columns, left.target),
+        )
+    (column,) = of_target
+    classes = _declared(file, _class_label_names(schema.metadata, column))
+    given = names_in(columns[column], f"label ({column!r} of '{file}')", left, left.classes)
+    mixed = [
+        each if isinstance(each, int) else own
+        for each, own in zip(columns[column], given, strict=True)
+    ]
+    return None, classes, _name_labels(mixed, classes, file, left)
 
 
 def _open_bytes(images: ParquetImages, index: int, shortest: int) -> Image.Image:
@@ -265,13 +307,16 @@ def split_files(folder: Path, name: str, suffix: str) -> list[Path]:
     )
 
 
-def _check_features(file: Path, x: Tensor, y: Tensor, name: str = "y") -> None:
+def _check_features(
+    file: Path, x: Tensor, y: Tensor, name: str = "y", valued: bool = False
+) -> None:
     if x.ndim != 2 or not x.is_floating_point():
         raise SourceError(
             f"x in '{file}' is {x.dtype} of shape {tuple(x.shape)}; it must be floating point of "
             "shape (n, d)"
         )
-    if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+    wrong = y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool
+    if wrong and not valued:
         raise SourceError(
             f"{name} in '{file}' is {y.dtype} of shape {tuple(y.shape)}; it must be integers of "
             "shape (n,)"

@@ -23,7 +23,7 @@ class Records:
     """Records of a reader.
 
     Attributes:
-        labels: a class name for each.
+        labels: a class name for each; with another target than classes, a text of its values.
         key: identifies content and order.
         is_train: (n,) bool; None if the files have no split.
         origin: value of the site column per record.
@@ -38,6 +38,7 @@ class Records:
         same: finds copies, as a group (n,) of each record with equal numbers for equal content;
             None for public data that are known.
         place: where a record is, for the site's own log.
+        values: of the target, (n, k), float64; None for classes.
     """
 
     labels: Sequence[str]
@@ -54,6 +55,7 @@ class Records:
     odd: tuple[str, ...] = ()
     same: Callable[[], Tensor] | None = None
     place: Callable[[int], str] | None = None
+    values: Tensor | None = None
 
 
 def select(records: Records, positions: Sequence[int]) -> Records:
@@ -77,6 +79,7 @@ def select(records: Records, positions: Sequence[int]) -> Records:
         opener=None if opener is None else partial(_open_row, opener, rows),
         same=None if same is None else lambda: same()[rows],
         place=None if place is None else lambda i: place(rows[i]),
+        values=None if records.values is None else records.values[rows],
     )
 
 

@@ -17,9 +17,13 @@ from client_app.datasets.readers import (
     split_files,
 )
 from client_app.datasets.tables import csv_header, is_parquet
+from client_app.datasets.target_values import check_table, columns_of
 from common.errors import DataError
 from common.extras.packages import needed_for
 from common.identity import normal
+
+# Types of tensors.
+WHOLE, FLOATING = ("I64", "I32", "I16", "I8", "U8"), ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,9 @@ def read_schema(source: DataSource) -> Schema:
     folder = folder_of(source, name)
     try:
         if source.kind == "safetensors":
-            return _features(split_files(folder, name, ".safetensors"), source.patient_column)
-        wanted = [column for column in (source.label_column, source.patient_column) if column]
+            return _features(split_files(folder, name, ".safetensors"), source)
+        of_target = columns_of(source.label_column, source.target)
+        wanted = [column for column in (*of_target, source.patient_column) if column]
         if source.kind == "parquet":
             for file in split_files(folder, name, ".parquet"):
                 columns, images = _parquet_columns(file)
@@ -58,6 +63,7 @@ def read_schema(source: DataSource) -> Schema:
             return Schema()
         root, table = find_table(folder, name)
         if table is None:
+            check_table(root, source.target)
             refuse_columns(
                 f"'{root}' has no table with columns; put one next to the images",
                 "",
@@ -89,36 +95,35 @@ def _check_key(key: str, source: DataSource, table: Path) -> None:
         )
 
 
-def _features(files: list[Path], patient_column: str) -> Schema:
+def _features(files: list[Path], source: DataSource) -> Schema:
     from safetensors import SafetensorError, safe_open
 
+    patient_column, of_target = source.patient_column, columns_of("y", source.target)
     schemas: set[Schema] = set()
     for file in files:
         try:
             with safe_open(file, "pt") as content:
-                if missing := sorted({"x", "y", patient_column or "x"} - set(content.keys())):
+                if missing := sorted(
+                    {"x", *of_target, patient_column or "x"} - set(content.keys())
+                ):
                     raise DataError(
                         f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}"
                     )
                 x = content.get_slice("x")
                 shape, kind = x.get_shape(), x.get_dtype()
-                if len(shape) != 2 or not shape[1] or kind not in ("F64", "F32", "F16", "BF16"):
+                if len(shape) != 2 or not shape[1] or kind not in FLOATING:
                     raise DataError(
                         f"x in '{file}' is {kind}, {len(shape)}-dimensional; it must be floating "
                         "point (n, d)"
                     )
-                for name in ("y", patient_column or "y"):
+                for name in (*of_target, *([patient_column] if patient_column else [])):
                     each = content.get_slice(name)
-                    if len(each.get_shape()) != 1 or each.get_dtype() not in (
-                        "I64",
-                        "I32",
-                        "I16",
-                        "I8",
-                        "U8",
-                    ):
+                    valued = source.target is not None and name != patient_column
+                    kinds = (*WHOLE, *FLOATING, "BOOL") if valued else WHOLE
+                    if len(each.get_shape()) != 1 or each.get_dtype() not in kinds:
                         raise DataError(
-                            f"{name} in '{file}' is {each.get_dtype()}; it must be integers of "
-                            "shape (n,)"
+                            f"{name} in '{file}' is {each.get_dtype()}; it must be "
+                            f"{'numbers' if valued else 'integers'} of shape (n,)"
                         )
                 fingerprint = (content.metadata() or {}).get("fingerprint", "")
                 schemas.add(Schema(shape[1], fingerprint or f"features-{shape[1]}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client_app.datasets.dataset import DataSource, folder_of, load_all
@@ -20,6 +20,7 @@ from client_app.node_config import NodeConfig
 from common.errors import DataError
 from common.extras.needed import OF_DATA
 from common.extras.packages import check_installed
+from common.targets.number import Number
 
 
 def check_files(node: NodeConfig) -> list[str]:
@@ -44,9 +45,7 @@ def check_files(node: NodeConfig) -> list[str]:
         check_installed(OF_DATA[node.data], f"data = {node.data!r} in the node-config")
     warnings: list[str] = []
     for name in node.dataset or ("",):
-        source = DataSource(
-            node.data, node.data_dir, (name,), node.label_column, "", node.patient_column
-        )
+        source = _source(node, name)
         read_schema(source)
         if node.data in ("imagefolder", "dicom"):
             warnings += _of_folders(source, name)
@@ -69,9 +68,7 @@ def check_enough(node: NodeConfig, smallest_site: int) -> None:
         return
     found = 0
     for name in node.dataset or ("",):
-        source = DataSource(
-            node.data, node.data_dir, (name,), node.label_column, "", node.patient_column
-        )
+        source = _source(node, name)
         found += _records(source, name)
     if found < smallest_site:
         raise DataError(
@@ -79,6 +76,32 @@ def check_enough(node: NodeConfig, smallest_site: int) -> None:
             f"policy's smallest-site is {smallest_site}; is the disk mounted, and the folder the right "
             "one? To join all the same, set smallest-site in the policy, 0 for none"
         )
+
+
+@dataclass(frozen=True)
+class _Columns(Number):
+    """Columns that runs may learn, of which no run has said yet what they mean."""
+
+    gaps = True
+
+
+def _source(node: NodeConfig, name: str) -> DataSource:
+    """A data set of the site. Where the node-config names columns that runs may learn, its records
+    need these, and no class.
+    """
+    assert node.data
+    columns = node.target_columns
+    target = _Columns(columns, ((-1.0, 1.0),) * len(columns)) if columns else None
+    return DataSource(
+        node.data,
+        node.data_dir,
+        (name,),
+        node.label_column,
+        "",
+        node.patient_column,
+        classes=() if target is None else target.rows,
+        target=target,
+    )
 
 
 def _records(source: DataSource, name: str) -> int:

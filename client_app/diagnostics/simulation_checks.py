@@ -40,13 +40,13 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
             without records; or if the message of a site would be larger than max-payload-mib.
         BackboneError: for weights that cannot be had.
     """
-    shares = whole(run.settings, sites)
+    shares = whole(run.settings, run.target, sites)
     there = {
         dataset.classes[i]
         for dataset, _ in shares
         for i in set(dataset.labels[dataset.is_train].tolist())
     }
-    if len(there) < 2:
+    if len(there) < 2 and run.target is None:
         names = ", ".join(map(repr, sorted(there))) or "none"
         raise DataError(
             f"the training records have one class only ({names}), and a classifier needs two; "
@@ -65,8 +65,9 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
             )
         own = dimension if dataset.features is None else dataset.features.shape[1]
         if own:
-            check_payload(run, own, len(classes), len(part))
-        if len(classes) == 1 and run.settings.partition != "classes":
+            rows = len(classes) if run.target is None else len(run.target.rows)
+            check_payload(run, own, rows, len(part))
+        if len(classes) == 1 and run.target is None and run.settings.partition != "classes":
             remarks.append(
                 f"site {site} has training records of one class only ({classes[0]}); a larger "
                 "alpha is more even"

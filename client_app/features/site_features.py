@@ -58,6 +58,7 @@ class LabelledFeatures:
         rows: indices of the records in their data set, (n,), for the site's own use.
         folder: where features are, mapped from a file, if memory is not to hold all of them; None
             if it holds them.
+        values: of the target, (n, k), float64; None for classes.
     """
 
     features: Tensor
@@ -65,6 +66,7 @@ class LabelledFeatures:
     units: tuple[str, ...] | None = None
     rows: Tensor | None = None
     folder: Path | None = None
+    values: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -350,4 +352,5 @@ def usable(
     if not (finite := torch.cat(good)).all():
         rows = rows[finite]
     units = None if dataset.patients is None else tuple(dataset.patients[i] for i in rows.tolist())
-    return LabelledFeatures(x, dataset.labels[rows], units, rows, folder if large else None)
+    values = None if dataset.values is None else dataset.values[rows]
+    return LabelledFeatures(x, dataset.labels[rows], units, rows, folder if large else None, values)

@@ -99,6 +99,7 @@ class Gate:
                     "without-dp = false: the run has no differential privacy (epsilon = 0)"
                 )
             self._check_model_sums(run)
+            self._check_annotators(run)
             return
         if run.settings.epsilon > policy.epsilon_per_run:
             raise PolicyError(
@@ -108,6 +109,17 @@ class Gate:
         if run.settings.delta > policy.delta:
             raise PolicyError(
                 f"delta = {policy.delta:g}: the run requests delta = {run.settings.delta:g}"
+            )
+
+    def _check_annotators(self, run: Run) -> None:
+        """The exact sum of a label is over the sites that annotate it, as settings say."""
+        least = self.policy.smallest_sum
+        fewest = None if run.target is None else run.target.fewest()
+        if run.settings.secure_sum and fewest is not None and fewest[1] < least:
+            name, sites = fewest
+            raise PolicyError(
+                f"smallest-sum = {least}: {sites} sites annotate {name!r}, and the secure sum has "
+                "no noise"
             )
 
     def _check_model_sums(self, run: Run) -> None:

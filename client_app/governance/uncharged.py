@@ -101,7 +101,13 @@ def _empty(run: Run, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
         dimension, fingerprint = backbone.dim, backbone.fingerprint
     fingerprint = with_power(fingerprint, run.power)
     units = () if node.protects == "patient" else None
-    none = LabelledFeatures(torch.zeros(0, dimension), torch.zeros(0, dtype=torch.int64), units)
+    columns = 0 if run.target is None else len(run.target.columns)
+    none = LabelledFeatures(
+        torch.zeros(0, dimension),
+        torch.zeros(0, dtype=torch.int64),
+        units,
+        values=None if run.target is None else torch.zeros(0, columns, dtype=torch.float64),
+    )
     site = SiteFeatures(
         none, replace(none, units=None), run.settings.classes, fingerprint, 0.0, simulated=False
     )

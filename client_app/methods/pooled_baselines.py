@@ -17,13 +17,15 @@ from torch import Tensor
 from client_app.datasets.partition import share, whole
 from client_app.features.site_features import dataset_features, in_simulation, usable, with_broken
 from client_app.governance.policy import policy_of
+from client_app.methods.target_evaluation import of_target
 from client_app.node_config import NodeConfig
 from common.data_report import DATA
 from common.errors import DataError
-from common.models.classifiers import Classifier, class_indices
+from common.models.classifiers import Classifier, Head, class_indices
 from common.models.head_training import train_on_features
 from common.run import Run
 from common.settings import HeadSettings
+from common.targets.measures import MEASURES, measured, packed
 from common.wire.records import Info
 
 PICTURE_POINTS = 1500
@@ -48,11 +50,13 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     """
     check_comparable(node)
     share(run, node, in_simulation())
+    if run.target is not None:
+        return _of_target(of_target(model, run.target), run, node)
     names = model.header.classes
     parts: list[tuple[Tensor, Tensor]] = []
     tests: list[tuple[Tensor, Tensor]] = []
     reports: list[dict[str, Any]] = []
-    for dataset, rows in whole(run.settings, node.num_partitions):
+    for dataset, rows in whole(run.settings, None, node.num_partitions):
         all_features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
         index = class_indices(names, dataset.classes)
         for part in rows if run.settings.compare and baselines else ():
@@ -82,6 +86,20 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
         return info
     x, y = (model.prepare(features[some]) @ plane).T.tolist()
     return info | {"points.x": x, "points.y": y, "points.label": labels[some].tolist()}
+
+
+def _of_target(model: Head, run: Run, node: NodeConfig) -> Info:
+    """How well a model of another target than classes answers on all test records."""
+    scores, values, reports = [], [], []
+    for dataset, _ in whole(run.settings, run.target, node.num_partitions):
+        features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
+        test = usable(dataset, features, (~dataset.is_train).nonzero().squeeze(1), run.power)
+        assert test.values is not None
+        scores.append(model.scores(test.features))
+        values.append(test.values)
+        reports.append(dataset.report.facts())
+    sums = measured(model.target, model.header.classes, torch.cat(scores), torch.cat(values))
+    return {MEASURES: packed(sums), DATA: json.dumps(reports)}
 
 
 def check_comparable(node: NodeConfig) -> None:

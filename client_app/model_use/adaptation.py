@@ -18,7 +18,7 @@ from client_app.model_use.calibration import fit_temperature
 from client_app.model_use.held_out import HeldOut
 from client_app.model_use.metrics import bootstrap_weights
 from common.errors import DataError
-from common.models.classifiers import Classifier, Head
+from common.models.classifiers import Classifier, Head, check_of_classes
 from common.models.head_training import train_on_features
 from common.settings import HeadSettings
 
@@ -108,6 +108,7 @@ def adapt(shared: Classifier, held: HeldOut, settings: HeadSettings, seed: int =
     Source: kNN-Per, Marfoq et al. 2022. Differs from the papers, which hold out one part: with
     fifty records one fifth is noise.
     """
+    check_of_classes(shared, "an adaptation")
     labels, folds = held.labels, _folds(held, seed)
     classes = len(shared.header.classes)
     with torch.no_grad():

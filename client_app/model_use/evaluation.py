@@ -25,7 +25,7 @@ from client_app.model_use.held_out import HeldOut
 from client_app.model_use.metrics import FEWEST, Judged, Report, report
 from client_app.model_use.promise import Promise, check_promise
 from common.errors import ConfigError, DataError
-from common.models.classifiers import Classifier
+from common.models.classifiers import Classifier, check_of_classes
 from common.signed_models.gaussians import Gaussians, fit_gaussians
 from common.signed_models.signed_model import SignedModel
 
@@ -124,6 +124,7 @@ def evaluate(
         ConfigError: for a wish or a calibration that does not fit.
         DataError: for too few records.
     """
+    check_of_classes(classifier, "an evaluation by classes")
     classes = tuple(model.manifest.classes)
     calibration = calibration.checked(classes)
     with torch.no_grad():

@@ -40,6 +40,7 @@ class HeldOut:
         groups: the values of columns, by name.
         where: what the records are, in words.
         left_out: number of records that cannot be used.
+        values: of the target, (n, k), float64; None for classes.
     """
 
     features: Tensor
@@ -48,6 +49,7 @@ class HeldOut:
     groups: Mapping[str, Sequence[str]]
     where: str
     left_out: int = 0
+    values: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
             label_column=source.label_column,
             patient_column=source.patient_column,
             frames=node.dicom_frames,
+            classes=run.settings.classes,
+            target=run.target,
         )
         dataset = load_all(wanted, run.settings.seed)[0]
         rows = torch.arange(len(dataset))
@@ -141,6 +145,8 @@ def _of_rows(
     source, where, groups = more
     classes, run = model.manifest.classes, model.manifest.run_config()
     labels = class_indices(classes, dataset.classes)[dataset.labels[rows]]
+    if dataset.values is not None:
+        labels = torch.zeros_like(labels)
     unknown = labels < 0
     if unknown.any() and not source.known_only:
         names = sorted({dataset.classes[i] for i in dataset.labels[rows][unknown].tolist()})
@@ -171,7 +177,9 @@ def _of_rows(
         raise DataError(f"no usable held-out record in {dataset.name!r}")
     patients = None if dataset.patients is None else tuple(dataset.patients[i] for i in kept)
     columns = {name: _grouped([values[i] for i in kept]) for name, values in groups.items()}
-    return HeldOut(x, labels, patients, columns, where, int((~good).sum() + unknown.sum()))
+    values = None if dataset.values is None else dataset.values[kept]
+    left = int((~good).sum() + unknown.sum())
+    return HeldOut(x, labels, patients, columns, where, left, values)
 
 
 def _grouped(values: list[str]) -> list[str]:

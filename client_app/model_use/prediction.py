@@ -28,9 +28,10 @@ from common.backbones.feature_power import power_in, raised, with_power
 from common.errors import BackboneError, ConfigError, DataError
 from common.escapes import as_utf8, csv_rows, csv_text
 from common.files import replace_file
-from common.models.classifiers import Classifier
+from common.models.classifiers import Classifier, target_of_model
 from common.signed_models.gaussians import Gaussians
 from common.signed_models.signed_model import SignedModel
+from common.targets.answers import answers_of
 
 # Records that are scored and written together.
 TOGETHER = 256
@@ -75,7 +76,11 @@ class Predictor:
         return self.classifier.header.classes
 
     def columns(self) -> list[str]:
-        """Names of the columns with results."""
+        """Names of the columns with results: those of a decision about the class, or of what the
+        model answers of another target.
+        """
+        if target := target_of_model(self.classifier):
+            return list(answers_of(target, self.classes, torch.zeros(0, len(self.classes))))
         scores = SCORES if self.gaussians is not None else ()
         return [*(f"p_{name}" for name in self.classes), DECISION, *scores]
 
@@ -89,6 +94,11 @@ class Predictor:
         Returns:
             The cells of n rows.
         """
+        if target := target_of_model(self.classifier):
+            answers = answers_of(target, self.classes, self.classifier.scores(features))
+            columns = [column.tolist() for column in answers.values()]
+            # As numbers: in a text, a sign would be escaped as the beginning of a formula.
+            return [list(row) for row in zip(*columns, strict=True)]
         with torch.no_grad():
             probabilities = self.calibration.probabilities(self.classifier.scores(features))
             scores = (
@@ -372,6 +382,10 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
     with out.open(newline="", encoding="utf-8", errors=NAMES) as stream:
         reader = csv_rows(stream)
         columns = next(reader, [])
+        if DECISION not in columns:
+            raise ConfigError(
+                "--by-patient: the model decides no class, and means of its answers are not defined"
+            )
         if PATIENT not in columns:
             raise ConfigError(
                 "--by-patient: the images name no patients; give --patient-column of their table, "

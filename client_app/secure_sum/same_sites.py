@@ -128,6 +128,9 @@ def settings_in(run: Run, limits: SiteLimits, public: bytes) -> dict[str, str]:
             *(getattr(own, key) for key in selecting),
         ]
     }
+    if run.target is not None:
+        # Of two ranges of a number, the difference shows the records beyond the narrower one.
+        chosen[kind].append(run.target.public)
     if any(each.degree for each in run.plan.combination.sums):
         numbers = [own.secure_sum_range, own.secure_sum_records, run.power]
         # A model changes in every round; sums at one need a word of their own in the policy.

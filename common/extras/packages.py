@@ -27,9 +27,12 @@ EXTRAS = {
     "onnxscript": "onnx",
     "prometheus_client": "monitor",
     "tensorboard": "tensorboard",
+    "sksurv": "survival",
+    "lifelines": "survival",
+    "statsmodels": "survival",
 }
 # Names at the package index, where they differ from those that Python imports.
-DISTRIBUTIONS = {"open_clip": "open_clip_torch", "ot": "POT"}
+DISTRIBUTIONS = {"open_clip": "open_clip_torch", "ot": "POT", "sksurv": "scikit-survival"}
 # pydicom finds these by itself, and nothing imports them.
 DECODERS = "dicom-decoders"
 

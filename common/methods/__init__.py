@@ -21,6 +21,7 @@ from common.methods.synthetic_records import SYNTHETIC_RECORDS
 from common.methods.training import TRAINED
 from common.settings import Settings
 from common.settings.flat import short
+from common.targets.target import Target
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -45,9 +46,27 @@ def method_of(settings: Settings) -> Method:
     return FEDPFT_CHAIN if chain else method
 
 
-def plan_of(method: Method, settings: Settings) -> Plan:
-    """What a method does under the settings of a run, in a secure sum if the run is one."""
-    plan = method.plan(settings)
+def plan_of(method: Method, settings: Settings, target: Target | None = None) -> Plan:
+    """What a method does under the settings of a run, in a secure sum if the run is one.
+
+    Args:
+        method: of the run.
+        settings: of the run.
+        target: of the run; None for classes.
+
+    Raises:
+        ConfigError: for a method that learns classes only, and another target.
+    """
+    if target is None:
+        plan = method.plan(settings)
+    elif method.coded is None:
+        names = " or ".join(repr(each.name) for each in METHODS.values() if each.coded)
+        raise ConfigError(
+            f"target = {target.name!r}, but method = {method.name!r} learns classes only; use "
+            f"{names}"
+        )
+    else:
+        plan = method.coded(settings, target)
     if settings.secure_sum and plan.combination.from_sums:
         return with_secure_sum(method.name, plan, settings)
     return plan

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from common.limits import LARGEST_COUNT
 from common.methods.class_sums import class_sums_plan
+from common.methods.coded_sums import coded_sums_plan, refused
 from common.methods.heads import HEAD
 from common.methods.method import Combination, Defences, Field, Messages, Method, Plan, Sizes, Work
 from common.settings import Settings
+from common.targets.target import Target
 
 # Quadratic discriminants with a diagonal covariance of each class.
 DIAGONALS = (Field("means", "C d"), Field("whiteners", "C d"), Field("bias", "C", bits=64))
@@ -80,11 +82,24 @@ def fedcof_plan(settings: Settings) -> Plan:
     )
 
 
+def afl_coded_plan(settings: Settings, target: Target) -> Plan:
+    """The plan of AFL for another target: least squares of the code, which times have none of."""
+    own = coded_sums_plan(settings, target, None)
+    learn = replace(own.combination, learn="strategies.targets.learning:ridged")
+    why = (
+        ""
+        if not target.divides
+        else (f"target = {target.name!r} is no least squares; use method = 'fedpft'")
+    )
+    return refused(replace(own, combination=learn), why)
+
+
 AFL = Method(
     name="afl",
     title="AFL",
     paper="He et al. 2025; Fed3R, Fanì et al. 2024",
     plan=afl_plan,
+    coded=afl_coded_plan,
     reads=("afl",),
     shown="afl",
 )

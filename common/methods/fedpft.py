@@ -9,6 +9,7 @@ from functools import partial
 from common.limits import LARGEST_COUNT, LARGEST_NUMBER
 from common.methods import heads
 from common.methods.class_sums import MOMENTS
+from common.methods.coded_sums import coded_sums_plan, refused
 from common.methods.method import (
     ALL_DEFENCES,
     Combination,
@@ -32,6 +33,7 @@ from common.privacy.mechanism import (
 )
 from common.privacy.shares import EM_STEPS, budget_shares
 from common.settings import Covariance, FedPFTSettings, HeadSettings, Settings
+from common.targets.target import Target
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 FEDPFT_KEYS = (
@@ -139,11 +141,34 @@ def plan(settings: Settings) -> Plan:
     )
 
 
+def coded_plan(settings: Settings, target: Target) -> Plan:
+    """The plan for another target than classes: one moment of all features, as with covariance
+    gram, which "lowrank" means too here.
+    """
+    own, why = settings.fedpft, ""
+    if own.covariance not in ("gram", "lowrank") or own.components > 1:
+        why = (
+            f"target = {target.name!r} needs one moment of all features; set fedpft.covariance = "
+            "'gram' and fedpft.components = 1"
+        )
+    elif own.topology == "chain":
+        why = f"target = {target.name!r} works only with fedpft.topology = 'star'"
+    elif own.privacy == THEOREM or settings.head.solver != "auto":
+        why = (
+            f"target = {target.name!r} has a solver and a mechanism of its own; set head.solver = "
+            "'auto' and fedpft.privacy = 'auto'"
+        )
+    elif own.public and not settings.secure_sum:
+        why = f"target = {target.name!r}: fedpft.public works only with secure-sum = true"
+    return refused(coded_sums_plan(settings, target, own.clip), why)
+
+
 FEDPFT = Method(
     name="fedpft",
     title="FedPFT",
     paper="Beitollahi et al. 2024, algorithm 1",
     plan=plan,
+    coded=coded_plan,
     digest={"fedpft": FEDPFT_KEYS},
     reads=("head",),
     shown="fedpft",

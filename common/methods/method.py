@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from common.privacy.mechanism import MechanismRecipe
 from common.settings import Settings
+from common.targets.target import Target
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
 # sites send many times. alone: only metrics leave a site.
@@ -59,11 +60,15 @@ class Summed:
         name: of the tensor.
         shape: as in `Field`.
         degree: a record adds at most the largest feature to this power to an entry; 0 for counts.
+        whole: whether entries of degree 0 are whole numbers.
+        bound: largest magnitude of an entry that a record adds to, for features of norm one.
     """
 
     name: str
     shape: str
     degree: int
+    whole: bool = True
+    bound: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -348,6 +353,8 @@ class Method:
         needs_budget: whether the method runs only under privacy.
         fill: replaces "auto" values that depend on the method.
         adversarial: whether sites train the shared generator against a critic.
+        coded: the plan for another target than classes, which is learned from coded sums; None for
+            a method that learns classes only.
     """
 
     name: str
@@ -360,6 +367,7 @@ class Method:
     needs_budget: bool = False
     fill: Callable[[Settings], Settings] = unchanged
     adversarial: bool = False
+    coded: Callable[[Settings, Target], Plan] | None = None
 
     @property
     def sections(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
+from common.errors import ConfigError, SurrogateError
 from common.models.networks import build, check_parameters, run_network
 from common.privacy.gaussian_mechanism import clip
 from common.surrogates.columns import in_frame
@@ -99,6 +99,7 @@ class Head(Classifier):
         clip: features x are divided by max(|x|, clip); None if they are not.
         centre: (d,), subtracted from features; None if there is none.
         projection: (k, d), features become projection @ x; None if there is none.
+        target: what the scores mean where they are not of classes, as JSON; empty for classes.
 
     Example:
         >>> from common.surrogates.surrogates import Header
@@ -117,6 +118,7 @@ class Head(Classifier):
     clip: float | None = None
     centre: Tensor | None = None
     projection: Tensor | None = None
+    target: str = ""
 
     @property
     def dimension(self) -> int:
@@ -302,6 +304,27 @@ class Network(Classifier):
                 run_network(module, self.tensors, rows.float())
                 for rows in torch.split(features, 1000)
             ]
+        )
+
+
+def target_of_model(model: Classifier) -> str:
+    """What the scores of a model mean where they are not of classes, as JSON; empty for classes."""
+    return model.target if isinstance(model, Head) else ""
+
+
+def check_of_classes(model: Classifier, what: str) -> None:
+    """Refuse a model that answers another target than classes.
+
+    Args:
+        model: to use.
+        what: is about to be done, which is defined for classes only.
+
+    Raises:
+        ConfigError: for another model.
+    """
+    if target_of_model(model):
+        raise ConfigError(
+            f"{what} is for models of classes; this one answers {', '.join(model.header.classes)[:200]}"
         )
 
 

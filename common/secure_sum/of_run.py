@@ -53,11 +53,11 @@ def numbers_of(plan: Plan, sums: SumSettings, sites: int, round: int = 1) -> dic
     numbers = {}
     for each in plan.combination.sums_in(round):
         bound = (
-            1.0
+            each.bound
             if joint
             else float(sums.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
         )
-        whole = not each.degree and not joint
+        whole = each.whole and not each.degree and not joint
         numbers[each.name] = FixedPoint.of(bound, sums.secure_sum_records, sites, whole)
     return numbers
 

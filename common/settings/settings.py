@@ -37,6 +37,7 @@ from common.settings.heads import (
     GHOFLSettings,
     HeadSettings,
 )
+from common.settings.target import TargetSettings
 from common.settings.training import FedAvgSettings
 
 SECURE_SUM_KEYS = (
@@ -265,7 +266,15 @@ class SumSettings(Section):
 # Bases in reverse: pydantic puts the fields of the last one first, and the order of keys is part of
 # stored runs.
 class Settings(
-    SumSettings, PrivacyBudget, Limits, Waiting, BackboneSettings, DataSettings, Basics, Sections
+    TargetSettings,
+    SumSettings,
+    PrivacyBudget,
+    Limits,
+    Waiting,
+    BackboneSettings,
+    DataSettings,
+    Basics,
+    Sections,
 ):
     """All settings of a run. The keys are those of `[tool.flwr.app.config]` in pyproject.toml.
 

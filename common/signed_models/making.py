@@ -10,7 +10,8 @@ from common.models.classifiers import Classifier
 from common.models.head_training import Batch
 from common.privacy.mechanism import relation_of
 from common.run import Run
-from common.settings import Settings
+from common.settings import Settings, kebab
+from common.settings.target import TargetSettings
 from common.signed_models.gaussians import Gaussians, fit_gaussians
 from common.signed_models.signed_model import (
     Manifest,
@@ -24,6 +25,7 @@ from common.signed_models.signed_model import (
     unpack_gaussians,
     verified,
 )
+from common.targets.target import Target
 from common.wire.model_files import file_content
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import Info
@@ -82,7 +84,7 @@ def make_signed_model(
         fingerprint=released.header.fingerprint,
         classes=list(released.header.classes),
         dimension=released.dimension,
-        settings=feature_settings(config.settings, config.power),
+        settings=feature_settings(config.settings, config.power, config.target),
         form=form,
         sites=sites,
         privacy=privacy,
@@ -92,7 +94,9 @@ def make_signed_model(
     return sign_model(released, gaussians, manifest, private)
 
 
-def feature_settings(settings: Settings, power: float) -> dict[str, str | int | float]:
+def feature_settings(
+    settings: Settings, power: float, target: Target | None
+) -> dict[str, str | int | float]:
     """The settings that decide features and the split into training and test records, flat. No path
     is among them.
     """
@@ -102,7 +106,20 @@ def feature_settings(settings: Settings, power: float) -> dict[str, str | int | 
         "features.power": float(power),
         "seed": settings.seed,
         "test-fraction": settings.test_fraction,
+        **_target_settings(settings, target),
     }
+
+
+def _target_settings(settings: Settings, target: Target | None) -> dict[str, str | int | float]:
+    """The settings of a target that are not the default, flat; none for classes."""
+    if target is None:
+        return {}
+    defaults, own = Settings().flat(), settings.flat()
+    keys = map(kebab, TargetSettings.model_fields)
+    found = {key: own[key] for key in keys if own[key] != defaults[key]}
+    # "0" depends on the run's privacy, which is not among these settings.
+    edges = target.public.get("edges")
+    return found | ({"bins": len(edges) - 1} if isinstance(edges, list) else {})
 
 
 def release_gaussians(settings: Settings, sampler: Sampler | None) -> tuple[Gaussians | None, str]:

@@ -105,15 +105,34 @@ def statistics(
             done(rows)
         bounded.append(BoundedSum("squares", sum_.total, 1.0))
     elif family in ("full", "lowrank", "gram", "joint"):
-        sum_ = ExactSum((d, d), 1.0)
-        for rows, own in parts:
-            halves = rows.double() * own.sqrt()[:, None]
-            sum_.add_products(halves, halves)
-            done(rows)
-        rows_, columns = torch.triu_indices(d, d)
-        upper = sum_.total.map(lambda matrix: matrix[rows_, columns])
-        bounded.append(BoundedSum("squares", upper, 1.0, rows_ != columns))
+        upper, twice = second_moment_sum(features, weights, done)
+        bounded.append(BoundedSum("squares", upper, 1.0, twice))
     return bounded
+
+
+def second_moment_sum(
+    features: Tensor, weights: Tensor, done: Callable[[Tensor], None] = lambda rows: None
+) -> tuple[IntegerSum, Tensor]:
+    """The weighted second moment of records around zero, without noise.
+
+    Args:
+        features: (n, d), of norm at most one.
+        weights: of the records, (n,).
+        done: as for `statistics`.
+
+    Returns:
+        Its upper triangle, and which of these entries stand for two equal ones.
+    """
+    d = features.shape[1]
+    total = ExactSum((d, d), 1.0)
+    for rows, own in zip(
+        torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True
+    ):
+        halves = rows.double() * own.sqrt()[:, None]
+        total.add_products(halves, halves)
+        done(rows)
+    at, columns = torch.triu_indices(d, d)
+    return total.total.map(lambda matrix: matrix[at, columns]), at != columns
 
 
 def class_sums(

@@ -16,6 +16,7 @@ from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadr
 from common.settings import Model
 from common.surrogates.columns import Frame
 from common.surrogates.surrogates import Header
+from common.targets.answers import checked_target
 
 # Of a file, if the model's header has a frame.
 OFFSET, SCALE = "frame-offset", "frame-scale"
@@ -29,7 +30,8 @@ def save_model(model: Classifier, path: Path) -> None:
     `frame-offset` and `frame-scale` (d,), the first is then subtracted, and the second divides where
     it is not zero. If the metadata has `clip`, they must then be divided by max(|x|, clip). If there
     is a tensor `centre`, it must be subtracted before the clip; and with a tensor `projection`
-    (k, d), features are then multiplied by it. A linear head has `weight` (C, d) and `bias`
+    (k, d), features are then multiplied by it. If the metadata has `target`, classes are the names
+    of what the model answers, and it says in JSON what the scores mean. A linear head has `weight` (C, d) and `bias`
     (C,); an ensemble of M heads has (M, C, d) and (M, C). Quadratic discriminants have `means`,
     `whiteners` and `bias`. A network has `kind` and `inputs` in the metadata; see
     common/models/networks.py.
@@ -59,6 +61,8 @@ def file_content(model: Classifier) -> tuple[dict[str, str], dict[str, Tensor]]:
         metadata["power"] = f"{power:g}"
     if isinstance(model, Head) and model.clip is not None:
         metadata["clip"] = f"{model.clip:g}"
+    if isinstance(model, Head) and model.target:
+        metadata["target"] = model.target
     if isinstance(model, Network):
         metadata |= {"kind": model.kind, "inputs": str(model.inputs)}
     if not model.header.frame:
@@ -153,4 +157,7 @@ def _classifier(
     weight, bias = tensors["weight"], tensors["bias"]
     if weight.ndim == 3 and bias.ndim == 2 and 0 < len(weight) == len(bias):
         return Ensemble(tuple(Head(header, w, b) for w, b in zip(weight, bias, strict=True)))
-    return Head(header, weight, bias, clip, tensors.get("centre"), tensors.get("projection"))
+    centre, projection = tensors.get("centre"), tensors.get("projection")
+    return Head(
+        header, weight, bias, clip, centre, projection, checked_target(metadata.get("target", ""))
+    )

@@ -16,6 +16,7 @@ from common.models.parameters import Parameters, Tensors
 from common.safe_parsing import read_message
 from common.settings import Model
 from common.surrogates.synthetic import Synthetic
+from common.targets.answers import checked_target
 from common.wire.float16 import pack, unpack
 from common.wire.surrogate_proto import (
     pack_centre,
@@ -46,6 +47,7 @@ def _head(head: Head) -> pb.Head:
         message.centre.CopyFrom(pack_centre(head.centre))
     if head.projection is not None:
         message.projection.CopyFrom(pack(head.projection))
+    message.target = head.target
     return message
 
 
@@ -69,7 +71,8 @@ def _unpack_head(message: pb.Head) -> Head:
             f"a centre of dimension {len(centre)} for features of dimension {inputs}"
         )
     bias = unpack(message.bias, "head bias", (classes,))
-    head = Head(unpack_header(message.header), weight, bias, clip, centre, projection)
+    target = checked_target(message.target)
+    head = Head(unpack_header(message.header), weight, bias, clip, centre, projection, target)
     if not (
         head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf
     ):

@@ -336,6 +336,8 @@ def result_table(metrics: dict[str, Any]) -> Table:
         else "the model"
     )
     caption = f"at site: {tested}, on the site's own test records" if accuracy["per_site"] else None
+    if measures := metrics.get("measures"):
+        return _measured(measures, ", ".join((*facts, human_bytes(sent["up"]))))
     table = Table("", "accuracy", "uplink", title=", ".join(facts), caption=caption)
     rows = [("this run", "model", sent["up"])]
     rows += [(name, name, sent["compare"].get(name)) for name in ("oracle", "ensemble", "average")]
@@ -348,6 +350,17 @@ def result_table(metrics: dict[str, Any]) -> Table:
         table.add_row(
             f"at site {site}", f"{share:.2%}", human_bytes(sent["up_per_site"].get(site, 0))
         )
+    return table
+
+
+def _measured(measures: dict[str, Any], title: str) -> Table:
+    """Table of what a model answers, and how well."""
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for own in measures["all"].values() for name in own))
+    table = Table("", *names, title=title)
+    for output, own in measures["all"].items():
+        table.add_row(output, *(f"{own[name]:.4g}" if name in own else "" for name in names))
     return table
 
 

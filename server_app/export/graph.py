@@ -20,7 +20,7 @@ from common.backbones.feature_power import power_in, raised, with_power
 from common.backbones.preprocessing import Preprocessing
 from common.errors import BackboneError, ConfigError, RunError
 from common.extras.packages import EXTRAS, check_installed, needed_for
-from common.models.classifiers import Classifier
+from common.models.classifiers import Classifier, check_of_classes
 from common.signed_models.signed_model import SignedModel
 from server_app.export.classifier_modules import module_of
 
@@ -121,6 +121,7 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
         BackboneError: for weights that are not those of the run.
         ConfigError: for images of any size.
     """
+    check_of_classes(model.classifier, "a graph")
     run, wanted = model.manifest.run_config(), model.manifest.fingerprint
     power = power_in(wanted)
     loaded = load_backbone(run.settings.backbone, weights_path, run.settings.image_size, "cpu")

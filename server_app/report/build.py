@@ -155,6 +155,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "pictures": {key: [trusted(svg) for svg in svgs] for key, svgs in pictures.items()},
         "layout": layout(pictures),
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
+        "measures": tables.get("measures", [])[1:],
         "warnings": warned,
         "data": data_of(run),
         "counts": counts,

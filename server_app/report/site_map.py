@@ -33,7 +33,7 @@ def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
         config = parse_run(as_table(run.manifest.get("config")))
         if not config.plan.combination.stored or config.plan.kind != "one-shot":
             return None
-        strategy = stored_strategy(config.settings.method)(config)
+        strategy = stored_strategy(config)(config)
         surrogates = strategy.in_one_frame(
             [strategy.unpack(payload) for payload in read_payloads(folder)]
         )

@@ -75,6 +75,7 @@ def tables_of(
                 if site.counts
             ),
         ],
+        "measures": _measures(run),
         "rounds": _steps(run),
         "privacy": [
             (
@@ -105,6 +106,20 @@ def tables_of(
         "settings": [("setting", "value", "default"), *settings],
     }
     return {name: rows for name, rows in tables.items() if len(rows) > 1}
+
+
+def _measures(run: RunFolder) -> Table:
+    """How well a model of another target than classes answers, at all sites and at each."""
+    found = as_table(run.metrics.get("measures"))
+    places = {"all": as_table(found.get("all"))}
+    places |= {name: as_table(own) for name, own in as_table(found.get("per_site")).items()}
+    rows: Table = [("site", "answer", "measure", "value")]
+    return rows + [
+        (place, output, name, as_number(value))
+        for place, outputs in places.items()
+        for output, own in outputs.items()
+        for name, value in as_table(own).items()
+    ]
 
 
 def _steps(run: RunFolder) -> Table:

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.methods.method import Plan
 from common.run import Run
+from common.targets.measures import added, metrics_of
 from server_app.runs.card import UNKNOWN, run_card
 from server_app.runs.json_values import as_numbers, as_table
 from server_app.runs.missing_classes import MissingClasses, missing_classes
@@ -80,7 +81,13 @@ def make_metrics(
         "sites": {"invited": len(sites)} | {fate: outcome.count(fate) for fate in FATES},
         "card": run_card(sites, config.settings.sites, outcome.absent, names, missing),
         "accuracy": outcome.accuracy
-        | {"per_site": {site.name: site.correct / site.tested for site in sites if site.tested}},
+        | {
+            "per_site": {
+                site.name: site.correct / site.tested
+                for site in sites
+                if site.tested and not site.measured
+            }
+        },
         "bytes": {
             "up": sum(site.bytes_up for site in sites),
             "down": sum(site.bytes_down for site in sites),
@@ -96,6 +103,7 @@ def make_metrics(
     if end.command is not None:
         metrics["seconds"]["command"] = round(end.command, 3)
     metrics |= _downstream(sites)
+    metrics |= _measures(outcome)
     optional = {
         "learning": outcome.learning,
         "parameters": outcome.parameters,
@@ -146,6 +154,22 @@ def _missing_classes(
     ]
     wanted = dict.fromkeys([*learned, *config.settings.classes])
     return missing_classes(wanted, reported, bool(privacy))
+
+
+def _measures(outcome: Outcome) -> Json:
+    """How well a model of another target than classes answers: at each site, and on all test
+    records; ranks compare records of one site only, unless a simulation tests all together.
+    """
+    rows = {site.name: site.measured for site in outcome.sites.values() if site.measured}
+    if not (rows or outcome.measured):
+        return {}
+    together = outcome.measured or added(rows.values())
+    return {
+        "measures": {
+            "all": metrics_of(together),
+            "per_site": {name: metrics_of(row) for name, row in rows.items()},
+        }
+    }
 
 
 def _downstream(sites: Collection[Site]) -> Json:

@@ -17,6 +17,7 @@ from common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError, Surroga
 from common.models.devices import pick_device
 from common.signed_models.making import signed_values
 from common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
+from common.targets.measures import metrics_of
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import Info, check_form, from_record, record_bytes, to_record
 from common.wire.validation import SITE_NAME, VERSION, check_class_number
@@ -32,7 +33,14 @@ from strategies.base.introductions import Group, Introduction, introduction, set
 from strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
 from strategies.base.receipts import Receipts
 from strategies.base.registered import Registered, addressed, admit, check_name
-from strategies.base.reported import RefusedError, downstream_in, numbers_in, share_in, whole_number
+from strategies.base.reported import (
+    RefusedError,
+    downstream_in,
+    measures_in,
+    numbers_in,
+    share_in,
+    whole_number,
+)
 from strategies.flower.settings import Settings, settings_of
 from strategies.flower.strategy import FlowerStrategy
 from strategies.flower.workers import no_reply
@@ -236,7 +244,11 @@ class Federation(FlowerStrategy):
                 self.recorder.event("evaluation-failed", site=site.name, reason=str(error))
                 continue
             site.correct, site.tested, site.downstream = correct, tested, downstream_in(info)
-            if site.tested:
+            site.measured = measures_in(info)
+            if site.measured:
+                measures = metrics_of(site.measured)
+                self.recorder.event("evaluated", site=site.name, tested=tested, measures=measures)
+            elif site.tested:
                 self.recorder.event(
                     "evaluated",
                     site=site.name,
@@ -247,7 +259,7 @@ class Federation(FlowerStrategy):
             self.recorder.event("evaluation-failed", site=name, reason=NO_REPLY)
         tested = sum(site.tested for site in self.outcome.sites.values())
         correct = sum(site.correct for site in self.outcome.sites.values())
-        return correct / tested if tested else None
+        return correct / tested if tested and self.config.target is None else None
 
     def _message(self, kind: str, node: int, record: RecordDict) -> Message:
         site = self.outcome.sites[node]
@@ -378,7 +390,11 @@ class Federation(FlowerStrategy):
                 self.outcome.accuracy[key.removeprefix("accuracy.")] = accuracy
             elif key.startswith("bytes."):
                 self.outcome.compare_bytes[key.removeprefix("bytes.")] = whole_number(info, key)
+        self.outcome.measured = measures_in(info)
         self.outcome.data = [each.facts() for each in reports_from(str(info.get(DATA, "")))]
+        if self.outcome.measured:
+            self.recorder.event("compared", measures=metrics_of(self.outcome.measured))
+            return
         self._picture(info)
         self.recorder.event("compared", **self.outcome.accuracy)
 

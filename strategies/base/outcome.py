@@ -37,6 +37,7 @@ class Site:
         suspect: why the screen excluded it.
         claim: the privacy claim of its rounds.
         downstream: quality scores of a generator at this site.
+        measured: sums over its test records that measure a model of another target than classes.
         registered: its name is that of its key.
         heard: it has replied under its name.
         version: of its software.
@@ -58,6 +59,7 @@ class Site:
     suspect: str = ""
     claim: Mechanism | None = None
     downstream: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
     registered: bool = False
     heard: bool = False
     version: str = ""
@@ -116,6 +118,7 @@ class Outcome:
         data: the data reports of a simulation.
         names: "registered" if names come from keys, "claimed" if sites report them.
         absent: registered sites that have not connected.
+        measured: as of a site, on all test records of a simulation.
     """
 
     sites: dict[int, Site] = field(default_factory=dict)
@@ -134,6 +137,7 @@ class Outcome:
     data: list[dict[str, Any]] = field(default_factory=list)
     names: Literal["registered", "claimed", ""] = ""
     absent: list[str] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
 
     @property
     def reasons(self) -> list[str]:

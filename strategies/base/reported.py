@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, cast
 
 from common.errors import SurrogateError
+from common.targets.measures import LONGEST, MEASURES, is_measure
 from common.wire.records import Info
 
 DOWNSTREAM = "downstream."
@@ -84,6 +86,21 @@ def downstream_in(info: Info) -> dict[str, float]:
         for name, v in scores.items()
         if isinstance(v, float) and 0 <= v <= DOWNSTREAM_LIMITS[name]
     }
+
+
+def measures_in(info: Info) -> dict[str, float]:
+    """The valid reported sums that measure a model of another target than classes; empty if there
+    are none.
+    """
+    try:
+        found = json.loads(str(info.get(MEASURES, "{}"))[:LONGEST])
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict) or not all(
+        isinstance(value, int | float) and math.isfinite(value) for value in found.values()
+    ):
+        return {}
+    return {str(name): float(value) for name, value in found.items() if is_measure(name)}
 
 
 def seconds_in(info: Info, key: str) -> float | None:

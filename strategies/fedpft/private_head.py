@@ -20,7 +20,8 @@ from common.surrogates.class_sums import PRESENT, unfold
 from common.surrogates.mixtures import Mixtures
 from common.surrogates.shared_covariances import LowRank
 from common.surrogates.surrogates import Header, SumsSurrogate
-from strategies.fedpft.cleaned_covariance import cleaned, expected
+from strategies.closed_form.cleaned import cleaned
+from strategies.fedpft.cleaned_covariance import expected
 from strategies.pooling.class_means import Components, by_site, pool, robust, shrink
 from strategies.pooling.robust_centres import POOLED, robust_mean
 

@@ -114,18 +114,27 @@ def _folder(folder: Path, records: Data) -> None:
 
 
 def _table(folder: Path, records: Data) -> None:
-    lines = ["path,label,who,split"]
+    lines = ["path,label,who,split,age,edema,time,event"]
     for number, record in enumerate(records):
         if record.fault != "missing":
             (folder / f"{number}.png").write_bytes(png(record))
         path = {"no path": "", "outside": f"../{number}.png"}.get(record.fault, f"{number}.png")
         label, who = ("" if record.fault == f"no {what}" else value for what, value in _of(record))
-        line = f"{path},{label},{who},{'neither' if record.fault == 'split' else 'train'}"
+        values = [str(each) for each in targets(record)] if label else ["", "", "soon", ""]
+        part = "neither" if record.fault == "split" else "train"
+        line = ",".join((path, label, who, part, *values))
         line = {"quote": f'"{line}', "not utf-8": f"\udcff{line}", "long": line + "x" * 2**20}.get(
             record.fault, line
         )
         lines.append(line + ",too,many" * (record.fault == "uneven"))
     (folder / "table.csv").write_text("\n".join(lines) + "\n", errors="surrogateescape")
+
+
+def targets(record: Record) -> tuple[float, float, float, float]:
+    """Age, edema, time and event of a record; those of class "x" are no such values."""
+    edema = {"a": 1.0, "b": 0.0, "x": 3.0}.get(record.label, float("nan"))
+    event = 2.0 if record.label == "x" else float(record.label == "a")
+    return record.grey / 2, edema, record.size - 4.5 if record.label == "x" else record.size, event
 
 
 def _of(record: Record) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -142,7 +151,13 @@ def _features(folder: Path, records: Data) -> None:
         [9 if r.fault == "label" else LABELS.index(r.label) for r in records], dtype=torch.int64
     )
     who = torch.tensor([int(r.patient) for r in records], dtype=torch.int64)
+    rows = [
+        targets(r) if r.fault != "label" else (float("inf"), 0.5, -1.0, float("nan"))
+        for r in records
+    ]
+    columns = torch.tensor(rows, dtype=torch.float64).reshape(-1, 4).T.contiguous()
     content = {"x": x, "y": y, "who": who}
+    content |= dict(zip(("age", "edema", "time", "event"), columns.clone(), strict=True))
     save_file(
         content, folder / "f.safetensors", {"classes": ",".join(LABELS), "fingerprint": FINGERPRINT}
     )

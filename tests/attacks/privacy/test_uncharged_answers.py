@@ -26,7 +26,7 @@ from client_app.governance import release
 from common.errors import DataError
 from common.wire.records import Info
 from tests.attacks.privacy.neighbours import KINDS, Data, Record, pairs
-from tests.attacks.privacy.visits import EXCEPTION, METHODS, Hospital, Visit, close_logs
+from tests.attacks.privacy.visits import EXCEPTION, METHODS, TARGETS, Hospital, Visit, close_logs
 from tests.grid import Scalar
 
 Leak = Callable[[pytest.MonkeyPatch], None]
@@ -34,6 +34,7 @@ Leak = Callable[[pytest.MonkeyPatch], None]
 # examines all of them, each test of a change a third, in the same order.
 COUNTS = {"folder": 50, "table": 50, "features": 50, "parquet": 24, "dicom": 15, "dicom table": 15}
 # Data sets with extreme neighbours, which must be covered.
+RUNS = METHODS | TARGETS
 PLAIN, NONE = (Record(),), ()
 KNOWN: dict[str, tuple[str, Data, Data]] = {
     "an empty folder": ("folder", NONE, PLAIN),
@@ -82,9 +83,9 @@ def test_neighbours_answer_alike(kind: str, part: int, visit: Callable[..., Visi
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(pairs(kind), st.sampled_from(sorted(METHODS)), st.sampled_from(("patient", "record")))
+    @given(pairs(kind), st.sampled_from(sorted(RUNS)), st.sampled_from(("patient", "record")))
     def alike(pair: tuple[Data, Data], method: str, unit: str) -> None:
-        one, other = (visit(kind, data, METHODS[method], unit=unit) for data in pair)
+        one, other = (visit(kind, data, RUNS[method], unit=unit) for data in pair)
         assert one.differences(other) == []
 
     alike()
@@ -110,6 +111,25 @@ def test_what_is_known_to_depend_on_records_is_not_repeated(
     one, other = (visit(kind, data, METHODS["sums spherical"]) for data in pair)
     assert one.differences(other) == []
     assert "train 1" in one.charged
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("table", Record("x", "2")),
+        ("table", Record(fault="no label")),
+        ("features", Record(fault="label")),
+        ("features", Record("b", "3", grey=7)),
+    ],
+)
+def test_targets_answer_alike(
+    target: str, kind: str, more: Record, visit: Callable[..., Visit]
+) -> None:
+    """Also where a record has a value that no record can have."""
+    one, other = (visit(kind, data, TARGETS[target]) for data in (PLAIN, (*PLAIN, more)))
+    assert one.differences(other) == []
+    assert "train 1" in one.charged, "noise has left, and was charged"
 
 
 def test_a_coordinator_cannot_ask_for_free_whether_a_site_has_a_class(

@@ -76,6 +76,19 @@ METHODS: dict[str, dict[str, Scalar]] = {
     "values": {"counting.kind": "values", "counting.models": 1, "counting.digest": "0" * 64},
     "evaluation": {"counting.kind": "evaluation", "counting.bins": 4, "counting.digest": "0" * 64},
 }
+# The same for every other target than classes.
+TARGETS: dict[str, dict[str, Scalar]] = {
+    "number": {"target": "number", "value-columns": "age", "target-range": "0,100", "classes": ""},
+    "labels": {"target": "labels", "label-columns": "edema", "classes": ""},
+    "cells": {
+        "target": "time",
+        "time-column": "time",
+        "event-column": "event",
+        "time-unit": "years",
+        "horizon": 6.0,
+        "classes": "",
+    },
+}
 # By design it does not protect class sizes or the set of classes, so only its uncharged replies are
 # compared.
 EXCEPTION: dict[str, Scalar] = {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}
@@ -202,6 +215,7 @@ def set_up(home: Path) -> dict[str, Scalar]:
     # The same key at all hospitals: a site may report its key, which does not depend on records.
     (home / "state" / "keys" / "clinic.key").write_bytes(bytes(range(SEED_BYTES)))
     node: dict[str, Scalar] = {"site": "clinic", "policy": str(home / "policy.toml")}
+    node["target-columns"] = "age,edema,time,event"
     return node | {"state-dir": str(home / "state"), "cache-dir": str(home / "cache")}
 
 

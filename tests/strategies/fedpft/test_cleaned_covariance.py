@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from common.surrogates.shared_covariances import LowRank
-from strategies.fedpft.cleaned_covariance import RIDGE, cleaned, expected
+from strategies.closed_form.cleaned import RIDGE, cleaned
+from strategies.fedpft.cleaned_covariance import expected
 from strategies.pooling.class_means import Components
 
 D = 120

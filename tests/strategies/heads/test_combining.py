@@ -70,7 +70,7 @@ def test_a_head_of_zeros_from_a_site_with_one_class_is_read(method: str) -> None
     tensors = {name: zeros.tensors[name] for name in ("weight", "bias")}
     header = replace(zeros.header, method=method, run=run.digest)
     payload = pack_parameters(replace(zeros, header=header, tensors=tensors))
-    sent = stored_strategy(run.settings.method)(run, Unrecorded()).unpack(payload)
+    sent = stored_strategy(run)(run, Unrecorded()).unpack(payload)
     assert len(payload) < sent.tensors["weight"].numel() == 2048
 
 

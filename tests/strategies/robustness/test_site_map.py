@@ -47,10 +47,7 @@ def surrogates(kinds: list[str], **settings: object) -> list[fs.Surrogate]:
 def parsed(made: list[fs.Surrogate]) -> list[object]:
     from strategies import stored_strategy
 
-    return [
-        stored_strategy(each.config.settings.method)(each.config).unpack(each.payload)
-        for each in made
-    ]
+    return [stored_strategy(each.config)(each.config).unpack(each.payload) for each in made]
 
 
 KINDS = ["", "", "", "", "swapped", "inverted", "other"]

@@ -1,0 +1,175 @@
+"""The sums over the code of a site's records that a head for another target than classes needs:
+exact ones, or bounded for noise.
+
+A message has them around the mean of the site's features, since 16 bits cannot hold a covariance
+next to the product of large means. The parts of a secure sum are only added, and no site knows the
+mean of all sites, so these are around zero.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from client_app.features.on_disk import clipped_features, forget
+from client_app.methods.sums import ROWS, second_moment
+from client_app.methods.task import MethodOutput, Task
+from common.errors import DataError
+from common.models.parameters import Parameters
+from common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
+from common.privacy.mechanism import Mechanism
+from common.surrogates.coded_sums import coded_statistics, folded
+from common.surrogates.public_map import PublicMap
+from common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS, Target
+from common.wire.model_proto import pack_parameters
+from common.wire.sum_proto import unpack_map
+from common.wire.surrogate_proto import centre_digest
+
+log = logging.getLogger("fedsurrogate.site")
+
+
+@dataclass(frozen=True)
+class CodedRecords:
+    """Records of a site with the code of their target.
+
+    Attributes:
+        features: (n, d).
+        code: (n, q), float64.
+    """
+
+    features: Tensor
+    code: Tensor
+
+
+def released_sums(task: Task) -> MethodOutput:
+    """This site's coded sums at 16 bits: exact ones around its own mean, or with noise.
+
+    Args:
+        task: the request.
+
+    Raises:
+        DataError: without noise, for a site with fewer records than its policy demands.
+    """
+    target = task.run.target
+    assert target is not None
+    header = task.header(target.rows)
+    if task.run.mechanism is None:
+        own = _released(task, target)
+        if len(own.features) < max(1, task.limits.smallest_class):
+            raise DataError(
+                f"{len(own.features)} training records with a target; the policy's smallest-class "
+                f"is {task.limits.smallest_class}"
+            )
+        names = [field.name for field in task.run.plan.messages.sends]
+        centre = _total(own.features) / len(own.features)
+        tensors = exact_sums(own, centre)
+        sent = Parameters(header, 1, {name: tensors[name] for name in names}, len(own.features))
+        return MethodOutput(pack_parameters(sent))
+    bounded, claim = _bounded(task, target, PublicMap())
+    noisy = with_noise(bounded, claim)
+    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
+    sent = Parameters(header, 1, {each.name: each.value for each in noisy}, 0, claim)
+    return MethodOutput(pack_parameters(sent), claim, facts)
+
+
+def coded_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
+    """The sums for a secure sum, around zero.
+
+    Args:
+        task: the request, with a public map, which is applied to the features first.
+
+    Returns:
+        The sums that the run adds up, float64; and the claim.
+    """
+    target, public = task.run.target, unpack_map(task.payload or b"")
+    assert target is not None
+    if task.run.mechanism is not None:
+        bounded, claim = _bounded(task, target, public)
+        return {each.name: each.value for each in bounded}, claim
+    own = _released(task, target)
+    mapped = replace(own, features=public.apply(own.features))
+    # A refusal would show that this site has few records, so it adds zeros.
+    if len(own.features) < task.limits.smallest_class:
+        mapped = replace(mapped, features=mapped.features[:0], code=mapped.code[:0])
+    sums = exact_sums(mapped, None)
+    names = {each.name for each in task.run.plan.combination.sums}
+    return {name: value for name, value in sums.items() if name in names}, None
+
+
+def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
+    """The sums of records, float64.
+
+    Args:
+        own: the records.
+        centre: from which features are measured in `sums` and `squares`, and the mean of the code
+            in `products`, (d,); None for zero.
+
+    Returns:
+        By statistic: records (1,), totals (d,), code (q,), sums (q, d), and squares and products
+        folded.
+    """
+    features, code = own.features, own.code
+    count, dimension = len(features), features.shape[1]
+    around = torch.zeros(dimension, dtype=torch.float64) if centre is None else centre
+    sums = torch.zeros(code.shape[1], dimension, dtype=torch.float64)
+    for rows, t in zip(torch.split(features, ROWS), torch.split(code, ROWS), strict=True):
+        sums.addmm_(t.T, rows.double() - around)
+    apart = code if centre is None else code - code.mean(0)
+    squares = second_moment(
+        features, None if centre is None else centre[None], torch.zeros(count, dtype=torch.int64)
+    )
+    return {
+        RECORDS: torch.tensor([float(count)], dtype=torch.float64),
+        TOTALS: _total(features),
+        CODE: code.sum(0),
+        SUMS: sums,
+        SQUARES: folded(squares),
+        PRODUCTS: folded(apart.T @ apart),
+    }
+
+
+def _total(features: Tensor) -> Tensor:
+    total = torch.zeros(features.shape[1], dtype=torch.float64)
+    for rows in torch.split(features, ROWS):
+        total += rows.double().sum(0)
+    return total
+
+
+def _released(task: Task, target: Target) -> CodedRecords:
+    """The records whose exact sums may leave, and of their code what may.
+
+    Raises:
+        DataError: for a target of which no exact sum of this site may leave.
+    """
+    train, values = task.found.train, _values(task)
+    code, why = target.large_enough(
+        target.code(values), task.limits.smallest_class, task.run.settings.secure_sum
+    )
+    if why and not task.run.settings.secure_sum:
+        log.warning("%s", why)
+    return CodedRecords(train.features.float(), code)
+
+
+def _values(task: Task) -> Tensor:
+    values = task.found.train.values
+    if values is None:
+        raise DataError("the training records have no values of the run's target")
+    return values
+
+
+def _bounded(task: Task, target: Target, public: PublicMap) -> tuple[list[BoundedSum], Mechanism]:
+    """Sums of features that are clipped, without the noise; and the claim."""
+    train = task.found.train
+    claim = task.run.mechanism_for(
+        "record" if train.units is None else "patient", centre_digest(public.centre)
+    )
+    assert claim is not None
+    features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
+    weights = unit_weights(train.units, len(features))
+    done = [forget] if train.folder is not None else []
+    bounds = {name: bound for name, (_, bound) in claim.noise.items()}
+    code = target.code(_values(task))
+    return coded_statistics(features, code, weights, bounds, *done), claim

@@ -1,0 +1,1 @@
+"""Measures and plots of models of numbers, labels and times, from true values and answers alone."""

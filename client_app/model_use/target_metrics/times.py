@@ -1,0 +1,307 @@
+"""Measures of predicted risks and survival curves. Point values are scikit-survival's and
+lifelines'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_app.model_use.metrics import Array, Measure
+from client_app.model_use.target_metrics.resampling import Rows, measured
+from common.extras.packages import needed_for
+
+# Samples for intervals: a concordance index takes the time of all pairs of records.
+DRAWS = 200
+THIRDS = ("low risk", "medium risk", "high risk")
+PURPOSE = "the evaluation of survival times"
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """Records with a time, and what a model answers.
+
+    Attributes:
+        times: of the event, or when a record was last seen, (n,).
+        events: whether the event was seen, (n,), bool.
+        risks: the larger, the sooner the event, (n,).
+        patients: of each record, if known.
+    """
+
+    times: Array
+    events: NDArray[np.bool_]
+    risks: Array
+    patients: Sequence[str] | None = None
+
+    @property
+    def structured(self) -> Any:
+        """Event and time, as scikit-survival takes them, (n,)."""
+        pairs = np.empty(len(self.times), dtype=[("event", bool), ("time", float)])
+        pairs["event"], pairs["time"] = self.events, self.times
+        return pairs
+
+
+@dataclass(frozen=True, eq=False)
+class Survival:
+    """Predicted survival at some times.
+
+    Attributes:
+        times: ascending, (m,).
+        chances: probability to survive each of them, (n, m).
+    """
+
+    times: Array
+    chances: Array
+
+
+def time_measures(
+    records: Observed,
+    horizon: float,
+    survival: Survival | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> dict[str, Measure]:
+    """Measures of risks, with intervals from samples of patients or records.
+
+    The distribution of censoring, by which some of them weight records, is that of these records.
+
+    Args:
+        records: n of them.
+        horizon: up to which times are compared.
+        survival: predicted curves; None leaves out what needs them.
+        draws: number of samples.
+        seed: of the samples.
+
+    Returns:
+        "concordance" (Harrell et al. 1982), "concordance_ipcw" (Uno et al. 2011), "dynamic_auc"
+        (mean up to the horizon), and with curves "integrated_brier". The support is the number of
+        records; that of the concordances the number of events.
+
+    Raises:
+        PackageError: without scikit-survival.
+    """
+
+    def points(rows: Rows) -> dict[str, float | None]:
+        return _points(records, rows, horizon, survival)
+
+    found = measured(points, len(records.times), records.patients, draws, seed)
+    events = int((records.events & (records.times < horizon)).sum())
+    return {
+        name: Measure(
+            each.value, each.low, each.high, events if "concord" in name else each.support
+        )
+        for name, each in found.items()
+    }
+
+
+def _points(
+    records: Observed, rows: Rows, horizon: float, survival: Survival | None
+) -> dict[str, float | None]:
+    with needed_for(PURPOSE):
+        from sksurv import metrics
+
+    names = ("concordance", "concordance_ipcw", "dynamic_auc")
+    values: dict[str, float | None] = dict.fromkeys(names)
+    if survival is not None:
+        values["integrated_brier"] = None
+    own, risks = records.structured[rows], records.risks[rows]
+    # A record that is seen at the horizon has outlived it.
+    beyond = own["time"] >= horizon
+    cut = own.copy()
+    cut["event"], cut["time"] = own["event"] & ~beyond, np.minimum(own["time"], horizon)
+    if not cut["event"].any():
+        return values
+    values["concordance"] = _defined(
+        lambda: metrics.concordance_index_censored(cut["event"], cut["time"], risks)[0]
+    )
+    values["concordance_ipcw"] = _defined(
+        lambda: metrics.concordance_index_ipcw(own, own, risks, tau=horizon)[0]
+    )
+    grid = _grid(own, horizon)
+    values["dynamic_auc"] = _defined(
+        lambda: metrics.cumulative_dynamic_auc(own, own, risks, grid)[1]
+    )
+    if survival is not None:
+        inside = (survival.times >= grid[0]) & (survival.times <= grid[-1])
+        if inside.sum() > 1:
+            chances, at = survival.chances[rows][:, inside], survival.times[inside]
+            values["integrated_brier"] = _defined(
+                lambda: metrics.integrated_brier_score(own, own, chances, at)
+            )
+    return values
+
+
+def _defined(measure: Any) -> float | None:
+    """The measure; None where these records do not define it."""
+    try:
+        with np.errstate(all="ignore"):
+            value = float(measure())
+    except (ValueError, ZeroDivisionError):
+        return None
+    return value if np.isfinite(value) else None
+
+
+def _grid(own: Any, horizon: float) -> Array:
+    """Ten times between the first and the last decile of the events before the horizon."""
+    times = own["time"][own["event"] & (own["time"] < horizon)]
+    last = min(float(np.quantile(times, 0.9)), float(own["time"].max()) * (1 - 1e-9))
+    return np.unique(np.linspace(min(float(np.quantile(times, 0.1)), last), last, 10))
+
+
+def thirds(risks: Array) -> NDArray[np.int64]:
+    """The third of each record by its risk, from 0 for low to 2 for high, (n,).
+
+    Example:
+        >>> thirds(np.array([0.3, 0.1, 0.2])).tolist()
+        [2, 0, 1]
+    """
+    ranks = np.argsort(np.argsort(risks, kind="stable"), kind="stable")
+    return (ranks * 3 // max(1, len(risks))).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Thirds:
+    """How the thirds of the records by risk differ.
+
+    Attributes:
+        chance: p-value of the log-rank test; None where it is undefined.
+        statistic: its chi-square.
+        mean_times: restricted mean survival time of each third up to the horizon.
+        records: of each third.
+        events: of each third, before the horizon.
+    """
+
+    chance: float | None
+    statistic: float | None
+    mean_times: tuple[Measure, ...]
+    records: tuple[int, ...]
+    events: tuple[int, ...]
+
+
+def compare_thirds(records: Observed, horizon: float, draws: int = DRAWS, seed: int = 0) -> Thirds:
+    """Compare the survival of records of low, medium and high risk.
+
+    Args:
+        records: n of them.
+        horizon: up to which mean times are computed.
+        draws: number of samples for the intervals of the mean times.
+        seed: of the samples.
+
+    Raises:
+        PackageError: without lifelines.
+    """
+    with needed_for(PURPOSE):
+        from lifelines.statistics import multivariate_logrank_test
+
+    own = thirds(records.risks)
+    events = records.events & (records.times < horizon)
+    times = np.minimum(records.times, horizon)
+    test = None
+    if events.any() and len(set(own.tolist())) > 1:
+        test = multivariate_logrank_test(times, own, events)
+
+    def of_third(third: int) -> Measure:
+        at = np.flatnonzero(own == third)
+
+        def points(rows: Rows) -> dict[str, float | None]:
+            return {"time": _mean_time(times[at][rows], events[at][rows], horizon)}
+
+        def fast(rows: Rows) -> dict[str, float | None]:
+            return {"time": mean_time(times[at][rows], events[at][rows], horizon)}
+
+        owners = None if records.patients is None else [records.patients[i] for i in at.tolist()]
+        return measured(points, len(at), owners, draws, seed, fast)["time"]
+
+    return Thirds(
+        None if test is None else float(test.p_value),
+        None if test is None else float(test.test_statistic),
+        tuple(of_third(third) for third in range(3)),
+        tuple(int((own == third).sum()) for third in range(3)),
+        tuple(int(events[own == third].sum()) for third in range(3)),
+    )
+
+
+def _mean_time(times: Array, events: NDArray[np.bool_], horizon: float) -> float | None:
+    with needed_for(PURPOSE):
+        from lifelines import KaplanMeierFitter
+        from lifelines.utils import restricted_mean_survival_time
+
+    if not len(times):
+        return None
+    fit = KaplanMeierFitter().fit(times, events)
+    return float(restricted_mean_survival_time(fit, t=horizon))
+
+
+def mean_time(times: Array, events: NDArray[np.bool_], horizon: float) -> float | None:
+    """The area under the Kaplan-Meier curve up to a horizon.
+
+    Args:
+        times: (n,), at most the horizon.
+        events: whether the event was seen, (n,).
+        horizon: end of the area.
+
+    Returns:
+        None without records.
+
+    Example:
+        >>> mean_time(np.array([1.0, 2.0, 2.0]), np.array([True, False, False]), 2.0)
+        1.6666666666666665
+    """
+    if not len(times):
+        return None
+    at, owner = np.unique(times, return_inverse=True)
+    leaving = np.bincount(owner, minlength=len(at))
+    seen = np.bincount(owner, weights=events, minlength=len(at))
+    survival = np.cumprod(1 - seen / leaving[::-1].cumsum()[::-1])
+    steps = np.diff(np.concatenate([[0.0], at, [horizon]]))
+    return float(steps @ np.concatenate([[1.0], survival]))
+
+
+@dataclass(frozen=True)
+class Landmark:
+    """Predicted and observed survival of a group of records at one time.
+
+    Attributes:
+        predicted: mean of the predicted probabilities to survive it.
+        observed: by the Kaplan-Meier curve, with its interval.
+    """
+
+    predicted: float
+    observed: Measure
+
+
+def landmark_calibration(
+    records: Observed, chances: Array, time: float, groups: int = 5
+) -> list[Landmark]:
+    """Predicted against observed survival at one time, for groups of equal size.
+
+    Args:
+        records: n of them.
+        chances: predicted probabilities to survive the time, (n,).
+        time: the landmark.
+        groups: their number.
+
+    Returns:
+        One for each group, by ascending prediction.
+
+    Raises:
+        PackageError: without lifelines.
+    """
+    with needed_for(PURPOSE):
+        from lifelines import KaplanMeierFitter
+
+    found = []
+    for rows in np.array_split(np.argsort(chances, kind="stable"), groups):
+        if not len(rows):
+            continue
+        fit = KaplanMeierFitter().fit(records.times[rows], records.events[rows])
+        at = int(np.searchsorted(fit.survival_function_.index, time, side="right")) - 1
+        value = float(fit.survival_function_.iloc[at, 0])
+        low, high = (float(each) for each in fit.confidence_interval_.iloc[at])
+        measure = Measure(value, low, high, len(rows))
+        found.append(Landmark(float(chances[rows].mean()), measure))
+    return found

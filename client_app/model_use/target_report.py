@@ -1,0 +1,198 @@
+"""Evaluation of a model of another target than classes on this site's held-out records: measures with
+intervals, and plots. Nothing of it leaves the site.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from client_app.model_use.held_out import HeldOut
+from client_app.model_use.metrics import Array, Measure
+from client_app.model_use.target_metrics import plots
+from client_app.model_use.target_metrics.labels import label_report
+from client_app.model_use.target_metrics.numbers import Predictions, number_measures
+from client_app.model_use.target_metrics.resampling import DRAWS
+from client_app.model_use.target_metrics.times import Observed, Survival, time_measures
+from common.errors import DataError
+from common.models.classifiers import Classifier, target_of_model
+from common.pages.html import render_page
+from common.pages.style import page_head
+from common.signed_models.signed_model import SignedModel
+from common.targets.answers import answers_of, facts_of
+
+Figures = dict[str, Any]
+Measures = dict[str, dict[str, Measure]]
+PAGE = (
+    page_head("Evaluation · {{ e.model.name }}")
+    + """\
+</head>
+<body>
+<main>
+<header>
+<p class="eyebrow">Evaluation · {{ e.model.name }} · {{ e.made }} · stays at this site</p>
+<h1>{{ e.count }} records.</h1>
+<p>{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
+Intervals are percentiles of {{ "whole patients" if e.patients else "records" }} drawn with replacement.</p>
+</header>
+{% for name, own in e.measures.items() %}
+<section class="card"><h2>{{ name }}</h2><div class="scroll"><table>
+<thead><tr><th>measure</th><th class="number">value</th><th class="number">95 % interval</th>
+<th class="number">records</th></tr></thead><tbody>
+{% for key, m in own.items() %}<tr><td>{{ key | replace("_", " ") }}</td>
+<td class="number">{{ "undefined" if m.value is none else "%.4g" | format(m.value) }}</td>
+<td class="number">{% if m.low is not none %}{{ "%.4g to %.4g" | format(m.low, m.high) }}{% endif %}</td>
+<td class="number">{{ m.support }}</td></tr>
+{% endfor %}</tbody></table></div></section>
+{% endfor %}
+{% for title, picture in pictures.items() %}
+<section class="card"><h2>{{ title }}</h2>
+<img alt="{{ title }}" style="max-width: 100%" src="data:image/png;base64,{{ picture }}"></section>
+{% endfor %}
+</main>
+</body>
+</html>
+"""
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Records and what a model says of them.
+
+    Attributes:
+        facts: that the model carries about its target.
+        outputs: names of its scores.
+        columns: what it answers, by name, (n,) each.
+        values: true ones, (n, k), NaN where missing.
+        patients: of each record, if known.
+    """
+
+    facts: Mapping[str, Any]
+    outputs: tuple[str, ...]
+    columns: Mapping[str, Array]
+    values: Array
+    patients: tuple[str, ...] | None
+
+
+def evaluate_target(
+    model: SignedModel, held: HeldOut, folder: Path, draws: int = DRAWS
+) -> tuple[Path, Path]:
+    """Judge a model, and write evaluation.json and evaluation.html.
+
+    Args:
+        model: of another target than classes.
+        held: records with values of the target.
+        folder: of the files.
+        draws: number of samples for the intervals.
+
+    Returns:
+        Both files.
+
+    Raises:
+        DataError: for records without values.
+        PackageError: without a library that computes a measure, or matplotlib.
+        OSError: if they cannot be written.
+    """
+    answers = _answers(model.classifier, held)
+    measures, figures = JUDGED[str(answers.facts["name"])](answers, draws)
+    content = {
+        "schema": 1,
+        "made": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "model": model.manifest.model_dump(),
+        "records": held.where,
+        "count": len(answers.values),
+        "patients": held.patients is not None,
+        "left_out": held.left_out,
+        "measures": {
+            name: {key: asdict(each) for key, each in own.items()} for name, own in measures.items()
+        },
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    facts, page = folder / "evaluation.json", folder / "evaluation.html"
+    facts.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    pictures = {title: _picture(figure) for title, figure in figures.items()}
+    page.write_text(
+        render_page(PAGE, {"e": content, "pictures": pictures}).lstrip(),
+        encoding="utf-8",
+        newline="\n",
+    )
+    return facts, page
+
+
+def _answers(classifier: Classifier, held: HeldOut) -> Answers:
+    if held.values is None:
+        raise DataError("the held-out records have no values of the model's target")
+    target, outputs = target_of_model(classifier), classifier.header.classes
+    found = answers_of(target, outputs, classifier.scores(held.features))
+    columns = {name: column.numpy() for name, column in found.items()}
+    return Answers(facts_of(target), outputs, columns, held.values.numpy(), held.patients)
+
+
+def _numbers(answers: Answers, draws: int) -> tuple[Measures, Figures]:
+    measures: Measures = {}
+    figures: Figures = {}
+    for name in answers.outputs:
+        records = Predictions(
+            answers.values[:, answers.facts["columns"].index(name)],
+            answers.columns[name],
+            answers.columns[f"{name} low"],
+            answers.columns[f"{name} high"],
+            answers.patients,
+        )
+        measures[name] = number_measures(records, draws)
+        figures[f"{name}: predicted against true"] = plots.predicted_against_true(records)
+        figures[f"{name}: differences (Bland and Altman)"] = plots.bland_altman(records)
+    return measures, figures
+
+
+def _labels(answers: Answers, draws: int) -> tuple[Measures, Figures]:
+    places = [answers.facts["columns"].index(name) for name in answers.outputs]
+    truth = answers.values[:, places]
+    chance = np.stack([answers.columns[name] for name in answers.outputs], 1)
+    report = label_report(truth, chance, answers.outputs, answers.patients, draws)
+    measures: Measures = {each.name: dict(each.measures) for each in report.labels}
+    measures["all labels"] = dict(report.averages)
+    areas = {each.name: {"this site": each.measures["auroc"]} for each in report.labels}
+    names = list(answers.outputs)
+    return measures, {
+        "Area under the ROC curve": plots.forest(areas, "AUROC", 0.5),
+        "Calibration": plots.calibration(truth, chance, names),
+        "Precision and recall": plots.precision_recall(truth, chance, names),
+    }
+
+
+def _times(answers: Answers, draws: int) -> tuple[Measures, Figures]:
+    edges = np.asarray(answers.facts["edges"], dtype=float)
+    curves = np.stack([answers.columns[f"survival {edge:g}"] for edge in edges[1:]], 1)
+    records = Observed(
+        answers.values[:, 0], answers.values[:, 1] == 1, answers.columns["risk"], answers.patients
+    )
+    horizon, unit = float(edges[-1]), str(answers.facts.get("unit", ""))
+    # At the horizon itself no record is left to compare.
+    survival = Survival(edges[1:-1], curves[:, :-1]) if len(edges) > 2 else None
+    measures = time_measures(records, horizon, survival, draws)
+    figure = plots.kaplan_meier_thirds(records, horizon, unit)
+    return {"risk": measures}, {"Survival by third of the risk": figure}
+
+
+JUDGED: dict[str, Callable[[Answers, int], tuple[Measures, Figures]]] = {
+    "number": _numbers,
+    "labels": _labels,
+    "time": _times,
+}
+
+
+def _picture(figure: Any) -> str:
+    """A figure as PNG in base64."""
+    out = BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return base64.b64encode(out.getvalue()).decode()

@@ -1,0 +1,101 @@
+"""Methods that learn another target than classes, from sums over a public code of each record: one
+plan for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from common.limits import LARGEST_COUNT
+from common.methods.method import (
+    Combination,
+    Defences,
+    Field,
+    Messages,
+    Plan,
+    Sizes,
+    Summed,
+    Work,
+)
+from common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
+from common.settings import Settings
+from common.targets.target import CODE, PRODUCTS, RECORDS, Target
+
+GAP = (
+    "sums over a code are limited in size, not compared between sites: one hostile site can spoil the "
+    "model; use max-share, or sites that you trust"
+)
+
+
+def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> Plan:
+    """The plan of a method whose sites send sums over the code of their records once.
+
+    Args:
+        settings: of the run.
+        target: of the run.
+        clip: of features under privacy; None for a method without privacy.
+
+    Returns:
+        The plan. The site's part, secure sums, noise, planned bytes, relearning and the ledger
+        follow from it.
+    """
+    private = bool(settings.epsilon) and clip is not None
+    sums = target.statistics(private)
+    privacy = None
+    if private:
+        privacy = NoisySums(
+            JOINT_SUMS if settings.secure_sum else SUMS,
+            settings.epsilon,
+            settings.delta,
+            {each.name: each.share for each in sums},
+            clip or 0.0,
+            {each.name: each.bound for each in sums},
+        )
+    outputs = (Field("weight", "o d"), Field("bias", "o"))
+    return Plan(
+        kind="one-shot",
+        messages=Messages(
+            tuple(_field(each.name, each.shape) for each in sums),
+            (),
+            outputs,
+            symbols=partial(_sizes, len(target.outputs)),
+            introduces=False,
+            all_classes=True,
+        ),
+        combination=Combination(
+            site="client_app.methods.coded_sums:released_sums",
+            strategy="strategies.targets.strategy:FromCodedSums",
+            evaluate="client_app.methods.target_evaluation:received_model",
+            learn="strategies.targets.learning:learned",
+            stored=True,
+            sums=tuple(
+                Summed(each.name, each.shape, each.degree, each.whole, each.bound) for each in sums
+            ),
+            site_sums="client_app.methods.coded_sums:coded_moments",
+            from_sums="strategies.targets.strategy:learn_from_sum",
+        ),
+        work=lambda classes, dimension: Work(passes=1, numbers=dimension * (dimension + classes)),
+        privacy=privacy,
+        defences=Defences(
+            reason=", whose sums over a code nothing here screens; max-share limits a site", gap=GAP
+        ),
+        head="ridge in closed form, from sums over the code of the target",
+        variant=target.name,
+    )
+
+
+def _sizes(outputs: int, classes: int, dimension: int, records: int) -> Sizes:
+    """o outputs; T and P numbers of a symmetric matrix of features, and of the code."""
+    folded = {"T": dimension * (dimension + 1) // 2, "P": classes * (classes + 1) // 2}
+    return {"1": 1, "o": outputs, **folded}
+
+
+def _field(name: str, shape: str) -> Field:
+    counted = name in (RECORDS, CODE, PRODUCTS)
+    return Field(name, shape, *((-LARGEST_COUNT, LARGEST_COUNT) if counted else ()))
+
+
+def refused(plan: Plan, why: str) -> Plan:
+    """The plan with a reason why it does not support the settings; empty leaves it as it is."""
+    return replace(plan, refusal=plan.refusal or why)

@@ -1,0 +1,116 @@
+"""Settings of what is learned of a record: a class, labels, numbers, or the time to an event."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from common.identity import Name
+from common.settings.base import Names, Range, Section, Unit
+
+
+def ranges(text: str) -> tuple[tuple[float, float], ...]:
+    """The ranges in a text of pairs "low,high", one for each column or one for all.
+
+    Args:
+        text: of the setting, with ";" between pairs; empty for none.
+
+    Raises:
+        ValueError: for another text, or a range without width.
+
+    Example:
+        >>> ranges("0,100"), ranges("0,1; -2,2")
+        (((0.0, 100.0),), ((0.0, 1.0), (-2.0, 2.0)))
+    """
+    found = []
+    for part in filter(None, map(str.strip, text.split(";"))):
+        try:
+            low, high = map(float, part.split(","))
+        except ValueError:
+            raise ValueError(f"{part[:40]!r} is no pair of numbers 'low,high'") from None
+        if not abs(low) + abs(high) <= 1e300 or not low < high:
+            raise ValueError(f"{part[:40]!r}: the first number must be below the second")
+        found.append((low, high))
+    return tuple(found)
+
+
+def _check_ranges(text: str) -> str:
+    ranges(text)
+    return text
+
+
+def label_sets(text: str) -> dict[str, tuple[str, ...]]:
+    """The labels that each site annotates.
+
+    Args:
+        text: of the setting: "site=label,label; site=label"; empty for none.
+
+    Raises:
+        ValueError: for another text.
+
+    Example:
+        >>> label_sets("north=edema,fracture; south=edema")
+        {'north': ('edema', 'fracture'), 'south': ('edema',)}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
+        site, equals, names = part.partition("=")
+        listed = tuple(filter(None, map(str.strip, names.split(","))))
+        if not (equals and site.strip() and listed) or site.strip() in found:
+            raise ValueError(f"{part[:60]!r}: write each site once, as 'site=label,label'")
+        found[site.strip()] = listed
+    return found
+
+
+def _check_sets(text: str) -> str:
+    label_sets(text)
+    return text
+
+
+class TargetSettings(Section):
+    """What a run learns of a record."""
+
+    target: Annotated[str, Range("class, labels, number or time")] = Field(
+        "class",
+        description="What a run learns of a record: its class, labels of which each is present or "
+        "absent, one or several numbers, or the time to an event.",
+    )
+    target_range: Annotated[
+        str,
+        AfterValidator(_check_ranges),
+        Range("low,high; for several columns low,high; low,high"),
+    ] = Field(
+        "",
+        description="Lowest and highest value of a number, known in public; values beyond it count "
+        "as its ends.",
+    )
+    value_columns: Names = Field(
+        (), description="Columns of the numbers that are learned, with target number."
+    )
+    label_columns: Names = Field(
+        (),
+        description="Columns of the labels that are learned, with target labels: 1, 0, or empty "
+        "where a record is not annotated.",
+    )
+    label_sets: Annotated[
+        str, AfterValidator(_check_sets), Range("site=label,label; site=label")
+    ] = Field("", description="Labels that each site annotates; empty where all annotate all.")
+    time_column: Name = Field(
+        "", description="Column of the time to the event or to the end of observation."
+    )
+    event_column: Name = Field(
+        "", description="Column that says whether the event was observed: 1, or 0."
+    )
+    horizon: Annotated[float, Unit("time-unit")] = Field(
+        0.0, ge=0, le=1e300, description="Time up to which survival is learned, with target time."
+    )
+    bins: Annotated[int, Unit("bins")] = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Equal parts of the time to the horizon; 0 for 20, or 5 under privacy.",
+    )
+    time_unit: str = Field(
+        "", max_length=40, description="Unit of the times, such as years, for people."
+    )

@@ -1,0 +1,124 @@
+"""Sums over a public code of records, of which the one-hot code of a class is a special case: a site
+adds noise to them; a coordinator pools them and learns from them in closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from common.privacy.exact_sums import ExactSum, IntegerSum
+from common.privacy.gaussian_mechanism import BoundedSum
+from common.surrogates.class_sums import ROWS, second_moment_sum
+from common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
+
+
+def coded_statistics(
+    features: Tensor,
+    code: Tensor,
+    weights: Tensor,
+    bounds: Mapping[str, float],
+    done: Callable[[Tensor], None] = lambda rows: None,
+) -> list[BoundedSum]:
+    """The sums of records, without noise.
+
+    A unit whose record weights sum to one changes each sum by at most its bound: that of a record
+    is |t| |z| or less for t z', with |z| <= 1, and the norm of a convex combination is no larger.
+
+    Args:
+        features: z of each record, (n, d), of norm at most one.
+        code: t of each record, (n, q), float64, of norm at most the bound of the code.
+        weights: of the records, (n,).
+        bounds: by statistic that is sent: the norm of what a record adds.
+        done: called with rows of the features that have been added to a sum.
+
+    Returns:
+        The statistics that `bounds` names, in its order; the second moments folded.
+    """
+    ones = torch.ones(len(code), 1, dtype=torch.float64)
+    made: dict[str, Callable[[float], tuple[IntegerSum, Tensor | None]]] = {
+        RECORDS: lambda bound: (_added(ones, weights, bound), None),
+        CODE: lambda bound: (_added(code, weights, bound), None),
+        TOTALS: lambda bound: (
+            _products(ones, features, weights, bound, done).map(lambda table: table[0]),
+            None,
+        ),
+        SUMS: lambda bound: (_products(code, features, weights, bound, done), None),
+        SQUARES: lambda bound: second_moment_sum(features, weights, done),
+        PRODUCTS: lambda bound: _folded(_products(code, code, weights, bound, lambda rows: None)),
+    }
+    found = []
+    for name, bound in bounds.items():
+        total, twice = made[name](bound)
+        found.append(BoundedSum(name, total, bound, twice=twice))
+    return found
+
+
+def folded(matrix: Tensor) -> Tensor:
+    """Upper triangle of a symmetric matrix, as a vector of the same Euclidean norm, in double
+    precision: `fold` of class sums has factors of single precision, which messages at 16 bits round
+    away, and sums of a site do not.
+
+    Args:
+        matrix: (d, d), float64, symmetric.
+
+    Returns:
+        The vector (d (d + 1) / 2,), with off-diagonal entries times sqrt(2).
+    """
+    rows, columns = torch.triu_indices(len(matrix), len(matrix))
+    return _factors(rows == columns, math.sqrt(2)) * matrix[rows, columns]
+
+
+def unfolded(vector: Tensor, dimension: int) -> Tensor:
+    """The inverse of `folded`.
+
+    Args:
+        vector: (d (d + 1) / 2,), float64.
+        dimension: d.
+
+    Returns:
+        The symmetric matrix (d, d).
+    """
+    rows, columns = torch.triu_indices(dimension, dimension)
+    matrix = vector.new_zeros(dimension, dimension)
+    matrix[rows, columns] = _factors(rows == columns, math.sqrt(0.5)) * vector
+    return matrix + matrix.triu(1).T
+
+
+def _factors(diagonal: Tensor, others: float) -> Tensor:
+    return torch.full(diagonal.shape, others, dtype=torch.float64).masked_fill(diagonal, 1.0)
+
+
+def _added(values: Tensor, weights: Tensor, bound: float) -> IntegerSum:
+    """The weighted sum of values (n, q)."""
+    total = ExactSum((values.shape[1],), bound)
+    total.add(values * weights[:, None])
+    return total.total
+
+
+def _products(
+    left: Tensor,
+    right: Tensor,
+    weights: Tensor,
+    bound: float,
+    done: Callable[[Tensor], None],
+) -> IntegerSum:
+    """The weighted sum of the products of rows, (n, a) and (n, b), the entries of the right ones at
+    most the bound.
+    """
+    total = ExactSum((left.shape[1], right.shape[1]), bound)
+    parts = (torch.split(each, ROWS) for each in (left, right, weights))
+    for code, rows, own in zip(*parts, strict=True):
+        total.add_products(code * own[:, None], rows.double())
+        done(rows)
+    return total.total
+
+
+def _folded(total: IntegerSum) -> tuple[IntegerSum, Tensor]:
+    """The upper triangle, and which of its entries stand for two."""
+    side = len(total.fine)
+    rows, columns = torch.triu_indices(side, side)
+    return total.map(lambda matrix: matrix[rows, columns]), rows != columns

@@ -1,0 +1,169 @@
+"""Numbers, such as an ejection fraction: u = (y - middle) / half of a public range, in [-1, 1]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.settings import Settings
+from common.settings.target import ranges
+from common.targets.target import (
+    CODE,
+    PRODUCTS,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Facts,
+    Kind,
+    Target,
+    TargetSum,
+)
+
+# Share of values beyond the range that a person should know of.
+MOST_CLIPPED = 0.01
+# 95 % of a normal distribution lie within so many deviations.
+WITHIN = 1.959963984540054
+GROUPS = 5
+
+
+@dataclass(frozen=True)
+class Number(Target):
+    """One or several numbers, each in a public range.
+
+    Attributes:
+        columns: of the r numbers.
+        ranges: lowest and highest value of each.
+
+    Example:
+        >>> Number(("age",), ((0.0, 100.0),)).code(torch.tensor([[75.0], [120.0]])).tolist()
+        [[0.5], [1.0]]
+    """
+
+    columns: tuple[str, ...]
+    ranges: tuple[tuple[float, float], ...]
+    name = "number"
+    counts = False
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """One row a number."""
+        return self.columns
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The numbers."""
+        return self.columns
+
+    @property
+    def public(self) -> dict[str, object]:
+        """Names and ranges."""
+        return {"name": self.name, "columns": list(self.columns), "ranges": list(self.ranges)}
+
+    def statistics(self, private: bool) -> tuple[TargetSum, ...]:
+        """Sums of 1, z, u, u z', z z' and u u'. A record has |u| <= sqrt(r) and |u u'| <= r."""
+        count = len(self.columns)
+        return (
+            TargetSum(RECORDS, "1", 0, 1.0, 0.03, whole=True),
+            TargetSum(TOTALS, "d", 1, 1.0, 0.10),
+            TargetSum(CODE, "C", 0, math.sqrt(count), 0.06),
+            TargetSum(SUMS, "C d", 1, math.sqrt(count), 0.38),
+            TargetSum(SQUARES, "T", 2, 1.0, 0.40),
+            TargetSum(PRODUCTS, "P", 0, float(count), 0.03),
+        )
+
+    def code(self, values: Tensor) -> Tensor:
+        """u, (n, r)."""
+        middle, half = self._scale()
+        return ((values.double() - middle) / half).clamp(-1, 1)
+
+    def faults(self, values: Tensor) -> Mapping[str, Tensor]:
+        """Infinite values."""
+        return {"a number that is not finite": values.isinf().any(1)}
+
+    def groups(self, values: Tensor) -> Tensor:
+        """Fifths of the first number."""
+        ranks = values[:, 0].argsort(stable=True).argsort(stable=True)
+        return ranks * GROUPS // max(1, len(values))
+
+    def remarks(self, values: Tensor) -> list[str]:
+        """Numbers of which many lie beyond the range."""
+        beyond = torch.stack(
+            [
+                (values[:, i] < low) | (values[:, i] > high)
+                for i, (low, high) in enumerate(self.ranges)
+            ]
+        )
+        shares = beyond.double().mean(1).tolist() if len(values) else []
+        return [
+            f"{share:.1%} of the values of {name!r} lie beyond target-range {low:g},{high:g} and "
+            "count as its ends; is the unit right?"
+            for name, (low, high), share in zip(self.columns, self.ranges, shares, strict=False)
+            if share > MOST_CLIPPED
+        ]
+
+    def _scale(self) -> tuple[Tensor, Tensor]:
+        """Middle and half of the width of each range, (r,)."""
+        low, high = torch.tensor(self.ranges, dtype=torch.float64).T
+        return (low + high) / 2, (high - low) / 2
+
+
+def _make(settings: Settings) -> Target:
+    columns, given = settings.value_columns or ("value",), ranges(settings.target_range)
+    if not given:
+        raise ConfigError(
+            "target = 'number' needs target-range, the lowest and highest value that are known in "
+            'public, such as target-range = "0,100"'
+        )
+    if len(given) not in (1, len(columns)):
+        raise ConfigError(
+            f"target-range = {settings.target_range!r} has {len(given)} ranges for {len(columns)} "
+            "value-columns; give one for all, or one for each"
+        )
+    return Number(columns, given * len(columns) if len(given) == 1 else given)
+
+
+def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
+    """Each number, and the interval that holds 95 % of new records."""
+    found: dict[str, Tensor] = {}
+    for at, name in enumerate(outputs):
+        width = WITHIN * float(facts["deviation"][at])
+        found |= {name: scores[:, at]}
+        found |= {f"{name} low": scores[:, at] - width, f"{name} high": scores[:, at] + width}
+    return found
+
+
+def _measured(scores: Tensor, true: Tensor) -> dict[str, float]:
+    error = scores - true
+    return {
+        "records": float(len(true)),
+        "absolute": float(error.abs().sum()),
+        "squared": float(error.square().sum()),
+        "value": float(true.sum()),
+        "energy": float(true.square().sum()),
+    }
+
+
+def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Mean absolute error, root mean squared error and R^2."""
+    records = sums["records"]
+    found = {"mae": sums["absolute"] / records, "rmse": math.sqrt(sums["squared"] / records)}
+    spread = sums["energy"] - sums["value"] ** 2 / records
+    return found | ({"r2": 1 - sums["squared"] / spread} if spread > 0 else {})
+
+
+NUMBER = Kind(
+    "number",
+    ("target_range", "value_columns"),
+    _make,
+    _answers,
+    _measured,
+    _metrics,
+    score="r2",
+    columns=("value_columns", "value"),
+)

@@ -1,0 +1,213 @@
+"""Time to an event: records are classes whose classes are cells, a bin of time by event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError, DataError
+from common.settings import Settings
+from common.targets.target import (
+    CODE,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Facts,
+    Kind,
+    Target,
+    TargetSum,
+)
+
+# Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
+MOST_ALIKE = 0.95
+
+
+@dataclass(frozen=True)
+class Time(Target):
+    """The time to an event, up to a public horizon.
+
+    The code is one-hot over 2 B + 1 cells: events in each bin [e_b, e_(b+1)), records that were last
+    seen in it, and those that outlived the horizon.
+
+    Attributes:
+        columns: of time and event.
+        edges: of the B bins, (B + 1,), from 0 to the horizon.
+        unit: of the times.
+
+    Example:
+        >>> time = Time(("t", "e"), (0.0, 1.0, 2.0))
+        >>> values = torch.tensor([[0.5, 1.0], [1.5, 0.0], [2.0, 1.0]])
+        >>> time.cells(values).tolist()
+        [0, 3, 4]
+    """
+
+    columns: tuple[str, ...]
+    edges: tuple[float, ...]
+    unit: str = ""
+    name = "time"
+    divides = True
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """One score: the larger, the sooner the event."""
+        return ("risk",)
+
+    @property
+    def bins(self) -> int:
+        """B."""
+        return len(self.edges) - 1
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The cells: events, last seen, outlived."""
+        spans = [f"{a:g} to {b:g}" for a, b in zip(self.edges[:-1], self.edges[1:], strict=True)]
+        return (
+            *(f"event {span}" for span in spans),
+            *(f"last seen {span}" for span in spans),
+            f"outlived {self.edges[-1]:g}",
+        )
+
+    @property
+    def public(self) -> dict[str, object]:
+        """Columns, edges and unit."""
+        return {
+            "name": self.name,
+            "columns": list(self.columns),
+            "edges": list(self.edges),
+            "unit": self.unit,
+        }
+
+    @property
+    def title(self) -> str:
+        """What is learned, in words."""
+        return f"time to the event, up to {self.edges[-1]:g} {self.unit}".strip()
+
+    def statistics(self, private: bool) -> tuple[TargetSum, ...]:
+        """Sums of the code t, of t z' and of z z'; without noise also of 1 and z, which a message
+        needs to have the others around the mean. A record is in one cell, so |t| = 1.
+        """
+        coded = (
+            TargetSum(CODE, "C", 0, 1.0, 0.03, whole=True),
+            TargetSum(SUMS, "C d", 1, 1.0, 0.55),
+            TargetSum(SQUARES, "T", 2, 1.0, 0.42),
+        )
+        if private:
+            return coded
+        return (
+            TargetSum(RECORDS, "1", 0, 1.0, 0.0, whole=True),
+            TargetSum(TOTALS, "d", 1, 1.0, 0.0),
+            *coded,
+        )
+
+    def cells(self, values: Tensor) -> Tensor:
+        """The cell of each record, (n,), int64."""
+        edges = torch.tensor(self.edges, dtype=torch.float64)
+        place = torch.bucketize(values[:, 0].double().contiguous(), edges, right=True) - 1
+        seen = torch.where(values[:, 1] == 1, place, place + self.bins)
+        return torch.where(place >= self.bins, 2 * self.bins, seen)
+
+    def code(self, values: Tensor) -> Tensor:
+        """One-hot, (n, 2 B + 1)."""
+        return torch.nn.functional.one_hot(self.cells(values), 2 * self.bins + 1).double()
+
+    def faults(self, values: Tensor) -> Mapping[str, Tensor]:
+        """Times below zero or infinite, and events that are neither 1 nor 0."""
+        time, event = values.T
+        return {
+            "a time that is negative or infinite": (time < 0) | time.isinf(),
+            "an event that is not 1 or 0": ~((event == 0) | (event == 1) | event.isnan()),
+        }
+
+    def large_enough(self, code: Tensor, least: int, summed: bool) -> tuple[Tensor, str]:
+        """All cells, or none: the sum of a cell of few records shows their features."""
+        sizes = code.sum(0)
+        small = (sizes > 0) & (sizes < max(2, least))
+        if summed or not small.any():
+            return code, ""
+        cell = self.rows[int(small.nonzero()[0])]
+        raise DataError(
+            f"{int(small.sum())} cells of time and event have fewer than {max(2, least)} records "
+            f"at this site, such as {cell!r}, and the sum of one shows its record; set secure-sum "
+            "= true, epsilon, or fewer bins"
+        )
+
+    def groups(self, values: Tensor) -> Tensor:
+        """Cells."""
+        return self.cells(values)
+
+    def remarks(self, values: Tensor) -> list[str]:
+        """Nearly all records in one bin: a wrong unit."""
+        place = self.cells(values)
+        first = ((place == 0) | (place == self.bins)).double().mean() if len(place) else 0.0
+        last = (place == 2 * self.bins).double().mean() if len(place) else 0.0
+        what = [("in the first bin", first), (f"beyond the horizon {self.edges[-1]:g}", last)]
+        unit = self.unit or "time-unit"
+        return [
+            f"{float(share):.0%} of the records are {where}; are the times in {unit}?"
+            for where, share in what
+            if share > MOST_ALIKE
+        ]
+
+
+def _make(settings: Settings) -> Target:
+    if not settings.horizon:
+        raise ConfigError("target = 'time' needs horizon, the time up to which survival is learned")
+    columns = (settings.time_column or "time", settings.event_column or "event")
+    if columns[0] == columns[1]:
+        raise ConfigError(f"time-column and event-column are both {columns[0]!r}")
+    if settings.time_column and not settings.time_unit:
+        raise ConfigError(
+            "target = 'time' needs time-unit, such as years, so that all sites mean the same"
+        )
+    bins = settings.bins or (5 if settings.epsilon else 20)
+    edges = tuple(settings.horizon * i / bins for i in range(bins + 1))
+    return Time(columns, edges, settings.time_unit)
+
+
+def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
+    """The risk, as a log hazard relative to a mean record, and survival at the end of each bin."""
+    risk = scores[:, 0]
+    hazard = torch.tensor(facts["hazard"], dtype=torch.float64).cumsum(0)
+    survival = (-hazard * risk.exp()[:, None]).exp()
+    named = {f"survival {edge:g}": survival[:, at] for at, edge in enumerate(facts["edges"][1:])}
+    return {"risk": risk, **named}
+
+
+def _measured(scores: Tensor, true: Tensor) -> dict[str, float]:
+    """Pairs of which the first had the event while the second was still without it (Harrell)."""
+    time, event = true[:, 0], true[:, 1] == 1
+    pairs = concordant = 0.0
+    for row in event.nonzero().flatten().tolist():
+        later = time > time[row]
+        later |= (time == time[row]) & ~event
+        pairs += float(later.sum())
+        lower = scores[later] < scores[row]
+        concordant += float(lower.sum()) + 0.5 * float((scores[later] == scores[row]).sum())
+    return {
+        "records": float(len(time)),
+        "events": float(event.sum()),
+        "pairs": pairs,
+        "concordant": concordant,
+    }
+
+
+def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Events, and concordance."""
+    pairs = sums["pairs"]
+    found = {"events": sums["events"]}
+    return found | ({"concordance": sums["concordant"] / pairs} if pairs > 0 else {})
+
+
+TIME = Kind(
+    "time",
+    ("time_column", "event_column", "horizon", "bins", "time_unit"),
+    _make,
+    _answers,
+    _measured,
+    _metrics,
+    score="concordance",
+)

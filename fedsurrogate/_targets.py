@@ -1,0 +1,172 @@
+"""Targets other than classes in arrays of users: labels, numbers, or times with events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from client_app.datasets.left_out import LeftOut
+from client_app.datasets.target_values import checked
+from common.errors import DataError
+from common.models.classifiers import Classifier, Head, target_of_model
+from common.settings import Settings
+from common.settings.flat import parse_settings
+from common.settings.target import TargetSettings
+from common.targets import CLASS, TARGETS, target_of
+from common.targets.answers import answers_of, facts_of
+from common.targets.measures import measured, metrics_of
+from common.targets.target import Target
+from fedsurrogate._inputs import flat_settings
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of a target.
+
+    Attributes:
+        values: of each record, (n, k), float64; NaN where missing.
+    """
+
+    values: Tensor
+
+
+def target_in(settings: Mapping[str, Any]) -> Target | None:
+    """The target that settings name; None for classes.
+
+    Args:
+        settings: as keyword arguments, others among them.
+
+    Raises:
+        ConfigError: for settings that do not agree.
+    """
+    own = {key: settings[key] for key in settings.keys() & {*TargetSettings.model_fields}}
+    return target_of(parse_settings(Settings, flat_settings("fedpft", own)))
+
+
+def with_columns(settings: Mapping[str, Any], entries: Sequence[Any]) -> dict[str, Any]:
+    """Settings with names for the columns of a target, where the user gave none.
+
+    Args:
+        settings: as keyword arguments.
+        entries: pairs of records and targets, of which the first is looked at.
+    """
+    kind = TARGETS.get(str(settings.get("target", CLASS)))
+    key, word = ("", "") if kind is None else kind.columns
+    if not key or key in settings or not entries or not isinstance(entries[0], tuple | list):
+        return dict(settings)
+    targets = entries[0][1]
+    columns = [str(name) for name in getattr(targets, "columns", ())]
+    count = table_of(targets).shape[1]
+    if not columns:
+        columns = [word] if count == 1 else [f"{word} {number + 1}" for number in range(count)]
+    return {**settings, key: columns}
+
+
+def values_of(targets: Any, count: int, target: Target) -> Values:
+    """The values of records, checked.
+
+    Args:
+        targets: (n,), (n, k), or for times a structured array of time and event, as scikit-survival
+            has it, or (n, 2).
+        count: number of records.
+        target: of the run.
+
+    Raises:
+        DataError: for another shape, or a value that no record can have.
+    """
+    table = table_of(targets)
+    if table.shape != (count, len(target.columns)):
+        raise DataError(
+            f"y of shape {table.shape} for {count} records; target = {target.name!r} needs "
+            f"({count}, {len(target.columns)}): {', '.join(target.columns)}"
+        )
+    values = torch.from_numpy(np.ascontiguousarray(table))
+    return Values(checked(values, target, "y", LeftOut()))
+
+
+def table_of(targets: Any) -> Floats:
+    """Targets as a table (n, k), float64. Raises DataError for what is no numbers."""
+    if isinstance(targets, Tensor):
+        targets = targets.detach().cpu().double().numpy()
+    array = np.asarray(targets)
+    if array.dtype.names:
+        events = [name for name in array.dtype.names if array.dtype[name].kind == "b"]
+        if len(array.dtype.names) != 2 or len(events) != 1:
+            raise DataError(
+                f"y with the fields {', '.join(array.dtype.names)}; times need two, of which the "
+                "event is true or false"
+            )
+        (time,) = (name for name in array.dtype.names if name != events[0])
+        array = np.stack([array[time].astype(float), array[events[0]].astype(float)], 1)
+    try:
+        table = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"y holds values that are no numbers ({error})") from None
+    if table.ndim not in (1, 2):
+        raise DataError(f"y of shape {table.shape}; (n,) or (n, k) is needed")
+    return table.reshape(len(table), -1)
+
+
+def is_of_target(classifier: Classifier) -> bool:
+    """Whether a model answers another target than classes."""
+    return bool(target_of_model(classifier))
+
+
+def answers(classifier: Classifier, features: Tensor) -> dict[str, Any]:
+    """What a model says of each record, by name, (n,) each.
+
+    Args:
+        classifier: of a target.
+        features: (n, d).
+    """
+    assert isinstance(classifier, Head)
+    scores = classifier.scores(features)
+    found = answers_of(classifier.target, classifier.header.classes, scores)
+    return {name: column.numpy() for name, column in found.items()}
+
+
+def predictions(classifier: Classifier, features: Tensor) -> Any:
+    """The answers without intervals or curves: numbers, probabilities of labels, or risks.
+
+    Args:
+        classifier: of a target.
+        features: (n, d).
+
+    Returns:
+        (n, o), or (n,) for one output.
+    """
+    found = answers(classifier, features)
+    columns = [found[name] for name in classifier.header.classes]
+    return columns[0] if len(columns) == 1 else np.stack(columns, 1)
+
+
+def score(classifier: Classifier, features: Tensor, targets: Any) -> float:
+    """R^2 of numbers, the area under the ROC curve of labels, or the concordance of times; the mean
+    over outputs for which it is defined.
+
+    Args:
+        classifier: of a target.
+        features: (n, d).
+        targets: as in `values_of`.
+    """
+    assert isinstance(classifier, Head)
+    facts = facts_of(classifier.target)
+    table = torch.from_numpy(np.ascontiguousarray(table_of(targets)))
+    outputs: Sequence[str] = classifier.header.classes
+    if table.shape != (len(features), len(facts["columns"])):
+        raise DataError(
+            f"y of shape {tuple(table.shape)} for {len(features)} records; the model has the "
+            f"columns {', '.join(facts['columns'])}"
+        )
+    sums = measured(classifier.target, tuple(outputs), classifier.scores(features), table)
+    name = TARGETS[facts["name"]].score
+    found = [own[name] for own in metrics_of(sums).values() if name in own]
+    return float(np.mean(found)) if found else float("nan")

@@ -1,0 +1,222 @@
+"""Heads for numbers: a ridge from the sums of records, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.errors import RunError
+from strategies.closed_form.solving import solved
+from strategies.targets.strength import Directions, Fitted, Outcomes, cross_validated, expected
+from strategies.targets.sums import CodedSums
+
+# Share of the noise's largest eigenvalue that is added to every variance of the features.
+ADDED = 0.35
+
+
+@dataclass(frozen=True)
+class NumberHead:
+    """Predictions z W^T + b in the unit of the numbers.
+
+    Attributes:
+        weight: W, (r, d), float64.
+        bias: b, (r,), float64.
+        deviation: standard deviation of a new record's error, (r,): 1.96 of it make a prediction
+            interval of 95 %.
+        explained: expected share of the variance that a new record's prediction explains, (r,).
+        strength: of the ridge, (r,); NaN with noise, where each direction has its own.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    deviation: Tensor
+    explained: Tensor
+    strength: Tensor
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Least-squares coefficients with intervals, in the unit of the number by that of the feature.
+
+    Attributes:
+        value: (d + 1,), the intercept last.
+        low: lower limits, (d + 1,).
+        high: upper limits, (d + 1,).
+        explained: R^2.
+    """
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+    explained: float
+
+
+def number_head(
+    sums: CodedSums, low: Sequence[float], high: Sequence[float], strength: float | None = None
+) -> NumberHead:
+    """The ridge of numbers on features.
+
+    Args:
+        sums: of the code (1, u), u the numbers scaled from [low, high] to [-1, 1]; with products.
+        low: lower end of the range of each number, (r,).
+        high: upper end of each, (r,).
+        strength: kappa of the ridge T + kappa I; None chooses it from the sums. Not with noise.
+
+    Returns:
+        The head.
+
+    Raises:
+        RunError: for a number that does not vary, or for sums in which noise leaves no variance.
+    """
+    middle, half = _range(low, high)
+    cross, variance = _moments(sums)
+    fitted = _fitted(sums, cross, variance, strength)
+    means = sums.code[1:] / _records(sums)
+    weight = half[:, None] * fitted.weight
+    bias = middle + half * (means - fitted.weight @ sums.mean)
+    # The variance is itself known with noise only, and too short an interval is worse.
+    deviation = half * (fitted.error + _noise_of_variance(sums)).sqrt()
+    return NumberHead(weight, bias, deviation, 1 - fitted.error / variance, fitted.strength)
+
+
+def coefficients(
+    sums: CodedSums, low: float, high: float, output: int = 0, level: float = 0.95
+) -> Coefficients:
+    """Ordinary least squares with intervals of its coefficients, as statsmodels' OLS.
+
+    Args:
+        sums: without noise, of more records than coefficients.
+        low: lower end of the number's range.
+        high: upper end.
+        output: which number, from zero.
+        level: of the intervals.
+
+    Raises:
+        RunError: with noise, for too few records, or for features that depend on each other.
+    """
+    from scipy.stats import t
+
+    d, records = len(sums.mean), sums.records
+    freedom = records - d - 1
+    if sums.noise is not None:
+        raise RunError("intervals of coefficients need exact sums; these have noise")
+    if not freedom > 0:
+        raise RunError(
+            f"intervals of {d} coefficients need more than {d + 1} records, not {records:g}"
+        )
+    (middle,), (half,) = _range([low], [high])
+    cross, variance = _moments(sums)
+    inverse, added = solved(sums.covariance.clone(), torch.eye(d, dtype=torch.float64))
+    if added:
+        raise RunError(
+            "intervals of coefficients: a column is constant or follows from others; leave it out"
+        )
+    own = cross[output]
+    weight = inverse @ own
+    unexplained = float(variance[output] - weight @ own)
+    spread = records * unexplained / freedom * inverse.diagonal() / records
+    at_zero = records * unexplained / freedom * (1 + sums.mean @ inverse @ sums.mean) / records
+    mean = sums.code[1 + output] / records
+    value = torch.cat([weight, (mean - weight @ sums.mean)[None]])
+    width = float(t.ppf((1 + level) / 2, freedom)) * torch.cat([spread, at_zero[None]]).sqrt()
+    shift = torch.zeros(d + 1, dtype=torch.float64)
+    shift[-1] = middle
+    return Coefficients(
+        half * value + shift,
+        half * (value - width) + shift,
+        half * (value + width) + shift,
+        1 - unexplained / float(variance[output]),
+    )
+
+
+def _range(low: Sequence[float], high: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Middle and half width of each range, (r,)."""
+    lower, upper = (torch.tensor(list(each), dtype=torch.float64) for each in (low, high))
+    if not bool((lower < upper).all()):
+        raise ValueError(f"ranges from {list(low)} to {list(high)}: low must lie below high")
+    return (lower + upper) / 2, (upper - lower) / 2
+
+
+def _records(sums: CodedSums) -> float:
+    """The number of records by the code's first row, at least one."""
+    return max(float(sums.code[0]), 1.0)
+
+
+def _moments(sums: CodedSums) -> tuple[Tensor, Tensor]:
+    """Covariances of the numbers with the features (r, d), and variances of the numbers (r,)."""
+    if sums.products is None or len(sums.products) != len(sums.code) - 1:
+        raise ValueError("numbers need the products of all their pairs")
+    records = _records(sums)
+    means = sums.code[1:] / records
+    variance = sums.products.diagonal() / records - means.square()
+    noises = _noise_of_variance(sums).tolist()
+    for index, (each, noise) in enumerate(zip(variance.tolist(), noises, strict=True)):
+        if not each > max(noise, 1e-12):
+            why = f"which is within the noise of {noise:.2g}" if noise else "so it does not vary"
+            raise RunError(
+                f"number {index + 1} has the variance {each:.2g} in its range of [-1, 1], {why}: "
+                "nothing can be learned"
+            )
+    cross = sums.sums[1:] / records - torch.outer(means, sums.mean)
+    return cross, variance
+
+
+def _noise_of_variance(sums: CodedSums) -> Tensor:
+    """Standard deviation of the noise in the variance of each number, (r,)."""
+    means = sums.code[1:] / _records(sums)
+    if sums.noise is None or sums.products is None:
+        return torch.zeros_like(means)
+    squares = sums.products.diagonal() / _records(sums)
+    of_mean = 2 * means * sums.noise.code[1:]
+    of_count = (squares - 2 * means.square()) * sums.noise.code[0]
+    total = sums.noise.products**2 + of_mean.square() + of_count.square()
+    return total.sqrt() / _records(sums)
+
+
+def _given(sums: CodedSums, cross: Tensor, variance: Tensor, strength: float) -> Fitted:
+    """The ridge of a given strength, with its generalised cross-validation error."""
+    if sums.noise is not None:
+        raise ValueError("with noise, the strength of a ridge follows from the noise")
+    covariance = sums.covariance.clone()
+    ridged = covariance + strength * torch.eye(len(covariance), dtype=torch.float64)
+    weight, _ = solved(ridged.clone(), cross)
+    inverse_part, _ = solved(ridged, covariance)
+    freedom = (1 + float(inverse_part.trace())) / sums.records
+    residual = variance - 2 * (weight * cross).sum(1) + ((weight @ covariance) * weight).sum(1)
+    error = residual.clamp_min(0) / max(1 - freedom, 0.01) ** 2
+    return Fitted(weight, cross, torch.full_like(variance, strength), error)
+
+
+def _fitted(sums: CodedSums, cross: Tensor, variance: Tensor, strength: float | None) -> Fitted:
+    if strength is not None:
+        return _given(sums, cross, variance, strength)
+    records = _records(sums)
+    each = torch.full_like(variance, records)
+    if sums.noise is None:
+        directions = Directions.of(sums.covariance)
+        return cross_validated(
+            directions, Outcomes(cross, variance, each, torch.zeros_like(variance))
+        )
+    directions = Directions.of_noisy(sums.covariance, sums.noise.squares / records, ADDED)
+    means = sums.code[1:] / records
+    noise = (sums.noise.sums[1:].square() + (means * sums.noise.sums[0]).square()).sqrt() / records
+    return expected(directions, Outcomes(cross, variance, each, noise))
+
+
+def interval(head: NumberHead, predictions: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    """Prediction intervals of new records.
+
+    Args:
+        head: that made the predictions.
+        predictions: (n, r).
+        level: share of new records that they hold.
+
+    Returns:
+        Lower and upper limits, (n, r) each.
+    """
+    width = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+    return predictions - width * head.deviation, predictions + width * head.deviation

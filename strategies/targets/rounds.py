@@ -1,0 +1,228 @@
+"""Survival models in rounds: Newton steps from round sums, each halved where the likelihood fell."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from common.models.risk_sums import HazardSums, RiskSums
+from strategies.closed_form.solving import solved
+
+# A likelihood that falls by less than this share of itself has only been rounded.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Newton:
+    """The state of a search for the largest likelihood.
+
+    Attributes:
+        point: where sites compute their next sums, (k,), float64.
+        accepted: the best point so far, (k,).
+        likelihood: log likelihood there, without what a penalty takes; -inf before the first step.
+        steps: number of steps that raised it.
+        halvings: number of rounds that were spent on halving a step.
+    """
+
+    point: Tensor
+    accepted: Tensor
+    likelihood: float = -math.inf
+    steps: int = 0
+    halvings: int = 0
+
+    @classmethod
+    def at(cls, start: Tensor) -> Newton:
+        """A search that starts from a point (k,)."""
+        return cls(start, start)
+
+    def after(self, likelihood: float, gradient: Tensor, information: Tensor) -> Newton:
+        """The state after the sums at `point` have arrived.
+
+        Args:
+            likelihood: at the point.
+            gradient: there, (k,).
+            information: minus the second derivatives there, (k, k).
+        """
+        fell = likelihood < self.likelihood - ROUNDING * abs(self.likelihood)
+        sound = math.isfinite(likelihood) and bool(information.isfinite().all())
+        if fell or not (sound and bool(gradient.isfinite().all())):
+            half = (self.point + self.accepted) / 2
+            return replace(self, point=half, halvings=self.halvings + 1)
+        step, _ = solved(information.clone(), gradient[None])
+        return replace(
+            self,
+            point=self.point + step[0],
+            accepted=self.point,
+            likelihood=likelihood,
+            steps=self.steps + 1,
+        )
+
+
+@dataclass(frozen=True)
+class CoxSearch:
+    """A Cox model in rounds, with ties as in Breslow 1974.
+
+    Attributes:
+        events: events in each bin, (B,), float64.
+        event_sums: sum of z over the records with an event, (d,).
+        penalty: of |beta|^2 / 2.
+        newton: the search for beta.
+        accepted_hazard: baseline hazard of each bin at the best point so far, (B,).
+        accepted_means: means of the features at risk in each bin there, (B, d).
+    """
+
+    events: Tensor
+    event_sums: Tensor
+    penalty: float
+    newton: Newton
+    accepted_hazard: Tensor
+    accepted_means: Tensor
+
+    @classmethod
+    def start(
+        cls, events: Tensor, event_sums: Tensor, hazard: Tensor, penalty: float = 0.0
+    ) -> CoxSearch:
+        """A search from beta = 0.
+
+        Args:
+            events: events in each bin, (B,).
+            event_sums: sum of z over the records with an event, (d,).
+            hazard: events by records at risk in each bin, (B,).
+            penalty: of |beta|^2 / 2.
+        """
+        start, means = torch.zeros_like(event_sums), torch.zeros(len(events), len(event_sums))
+        return cls(events, event_sums, penalty, Newton.at(start), hazard, means.double())
+
+    @property
+    def hazard(self) -> Tensor:
+        """The baseline hazard that is expected at the next point, (B,), to which sites weight their
+        second moment.
+        """
+        step = self.newton.point - self.newton.accepted
+        return self.accepted_hazard * (-self.accepted_means @ step).exp()
+
+    def after(self, sums: RiskSums) -> CoxSearch:
+        """The search after a round.
+
+        The information has the covariance of the records at risk in every bin, weighted with the
+        expected hazard in place of the exact one, which needs this round's sums: so it stays
+        positive, and is exact where the search ends.
+
+        Args:
+            sums: of all sites at `newton.point`, with `hazard`.
+        """
+        weights, first = _at_risk(sums.weights), _at_risk(sums.first)
+        seen = self.events > 0
+        beta = self.newton.point
+        below = weights[seen]
+        likelihood = float(beta @ self.event_sums - self.events[seen] @ below.log())
+        likelihood -= self.penalty * float(beta @ beta) / 2
+        means = torch.zeros_like(first)
+        means[seen] = first[seen] / below[:, None]
+        gradient = self.event_sums - self.events @ means - self.penalty * beta
+        expected = self.hazard * weights
+        information = sums.second - (means * expected[:, None]).T @ means
+        # What is known exactly: the expected events at these sums are as many as the events.
+        scale = float(self.events.sum() / expected.sum().clamp_min(1e-300))
+        information = scale * (information + information.T) / 2
+        information.diagonal().add_(self.penalty)
+        newton = self.newton.after(likelihood, gradient, information)
+        if newton.halvings > self.newton.halvings:
+            return replace(self, newton=newton)
+        hazard = torch.where(seen, self.events / weights.clamp_min(1e-300), 0.0)
+        return replace(self, newton=newton, accepted_hazard=hazard, accepted_means=means)
+
+
+def baseline(events: Tensor, sums: RiskSums) -> Tensor:
+    """The baseline hazard of each bin (Breslow 1974).
+
+    Args:
+        events: events in each bin, (B,).
+        sums: of all sites, at the weights to which the baseline belongs.
+
+    Returns:
+        (B,).
+    """
+    return events / _at_risk(sums.weights).clamp_min(1e-300)
+
+
+def _at_risk(by_bin: Tensor) -> Tensor:
+    """Sums over the records at risk in each bin (B, ...), from those of records that leave in it."""
+    return by_bin.flip(0).cumsum(0).flip(0)[:-1]
+
+
+@dataclass(frozen=True)
+class HazardSearch:
+    """Discrete hazards in rounds: logistic regression on the bins in which a record is at risk.
+
+    Attributes:
+        events: events in each bin, (B,), float64.
+        event_sums: sum of z over the records with an event, (d,).
+        penalty: of the weights' |beta|^2 / 2.
+        newton: the search for the levels of B bins and the weights, (B + d,).
+    """
+
+    events: Tensor
+    event_sums: Tensor
+    penalty: float
+    newton: Newton
+
+    @classmethod
+    def start(
+        cls, events: Tensor, event_sums: Tensor, at_risk: Tensor, penalty: float = 0.0
+    ) -> HazardSearch:
+        """A search from weights of zero.
+
+        Args:
+            events: events in each bin, (B,), more than none in each: a bin without events has no
+                finite level.
+            event_sums: sum of z over the records with an event, (d,).
+            at_risk: records at risk in each bin, (B,).
+            penalty: of |beta|^2 / 2.
+
+        Raises:
+            ValueError: for a bin in which no record, or every one, has an event.
+        """
+        none = ((events <= 0) | (events >= at_risk)).nonzero().flatten().tolist()
+        if none:
+            raise ValueError(
+                f"bins {none}: no record, or every one, has an event there; use fewer bins"
+            )
+        levels = torch.logit(events / at_risk)
+        start = torch.cat([levels, torch.zeros_like(event_sums)])
+        return cls(events, event_sums, penalty, Newton.at(start))
+
+    @property
+    def levels(self) -> Tensor:
+        """Of the next point, (B,)."""
+        return self.newton.point[: len(self.events)]
+
+    @property
+    def weight(self) -> Tensor:
+        """Of the next point, (d,)."""
+        return self.newton.point[len(self.events) :]
+
+    def after(self, sums: HazardSums) -> HazardSearch:
+        """The search after a round.
+
+        Args:
+            sums: of all sites at `newton.point`.
+        """
+        levels, weight = self.levels, self.weight
+        # An event adds log h - log(1 - h), which is the level and the score of its record.
+        likelihood = sums.log_survival + float(levels @ self.events + weight @ self.event_sums)
+        likelihood -= self.penalty * float(weight @ weight) / 2
+        gradient = torch.cat(
+            [self.events - sums.events, self.event_sums - sums.first - self.penalty * weight]
+        )
+        second = sums.second + self.penalty * torch.eye(len(weight), dtype=torch.float64)
+        information = torch.cat(
+            [
+                torch.cat([sums.spread.diag(), sums.mixed], 1),
+                torch.cat([sums.mixed.T, second], 1),
+            ]
+        )
+        return replace(self, newton=self.newton.after(likelihood, gradient, information))

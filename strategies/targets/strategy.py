@@ -1,0 +1,188 @@
+"""Runs of one round that learn another target than classes: the strategy that checks, limits and adds
+what each site sends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from common.errors import RunError, SurrogateError
+from common.methods.method import load
+from common.models.classifiers import Head
+from common.models.parameters import Parameters, check_update
+from common.privacy.mechanism import Mechanism
+from common.run import Run
+from common.settings import Settings
+from common.surrogates.surrogates import Header
+from common.targets.target import CODE, RECORDS, SQUARES, SUMS, Target
+from strategies.base.defended import Defended
+from strategies.base.one_shot import Learned
+from strategies.closed_form.strategy import FromStatistics
+from strategies.pooling.plausibility import false_numbers
+from strategies.pooling.site_weights import shares_kept
+from strategies.pooling.total import Total
+from strategies.targets.learning import check_sums
+from strategies.targets.received import around_zero, check_exact, check_noisy, of_site
+from strategies.targets.sums import CodedSums
+
+
+class LearnCoded(Protocol):
+    """What `Combination.learn` names for coded sums."""
+
+    def __call__(
+        self, sums: CodedSums, header: Header, target: Target, settings: Settings
+    ) -> tuple[Head, dict[str, float]]:
+        """Learn a model, and give facts about it. Raises RunError."""
+
+
+class FromCodedSums(FromStatistics):
+    """A run of one round whose sites send sums over the code of their records."""
+
+    def check(self, sent: Parameters) -> None:
+        """Check that some records can have these sums. Raises SurrogateError."""
+        private = self.config.mechanism is not None
+        shapes = {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}
+        check_update(sent, shapes, 1, private)
+        if sent.header.classes != self._target.rows:
+            raise SurrogateError("sums of other rows than the target's, or in another order")
+        if not private:
+            check_exact(sent.tensors, self._target, SurrogateError)
+            check_sums(of_site(sent.tensors, self._target), self._target)
+            return
+        if sent.claim is None:
+            raise SurrogateError("sums without a privacy claim")
+        sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
+        if sigmas.keys() != sent.tensors.keys():
+            raise SurrogateError(f"noise for other sums than {', '.join(sent.tensors)[:200]}")
+        check_noisy(sent.tensors, self._target, sigmas, SurrogateError)
+        unit_norm = sent.claim.clip == 0
+        sums = around_zero(sent.tensors, sigmas, self._target, unit_norm)
+        check_sums(sums, self._target, largest=1.0)
+
+    def records(self, sent: Parameters) -> int:
+        """Number of records, noisy under privacy."""
+        if sent.records:
+            return sent.records
+        counted = sent.tensors.get(RECORDS, sent.tensors[CODE])
+        return max(0, round(float(counted.sum())))
+
+    def dimension(self, sent: Parameters) -> int:
+        """Columns of the sums."""
+        return sent.tensors[SUMS].shape[1]
+
+    def shared_classes(self, sent: Parameters) -> tuple[str, ...]:
+        """The rows of the code, the same at all sites."""
+        return sent.header.classes
+
+    def learn(self, sent: Sequence[Parameters], classes: Sequence[str]) -> Learned:
+        """Add the sums of all sites, and learn from them.
+
+        Args:
+            sent: checked sums, one for each site.
+            classes: not used; all sites have the rows of the target.
+
+        Raises:
+            RunError: where no model can be learned.
+        """
+        defended = self.defend(sent, self._target.rows)
+        shares = [defended.capped.get(each.header.site, 1.0) for each in defended.kept]
+        header = replace(sent[0].header, site="coordinator")
+        if self.config.mechanism is None:
+            parts = [
+                of_site(each.tensors, self._target).scaled(share)
+                for each, share in zip(defended.kept, shares, strict=True)
+            ]
+            sums = parts[0]
+            for part in parts[1:]:
+                sums = sums + part
+        else:
+            sums = self._noisy(defended.kept, shares)
+        model, facts = learned_by(self.config)(sums, header, self._target, self.config.settings)
+        return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
+
+    def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
+        """Cap weights by records.
+
+        Args:
+            sent: checked sums, one for each site.
+            classes: not used.
+        """
+        counts = [[float(self.records(each))] for each in sent]
+        power = 1.0 if self.config.mechanism is None else 2.0
+        shares = shares_kept(counts, self.config.settings.max_share, power)
+        capped = {
+            each.header.site: share for each, share in zip(sent, shares, strict=True) if share < 1
+        }
+        return Defended(list(sent), capped)
+
+    def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
+        """All of it: the rows of a code belong together."""
+        return sent
+
+    @property
+    def _target(self) -> Target:
+        target = self.config.target
+        assert target is not None
+        return target
+
+    def _noisy(self, sent: Sequence[Parameters], shares: Sequence[float]) -> CodedSums:
+        mechanism = self.config.mechanism
+        assert mechanism is not None
+        weights = torch.tensor(shares, dtype=torch.float64)
+        total = {
+            name: torch.tensordot(
+                weights, torch.stack([each.tensors[name].double() for each in sent]), 1
+            )
+            for name in sent[0].tensors
+        }
+        root = sum(share**2 for share in shares) ** 0.5
+        sigmas = {name: sigma * root for name, (sigma, _) in mechanism.noise.items()}
+        return around_zero(total, sigmas, self._target, mechanism.clip == 0)
+
+
+def learned_by(run: Run) -> LearnCoded:
+    """The function that a run's plan names."""
+    learn: LearnCoded = load(run.plan.combination.learn)
+    return learn
+
+
+def learn_from_sum(total: Total, run: Run) -> Learned:
+    """The model from the sum over all sites.
+
+    Args:
+        total: of a secure sum, around zero.
+        run: whose plan names the function that learns.
+
+    Returns:
+        A linear head, with the public map that the sites applied to their features.
+
+    Raises:
+        RunError: for sums that no records have, or from which nothing can be learned.
+    """
+    target, mechanism = run.target, run.mechanism
+    assert target is not None
+    if mechanism is not None:
+        check_noisy(total.tensors, target, total.sigmas, false_numbers)
+    try:
+        unit_norm = mechanism is not None and mechanism.clip == 0
+        rounding = 0.0 if total.sigmas else total.rounding.get(SQUARES, 0.0)
+        sums = around_zero(total.tensors, total.sigmas, target, unit_norm, rounding)
+    except ValueError as error:
+        raise RunError(f"the secure sum has nothing to learn from: {error}") from None
+    try:
+        check_sums(sums, target, 1.0 if total.sigmas else math.inf)
+    except SurrogateError as error:
+        raise false_numbers(str(error)) from None
+    model, facts = learned_by(run)(sums, total.header, target, run.settings)
+    mapped = replace(model, projection=total.public.projection, centre=total.public.centre)
+    return Learned(_on_clipped(mapped, mechanism), Defended([]), facts=facts)
+
+
+def _on_clipped(model: Head, mechanism: Mechanism | None) -> Head:
+    """The model of features that are clipped first, as sites clip them before they add noise."""
+    return model if mechanism is None else replace(model, clip=mechanism.clip)

@@ -1,0 +1,191 @@
+"""The strength of a ridge from sums alone: generalised cross-validation without noise, empirical
+Bayes with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strategies.closed_form.cleaned import cleaned
+
+# Ridges that are compared, in parts of the mean variance.
+STRENGTHS = torch.logspace(-8, 2, 61, dtype=torch.float64)
+# A ridge that leaves more degrees of freedom than this share of the records is not compared.
+MOST_FREEDOM = 0.99
+# Powers of the eigenvalues, and shares of the outcome's variance that the features explain, among
+# which the spread of true weights is chosen.
+POWERS = torch.arange(-1, 2.5, 0.5, dtype=torch.float64)
+EXPLAINED = torch.linspace(-12, 2, 141, dtype=torch.float64).exp()
+# Smallest share of the outcome's variance that features leave unexplained.
+LEAST_RESIDUAL = 0.05
+# Estimates of the residual variance, each from the weights of the one before.
+PASSES = 3
+# Of the ridge that was added against noise, the part with which a prediction's own variance is
+# judged. Without it, errors came out too small, with all of it too large; measured in
+# benchmarks/targets_heads.py.
+JUDGED = 0.5
+
+
+@dataclass(frozen=True)
+class Directions:
+    """A covariance by its eigenvectors: one decomposition serves all outputs and strengths.
+
+    Attributes:
+        values: eigenvalues, (d,), zero or more, ascending, that the ridge uses.
+        vectors: V, (d, d), one column each.
+        measured: eigenvalues without the part that was added against noise, (d,).
+    """
+
+    values: Tensor
+    vectors: Tensor
+    measured: Tensor
+
+    @classmethod
+    def of(cls, covariance: Tensor) -> Directions:
+        """The directions of an exact covariance (d, d)."""
+        values, vectors = torch.linalg.eigh(covariance)
+        values = values.clamp_min(0)
+        return cls(values, vectors, values)
+
+    @classmethod
+    def of_noisy(cls, covariance: Tensor, noise: float, added: float) -> Directions:
+        """The directions of a covariance with noise, cleaned.
+
+        Args:
+            covariance: (d, d).
+            noise: standard deviation of the noise on its diagonal.
+            added: to every eigenvalue, as a share of the noise's largest eigenvalue.
+        """
+        clean = cleaned(covariance, noise)
+        matrix = clean.factor @ clean.factor.T + clean.variances.diag()
+        values, vectors = torch.linalg.eigh(matrix)
+        radius = noise * math.sqrt(2 * len(matrix))
+        return cls(values + added * radius, vectors, values)
+
+    def weights(self, cross: Tensor, strength: Tensor) -> Tensor:
+        """(T + kappa I)^-1 c.
+
+        Args:
+            cross: c, (m, d).
+            strength: kappa of each row, (m,), above zero where T is singular.
+
+        Returns:
+            (m, d).
+        """
+        inside = (cross @ self.vectors) / (self.values + strength[:, None])
+        return inside @ self.vectors.T
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What m ridges on the same features predict.
+
+    Attributes:
+        cross: covariance of each outcome with the features, (m, d), float64.
+        variance: of each outcome, (m,).
+        records: that each outcome was seen on, (m,).
+        noise: standard deviation of the noise in an entry of `cross`, (m,); zero without.
+    """
+
+    cross: Tensor
+    variance: Tensor
+    records: Tensor
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Weights of m ridges, and how well they are expected to predict new records.
+
+    Attributes:
+        weight: (m, d).
+        cross: covariance of outcomes and features as the fit expects it, (m, d): as it was given,
+            without noise.
+        strength: kappa of each ridge, (m,); NaN where each direction has its own.
+        error: expected mean squared error on a new record, (m,).
+    """
+
+    weight: Tensor
+    cross: Tensor
+    strength: Tensor
+    error: Tensor
+
+
+def cross_validated(
+    directions: Directions, outcomes: Outcomes, largest: float = math.inf
+) -> Fitted:
+    """Ridges with the strength of smallest generalised cross-validation error.
+
+    Args:
+        directions: of the covariance of the features.
+        outcomes: without noise.
+        largest: strengths that explain this share of the variance or more are left out: where an
+            outcome was seen on other records than the covariance, a weak ridge may explain more
+            than there is.
+
+    Returns:
+        The ridges. Where no strength is allowed, the strongest one.
+
+    Source: Golub, Heath & Wahba 1979, with one degree of freedom for the intercept.
+    """
+    values, variance = directions.values, outcomes.variance[:, None]
+    mean = max(float(values.mean()), 1e-300)
+    strengths = STRENGTHS * mean
+    squares = (outcomes.cross @ directions.vectors).square()
+    inverse = 1 / (values + strengths[:, None])
+    fits = squares @ inverse.T
+    residual = variance - 2 * fits + (squares * values) @ inverse.square().T
+    freedom = (1 + (values * inverse).sum(1)) / outcomes.records[:, None]
+    errors = residual.clamp_min(0) / (1 - freedom).clamp_min(1 - MOST_FREEDOM).square()
+    allowed = (freedom < MOST_FREEDOM) & (fits < largest * variance)
+    allowed[:, -1] |= ~allowed.any(1)
+    best = torch.where(allowed, errors, torch.inf).argmin(1)
+    strength = strengths[best]
+    weight = directions.weights(outcomes.cross, strength)
+    error = errors.gather(1, best[:, None]).squeeze(1)
+    return Fitted(weight, outcomes.cross, strength, error)
+
+
+def expected(directions: Directions, outcomes: Outcomes) -> Fitted:
+    """Weights as they are expected given the noise (empirical Bayes).
+
+    In the direction of an eigenvalue l, the weight of the true covariance is taken as normal with
+    variance t l^a, so the released one has t l^(a + 2) + l v / N + noise^2, v the residual
+    variance. Power a and scale t are those of the largest likelihood.
+
+    Args:
+        directions: of a cleaned covariance, all eigenvalues above zero.
+        outcomes: with noise.
+
+    Returns:
+        The weights. Their error is that of the mean under this prior.
+    """
+    values = directions.values
+    judged = directions.measured + JUDGED * (values - directions.measured)
+    rotated = outcomes.cross @ directions.vectors
+    shapes = values ** (POWERS[:, None] + 2)
+    scales = EXPLAINED[:, None] / (shapes / values).sum(1)
+    weight, cross, error = torch.zeros_like(rotated), torch.zeros_like(rotated), []
+    for row, (own, variance) in enumerate(zip(rotated, outcomes.variance.tolist(), strict=True)):
+        residual = variance
+        for _ in range(PASSES):
+            chance = values * residual / float(outcomes.records[row]) + outcomes.noise[row].square()
+            whole = (variance * scales)[:, :, None] * shapes + chance
+            best = int((whole.log() + own.square() / whole).sum(2).argmin())
+            kept = 1 - chance / whole.flatten(0, 1)[best]
+            cross[row] = kept * own
+            weight[row] = cross[row] / values
+            explained = 2 * weight[row] * cross[row] - judged * weight[row].square()
+            residual = max(variance - float(explained.sum()), LEAST_RESIDUAL * variance)
+        error.append(residual)
+    vectors = directions.vectors.T
+    return Fitted(
+        weight @ vectors,
+        cross @ vectors,
+        torch.full_like(outcomes.variance, torch.nan),
+        torch.tensor(error, dtype=torch.float64),
+    )

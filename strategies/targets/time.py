@@ -1,0 +1,231 @@
+"""Risk of an event from the cells of a time axis: heads in one round and in two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.errors import RunError
+from strategies.targets.strength import Directions, Fitted, Outcomes, cross_validated, expected
+from strategies.targets.sums import CodedSums
+from strategies.targets.survival import Cells, kaplan_meier
+
+# Variances of the log hazard between records, among which the prior is chosen.
+SPREADS = torch.linspace(-14, 6, 241, dtype=torch.float64).exp()
+# Newton steps of the one slope that calibrates scores.
+PASSES = 25
+
+
+@dataclass(frozen=True)
+class RiskHead:
+    """Log hazards (z - mean) w, relative to a record with the mean features.
+
+    Attributes:
+        weight: w, (d,), float64.
+        mean: of the features, (d,).
+        hazard: baseline hazard of each bin, (B,); zeros where it was not asked for.
+    """
+
+    weight: Tensor
+    mean: Tensor
+    hazard: Tensor
+
+
+def risk_head(sums: CodedSums, calibrated: bool = True) -> RiskHead:
+    """The risk from the cells of one round: a normal prior on the weights, and the score of the Cox
+    model at zero, which is the sum of martingale residuals times features.
+
+    Args:
+        sums: of the code that is one for a record's cell, in the order of `Cells`.
+        calibrated: whether the scores' slope and the baseline hazard are estimated from the sums as
+            well.
+
+    Returns:
+        The head.
+
+    Raises:
+        RunError: where no event was seen, or noise leaves none.
+    """
+    cells = cells_of(sums)
+    _check_events(cells)
+    residuals = cells.residuals
+    score = residuals @ sums.sums
+    noise = 0.0
+    if sums.noise is not None:
+        noise = float((residuals * sums.noise.sums).norm())
+    weight = _weights(score, noise, float(cells.possible_events.sum()), _directions(sums))
+    head = RiskHead(weight, sums.mean, torch.zeros(len(cells.events), dtype=torch.float64))
+    return calibrated_head(head, sums) if calibrated else head
+
+
+def cells_of(sums: CodedSums) -> Cells:
+    """The cells of coded sums."""
+    noise = 0.0 if sums.noise is None else float(sums.noise.code.max())
+    return Cells.of(sums.code, noise)
+
+
+def second_code(cells: Cells) -> tuple[Tensor, float]:
+    """The code of the second of two rounds: the martingale residual of each cell, scaled so that its
+    magnitude is at most one.
+
+    Args:
+        cells: of the first round.
+
+    Returns:
+        Values by cell, (2 B + 1,), and the bound by which they were divided.
+    """
+    residuals = cells.residuals
+    bound = max(1.0, float(cells.hazard.sum()))
+    return residuals / bound, bound
+
+
+def risk_of_rounds(cells: Cells, sums: CodedSums) -> RiskHead:
+    """The risk from two rounds: cells in the first, and in the second the features weighted with the
+    residuals of `second_code`.
+
+    Args:
+        cells: of the first round.
+        sums: of the second round's code (1, residual), around zero; the sum of the code is taken
+            from the cells.
+
+    Returns:
+        The head, not calibrated.
+
+    Raises:
+        RunError: as in `risk_head`.
+    """
+    _check_events(cells)
+    values, bound = second_code(cells)
+    records = max(float(cells.counts.sum()), 1.0)
+    mean = bound * float(values @ cells.counts) / records
+    score = bound * sums.sums[1] - mean * sums.sums[0]
+    noise = 0.0
+    if sums.noise is not None:
+        noise = float((sums.noise.sums * torch.tensor([mean, bound]).double()).norm())
+    weight = _weights(score, noise, float(cells.possible_events.sum()), _directions(sums))
+    return RiskHead(weight, sums.mean, torch.zeros(len(cells.events), dtype=torch.float64))
+
+
+def pseudo_value_head(sums: CodedSums, edges: Tensor) -> Fitted:
+    """The ridge of pseudo-values of the restricted mean survival time: larger values, longer life.
+
+    Args:
+        sums: as for `risk_head`.
+        edges: of the bins, (B + 1,).
+
+    Returns:
+        The ridge, with one row.
+
+    Raises:
+        RunError: as in `risk_head`.
+
+    Source: Andersen, Klein & Rosthøj 2003.
+    """
+    cells = cells_of(sums)
+    _check_events(cells)
+    counts, records = cells.counts, float(cells.counts.sum())
+
+    def time(of: Tensor) -> float:
+        return kaplan_meier(Cells.of(of)).mean_time(edges)
+
+    clean = counts.clamp_min(0) if cells.noise else counts
+    whole, values = time(clean), torch.zeros_like(counts)
+    for cell in (clean >= 1).nonzero().flatten().tolist():
+        without = clean.clone()
+        without[cell] -= 1
+        values[cell] = records * whole - (records - 1) * time(without)
+    mean = float(values @ clean) / records
+    variance = float(values.square() @ clean) / records - mean**2
+    cross = sums.covariances_with((values - mean)[None])
+    noise = 0.0
+    if sums.noise is not None:
+        noise = float(((values - mean) * sums.noise.sums).norm()) / records
+    each = torch.tensor([[variance], [records], [noise]], dtype=torch.float64)
+    outcome = Outcomes(cross, each[0], each[1], each[2])
+    fit: Callable[[Directions, Outcomes], Fitted] = cross_validated
+    return (expected if sums.noise is not None else fit)(_directions(sums), outcome)
+
+
+def calibrated_head(head: RiskHead, sums: CodedSums) -> RiskHead:
+    """The head with the slope and the baseline hazard that its cells suggest, without another round.
+
+    Within a cell, scores are taken as normal around the mean that the sums give, all with the
+    variance that is left: so the sum of exp(slope score) at risk follows, and the slope of the
+    Cox model of this one number.
+
+    Args:
+        head: whose scores are calibrated.
+        sums: of the cells.
+    """
+    cells = cells_of(sums)
+    events, counts = cells.possible_events, cells.counts.clamp_min(0)
+    scores = sums.sums @ head.weight - cells.counts * float(head.mean @ head.weight)
+    bins = len(events)
+    present = counts > max(1e-9, 2 * cells.noise)
+    mean = torch.where(present, scores / counts.clamp_min(1e-9), 0.0)
+    spread = float(head.weight @ sums.covariance @ head.weight)
+    between = float(mean.square() @ counts) / max(float(counts.sum()), 1e-9)
+    within = max(spread - between, 0.1 * spread)
+    if spread <= 0:
+        return RiskHead(head.weight, head.mean, cells.within_bins(cells.hazard))
+    own = float(scores[:bins].sum())
+    slope = 1.0
+    for _ in range(PASSES):
+        weights = counts * (slope * mean + slope**2 * within / 2).exp()
+        tilted = mean + slope * within
+        sums_of = [
+            _at_risk(each)
+            for each in (weights, weights * tilted, weights * (tilted.square() + within))
+        ]
+        below = sums_of[0].clamp_min(1e-300)
+        first, second = sums_of[1] / below, sums_of[2] / below
+        gradient = own - float(events @ first)
+        information = max(float(events @ (second - first.square())), 1e-12)
+        slope = min(max(slope + gradient / information, slope / 2), 2 * slope)
+    weights = counts * (slope * mean + slope**2 * within / 2).exp()
+    below = _at_risk(weights) - weights[bins:-1] / 2
+    hazard = cells.within_bins(events / below.clamp_min(1e-300))
+    return RiskHead(slope * head.weight, head.mean, hazard)
+
+
+def _at_risk(by_cell: Tensor) -> Tensor:
+    """Sums at risk in each bin (B,), from those of each cell (2 B + 1,)."""
+    bins = len(by_cell) // 2
+    leaving = by_cell[:bins] + by_cell[bins:-1]
+    return leaving.flip(0).cumsum(0).flip(0) + by_cell[-1]
+
+
+def _directions(sums: CodedSums) -> Directions:
+    if sums.noise is None:
+        return Directions.of(sums.covariance)
+    return Directions.of_noisy(sums.covariance, sums.noise.squares / max(sums.records, 1.0), 0.0)
+
+
+def _check_events(cells: Cells) -> None:
+    """Raise RunError without an event, or with no more than noise makes."""
+    events, bins = float(cells.events.sum()), len(cells.events)
+    least = 2 * cells.noise * bins**0.5
+    if not events > least:
+        within = f", within the noise of {least / 2:.3g}" if cells.noise else ""
+        raise RunError(
+            f"{events:.4g} events before the horizon{within}: nothing can be learned; set a later "
+            "horizon"
+        )
+
+
+def _weights(score: Tensor, noise: float, events: float, directions: Directions) -> Tensor:
+    """Weights (d,) that are expected given the score (d,), for a normal prior of which the variance
+    has the largest likelihood.
+    """
+    values = directions.values * events
+    rotated = score @ directions.vectors
+    scales = SPREADS[:, None] / directions.values.sum().clamp_min(1e-300)
+    whole = values + values.square() * scales + noise**2
+    usable = values > 1e-12 * values.max()
+    terms = (whole.log() + rotated.square() / whole)[:, usable]
+    scale = float(scales[int(terms.sum(1).argmin())])
+    inside = scale * values * rotated / (values + scale * values.square() + noise**2)
+    return directions.vectors @ torch.where(usable, inside, 0.0)

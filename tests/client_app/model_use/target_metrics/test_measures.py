@@ -1,0 +1,248 @@
+"""Measures of numbers, labels and times against the libraries, and their intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from client_app.model_use.metrics import Measure
+from client_app.model_use.target_metrics.labels import label_report
+from client_app.model_use.target_metrics.numbers import (
+    Predictions,
+    _points,
+    agreement_of_raters,
+    number_measures,
+    ordinal_measures,
+)
+from client_app.model_use.target_metrics.resampling import measured
+from client_app.model_use.target_metrics.times import (
+    Observed,
+    Survival,
+    _mean_time,
+    compare_thirds,
+    landmark_calibration,
+    mean_time,
+    thirds,
+    time_measures,
+)
+
+
+def predictions(seed: int, n: int = 60) -> Predictions:
+    random = np.random.default_rng(seed)
+    true = random.normal(50, 10, n)
+    predicted = true + random.normal(1, 5, n)
+    return Predictions(true, predicted, predicted - 10, predicted + 10)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000), n=st.integers(2, 60))
+def test_measures_of_numbers_are_those_of_scikit_learn_also_in_samples(seed: int, n: int) -> None:
+    of = predictions(seed, n)
+    rows = np.random.default_rng(seed).integers(0, n, n)
+    rows[:2] = [0, 1]
+    found = _points(of, rows)
+    true, predicted = of.true[rows], of.predicted[rows]
+    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(true, predicted))
+    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(true, predicted))
+    assert found["r2"] == pytest.approx(metrics.r2_score(true, predicted))
+    whole = number_measures(of, draws=5)
+    assert whole["r2"].value == metrics.r2_score(of.true, of.predicted)
+    assert whole["coverage"].value == float((np.abs(of.predicted - of.true) <= 10).mean())
+    assert all(each.support == n for each in whole.values())
+
+
+def test_the_limits_of_agreement_hold_most_differences_and_the_bias_is_their_mean() -> None:
+    found = number_measures(predictions(0, 2000), draws=20)
+    low, bias, high = (found[name].value for name in ("agreement_low", "bias", "agreement_high"))
+    assert low is not None
+    assert bias is not None
+    assert high is not None
+    assert bias == pytest.approx(1.0, abs=0.4)
+    assert (high - low) / (2 * 1.96) == pytest.approx(5.0, abs=0.3)
+
+
+def test_agreement_of_raters_counts_a_shift_as_disagreement() -> None:
+    true = np.random.default_rng(0).normal(size=200)
+    same, shifted = (agreement_of_raters(np.stack([true, true + by], 1)) for by in (0.0, 2.0))
+    assert same == pytest.approx(1.0)
+    assert shifted is not None
+    assert shifted < 0.5
+    assert agreement_of_raters(np.ones((1, 2))) is None
+    assert agreement_of_raters(np.ones((5, 2))) is None
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_ordinal_measures_are_those_of_scikit_learn_and_samples_agree(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    true, predicted = random.integers(0, 4, 30), random.integers(0, 4, 30)
+    found = ordinal_measures(true, predicted, draws=40)
+    kappa = metrics.cohen_kappa_score(true, predicted, weights="quadratic")
+    assert found["kappa"].value == pytest.approx(kappa)
+    low, high = found["kappa"].low, found["kappa"].high
+    assert low is not None
+    assert high is not None
+    assert low <= kappa <= high, "samples are of the same measure"
+
+
+def test_intervals_draw_whole_patients() -> None:
+    """Ten copies of each record of a patient say no more than one."""
+    true, predicted = (
+        np.repeat(each, 10) for each in (predictions(1).true, predictions(1).predicted)
+    )
+    patients = [str(i // 10) for i in range(600)]
+    apart, by_patient = (
+        number_measures(Predictions(true, predicted, patients=owners), draws=300)["mae"]
+        for owners in (None, patients)
+    )
+
+    def width(measure: Measure) -> float:
+        assert measure.low is not None
+        assert measure.high is not None
+        return measure.high - measure.low
+
+    assert width(by_patient) > 2.5 * width(apart)
+
+
+def test_without_records_nothing_is_defined() -> None:
+    nothing = np.zeros(0)
+    assert {m.value for m in number_measures(Predictions(nothing, nothing)).values()} == {None}
+    none = ordinal_measures(nothing.astype(int), nothing.astype(int))
+    assert {m.value for m in none.values()} == {None}
+    one = number_measures(Predictions(np.ones(1), np.ones(1)), draws=5)
+    assert (one["r2"].value, one["icc"].value, one["agreement_low"].value) == (None, None, None)
+    assert one["mae"] == Measure(0.0, None, None, 1)
+    report = label_report(np.full((3, 1), np.nan), np.full((3, 1), 0.5), ["edema"])
+    assert report.left_out == ("edema",)
+    assert {m.value for m in report.labels[0].measures.values()} == {None}
+    observed = Observed(np.ones(3), np.zeros(3, dtype=bool), np.arange(3.0))
+    assert {m.value for m in time_measures(observed, 2.0, draws=3).values()} == {None}
+    assert compare_thirds(observed, 2.0, draws=3).chance is None
+    assert measured(lambda rows: {"x": None}, 0)["x"].value is None
+
+
+def labelled(seed: int, n: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    odds = random.normal(size=(n, 2))
+    truth = (random.random((n, 2)) < 1 / (1 + np.exp(-odds))).astype(float)
+    truth[random.random((n, 2)) < 0.3] = np.nan
+    return truth, 1 / (1 + np.exp(-2 * odds))
+
+
+NAMES = ["edema", "fracture"]
+
+
+def test_measures_of_labels_are_those_of_the_libraries_on_annotated_records() -> None:
+    import statsmodels.api as sm
+
+    truth, chance = labelled(0)
+    report = label_report(truth, chance, NAMES, draws=100)
+    for index, label in enumerate(report.labels):
+        known = ~np.isnan(truth[:, index])
+        own, of = truth[known, index], chance[known, index]
+        found = {name: each.value for name, each in label.measures.items()}
+        assert found["auroc"] == metrics.roc_auc_score(own, of)
+        assert found["average_precision"] == metrics.average_precision_score(own, of)
+        assert found["brier"] == metrics.brier_score_loss(own, of)
+        fit = sm.Logit(own, sm.add_constant(np.log(of / (1 - of)))).fit(disp=0)
+        assert found["calibration_intercept"] == pytest.approx(fit.params[0], abs=1e-6)
+        assert found["calibration_slope"] == pytest.approx(fit.params[1], abs=1e-6)
+        slope = label.measures["calibration_slope"]
+        assert (slope.low, slope.high) == pytest.approx(tuple(fit.conf_int()[1]), abs=1e-6)
+        threshold = np.quantile(of[own == 0], 0.9)
+        assert found["sensitivity"] == pytest.approx((of[own == 1] > threshold).mean(), abs=0.03)
+        assert label.annotated == known.sum() == label.measures["auroc"].support
+        assert label.positive == own.sum() == label.measures["sensitivity"].support
+        for each in label.measures.values():
+            assert each.value is not None
+            assert each.low is not None
+            assert each.high is not None
+            assert each.low <= each.value <= each.high
+    values = [label.measures["auroc"].value for label in report.labels]
+    assert report.averages["macro_auroc"].value == pytest.approx(np.mean(values))  # type: ignore[arg-type]
+
+
+def test_a_label_of_one_class_is_left_out_of_averages_and_named() -> None:
+    truth, chance = labelled(1)
+    truth[:, 1] = np.where(np.isnan(truth[:, 1]), np.nan, 0.0)
+    report = label_report(truth, chance, NAMES, draws=20)
+    assert report.left_out == ("fracture",)
+    assert report.labels[1].few
+    assert report.labels[1].measures["auroc"].value is None
+    assert report.averages["macro_auroc"].value == report.labels[0].measures["auroc"].value
+
+
+def test_a_label_that_is_told_apart_perfectly_has_no_slope() -> None:
+    truth = np.repeat([[0.0], [1.0]], 20, 0)
+    report = label_report(truth, 0.1 + 0.8 * truth, ["edema"], draws=20)
+    assert report.labels[0].measures["calibration_slope"].value is None
+    assert report.labels[0].measures["auroc"].value == 1.0
+
+
+def observed(seed: int, n: int = 150) -> Observed:
+    random = np.random.default_rng(seed)
+    risks = random.normal(size=n)
+    times, ends = random.exponential(2 * np.exp(-risks)), random.uniform(0, 6, n)
+    return Observed(np.minimum(times, ends), times <= ends, risks)
+
+
+def test_measures_of_times_are_those_of_scikit_survival() -> None:
+    from sksurv import metrics as survival
+
+    of, horizon = observed(0), 4.0
+    grid = np.linspace(0.1, 3.9, 12)
+    chances = np.exp(-np.outer(np.exp(of.risks) / 2, grid))
+    found = time_measures(of, horizon, Survival(grid, chances), draws=20)
+    events = of.events & (of.times < horizon)
+    cut = survival.concordance_index_censored(events, np.minimum(of.times, horizon), of.risks)[0]
+    assert found["concordance"].value == cut
+    own = of.structured
+    ipcw = survival.concordance_index_ipcw(own, own, of.risks, tau=horizon)[0]
+    assert found["concordance_ipcw"].value == ipcw
+    assert found["concordance"].support == events.sum()
+    assert found["dynamic_auc"].support == 150
+    for name in ("concordance", "dynamic_auc", "integrated_brier"):
+        measure = found[name]
+        assert measure.value is not None
+        assert measure.low is not None
+        assert measure.high is not None
+        assert 0 < measure.low <= measure.value <= measure.high < 1
+    opposite = time_measures(Observed(of.times, of.events, -of.risks), horizon, draws=3)
+    assert opposite["concordance"].value == pytest.approx(1 - cut)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000), n=st.integers(1, 50))
+def test_the_mean_time_of_samples_is_that_of_lifelines(seed: int, n: int) -> None:
+    of = observed(seed, n)
+    times, events = np.minimum(of.times, 3.0).round(1), of.events & (of.times < 3.0)
+    assert mean_time(times, events, 3.0) == pytest.approx(_mean_time(times, events, 3.0))
+
+
+def test_thirds_by_risk_differ_in_survival() -> None:
+    from lifelines.statistics import multivariate_logrank_test
+
+    of = observed(1)
+    found = compare_thirds(of, 4.0, draws=20)
+    cut = (np.minimum(of.times, 4.0), thirds(of.risks), of.events & (of.times < 4.0))
+    assert found.chance == multivariate_logrank_test(*cut).p_value
+    assert found.records == (50, 50, 50)
+    assert sum(found.events) == cut[2].sum()
+    first, second, third = (each.value for each in found.mean_times)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert first > second > third
+
+
+def test_calibration_at_a_landmark_is_near_for_the_true_survival() -> None:
+    of = observed(2, 2000)
+    found = landmark_calibration(of, np.exp(-np.exp(of.risks) / 2), 1.0)
+    assert len(found) == 5
+    assert [each.predicted for each in found] == sorted(each.predicted for each in found)
+    for each in found:
+        assert each.observed.support == 400
+        assert each.observed.value == pytest.approx(each.predicted, abs=0.08)

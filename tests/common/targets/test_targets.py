@@ -1,0 +1,137 @@
+"""Targets follow from settings alone, and no code of a record is longer than its bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.run import Run, parse_run
+from common.settings.flat import Scalar
+from common.targets.target import CODE, PRODUCTS, Target
+
+Flat = dict[str, Scalar]
+NUMBER: Flat = {"target": "number", "target-range": "-3,5; 0,1", "value-columns": "age,dose"}
+LABELS: Flat = {"target": "labels", "label-columns": "edema,fracture,nodule"}
+TIME: Flat = {"target": "time", "horizon": 3.0, "bins": 6}
+KINDS = (NUMBER, LABELS, TIME)
+PRIVATE: Flat = {"epsilon": 2.0, "delta": 1e-5}
+number = st.floats(-1e9, 1e9)
+VALUES = {
+    "number": st.tuples(number, number),
+    "labels": st.tuples(*3 * [st.sampled_from([0.0, 1.0, math.nan])]),
+    "time": st.tuples(st.floats(0, 1e9), st.sampled_from([0.0, 1.0])),
+}
+
+
+def resolved(flat: Flat) -> tuple[Run, Target]:
+    run = parse_run(flat)
+    assert run.target is not None
+    return run, run.target
+
+
+@pytest.mark.parametrize("flat", KINDS)
+@pytest.mark.parametrize("private", [False, True])
+def test_shares_are_one_budget_and_the_mechanism_has_each_bound(flat: Flat, private: bool) -> None:
+    run, target = resolved(flat | (PRIVATE if private else {}))
+    sums = target.statistics(private)
+    assert [each.name for each in sums] == [field.name for field in run.plan.messages.sends]
+    if not private:
+        assert run.mechanism is None
+        return
+    assert math.isclose(sum(each.share for each in sums), 1)
+    assert run.mechanism is not None
+    assert {name: bound for name, (_, bound) in run.mechanism.noise.items()} == {
+        each.name: each.bound for each in sums
+    }
+    for each in sums:
+        sigma, bound = run.mechanism.noise[each.name]
+        due = run.mechanism.noise_multiplier * bound / math.sqrt(each.share)
+        assert math.isclose(sigma, due)
+
+
+@pytest.mark.parametrize("flat", KINDS)
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_no_record_has_a_code_longer_than_its_bound(flat: Flat, data: st.DataObject) -> None:
+    _, target = resolved(flat)
+    rows = data.draw(st.lists(VALUES[target.name], min_size=1, max_size=5))
+    values = torch.tensor(rows, dtype=torch.float64)
+    assert not any(wrong.any() for wrong in target.faults(values).values())
+    code = target.code(values)
+    assert code.shape == (len(rows), len(target.rows))
+    bounds = {each.name: each.bound for each in target.statistics(private=True)}
+    assert float(code.norm(dim=1).max()) <= bounds[CODE] + 1e-12
+    if PRODUCTS in bounds:
+        squares = torch.einsum("ni,nj->nij", code, code).flatten(1)
+        assert float(squares.norm(dim=1).max()) <= bounds[PRODUCTS] + 1e-12
+    # The code of a record depends on no other.
+    alone = torch.cat([target.code(row[None]) for row in values])
+    assert torch.equal(alone, code)
+
+
+@pytest.mark.parametrize("flat", KINDS)
+def test_a_run_resolves_to_itself_and_its_digest_holds_the_target(flat: Flat) -> None:
+    run, target = resolved(flat)
+    again = parse_run(run.settings.flat())
+    assert (again.full_digest, again.target) == (run.full_digest, target)
+    assert run.settings.classes == target.rows
+    changed: dict[str, Flat] = {
+        "number": {"target-range": "-3,5; 0,2"},
+        "labels": {"label-columns": "edema,fracture,mass"},
+        "time": {"horizon": 4.0},
+    }
+    assert parse_run(flat | changed[target.name]).digest != run.digest
+    assert parse_run({}).target is None
+
+
+def test_faults_of_values_are_found_record_by_record() -> None:
+    def wrong(flat: Flat, rows: Tensor) -> list[list[bool]]:
+        return [each.tolist() for each in resolved(flat)[1].faults(rows).values()]
+
+    inf, nan = math.inf, math.nan
+    assert wrong(NUMBER, torch.tensor([[0.0, inf], [nan, 0.0]])) == [[True, False]]
+    assert wrong(LABELS, torch.tensor([[0.0, 1.0, 2.0], [nan, 0.0, 1.0]])) == [[True, False]]
+    rows = torch.tensor([[-1.0, 1.0], [1.0, 2.0], [inf, 0.0], [1.0, 0.0]])
+    assert wrong(TIME, rows) == [[True, False, True, False], [False, True, False, False]]
+
+
+def test_a_record_at_the_horizon_has_outlived_it() -> None:
+    _, target = resolved(TIME)
+    code = target.code(torch.tensor([[3.0, 1.0], [2.999, 1.0], [0.5, 0.0], [0.0, 1.0]]))
+    shown = [target.rows[i] for i in code.argmax(1).tolist()]
+    assert shown == ["outlived 3", "event 2.5 to 3", "last seen 0.5 to 1", "event 0 to 0.5"]
+
+
+def test_a_wrong_unit_and_clipped_numbers_are_remarked() -> None:
+    _, time = resolved(TIME)
+    assert "beyond the horizon" in time.remarks(torch.tensor([[400.0, 1.0]] * 9))[0]
+    assert "first bin" in time.remarks(torch.tensor([[0.1, 1.0]] * 9))[0]
+    assert not time.remarks(torch.tensor([[0.1, 1.0], [2.0, 1.0]]))
+    _, number = resolved(NUMBER)
+    beyond = torch.tensor([[6.0, 0.5], [0.0, 0.5]])
+    (remark,) = number.remarks(beyond)
+    assert "'age'" in remark
+    assert "50.0%" in remark
+
+
+@pytest.mark.parametrize(
+    ("flat", "said"),
+    [
+        (NUMBER | {"method": "fedavg"}, "use 'fedpft' or 'afl'"),
+        (NUMBER | {"method": "afl"} | PRIVATE, "does not support it"),
+        (NUMBER | {"fedpft.topology": "chain"}, "'star'"),
+        ({"target": "number"}, "needs target-range"),
+        (TIME | {"time-column": "t"}, "needs time-unit"),
+        (LABELS | {"classes": "a,b"}, "for target = 'class'"),
+        ({"horizon": 2.0}, "works only with target = 'time'"),
+    ],
+)
+def test_what_does_not_agree_is_refused_before_the_start(flat: Flat, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_run(flat)

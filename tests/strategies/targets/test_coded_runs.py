@@ -1,0 +1,155 @@
+"""Runs of every target on the real path: site, message or secure sum, checks, coordinator, model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+import fedsurrogate as fs
+from common.errors import ConfigError
+from common.signed_models.making import make_signed_model
+from server_app.export.model_card import model_card
+from server_app.export.source import run_config_of
+from server_app.relearn import relearn
+
+NUMBER: dict[str, Any] = {"target": "number", "target_range": (-4, 4)}
+LABELS: dict[str, Any] = {"target": "labels"}
+TIME: dict[str, Any] = {"target": "time", "horizon": 3.0, "bins": 4}
+SUM: dict[str, Any] = {"secure_sum": True, "colluding": 0.0, "dropouts": 0.0}
+PRIVATE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
+Site = tuple[Any, Any]
+
+
+def hospitals(kind: str, sizes: tuple[int, ...] = (90, 60, 30), seed: int = 0) -> list[Site]:
+    """Records whose targets follow from their features."""
+    draw = np.random.default_rng(seed)
+    sites = []
+    for size in sizes:
+        x = draw.normal(size=(size, 4)) * [1, 2, 0.5, 1] + [1, 0, 3, -2]
+        signal = x[:, 0] - 0.5 * x[:, 1]
+        if kind == "number":
+            sites.append((x, signal + 0.3 * draw.normal(size=size)))
+        elif kind == "labels":
+            there = (signal[:, None] + draw.normal(size=(size, 3)) > [0.5, 1.0, 1.5]).astype(float)
+            there[draw.random((size, 3)) < 0.2] = np.nan
+            sites.append((x, there))
+        else:
+            time = draw.exponential(np.exp(-(signal - 1)))
+            seen = draw.uniform(0.5, 4, size)
+            sites.append((x, np.stack([np.minimum(time, seen), time <= seen], 1)))
+    return sites
+
+
+def test_numbers_from_messages_are_a_ridge_of_all_records_together() -> None:
+    """With the chosen strength, up to the rounding of 16 bits."""
+    sites = hospitals("number")
+    model = fs.learn([fs.fit(*site, site=f"s{i}", **NUMBER) for i, site in enumerate(sites)])
+    x, y = (np.concatenate([site[part] for site in sites]) for part in (0, 1))
+    assert model.score(x, y) > 0.9
+    error = min(
+        float(np.abs(Ridge(alpha=a).fit(x, y.clip(-4, 4)).predict(x) - model.predict(x)).max())
+        for a in np.geomspace(1e-6, 1e3, 400)
+    )
+    assert error < 0.01
+
+
+@pytest.mark.parametrize("kind", [NUMBER, LABELS, TIME], ids=lambda kind: str(kind["target"]))
+@pytest.mark.parametrize("more", [{}, SUM, PRIVATE, SUM | PRIVATE], ids=["", "sum", "dp", "both"])
+def test_a_run_learns_and_measures_every_target(
+    kind: dict[str, Any], more: dict[str, Any], tmp_path: Path
+) -> None:
+    if kind is TIME and not more:
+        more = {"bins": 1}
+    if kind is LABELS and more is SUM:
+        more = SUM | {"label_sets": ";".join(f"{i}=label 1,label 2,label 3" for i in range(3))}
+    sites = hospitals(str(kind["target"]), sizes=(400, 300, 200))
+    result = fs.simulate(sites, output_dir=tmp_path, **(kind | more))
+    measures = result.metrics["measures"]["all"]
+    x, y = (np.concatenate([site[part] for site in sites]) for part in (0, 1))
+    model = fs.load(result.folder)
+    assert isinstance(model, fs.Model)
+    score = model.score(x, y)
+    least = {"number": 0.3, "labels": 0.6, "time": 0.55}[str(kind["target"])]
+    assert score > least, (score, measures)
+    for own in measures.values():
+        assert own["records"] > 100
+        assert {"r2", "auroc", "concordance"} & own.keys()
+    answers = model.answers(x)
+    assert all(len(column) == len(x) for column in answers.values())
+    assert json.loads((result.folder / "manifest.json").read_text())["config"]["target"]
+
+
+def test_secure_sums_of_numbers_are_those_of_all_records(tmp_path: Path) -> None:
+    """An exact path: the weights are those of one ridge, up to the steps of 32 bits."""
+    sites = hospitals("number")
+    run = fs.simulate(sites, test_fraction=0.01, output_dir=tmp_path, **NUMBER, **SUM)
+    weight = run.model.classifier.arrays()["weight"]
+    again = fs.simulate(
+        [tuple(np.concatenate([s[i] for s in sites]) for i in (0, 1))] * 1,
+        test_fraction=0.01,
+        output_dir=tmp_path,
+        **NUMBER,
+    )
+    assert torch.allclose(weight, again.model.classifier.arrays()["weight"], atol=0.02)
+
+
+@pytest.mark.parametrize("kind", [NUMBER, LABELS], ids=["number", "labels"])
+def test_a_run_is_learned_again_without_a_site_that_leaves(
+    kind: dict[str, Any], tmp_path: Path
+) -> None:
+    """As if the site had never been there; and with all sites the run's own model comes out."""
+    sites = hospitals(str(kind["target"]), sizes=(200, 150, 120))
+    run = fs.simulate(sites, output_dir=tmp_path, **kind)
+    _, same = relearn(run.folder, without=[])
+    assert torch.equal(same.arrays()["weight"], run.model.classifier.arrays()["weight"])
+    _, left = relearn(run.folder, without=["0"])
+    (run.folder / "surrogates" / "0.pb").unlink()
+    _, never = relearn(run.folder, without=[])
+    assert torch.equal(left.arrays()["weight"], never.arrays()["weight"])
+    assert not torch.equal(left.arrays()["weight"], same.arrays()["weight"])
+
+
+@pytest.mark.parametrize("kind", [NUMBER, LABELS], ids=["number", "labels"])
+def test_afl_learns_least_squares_of_a_target_with_its_own_ridge(kind: dict[str, Any]) -> None:
+    sites = hospitals(str(kind["target"]), sizes=(200, 150, 120))
+    x, y = (np.concatenate([site[part] for site in sites]) for part in (0, 1))
+    weak, strong = (
+        fs.learn(
+            [
+                fs.fit(*site, site=f"s{at}", method="afl", ridge=ridge, **kind)
+                for at, site in enumerate(sites)
+            ]
+        )
+        for ridge in (1.0, 1e4)
+    )
+    assert weak.score(x, y) > 0.6
+    norms = [float(m.classifier.arrays()["weight"].norm()) for m in (weak, strong)]
+    assert norms[1] < norms[0]
+    if kind is NUMBER:
+        oracle = Ridge(alpha=1.0).fit(x, y.clip(-4, 4))
+        assert np.abs(oracle.predict(x) - weak.predict(x)).max() < 0.01
+    with pytest.raises(ConfigError, match="no least squares"):
+        fs.fit(x[:, :2], np.c_[x[:, 0] ** 2, x[:, 1] > 0], method="afl", **TIME)
+
+
+def test_one_large_site_is_capped(tmp_path: Path) -> None:
+    sites = hospitals("number", sizes=(1200, 40, 40, 40))
+    run = fs.simulate(sites, output_dir=tmp_path, test_fraction=0.1, **NUMBER)
+    assert run.metrics["card"]["capped"].keys() == {"0"}
+
+
+@pytest.mark.parametrize("more", [{}, PRIVATE], ids=["exact", "noise"])
+def test_the_documents_of_a_run_can_be_written(more: dict[str, Any], tmp_path: Path) -> None:
+    """Report and model card speak of classes elsewhere."""
+    run = fs.simulate(hospitals("number", (300, 200)), output_dir=tmp_path, **NUMBER, **more)
+    assert "What the model answers" in run.report().read_text()
+    config = run_config_of(run.folder)
+    signed = make_signed_model(run.model.classifier, config, None, "1", 2, bytes(range(32)))
+    assert signed.manifest.run_config().target == config.target
+    assert "value" in model_card(signed, run.folder)

@@ -1,0 +1,253 @@
+"""Heads for labels with missing annotations, against discriminants on the annotated records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from common.errors import RunError
+from strategies.targets.labels import (
+    Annotated,
+    discriminant,
+    label_heads,
+    ridge_discriminant,
+)
+from strategies.targets.sums import CodedSums
+from tests.coded import capped_code, coded, exact_code, moment_of, noisy
+
+NAMES = ["edema", "fracture", "effusion"]
+
+
+def findings(seed: int, n: int = 400, d: int = 5, missing: float = 0.3) -> tuple[Tensor, Tensor]:
+    """Features and labels (n, 3), NaN where not annotated."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=draw, dtype=torch.float64)
+    scores = x[:, :3] + torch.randn(n, 3, generator=draw, dtype=torch.float64) - 0.5
+    labels = (scores > 0).double()
+    labels[torch.rand(n, 3, generator=draw) < missing] = torch.nan
+    return x, labels
+
+
+def of(x: Tensor, labels: Tensor) -> tuple[CodedSums, Annotated]:
+    sums = coded(exact_code(labels), x)
+    return sums, Annotated.exact(sums, labels.shape[1])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 500),
+    missing=st.floats(0, 0.8),
+    scale=st.sampled_from([0.01, 1.0, 100.0]),
+    sites=st.integers(1, 50),
+)
+def test_logits_of_the_own_moment_are_those_of_scikit_learn(
+    seed: int, missing: float, scale: float, sites: int
+) -> None:
+    x, labels = findings(seed, missing=missing)
+    x = x * torch.tensor([scale, 1, 1, 1, 1], dtype=torch.float64) + 1
+    site = torch.arange(len(x)) % sites
+    parts = [coded(exact_code(labels[site == s]), x[site == s]) for s in range(sites)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    for index in range(3):
+        known = ~labels[:, index].isnan()
+        own = labels[known, index]
+        assume(own.sum() > 8 and (1 - own).sum() > 8)
+        covariance = moment_of(x[known]).matrix
+        weight, bias = ridge_discriminant(Annotated.exact(total, 3), index, covariance, 0.0)
+        fit = LinearDiscriminantAnalysis(solver="lsqr").fit(x[known].numpy(), own.numpy())
+        ours = (x @ weight + bias).numpy()
+        theirs = fit.decision_function(x.numpy())
+        assert np.abs(ours - theirs).max() < 1e-9 * max(1, np.abs(theirs).max())
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 500), label=st.integers(0, 2))
+def test_a_label_is_not_changed_by_annotations_of_others(seed: int, label: int) -> None:
+    """With its own moment, what is known of the other labels has no effect."""
+    x, labels = findings(seed)
+    known = ~labels[:, label].isnan()
+    other = labels.clone()
+    other[:, [i for i in range(3) if i != label]] = torch.nan
+    weights = []
+    for each in (labels, other):
+        _, annotated = of(x, each)
+        weights.append(ridge_discriminant(annotated, label, moment_of(x[known]).matrix, 0.1)[0])
+    assert torch.allclose(weights[0], weights[1], atol=1e-12)
+
+
+def test_records_that_nobody_annotated_serve_the_shared_moment_alone() -> None:
+    x, labels = findings(1, missing=0.0)
+    half = labels.clone()
+    half[200:] = torch.nan
+    sums, annotated = of(x, half)
+    assert torch.allclose(annotated.annotated, torch.full((3,), 200.0).double())
+    assert torch.allclose(annotated.positive, labels[:200].sum(0))
+    assert torch.allclose(sums.covariance, moment_of(x).matrix)
+
+
+def test_both_moments_rank_alike_where_sites_are_alike() -> None:
+    x, labels = findings(2, n=3000)
+    test, truth = findings(3, n=2000, missing=0.0)
+    sums, annotated = of(x, labels)
+    moments = [moment_of(x[~labels[:, j].isnan()]) for j in range(3)]
+    shared, own = label_heads(sums, annotated, NAMES), label_heads(sums, annotated, NAMES, moments)
+    for heads in (shared, own):
+        scores = test @ heads.weight.T + heads.bias
+        assert roc_auc_score(truth.numpy(), scores.numpy()) > 0.75
+    assert float((shared.weight - own.weight).abs().max()) < 0.1
+    assert torch.allclose(shared.prevalence, annotated.prevalence)
+
+
+def test_probabilities_are_calibrated_and_a_prior_shift_is_one_offset() -> None:
+    import statsmodels.api as sm
+
+    from common.models.decisions import with_prevalence
+
+    draw = torch.Generator().manual_seed(0)
+    labels = (torch.rand(20_000, 1, generator=draw) < 0.3).double()
+    x = torch.randn(20_000, 3, generator=draw, dtype=torch.float64) + labels
+    sums, annotated = of(x, labels)
+    heads = label_heads(sums, annotated, ["finding"])
+    few = torch.cat([x[labels[:, 0] == 0], x[labels[:, 0] == 1][:1000]])
+    truth = torch.cat([torch.zeros(int((labels == 0).sum())), torch.ones(1000)])
+    own = truth.mean()[None].double()
+    for records, true, shift in ((x, labels[:, 0], False), (few, truth, True)):
+        odds = records @ heads.weight.T + heads.bias
+        if shift:
+            odds = with_prevalence(odds, heads.prevalence, own)
+        fit = sm.Logit(true.numpy(), sm.add_constant(odds.numpy())).fit(disp=0)
+        assert np.abs(fit.params - [0, 1]).max() < 0.1
+
+
+def test_the_optional_calibration_slows_the_slope_of_few_records() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 40, generator=draw, dtype=torch.float64)
+    labels = (x[:, :1] + torch.randn(120, 1, generator=draw, dtype=torch.float64) > 0).double()
+    sums, annotated = of(x, labels)
+    plain = label_heads(sums, annotated, ["finding"])
+    calibrated = label_heads(sums, annotated, ["finding"], calibrated=True)
+    ratio = calibrated.weight / plain.weight
+    assert float(ratio.min()) == pytest.approx(float(ratio.max()), rel=1e-9)
+    assert 0 < float(ratio.min()) < 1
+    x, labels = findings(0, n=20_000)
+    sums, annotated = of(x, labels)
+    plain, calibrated = (label_heads(sums, annotated, NAMES, calibrated=c) for c in (False, True))
+    assert torch.allclose(plain.weight, calibrated.weight, rtol=0.01)
+    assert torch.allclose(plain.bias, calibrated.bias, atol=0.02)
+
+
+def test_the_discriminant_is_that_of_the_covariance_within_classes() -> None:
+    """Sherman and Morrison's formula against a system that is solved."""
+    x, labels = findings(4, missing=0.0)
+    own = labels[:, 0]
+    p, means = float(own.mean()), [x[own == c].mean(0) for c in (1, 0)]
+    difference = means[0] - means[1]
+    total, cross = moment_of(x).matrix + 0.2 * torch.eye(5).double(), p * (1 - p) * difference
+    weight, bias = discriminant(cross, torch.linalg.solve(total, cross), p, x.mean(0), difference)
+    within = total - p * (1 - p) * torch.outer(difference, difference)
+    direct = torch.linalg.solve(within, difference)
+    assert torch.allclose(weight, direct, atol=1e-10)
+    middle = (means[0] + means[1]) / 2
+    assert float(bias) == pytest.approx(float(np.log(p / (1 - p)) - direct @ middle), abs=1e-10)
+
+
+def test_a_moment_that_explains_more_than_there_is_is_refused_or_strengthened() -> None:
+    x, labels = findings(5, missing=0.0)
+    sums, annotated = of(x, labels)
+    # A moment of other records, with far smaller variances.
+    small = moment_of(0.3 * x)
+    with pytest.raises(RunError, match="must be below 1"):
+        ridge_discriminant(annotated, 0, small.matrix, 1e-9)
+    heads = label_heads(sums, annotated, NAMES, [small] * 3)
+    assert heads.weight.isfinite().all()
+    assert roc_auc_score(labels[:, 0].numpy(), (x @ heads.weight[0]).numpy()) > 0.7
+
+
+def test_labels_with_too_few_records_are_left_out_and_named() -> None:
+    x, labels = findings(6)
+    labels[:, 1] = torch.where(labels[:, 1].isnan(), torch.nan, 0.0)
+    labels[:3, 1] = 1.0
+    sums, annotated = of(x, labels)
+    heads = label_heads(sums, annotated, NAMES, fewest=5)
+    assert heads.labels == ("edema", "effusion")
+    assert heads.weight.shape == (2, 5)
+    assert list(heads.left_out) == ["fracture"]
+    assert heads.left_out["fracture"].startswith("3 positive records, fewer than the 5")
+    negative = Annotated.exact(coded(exact_code(torch.ones(400, 3).double()), x), 3)
+    with pytest.raises(RunError, match="no label can be learned: 'edema' has 0 negative records"):
+        label_heads(sums, negative, NAMES)
+    with pytest.raises(ValueError, match="must be the same"):
+        label_heads(sums, annotated, ["one"])
+
+
+def test_the_capped_code_is_exact_where_no_record_has_many_labels() -> None:
+    x, labels = findings(7, missing=0.0)
+    member = torch.arange(400) % 2
+    # Site 0 annotates the first two labels, site 1 the last two.
+    members = torch.tensor([[True, True, False], [False, True, True]])
+    labels[~members[member]] = torch.nan
+    exact = of(x, labels)[1]
+    sums = coded(capped_code(labels, member, 2, 3.0), x)
+    capped = Annotated.capped(sums, members)
+    for one, other in (
+        (capped.positive, exact.positive),
+        (capped.annotated, exact.annotated),
+        (capped.positive_sums, exact.positive_sums),
+        (capped.annotated_sums, exact.annotated_sums),
+    ):
+        assert torch.allclose(one, other, atol=1e-9)
+    low = Annotated.capped(coded(capped_code(labels, member, 2, 1.0), x), members)
+    assert bool((low.positive < exact.positive).all()), "positives are counted low"
+    assert torch.allclose(low.annotated, exact.annotated)
+
+
+def released(x: Tensor, labels: Tensor, scale: float, seed: int) -> CodedSums:
+    exact = coded(exact_code(labels)[:, 1:], x)
+    sd = torch.full((6,), scale, dtype=torch.float64)
+    return noisy(exact, 2 * sd, sd, scale, seed, centre=True)
+
+
+def test_the_noise_of_positives_and_of_all_is_counted_once() -> None:
+    """The deviation of the noise in c, by draws."""
+    x, labels = findings(8, n=3000)
+    x = x / 5
+    exact = of(x, labels)[1]
+
+    def cross(annotated: Annotated) -> Tensor:
+        mean = annotated.annotated_sums / annotated.annotated[:, None]
+        return (
+            annotated.positive_sums / annotated.annotated[:, None]
+            - exact.prevalence[:, None] * mean
+        )
+
+    drawn = [
+        cross(Annotated.exact(released(x, labels, 20.0, seed), 3))[0, 0] for seed in range(300)
+    ]
+    one = Annotated.exact(released(x, labels, 20.0, 0), 3)
+    from strategies.targets.labels import _outcome
+
+    stated = float(_outcome(one, 0)[0].noise[0])
+    assert stated == pytest.approx(float(torch.stack(drawn).std()), rel=0.12)
+
+
+def test_noise_ranks_worse_but_ranks() -> None:
+    x, labels = findings(9, n=4000, d=8)
+    x = x / x.norm(dim=1, keepdim=True)
+    areas = []
+    for scale in (1e-6, 5.0, 60.0):
+        sums = released(x, labels, scale, 1)
+        heads = label_heads(sums, Annotated.exact(sums, 3), NAMES)
+        known = ~labels[:, 0].isnan()
+        areas.append(roc_auc_score(labels[known, 0], (x[known] @ heads.weight[0]).numpy()))
+    assert areas[0] > areas[1] > areas[2] > 0.6
+    sums = released(x, labels, 3000.0, 1)
+    with pytest.raises(RunError, match="no label can be learned"):
+        label_heads(sums, Annotated.exact(sums, 3), NAMES)

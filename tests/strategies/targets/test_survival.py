@@ -1,0 +1,376 @@
+"""Survival curves and risks from cells, against lifelines, scikit-survival and statsmodels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchmarks.targets_survival import coverage
+from common.errors import RunError
+from common.models.risk_sums import hazard_sums, risk_sums, survival_probabilities
+from strategies.targets.rounds import CoxSearch, HazardSearch, Newton, baseline
+from strategies.targets.sums import CodedSums
+from strategies.targets.survival import Cells, kaplan_meier, log_rank, widening_edges
+from strategies.targets.time import (
+    cells_of,
+    pseudo_value_head,
+    risk_head,
+    risk_of_rounds,
+    second_code,
+)
+from tests.coded import coded, noisy
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Records with a bin in which they leave, B for those that outlive the horizon."""
+
+    features: Tensor
+    bins: Tensor
+    events: Tensor
+    count: int
+
+    @property
+    def code(self) -> Tensor:
+        cell = torch.where(self.events, self.bins, self.bins + self.count)
+        cell = cell.masked_fill(self.bins >= self.count, 2 * self.count)
+        return torch.nn.functional.one_hot(cell, 2 * self.count + 1).double()
+
+    @property
+    def sums(self) -> CodedSums:
+        return coded(self.code, self.features)
+
+    def at(self, rows: Tensor) -> Cohort:
+        return Cohort(self.features[rows], self.bins[rows], self.events[rows], self.count)
+
+    @property
+    def structured(self) -> Any:
+        pairs = zip(self.events.tolist(), self.bins.tolist(), strict=True)
+        return np.array(list(pairs), dtype=[("event", bool), ("time", float)])
+
+
+BETA = torch.tensor([0.8, -0.5, 0.0], dtype=torch.float64)
+
+
+def cohort(seed: int, n: int = 300, bins: int = 8, scale: float = 1.0) -> Cohort:
+    draw = torch.Generator().manual_seed(seed)
+    x = scale * torch.randn(n, 3, generator=draw, dtype=torch.float64)
+    uniform = torch.rand(2, n, generator=draw, dtype=torch.float64)
+    times = -uniform[0].log() * (-(x / scale) @ BETA).exp() * 4
+    ends = 10 * uniform[1]
+    place = torch.minimum(times, ends).long().clamp_max(bins)
+    return Cohort(x, place, (times <= ends) & (place < bins), bins)
+
+
+cohorts = st.builds(
+    cohort, st.integers(0, 500), st.integers(30, 200), st.integers(2, 20), st.just(1.0)
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(of=cohorts)
+def test_the_curve_and_its_interval_are_those_of_lifelines(of: Cohort) -> None:
+    from lifelines import KaplanMeierFitter
+
+    curve = kaplan_meier(cells_of(of.sums), half=False)
+    fit = KaplanMeierFitter().fit(of.bins.numpy(), of.events.numpy())
+    kept = len(curve.survival)
+    theirs = fit.survival_function_at_times(range(kept)).to_numpy()
+    assert np.abs(curve.survival.numpy() - theirs).max() < 1e-9
+    limits = fit.confidence_interval_
+    at = np.searchsorted(limits.index, range(kept), side="right") - 1
+    inside = (curve.survival > 0).numpy() & (curve.survival < 1).numpy()
+    for own, column in ((curve.low, 0), (curve.high, 1)):
+        assert np.abs(own.numpy() - limits.to_numpy()[at, column])[inside].max(initial=0) < 1e-9
+
+
+@settings(max_examples=20, deadline=None)
+@given(of=cohorts, groups=st.integers(2, 4))
+def test_the_log_rank_test_is_that_of_lifelines(of: Cohort, groups: int) -> None:
+    from lifelines.statistics import multivariate_logrank_test
+
+    group = torch.arange(len(of.bins)) % groups
+    found = log_rank([Cells.of(of.at(group == g).code.sum(0)) for g in range(groups)])
+    theirs = multivariate_logrank_test(of.bins.numpy(), group.numpy(), of.events.numpy())
+    assert found.statistic == pytest.approx(theirs.test_statistic, abs=1e-9)
+    assert found.chance == pytest.approx(theirs.p_value, abs=1e-9)
+    assert found.freedom == groups - 1
+
+
+def test_a_record_censored_within_a_bin_counts_half_and_one_at_the_horizon_whole() -> None:
+    cells = Cells.of(torch.tensor([10.0, 0.0, 20.0, 0.0, 70.0]))
+    assert kaplan_meier(cells).survival.tolist() == pytest.approx([1 - 10 / 90] * 2)
+    assert kaplan_meier(cells, half=False).survival.tolist() == pytest.approx([0.9, 0.9])
+    beyond = Cells.of(torch.tensor([0.0, 10.0, 0.0, 0.0, 90.0]))
+    assert kaplan_meier(beyond).survival.tolist() == pytest.approx([1.0, 0.9])
+
+
+def log_survival(counts: Tensor) -> Tensor:
+    """As in the curve, without its limits."""
+    bins = len(counts) // 2
+    events, censored = counts[:bins], counts[bins:-1]
+    at_risk = (events + censored).flip(0).cumsum(0).flip(0) + counts[-1]
+    return (1 - events / (at_risk - censored / 2)).log().cumsum(0)
+
+
+def test_the_noise_adds_its_squared_gradient_to_the_variance() -> None:
+    counts = cohort(0, 2000).sums.code
+    sigma = 3.0
+    gradient: Any = torch.autograd.functional.jacobian(log_survival, counts)  # type: ignore[no-untyped-call]
+    cells = Cells.of(counts, sigma)
+    low = kaplan_meier(cells).low
+    risk = cells.at_risk - cells.censored / 2
+    greenwood = (cells.events / (risk * (risk - cells.events))).cumsum(0)
+    variance = greenwood + sigma**2 * gradient.square().sum(1)
+    logarithm = log_survival(counts)
+    expected = (logarithm * (1.959963984540054 * variance.sqrt() / -logarithm).exp()).exp()
+    assert torch.allclose(low, expected[: len(low)], atol=1e-9)
+
+
+def test_a_noisy_curve_ends_where_noise_rules_and_never_leaves_its_range() -> None:
+    draw = torch.Generator().manual_seed(0)
+    for sigma in (1.0, 10.0, 100.0):
+        counts = cohort(1, 400).sums.code
+        counts = counts + sigma * torch.randn(17, generator=draw, dtype=torch.float64)
+        curve = kaplan_meier(Cells.of(counts, sigma))
+        assert bool(((curve.survival > 0) & (curve.survival <= 1)).all())
+        assert bool((curve.at_risk >= 10).all())
+    assert len(curve.survival) == 0
+    whole = kaplan_meier(cells_of(cohort(1, 400).sums))
+    assert len(whole.survival) == 8
+
+
+def test_the_mean_time_is_the_area_under_the_curve() -> None:
+    curve = kaplan_meier(Cells.of(torch.tensor([0.0, 50.0, 0.0, 0.0, 50.0])))
+    assert curve.mean_time(torch.tensor([0.0, 1.0, 2.0]).double()) == pytest.approx(1.75)
+
+
+def test_edges_widen_by_a_constant_ratio() -> None:
+    edges = widening_edges(12.0, 6, ratio=32.0)
+    widths = edges.diff()
+    assert float(edges[-1]) == pytest.approx(12.0)
+    assert torch.allclose(widths[1:] / widths[:-1], torch.full((5,), 2.0).double())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 8.0])
+@pytest.mark.parametrize("records", [500, 10_000])
+def test_intervals_hold_the_true_survival(records: int, epsilon: float) -> None:
+    held, plain, _ = coverage(records, epsilon, 600)
+    # Bins of a curve fall together, so 600 curves leave a deviation of half a percent.
+    assert 0.93 < held < 0.97
+    if records == 500 and epsilon == 1.0:
+        assert plain < 0.9, "without the noise's part, intervals are too short"
+
+
+@settings(max_examples=10, deadline=None)
+@given(of=cohorts)
+def test_residuals_sum_to_zero_and_give_the_score_of_a_cox_model(of: Cohort) -> None:
+    cells, sums = cells_of(of.sums), of.sums
+    assert float(cells.residuals @ cells.counts) == pytest.approx(0.0, abs=1e-9)
+    beta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    risk = of.features @ beta
+    likelihood = risk[of.events].sum()
+    for bin_ in of.bins[of.events].tolist():
+        likelihood = likelihood - risk[of.bins >= bin_].logsumexp(0)
+    (score,) = torch.autograd.grad(likelihood, beta)
+    assert torch.allclose(cells.residuals @ sums.sums, score, atol=1e-9)
+
+
+def test_sites_of_any_size_give_one_head() -> None:
+    of = cohort(2, 500)
+    whole = risk_head(of.sums)
+    for sites in (5, 50):
+        at = torch.randint(0, sites, (500,), generator=torch.Generator().manual_seed(sites))
+        parts = [of.at(at == s).sums for s in range(sites)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        head = risk_head(total)
+        assert torch.allclose(head.weight, whole.weight, atol=1e-9)
+        assert torch.allclose(head.hazard, whole.hazard, atol=1e-9)
+        left = risk_head(total - parts[0])
+        stay = risk_head(of.at(at != 0).sums)
+        assert torch.allclose(left.weight, stay.weight, atol=1e-9)
+
+
+def test_the_risk_finds_the_direction_of_the_true_hazard() -> None:
+    of = cohort(3, 5000)
+    for weight in (
+        risk_head(of.sums).weight,
+        -pseudo_value_head(of.sums, torch.arange(9).double()).weight[0],
+    ):
+        assert float(weight @ BETA / weight.norm() / BETA.norm()) > 0.98
+
+
+def test_calibrated_risks_have_the_slope_and_baseline_of_a_cox_model() -> None:
+    of = cohort(4, 4000)
+    head = risk_head(of.sums)
+    scores = ((of.features - head.mean) @ head.weight)[:, None]
+    search = fitted(Cohort(scores, of.bins, of.events, of.count), 8)
+    assert float(search.newton.point) == pytest.approx(1.0, abs=0.1)
+    observed = kaplan_meier(cells_of(of.sums)).survival
+    predicted = survival_probabilities(head.hazard, scores[:, 0]).mean(0)
+    assert float((observed - predicted).abs().max()) < 0.03
+
+
+def test_two_rounds_without_noise_are_one() -> None:
+    of = cohort(5, 400)
+    cells = cells_of(of.sums)
+    values, bound = second_code(cells)
+    assert float(values.abs().max()) <= 1 + 1e-12
+    assert bound >= 1
+    code = torch.stack([torch.ones(400).double(), of.code @ values], 1)
+    head = risk_of_rounds(cells, coded(code, of.features))
+    assert torch.allclose(head.weight, risk_head(of.sums, calibrated=False).weight, atol=1e-9)
+
+
+def fitted(of: Cohort, rounds: int, penalty: float = 0.0) -> CoxSearch:
+    cells = cells_of(of.sums)
+    event_sums = of.features[of.events].sum(0)
+    search = CoxSearch.start(cells.events, event_sums, cells.hazard, penalty)
+    half = torch.arange(len(of.bins)) % 2 == 0
+    for _ in range(rounds):
+        sums = [
+            risk_sums(of.features[at], of.bins[at], search.newton.point, search.hazard)
+            for at in (half, ~half)
+        ]
+        search = search.after(sums[0] + sums[1])
+    return search
+
+
+@pytest.mark.parametrize("penalty", [0.0, 3.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_rounds_converge_to_the_cox_model_of_scikit_survival(seed: int, penalty: float) -> None:
+    from sksurv.linear_model import CoxPHSurvivalAnalysis
+
+    of = cohort(seed, 300)
+    search = fitted(of, 12, penalty)
+    model = CoxPHSurvivalAnalysis(alpha=penalty, ties="breslow", tol=1e-13, n_iter=200)
+    theirs = model.fit(of.features.numpy(), of.structured).coef_
+    assert np.abs(search.newton.point.numpy() - theirs).max() < 1e-9
+    three = fitted(of, 4, penalty).newton.point.numpy()
+    assert np.linalg.norm(three - theirs) < 0.02 * np.linalg.norm(theirs)
+    at_end = risk_sums(of.features, of.bins, search.newton.point, search.hazard)
+    cumulative = model.cum_baseline_hazard_
+    own = baseline(search.events, at_end).cumsum(0).numpy()
+    assert np.abs(own - cumulative(np.minimum(np.arange(8), cumulative.x[-1]))).max() < 1e-9
+
+
+def test_a_step_that_lowers_the_likelihood_is_halved_until_it_converges() -> None:
+    """A column with a few huge values: a full step from zero goes too far."""
+    of = cohort(0, 200)
+    x = of.features.clone()
+    x[:, 0] = (2 * x[:, 0]).exp()
+    wild = Cohort(x, of.bins, of.events, of.count)
+    search = fitted(wild, 40)
+    assert search.newton.halvings > 0
+    from sksurv.linear_model import CoxPHSurvivalAnalysis
+
+    model = CoxPHSurvivalAnalysis(alpha=0, ties="breslow", tol=1e-13, n_iter=500)
+    theirs = model.fit(x.numpy(), wild.structured).coef_
+    assert np.abs(search.newton.accepted.numpy() - theirs).max() < 1e-6
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), scale=st.sampled_from([0.1, 1.0, 20.0]))
+def test_the_accepted_likelihood_never_falls(seed: int, scale: float) -> None:
+    of = cohort(seed, 60, 6, scale)
+    cells = cells_of(of.sums)
+    if not bool(of.events.any()):
+        return
+    search = CoxSearch.start(cells.events, of.features[of.events].sum(0), cells.hazard, 0.01)
+    before = search.newton.likelihood
+    for _ in range(8):
+        sums = risk_sums(of.features, of.bins, search.newton.point, search.hazard)
+        search = search.after(sums)
+        assert search.newton.likelihood >= before - 1e-9 * abs(before) or before == -np.inf
+        assert bool(search.newton.point.isfinite().all())
+        before = search.newton.likelihood
+
+
+def test_a_point_that_is_not_finite_spends_the_round_on_halving() -> None:
+    start = Newton.at(torch.zeros(1).double())
+    one = start.after(-1.0, torch.ones(1).double(), torch.full((1, 1), 0.5).double())
+    assert (one.steps, float(one.accepted)) == (1, 0.0)
+    assert float(one.point) == pytest.approx(2.0)
+    halved = one.after(float("nan"), torch.ones(1).double(), torch.ones(1, 1).double())
+    assert (halved.steps, halved.halvings) == (1, 1)
+    assert float(halved.point) == pytest.approx(1.0)
+
+
+def test_discrete_hazards_are_the_logistic_regression_of_statsmodels() -> None:
+    import statsmodels.api as sm
+
+    of = cohort(8, 300, 5)
+    cells = cells_of(of.sums)
+    search = HazardSearch.start(cells.events, of.features[of.events].sum(0), cells.at_risk)
+    half = torch.arange(300) % 3 == 0
+    for _ in range(8):
+        parts = [
+            hazard_sums(of.features[at], of.bins[at], search.weight, search.levels)
+            for at in (half, ~half)
+        ]
+        search = search.after(parts[0] + parts[1])
+    rows, events = [], []
+    for x, last, event in zip(of.features, of.bins.tolist(), of.events.tolist(), strict=True):
+        for bin_ in range(min(last + 1, 5)):
+            rows.append(np.concatenate([np.eye(5)[bin_], x.numpy()]))
+            events.append(float(event and bin_ == last))
+    fit = sm.Logit(np.array(events), np.array(rows)).fit(disp=0, tol=1e-13, maxiter=100)
+    assert np.abs(fit.params - search.newton.point.numpy()).max() < 1e-9
+    assert search.newton.likelihood == pytest.approx(fit.llf, abs=1e-9)
+    with pytest.raises(ValueError, match=r"bins \[0\]"):
+        HazardSearch.start(cells.events * 0 + torch.tensor([0, 1, 1, 1, 1]), BETA, cells.at_risk)
+
+
+def test_noise_that_vanishes_gives_the_exact_risk() -> None:
+    of = cohort(9, 3000, 4, 0.2)
+    exact = of.sums
+    sd = torch.full((9,), 1e-6, dtype=torch.float64)
+    release = noisy(exact, sd, sd, 1e-6, 0, centre=True)
+    one, other = (risk_head(each, calibrated=False).weight for each in (exact, release))
+    assert float(one @ other / one.norm() / other.norm()) > 0.99
+    values, bound = second_code(cells_of(exact))
+    code = torch.stack([torch.ones(3000).double(), of.code @ values], 1)
+    second = noisy(coded(code, of.features), sd[:2], sd[:2], 1e-6, 0)
+    two = risk_of_rounds(cells_of(release), second).weight
+    assert float(one @ two / one.norm() / two.norm()) > 0.99
+    assert bound >= 1
+
+
+def test_more_noise_gives_smaller_risks() -> None:
+    exact = cohort(10, 2000, 4, 0.2).sums
+    norms = []
+    for scale in (0.1, 30.0):
+        sd = torch.full((9,), scale, dtype=torch.float64)
+        release = noisy(exact, sd, sd, scale, 1, centre=True)
+        norms.append(float(risk_head(release, calibrated=False).weight.norm()))
+        times = pseudo_value_head(release, torch.arange(5).double())
+        assert times.weight.isfinite().all()
+    assert norms[0] > norms[1]
+
+
+def test_what_cannot_be_learned_is_refused() -> None:
+    of = cohort(11, 100)
+    none = Cohort(of.features, of.bins, torch.zeros(100, dtype=torch.bool), of.count)
+    for learn in (risk_head, lambda sums: pseudo_value_head(sums, torch.arange(9).double())):
+        with pytest.raises(RunError, match="0 events before the horizon: nothing"):
+            learn(none.sums)
+    sd = torch.full((17,), 100.0, dtype=torch.float64)
+    with pytest.raises(RunError, match="within the noise"):
+        risk_head(noisy(of.sums, sd, sd, 1.0, 0, centre=True))
+    with pytest.raises(ValueError, match="4 cells"):
+        Cells.of(torch.zeros(4))
+    one = cells_of(of.sums)
+    with pytest.raises(ValueError, match="two groups or more"):
+        log_rank([one])
+    with pytest.raises(ValueError, match="needs exact cells"):
+        log_rank([one, Cells.of(one.counts, 1.0)])
