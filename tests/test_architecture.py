@@ -60,7 +60,7 @@ GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
 # Functions that take all settings of a run, read at most two attributes, and never pass them on. Most
 # are called alike with others that read more: plans, and what plans name.
-MOST_TAKERS = 10
+MOST_TAKERS = 9
 HEAVY = (
     "torchvision",
     "open_clip",

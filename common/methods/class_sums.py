@@ -5,6 +5,7 @@ plan for all.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from common.limits import LARGEST_COUNT
 from common.methods.heads import HEAD
@@ -38,6 +39,7 @@ def class_sums_plan(
     squares: bool = False,
     variances: bool = False,
     shares: Mapping[str, float] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of a method whose sites send their class counts and sums of features once.
 
@@ -46,14 +48,14 @@ def class_sums_plan(
 
     Args:
         settings: of the run.
-        learn: "module:function" at the coordinator: from statistics of all records, a header for
-            the model, and the settings, to the model and facts about it; see
-            `strategies.closed_form.strategy`.
+        learn: "module:function" at the coordinator: from statistics of all records and a header for
+            the model, to the model and facts about it; see `strategies.closed_form.strategy`.
         squares: whether sites also send the second moment of all records around their class means.
         variances: whether they also send the variance of each dimension in each class; never
             private.
         shares: part of the privacy budget of each of "counts", "sums" and "squares", which add up
             to one; None for a method without privacy.
+        options: what `learn` takes besides, by name.
 
     Returns:
         The plan. Private sites send the sums of features of norm at most one, with noise.
@@ -99,6 +101,7 @@ def class_sums_plan(
             site="client_app.methods.sums:released_sums",
             strategy="strategies.closed_form.strategy:FromStatistics",
             learn=learn,
+            options=options or {},
             stored=True,
             sums=MOMENTS if squares else MOMENTS[:2],
             site_sums="client_app.methods.sums:class_moments",

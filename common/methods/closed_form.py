@@ -23,21 +23,36 @@ FEDCOF_KEYS = ("groups", "samples_per_group")
 
 def afl_plan(settings: Settings) -> Plan:
     """The plan of AFL: normal equations once, least squares at the coordinator."""
-    own = class_sums_plan(settings, "strategies.heads.analytic:afl_model", squares=True)
+    own = class_sums_plan(
+        settings,
+        "strategies.heads.analytic:afl_model",
+        squares=True,
+        options={"shrinkage": settings.afl.ridge},
+    )
     return _run_by(own, "strategies.heads.analytic:Analytic")
 
 
 def fedcgs_plan(settings: Settings) -> Plan:
     """The plan of FedCGS: AFL's statistics, another head."""
-    own = class_sums_plan(settings, "strategies.heads.analytic:fedcgs_model", squares=True)
+    own = class_sums_plan(
+        settings,
+        "strategies.heads.analytic:fedcgs_model",
+        squares=True,
+        options={"shrinkage": settings.fedcgs.ridge},
+    )
     return _run_by(own, "strategies.heads.analytic:GlobalStatistics")
 
 
 def gh_ofl_plan(settings: Settings) -> Plan:
     """The plan of GH-OFL: Gaussians of classes, of which only FisherMix needs no more than sums."""
     head = settings.ghofl.head
+    mixed = {"seed": settings.seed, "max_samples": settings.head.max_samples}
     own = class_sums_plan(
-        settings, "strategies.heads.gaussian_heads:gh_ofl_model", squares=True, variances=True
+        settings,
+        "strategies.heads.gaussian_heads:" + ("fisher_mix" if head == "fishermix" else "nb_diag"),
+        squares=True,
+        variances=True,
+        options=mixed if head == "fishermix" else {},
     )
     own = _run_by(replace(own, variant=head), "strategies.heads.gaussian_heads:GaussianHeads")
     if head == "fishermix":
@@ -85,7 +100,11 @@ def fedcof_plan(settings: Settings) -> Plan:
 def afl_coded_plan(settings: Settings, target: Target) -> Plan:
     """The plan of AFL for another target: least squares of the code, which times have none of."""
     own = coded_sums_plan(settings, target, None)
-    learn = replace(own.combination, learn="strategies.targets.learning:ridged")
+    learn = replace(
+        own.combination,
+        learn="strategies.targets.learning:ridged",
+        options={"ridge": settings.afl.ridge},
+    )
     why = (
         ""
         if not target.divides

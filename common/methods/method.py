@@ -157,6 +157,7 @@ class Combination:
             evaluated; empty where all sites have the received model.
         learn: "module:function" at the coordinator, which learns from what all sites sent: class
             sums or heads; empty where the strategy itself learns.
+        options: what `learn` takes besides, by name.
         tested: what each site evaluates on its own test records, in words.
         stored: whether replies are stored, so that a model can be learned again without the sites.
         samples: whether the coordinator can draw features from what it learned.
@@ -178,6 +179,7 @@ class Combination:
     evaluate: str = "client_app.methods.evaluation:received_model"
     personal: str = ""
     learn: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     tested: str = "the model of the run"
     stored: bool = False
     samples: bool = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from common.errors import ConfigError, SurrogateError
 from common.models.classifiers import Classifier
@@ -106,15 +107,15 @@ def feature_settings(
         "features.power": float(power),
         "seed": settings.seed,
         "test-fraction": settings.test_fraction,
-        **_target_settings(settings, target),
+        **_target_settings(settings.flat(), target),
     }
 
 
-def _target_settings(settings: Settings, target: Target | None) -> dict[str, str | int | float]:
+def _target_settings(own: Mapping[str, Any], target: Target | None) -> dict[str, str | int | float]:
     """The settings of a target that are not the default, flat; none for classes."""
     if target is None:
         return {}
-    defaults, own = Settings().flat(), settings.flat()
+    defaults = Settings().flat()
     keys = map(kebab, TargetSettings.model_fields)
     found = {key: own[key] for key in keys if own[key] != defaults[key]}
     # "0" depends on the run's privacy, which is not among these settings.

@@ -71,9 +71,9 @@ def make_metrics(
         config.plan, config.settings.delta, config.settings.classes, outcome, simulated
     )
     # Of a run that has not come to its end, the sites that have not replied may have these classes.
-    missing = (
-        _missing_classes(config, outcome, counts or {}, privacy) if end.status == "ok" else UNKNOWN
-    )
+    missing = UNKNOWN
+    if end.status == "ok" and config.target is None:
+        missing = _missing_classes(config.settings.classes, outcome, counts or {}, privacy)
     metrics: Json = {
         "schema": 1,
         "method": config.method.name,
@@ -140,7 +140,7 @@ def _privacy(
 
 
 def _missing_classes(
-    config: Run,
+    classes: Sequence[str],
     outcome: Outcome,
     counts: Mapping[str, Mapping[str, float]],
     privacy: Json | None,
@@ -152,7 +152,7 @@ def _missing_classes(
         (each, as_numbers(as_table(per_site.get(name)).get("noise")).get("counts"))
         for name, each in counts.items()
     ]
-    wanted = dict.fromkeys([*learned, *config.settings.classes])
+    wanted = dict.fromkeys([*learned, *classes])
     return missing_classes(wanted, reported, bool(privacy))
 
 

@@ -4,9 +4,9 @@ each site sends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from common.models.classifiers import Classifier, Head
 from common.models.parameters import Parameters, check_update
 from common.privacy.mechanism import Mechanism
 from common.run import Run
-from common.settings import Settings
 from common.surrogates.class_sums import Sums, lengths, unfold
 from common.surrogates.surrogates import Header, class_order
 from strategies.base.defended import Defended
@@ -39,24 +38,12 @@ EIGENVALUE_ROUNDING = 1e-3
 Made = tuple[Classifier, Mapping[str, float]]
 
 
-class Learn(Protocol):
-    """What `Combination.learn` names: the model of a method from the statistics of all records."""
-
-    def __call__(self, statistics: Statistics, header: Header, settings: Settings) -> Made:
-        """Learn a model. Raises RunError.
-
-        Args:
-            statistics: of all sites' records. Under privacy they are noisy, and of features that
-                were scaled to norm one; the model then scales its input too, which is added here
-                afterwards. A class may have no record: its mean is zero, or noise. Without a second
-                moment in the messages, the covariance is zero.
-            header: for the model, with the classes of the statistics.
-            settings: of the run.
-
-        Returns:
-            The model, with finite numbers, also for a class without records; and numbers for the
-            run's result.
-        """
+# What `Combination.learn` names, with the options of the plan: the model of a method from the
+# statistics of all sites' records, and a header for it with their classes. Under privacy statistics
+# are noisy, and of features that were scaled to norm one; the model then scales its input too, which
+# is added here afterwards. A class may have no record: its mean is zero, or noise. Without a second
+# moment in the messages, the covariance is zero. The model has finite numbers all the same.
+Learn = Callable[[Statistics, Header], Made]
 
 
 class FromStatistics(Heads):
@@ -119,7 +106,7 @@ class FromStatistics(Heads):
         defended = self.defend(sent, known)
         header = replace(sent[0].header, site="coordinator", classes=known)
         model, facts = learned_by(self.config.plan)(
-            pooled_sums(defended.kept, defended.capped, known), header, self.config.settings
+            pooled_sums(defended.kept, defended.capped, known), header
         )
         return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
 
@@ -169,8 +156,7 @@ class FromStatistics(Heads):
 
 def learned_by(plan: Plan) -> Learn:
     """The function that a run's plan names."""
-    learn: Learn = load(plan.combination.learn)
-    return learn
+    return partial(load(plan.combination.learn), **plan.combination.options)
 
 
 def learn_from_sum(total: Total, run: Run) -> Learned:
@@ -187,7 +173,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         RunError: when no class has a record, or for a model that is no linear head.
     """
     statistics, header = of_total(total)
-    model, facts = learned_by(run.plan)(statistics, header, run.settings)
+    model, facts = learned_by(run.plan)(statistics, header)
     if not isinstance(model, Head):
         raise RunError(
             "a model that is no linear head cannot be used after the public map of a secure sum"

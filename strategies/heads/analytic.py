@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from common.errors import RunError
-from common.settings import Settings
 from common.surrogates.surrogates import Header
 from strategies.closed_form.solvers import Solution, gaussian, ridge
 from strategies.closed_form.solving import repair_facts
@@ -19,7 +18,7 @@ class GlobalStatistics(FromStatistics):
     """The global model of FedCGS (Guan et al. 2025), without training."""
 
 
-def afl_model(statistics: Statistics, header: Header, settings: Settings) -> Made:
+def afl_model(statistics: Statistics, header: Header, shrinkage: float) -> Made:
     """Least squares on the records of all sites.
 
     `afl.ridge` zero asks for the exact solution, so a covariance without an inverse is refused.
@@ -28,7 +27,7 @@ def afl_model(statistics: Statistics, header: Header, settings: Settings) -> Mad
     Args:
         statistics: of all sites.
         header: of the coordinator.
-        settings: of the run; `afl.ridge` is read.
+        shrinkage: `afl.ridge`, as a share of the mean variance.
 
     Returns:
         The head, and the ridge that was added, if any.
@@ -36,26 +35,26 @@ def afl_model(statistics: Statistics, header: Header, settings: Settings) -> Mad
     Raises:
         RunError: if the ridge is zero and the covariance has no inverse.
     """
-    solution = ridge(statistics, settings.afl.ridge)
-    if solution.added and not settings.afl.ridge:
+    solution = ridge(statistics, shrinkage)
+    if solution.added and not shrinkage:
         raise RunError(
             "afl.ridge = 0: the covariance has no inverse; set afl.ridge above 0, such as 0.1"
         )
     return _stated(solution, header)
 
 
-def fedcgs_model(statistics: Statistics, header: Header, settings: Settings) -> Made:
+def fedcgs_model(statistics: Statistics, header: Header, shrinkage: float) -> Made:
     """The Gaussian classifier of the class means and of one covariance of all records.
 
     Args:
         statistics: of all sites.
         header: of the coordinator.
-        settings: of the run; `fedcgs.ridge` is read.
+        shrinkage: `fedcgs.ridge`, as a share of the mean variance.
 
     Returns:
         The head, and the ridge that was added, if any.
     """
-    return _stated(gaussian(statistics, settings.fedcgs.ridge), header)
+    return _stated(gaussian(statistics, shrinkage), header)
 
 
 def _stated(solution: Solution, header: Header) -> Made:

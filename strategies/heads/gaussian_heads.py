@@ -10,7 +10,6 @@ from torch import Tensor
 from common.models.classifiers import Head
 from common.models.head_training import shuffled_batches
 from common.randomness import stream
-from common.settings import Settings
 from common.surrogates.surrogates import Header
 from strategies.closed_form.solvers import LEAST_PRIOR, QuadraticSolution
 from strategies.closed_form.solving import factor_of, repair_facts
@@ -33,28 +32,13 @@ class GaussianHeads(FromStatistics):
     """A head of the GH-OFL family (Turazza et al. 2026)."""
 
 
-def gh_ofl_model(statistics: Statistics, header: Header, settings: Settings) -> Made:
-    """The head that the settings name.
-
-    Args:
-        statistics: of all sites; with the variances of each class for "nb-diag".
-        header: of the coordinator.
-        settings: of the run; `ghofl.head`, `seed` and `head.max-samples` are read.
-
-    Returns:
-        The head, and the ridge that was added, if any.
-    """
-    if settings.ghofl.head == "nb-diag":
-        return nb_diag(statistics).head(header), {}
-    return fisher_mix(statistics, header, settings.seed, settings.head.max_samples)
-
-
-def nb_diag(statistics: Statistics) -> QuadraticSolution:
+def nb_diag(statistics: Statistics, header: Header) -> Made:
     """NB-diag: log(N_c / N) - sum_j (log v_cj + (x_j - mu_cj)^2 / v_cj) / 2, v the variances of
     each class, from 1e-6.
 
     Args:
         statistics: of all records, with the variances of each class.
+        header: of the coordinator.
 
     Source: GH-OFL (Turazza et al. 2026).
     """
@@ -64,7 +48,8 @@ def nb_diag(statistics: Statistics) -> QuadraticSolution:
         statistics.counts[:, None] > 0, statistics.variances.clamp_min(LEAST), 1.0
     )
     bias = statistics.priors.clamp_min(LEAST_PRIOR).log() - variances.log().sum(1) / 2
-    return QuadraticSolution(statistics.means, variances.rsqrt(), bias)
+    solution = QuadraticSolution(statistics.means, variances.rsqrt(), bias)
+    return solution.head(header), {}
 
 
 def fisher_mix(statistics: Statistics, header: Header, seed: int, max_samples: int) -> Made:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from common.errors import RunError
 from common.models.classifiers import Head
-from common.settings import Settings
 from common.surrogates.surrogates import Header
 from common.targets.labels import Labels
 from common.targets.number import Number
@@ -48,16 +47,13 @@ class Answering:
 Fit = Callable[[CodedSums, Target, float | None], Answering]
 
 
-def learned(
-    sums: CodedSums, header: Header, target: Target, settings: Settings
-) -> tuple[Head, dict[str, float]]:
+def learned(sums: CodedSums, header: Header, target: Target) -> tuple[Head, dict[str, float]]:
     """The model whose strength is found from the sums.
 
     Args:
         sums: of all records.
         header: of the coordinator.
         target: of the run.
-        settings: of the run; none is read.
 
     Returns:
         The head, and facts for the run's result.
@@ -69,7 +65,7 @@ def learned(
 
 
 def ridged(
-    sums: CodedSums, header: Header, target: Target, settings: Settings
+    sums: CodedSums, header: Header, target: Target, ridge: float
 ) -> tuple[Head, dict[str, float]]:
     """The model of AFL: least squares with `afl.ridge`, as `learned` otherwise.
 
@@ -77,12 +73,12 @@ def ridged(
         sums: as in `learned`, without noise.
         header: as in `learned`.
         target: as in `learned`.
-        settings: of the run.
+        ridge: `afl.ridge`, added to the moment of all records.
 
     Raises:
         RunError: as in `learned`.
     """
-    return _head(FITS[target.name](sums, target, settings.afl.ridge), header, target)
+    return _head(FITS[target.name](sums, target, ridge), header, target)
 
 
 def _head(made: Answering, header: Header, target: Target) -> tuple[Head, dict[str, float]]:

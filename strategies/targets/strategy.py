@@ -5,19 +5,18 @@ what each site sends.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
 
 import torch
 
 from common.errors import RunError, SurrogateError
-from common.methods.method import load
+from common.methods.method import Plan, load
 from common.models.classifiers import Head
 from common.models.parameters import Parameters, check_update
 from common.privacy.mechanism import Mechanism
 from common.run import Run
-from common.settings import Settings
 from common.surrogates.surrogates import Header
 from common.targets.target import CODE, RECORDS, SQUARES, SUMS, Target
 from strategies.base.defended import Defended
@@ -30,14 +29,9 @@ from strategies.targets.learning import check_sums
 from strategies.targets.received import around_zero, check_exact, check_noisy, of_site
 from strategies.targets.sums import CodedSums
 
-
-class LearnCoded(Protocol):
-    """What `Combination.learn` names for coded sums."""
-
-    def __call__(
-        self, sums: CodedSums, header: Header, target: Target, settings: Settings
-    ) -> tuple[Head, dict[str, float]]:
-        """Learn a model, and give facts about it. Raises RunError."""
+# What `Combination.learn` names, with the options of the plan: the model of a target from the sums
+# over all records, and facts about it.
+LearnCoded = Callable[[CodedSums, Header, Target], tuple[Head, dict[str, float]]]
 
 
 class FromCodedSums(FromStatistics):
@@ -102,7 +96,7 @@ class FromCodedSums(FromStatistics):
                 sums = sums + part
         else:
             sums = self._noisy(defended.kept, shares)
-        model, facts = learned_by(self.config)(sums, header, self._target, self.config.settings)
+        model, facts = learned_by(self.config.plan)(sums, header, self._target)
         return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
@@ -145,10 +139,9 @@ class FromCodedSums(FromStatistics):
         return around_zero(total, sigmas, self._target, mechanism.clip == 0)
 
 
-def learned_by(run: Run) -> LearnCoded:
+def learned_by(plan: Plan) -> LearnCoded:
     """The function that a run's plan names."""
-    learn: LearnCoded = load(run.plan.combination.learn)
-    return learn
+    return partial(load(plan.combination.learn), **plan.combination.options)
 
 
 def learn_from_sum(total: Total, run: Run) -> Learned:
@@ -178,7 +171,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         check_sums(sums, target, 1.0 if total.sigmas else math.inf)
     except SurrogateError as error:
         raise false_numbers(str(error)) from None
-    model, facts = learned_by(run)(sums, total.header, target, run.settings)
+    model, facts = learned_by(run.plan)(sums, total.header, target)
     mapped = replace(model, projection=total.public.projection, centre=total.public.centre)
     return Learned(_on_clipped(mapped, mechanism), Defended([]), facts=facts)
 

@@ -112,7 +112,7 @@ def test_the_head_is_scikit_learns_nearest_centroid() -> None:
     sums = torch.zeros(4, 7, dtype=torch.float64).index_add_(0, labels, features)
     statistics = of_noisy_sums({"counts": torch.bincount(labels).double(), "sums": sums})
     head, facts = learn(
-        statistics, Header("nearest-mean", "r", "coordinator", "f", ("a", "b", "c", "d")), None
+        statistics, Header("nearest-mean", "r", "coordinator", "f", ("a", "b", "c", "d"))
     )
     assert isinstance(head, Head)
     assert not facts

@@ -13,7 +13,6 @@ from common.errors import RunError, SurrogateError
 from common.models.classifiers import Head
 from common.models.parameters import Parameters
 from common.run import parse_run
-from common.settings import AFLSettings, Settings
 from common.surrogates.class_sums import fold
 from common.wire.model_proto import pack_parameters
 from strategies.closed_form.strategy import pooled_sums
@@ -22,8 +21,7 @@ from tests.examples import CLASSES, Hospital, records, three_hospitals
 
 
 def head_of(sent: list[Parameters], ridge: float, capped: dict[str, float] | None = None) -> Head:
-    settings = Settings(afl=AFLSettings(ridge=ridge))
-    head, facts = afl_model(pooled_sums(sent, capped or {}, CLASSES), sent[0].header, settings)
+    head, facts = afl_model(pooled_sums(sent, capped or {}, CLASSES), sent[0].header, ridge)
     assert isinstance(head, Head)
     assert not facts
     return head
