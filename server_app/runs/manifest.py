@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -83,6 +84,7 @@ def make_manifest(config: Run, start: Start, model: Classifier | None = None) ->
     return manifest
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {NAME: own_version()}
     for package in PACKAGES:
