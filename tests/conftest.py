@@ -43,6 +43,7 @@ SLOW = (
     "attacks/ledger/test_ledger_kills.py",
     "attacks/privacy/test_sensitivity.py",
     "attacks/sites/test_senders.py",
+    "client_app/features/test_device_processes.py",
     "client_app/governance/test_ledger_processes.py",
     "client_app/methods/fedpft/test_empirical_epsilon.py",
     "client_app/processes",

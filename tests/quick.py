@@ -2,8 +2,8 @@
 
 * Of a test that runs every method, one method of each family runs. A family is the methods whose
   coordinator runs the same strategy: they differ by their plan.
-* Of another test whose cases run federations or ask hospitals, a third of the cases runs, and two
-  at least.
+* Of another test whose cases run federations, ask hospitals or draw reports, a third of the cases
+  runs, and two at least.
 * Of the examples that a test generates, a quarter is tried: the first of those that all are.
 
 The name of the test chooses methods and cases, so that other tests run others. pytest without
@@ -26,8 +26,8 @@ from hypothesis import settings
 # where there are as many.
 CASES, FEWEST_CASES = 1 / 3, 2
 EXAMPLES, FEWEST_EXAMPLES = 1 / 4, 5
-# What runs a federation, or the steps of one at the hospitals of a test.
-RUNS = {"run_federation", "Hospitals"}
+# What runs a federation, the steps of one at the hospitals of a test, or draws its report.
+RUNS = {"run_federation", "Hospitals", "write_report"}
 # Where Hypothesis keeps what `@settings` says; a profile changes only what that leaves open.
 SETTINGS = "_hypothesis_internal_use_settings"
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server_app.report import build
 from tests import conftest, grid, quick
 from tests.attacks.coordinator import test_secure_sums
 from tests.documents import ROOT
@@ -256,7 +257,7 @@ def test_the_quick_part_sees_which_tests_run_federations() -> None:
     assert quick.RUNS & quick._reached(lambda: run_federation(Path(), []))
     assert not quick.RUNS & quick._reached(collected)
     for name in quick.RUNS:
-        assert any(hasattr(module, name) for module in (grid, test_secure_sums))
+        assert any(hasattr(module, name) for module in (grid, test_secure_sums, build))
 
 
 def test_the_quick_part_tries_a_quarter_of_the_examples() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -233,6 +234,16 @@ def load_all(source: DataSource, seed: int) -> list[Dataset]:
     Raises:
         DataError: for unusable data.
     """
+    return list(_bundled(source, seed)) if source.kind == "digits" else _loaded(source, seed)
+
+
+@lru_cache(maxsize=8)
+def _bundled(source: DataSource, seed: int) -> tuple[Dataset, ...]:
+    """The digits, which no file changes: each request to a simulated site asks for them again."""
+    return tuple(_loaded(source, seed))
+
+
+def _loaded(source: DataSource, seed: int) -> list[Dataset]:
     names = source.names or ("",)
     all_records = [_read(source, name) for name in names]
     if source.noisy:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -86,6 +87,7 @@ def make_manifest(
     return manifest
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {NAME: own_version()}
     for package in PACKAGES:

@@ -40,6 +40,7 @@ SMALL: dict[str, Any] = {
     "method": "dpcvae",
     "dpcvae.rounds": 4,
     "dpcvae.hidden": 0,
+    "dpcvae.local-epochs": 1,
     "dpcvae.synthetic": 100,
     "head.min-steps": 100,
     "head.epochs": 1,

@@ -42,6 +42,8 @@ SMALL: dict[str, Any] = {
     "fedlap.server-steps": 40,
     "fedlap.rounds": 2,
 }
+# For runs that need not learn.
+LITTLE = SMALL | {"fedlap.image-steps": 4, "fedlap.server-steps": 4}
 PRIVATE: dict[str, Any] = {"epsilon": 50.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
 
 
@@ -150,7 +152,7 @@ def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(
     tmp_path: Path, change: Any, message: str
 ) -> None:
     folder = run_federation(
-        tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **SMALL | {"fedlap.rounds": 1}
+        tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **LITTLE | {"fedlap.rounds": 1}
     )
     metrics = metrics_of(folder)
     assert metrics["sites"] == {"invited": 3, "used": 2, "rejected": 1, "dropped": 0}
@@ -174,7 +176,7 @@ def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:
 
 def test_a_site_that_comes_late_to_every_round_is_named_and_asked_again(tmp_path: Path) -> None:
     folder = run_federation(
-        tmp_path, InProcessGrid(sites(3), {2: Fault(offline=True)}), **SMALL | {"deadline": 0.3}
+        tmp_path, InProcessGrid(sites(3), {2: Fault(offline=True)}), **LITTLE | {"deadline": 0.3}
     )
     assert [e.get("round") for e in events_of(folder) if e["event"] == "dropped"] == [1, 2]
     assert metrics_of(folder)["status"] == "ok"
@@ -206,7 +208,7 @@ def test_sites_whose_own_budget_ends_in_the_middle_leave_the_model_of_the_last_r
     noise = {"epsilon": 20.0, "fedlap.noise-multiplier": 1.0, "fedlap.rounds": 3}
     two = epsilon_spent([GaussianEvent(1.0, 1.0, 2)], 1e-5)
     policy.write_text(f"epsilon-per-run = 20.0\nepsilon-total = {two + 0.01}\n")
-    folder = run_federation(tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | noise)
+    folder = run_federation(tmp_path, sites(2, policy=str(policy)), **LITTLE | PRIVATE | noise)
     metrics = metrics_of(folder)
     assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
     assert metrics["status"] == "ok"
@@ -231,7 +233,7 @@ def test_a_word_about_budgets_does_not_end_a_run_that_has_none(tmp_path: Path) -
     grid = InProcessGrid(sites(3))
     push, grid.push_messages = grid.push_messages, quiet  # type: ignore[method-assign]
     with pytest.raises(RunError, match="round 2: quorum missed"):
-        run_federation(tmp_path, grid, **SMALL | {"deadline": 0.5, "quorum": 0.6})
+        run_federation(tmp_path, grid, **LITTLE | {"deadline": 0.5, "quorum": 0.6})
 
 
 @pytest.mark.slow
@@ -262,7 +264,7 @@ def test_a_budget_that_affords_no_round_is_a_failure(tmp_path: Path) -> None:
     policy.write_text("epsilon-per-run = 20.0\nepsilon-total = 0.1\n")
     with pytest.raises(RunError, match="quorum missed"):
         run_federation(
-            tmp_path, sites(2, policy=str(policy)), **SMALL | PRIVATE | {"epsilon": 20.0}
+            tmp_path, sites(2, policy=str(policy)), **LITTLE | PRIVATE | {"epsilon": 20.0}
         )
 
 

@@ -20,6 +20,7 @@ from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_fe
 
 CHAIN: dict[str, Any] = {
     "fedpft.topology": "chain",
+    "fedpft.covariance": "diag",
     "head.min-steps": 100,
     "head.epochs": 2,
     "alpha": 0.5,
@@ -58,7 +59,9 @@ def test_fewer_bits_cost_a_chain_little_accuracy(tmp_path: Path) -> None:
     found, sizes = {}, {}
     for bits in (16, 8, 4):
         folder = run_federation(
-            tmp_path / str(bits), sites(3), **CHAIN | ORDER | {"alpha": 100.0, "fedpft.bits": bits}
+            tmp_path / str(bits),
+            sites(3),
+            **CHAIN | ORDER | {"alpha": 100.0, "fedpft.bits": bits, "fedpft.covariance": "lowrank"},
         )
         found[bits], sizes[bits] = (
             metrics_of(folder)["accuracy"]["model"],
@@ -122,10 +125,9 @@ def test_under_privacy_every_sites_promise_is_its_own(tmp_path: Path) -> None:
     folder = run_federation(
         tmp_path,
         sites(3),
-        **CHAIN | ORDER,
+        **CHAIN | ORDER | {"fedpft.covariance": "spherical"},
         epsilon=4.0,
         delta=1e-5,
-        **{"fedpft.covariance": "spherical"},
     )
     passed = relay(folder)
     assert [surrogate.header.site for surrogate in passed] == ["0", "1", "2"]
