@@ -1,8 +1,8 @@
 """One identity: the normal form of names of classes, patients, sites and columns.
 
 Names are equal if their normal forms are equal, character by character: Unicode NFC, without
-whitespace at either end. Tables, folders, DICOM headers, arrays of Python and settings all use these
-functions, so that a name is one name wherever it stands.
+whitespace, or other characters that cannot be seen, at either end. Tables, folders, DICOM headers,
+arrays of Python and settings all use these functions, so that a name is one name wherever it stands.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-# Whitespace that `str.strip` does not know: zero-width spaces, joiners of words, and the mark at
-# the beginning of some files.
-INVISIBLE = "\u180e\u200b\u2060\ufeff"
+# Categories of characters without a shape of their own, which `str.strip` does not know: controls, such
+# as the NUL that pads a field; and formats, such as zero-width spaces, marks of the direction of
+# writing, and the mark at the beginning of some files.
+INVISIBLE = ("Cc", "Cf")
 # What stands for a missing value in a text: the list of pandas (`read_csv`, na_values), and NaT.
 NO_VALUE = frozenset(
     {
@@ -69,7 +70,7 @@ def normal(text: str) -> str:
 
 
 def _blank(character: str) -> bool:
-    return character.isspace() or character in INVISIBLE
+    return character.isspace() or unicodedata.category(character) in INVISIBLE
 
 
 def name_of(value: object, names: Iterable[str] = ()) -> str | None:
@@ -142,7 +143,7 @@ def is_text(name: str) -> bool:
 
 def likely_one(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Groups of different names that are likely one: they differ only by case, by the form of a
-    character (wide, ligature), or by blanks inside.
+    character (wide, ligature), by blanks inside, or, as spreadsheets write numbers, by zeros in front.
 
     Args:
         names: in normal form.
@@ -163,7 +164,8 @@ def likely_one(names: Iterable[str]) -> list[tuple[str, ...]]:
 def _folded(name: str) -> str:
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     seen = (each for each in text if unicodedata.category(each) != "Cf")
-    return " ".join("".join(seen).split())
+    folded = " ".join("".join(seen).split())
+    return folded.lstrip("0") or "0" if folded.isdecimal() else folded
 
 
 # A name in settings: of a column or a site.

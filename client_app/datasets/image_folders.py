@@ -138,15 +138,20 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
                 f"{listing(folder)}"
             )
     else:
-        tables = sorted(
-            p for p in folder.iterdir() if _is_table(p) and not of_system(p.name) and is_file(p)
-        )
+        tables = find_tables(folder)
     if len(tables) > 1:
         raise SourceError(
             f"'{folder}' has several tables ({some(p.name for p in tables)}); name one of them in "
             "dataset"
         )
     return folder, tables[0] if tables else None
+
+
+def find_tables(folder: Path) -> list[Path]:
+    """The tables in a folder, sorted."""
+    return sorted(
+        p for p in folder.iterdir() if _is_table(p) and not of_system(p.name) and is_file(p)
+    )
 
 
 def _is_table(path: Path) -> bool:
@@ -340,6 +345,9 @@ def _read_path_table(
             f"at '{root}'"
         )
     given = [name for name in (*of_target, site_column, patient_column, "split") if name in columns]
+    if find_tables(root) == [file]:
+        # Another table may name the others.
+        _count_unnamed(root, file, paths, left)
     _note_repeated(file, paths, list(zip(*(columns[name] for name in given), strict=True)), left)
     is_train = split_of(columns, file, left)
     origin = (
@@ -356,6 +364,17 @@ def _read_path_table(
 
 def _leaves(path: str) -> bool:
     return Path(path).is_absolute() or ".." in Path(path).parts
+
+
+def _count_unnamed(root: Path, file: Path, paths: Sequence[Path], left: LeftOut) -> None:
+    """Count the images in the folder that its table does not name."""
+    named = set(paths)
+    walk = FolderWalk(_is_image, IMAGE_SUFFIXES)
+    unnamed = [path for path in walk.files(root) if path not in named]
+    left.skip(
+        len(unnamed),
+        f"{len(unnamed)} images are not in the table '{file}', such as {some(map(str, unnamed))}",
+    )
 
 
 def _note_repeated(

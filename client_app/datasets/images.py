@@ -7,7 +7,8 @@ single image, so that two images of one machine keep their difference:
   precision of a JPEG 2000); an unsigned 32-bit TIFF with greater values: 0 to 2^32 - 1;
 - floating point: 0 to 1; NaN is no value, and black.
 
-The high byte of an integer counts. "White is zero" is inverted. Where such a range would leave most
+The high byte of an integer counts. "White is zero" is inverted. An image whose file says how it is to be
+turned (the orientation of EXIF, as cameras write it) is turned, as viewers do. Where such a range would leave most
 of the grey levels unused, black and white are a guess, and the image is refused.
 """
 
@@ -21,18 +22,29 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from client_app.datasets.dicom_files import is_dicom
-from client_app.datasets.one_record import open_regular
+from client_app.datasets.one_record import attempt, open_regular
 from common.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Version of how images are read, DICOM too: features of another one are not taken from the cache.
-READER = 2
+READER = 3
 # Formats whose decoder scales to 16 bits from a maximum or a precision that the file states.
 SCALED = frozenset({"JPEG2000", "PPM"})
 # Formats that hold several images. The further ones of a photograph (MPO) are its previews.
 SEVERAL = frozenset({"AVIF", "GIF", "PNG", "TIFF", "WEBP"})
 # Tags of TIFF.
 SUBFILE, BITS, PHOTOMETRIC, SAMPLE = 254, 258, 262, 339
+# The orientation of EXIF, and what makes each upright.
+ORIENTATION = 0x0112
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # Bits of a subfile: a smaller copy, and a mask.
 NO_IMAGE = 1 | 4
 DICOM_AMONG_IMAGES = (
@@ -84,7 +96,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     image.load()
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         grey = _of_floats(image) if image.mode == "F" else _of_integers(image)
-        return Image.fromarray(grey).convert("RGB")
+        return _upright(image, Image.fromarray(grey).convert("RGB"))
     if image.mode == "La":
         # Pillow knows no way from premultiplied grey to colour.
         image = image.convert("LA")
@@ -92,7 +104,14 @@ def as_rgb(image: Image.Image) -> Image.Image:
     if halved:
         # 16 bits for each colour, of which Pillow keeps the high byte.
         _refuse_dark(256 * max(high for _, high in _extrema(rgb)) + 255, 16)
-    return rgb
+    return _upright(image, rgb)
+
+
+def _upright(image: Image.Image, rgb: Image.Image) -> Image.Image:
+    """The pixels of an image, turned as its file says; broken metadata decide nothing."""
+    # Pillow has turned a TIFF when it decoded it, and keeps no orientation of it.
+    turn = attempt(lambda: UPRIGHT.get(int(image.getexif().get(ORIENTATION, 1))))
+    return rgb.transpose(turn) if isinstance(turn, Image.Transpose) else rgb
 
 
 def _waiting(image: Image.Image) -> tuple[Any, ...]:

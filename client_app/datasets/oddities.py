@@ -46,8 +46,8 @@ def oddities(
         names: of all classes in the files.
     """
     odd = [
-        f"the classes {', '.join(map(repr, group))} are likely one; they differ only by case or "
-        "blanks"
+        f"the classes {', '.join(map(repr, group))} are likely one; they differ only by case, "
+        "blanks or zeros in front"
         for group in likely_one({*names, *classes})
     ]
     counts = torch.bincount(labels, minlength=len(classes)).tolist()
@@ -62,5 +62,8 @@ def oddities(
         if shared := len(sides[0] & sides[1]):
             odd.append(f"{shared} patients have records in both training and test")
         if alike := likely_one(patients):
-            odd.append(f"{len(alike)} pairs or more of patient IDs differ only by case or blanks")
+            odd.append(
+                f"{len(alike)} pairs or more of patient IDs differ only by case, blanks or zeros in "
+                "front"
+            )
     return odd

@@ -4,24 +4,31 @@ next to data.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from client_app.datasets.left_out import LeftOut
 from client_app.datasets.one_record import attempt, is_file, is_folder
+from common.identity import normal
 
-# Of macOS archives, Synology, QNAP and NetApp drives, Windows, Linux and Python. Names with a dot
-# in front are left out as well (.Trash, .ipynb_checkpoints, ._x.png).
+# Of macOS archives and drives, Synology, QNAP and NetApp drives, Windows, Linux and Python. Names with
+# a dot in front are left out as well (.Trash, .ipynb_checkpoints, ._x.png), or with a dollar sign, as
+# Windows has them.
 FOLDERS = frozenset(
     {
         *("__macosx", "@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot"),
-        *("$recycle.bin", "recycler", "recycled", "system volume information", "lost+found"),
+        *("@__thumb", "@tmp", "@synoresource", "#synorecycle", "~snapshot", "_vti_cnf", "_vti_pvt"),
+        *("recycler", "recycled", "system volume information", "lost+found"),
         *("__pycache__", "network trash folder", "temporary items", "thumbs.db", "desktop.ini"),
+        "thevolumesettingsfolder",
     }
 )
-# Of Office, while a table is open.
-LOCKS = ("~$",)
+# Of Windows, and of Office while a table is open.
+STARTS = (".", "$", "~$")
+# Of a check of a Windows disk, which numbers them.
+FOUND = re.compile(r"found\.[0-9]{3}")
 
 
 def of_system(name: str) -> bool:
@@ -31,7 +38,8 @@ def of_system(name: str) -> bool:
         >>> [of_system(name) for name in ("__MACOSX", "._x.png", "~$labels.csv", "nevus")]
         [True, True, True, False]
     """
-    return name.casefold() in FOLDERS or name.startswith((".", *LOCKS))
+    plain = normal(name).casefold()
+    return plain in FOLDERS or plain.startswith(STARTS) or bool(FOUND.fullmatch(plain))
 
 
 class FolderWalk:
@@ -61,14 +69,18 @@ class FolderWalk:
             if is_folder(path):
                 if self._is_data(path):
                     folders.append(path)
-            elif not of_system(path.name) and self._wanted(path):
+            elif of_system(path.name):
+                self._skip("files of systems", path)
+            elif self._wanted(path):
                 self._skip("images next to the folders of classes", path)
+            else:
+                self._skip("files without the name of an image", path)
         return folders
 
     def files(self, folder: Path) -> list[Path]:
         """Wanted files at any depth, sorted; those of linked folders too.
 
-        A folder inside that cannot be read, or vanishes, has none.
+        A folder inside that cannot be read, or vanishes, has none, and is counted.
         """
         return sorted(self._below(folder, ()))
 
@@ -76,6 +88,7 @@ class FolderWalk:
         status = attempt(folder.stat)
         inside = attempt(lambda: sorted(folder.iterdir()))
         if isinstance(status, BaseException) or isinstance(inside, BaseException):
+            self._skip("folders that cannot be read", folder)
             return
         own = status.st_dev, status.st_ino
         if own in above:

@@ -197,6 +197,8 @@ def _text(file: Path) -> bytes:
     try:
         content.decode()
     except UnicodeDecodeError as error:
+        if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise SourceError(f"'{file}' is UTF-16, or no text; {SAVE}") from None
         line = content.count(b"\n", 0, error.start) + 1
         raise SourceError(
             f"'{file}' is not UTF-8: line {line} holds the byte 0x{content[error.start]:02x}, as "

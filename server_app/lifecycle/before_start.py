@@ -182,7 +182,11 @@ def check_submission(config: Run, control: str) -> None:
     Args:
         config: the run.
         control: address of the SuperLink's Control API, host:port.
+
+    Raises:
+        ConfigError: for settings that name data of another kind than `data`; and as `check_start`.
     """
+    check_data_named(config)
     check_backbone_name(config.settings.backbone, required=False)
     check_known_payload(config)
     if is_loopback(control):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SIDE = 16
@@ -187,7 +187,31 @@ def shallow_kinds() -> list[Kind]:
     ]
     made = [(name, written(image, form, **options)) for name, image, form, options in forms]
     made.append(("white.tif", tiff(LEVELS, "<", 0, True)))
-    return [Kind(name, content, as_pillow(content)) for name, content in made]
+    return [Kind(name, content, as_pillow(content)) for name, content in made] + turned_kinds()
+
+
+def turned_kinds() -> list[Kind]:
+    """Files that say how they are to be turned: as Pillow's own function turns them."""
+    kinds = []
+    for orientation in range(1, 9):
+        facts = Image.Exif()
+        facts[0x0112] = orientation
+        for name, image, form, options in (
+            ("rgb.png", Image.fromarray(COLOURS), "PNG", {}),
+            ("deep.png", Image.fromarray(DEEP), "PNG", {}),
+            ("x.jpg", Image.fromarray(COLOURS), "JPEG", {}),
+            ("x.webp", Image.fromarray(COLOURS), "WEBP", {"lossless": True}),
+            ("x.tif", Image.fromarray(LEVELS), "TIFF", {}),
+        ):
+            content = written(image, form, exif=facts.tobytes(), **options)
+            with Image.open(io.BytesIO(content)) as opened:
+                upright = np.asarray(ImageOps.exif_transpose(opened))
+            expected = np.asarray(Image.fromarray(upright).convert("RGB"))
+            if form == "PNG" and image.mode.startswith("I;16"):
+                expected = grey((upright >> 8).astype(np.uint8))
+            # An image in memory has lost what a TIFF said, which Pillow has obeyed.
+            kinds.append(Kind(f"turned{orientation}{name}", content, expected))
+    return kinds
 
 
 def refused_kinds() -> list[Kind]:

@@ -160,3 +160,24 @@ def test_rounds_train_in_the_common_frame(method: str, change: Affine) -> None:
         assert done.metrics["sites"]["used"] == 3
     found = done.metrics["accuracy"]["model"]
     assert found >= oracle(changed, labels) - 0.03
+
+
+@pytest.mark.parametrize("method", ["afl", "average", "fedcof"])
+def test_what_single_precision_has_lost_is_all_that_is_lost(method: str) -> None:
+    """A column far below its shift has a few values left, in the frame as without."""
+    clean, labels = records(seed=3, apart=1.0)
+    powers = torch.linspace(-4, 6, clean.shape[1], dtype=torch.float64)
+    features = (clean.double() * 10**powers + 1e4).float()
+    known = features[:RECORDS].double()
+    deviation = torch.where(known.std(0) > 1e-6, known.std(0), 1.0)
+    alike = ((features.double() - known.mean(0)) / deviation).float()
+    found = []
+    for each in (features, alike):
+        # In blocks, so that each site has all classes.
+        part = [slice(first, first + RECORDS // 3) for first in range(0, RECORDS, RECORDS // 3)]
+        parts = [(each[rows], labels[rows]) for rows in part]
+        with tempfile.TemporaryDirectory() as folder:
+            test = (each[RECORDS:], labels[RECORDS:])
+            found.append(fs.simulate(parts, test=test, method=method, output_dir=folder).accuracy)
+    assert found[0] == pytest.approx(found[1], abs=0.011)
+    assert min(found) > 0.5

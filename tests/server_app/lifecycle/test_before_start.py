@@ -16,6 +16,7 @@ from PIL import Image
 
 from common.backbones.backbone_names import check_backbone_name
 from common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
+from common.run import parse_run
 from server_app.deployment import simulate as flower_engine
 from server_app.lifecycle.before_start import (
     check_output,
@@ -231,6 +232,15 @@ def test_a_simulation_is_not_continued_at_hospitals(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(2), **ROUNDS)
     with pytest.raises(RunError, match="is a run with connected sites, and this is a simulation"):
         check_simulation(ROUNDS | {"resume": str(folder), "output-dir": str(tmp_path)})
+
+
+@pytest.mark.parametrize("named", [{"data-dir": "/images"}, {"dataset": "a,b"}], ids=str)
+def test_a_run_that_names_data_and_no_kind_is_refused_as_a_simulation_is(
+    named: dict[str, str],
+) -> None:
+    with pytest.raises(ConfigError, match="but data = 'digits', the default"):
+        check_submission(parse_run(named), "fl.example.org:9093")
+    check_submission(parse_run(named | {"data": "imagefolder"}), "fl.example.org:9093")
 
 
 def test_a_run_at_a_superlink_elsewhere_is_checked_as_far_as_possible(tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""What lies next to the records: images that no table names, folders that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client_app.datasets.dataset import Dataset, DataSource, load_all
+from common.identity import likely_one
+from tests.data_kinds.identity.sources import csv_source, folders, picture, read
+
+
+def losses(found: Dataset, why: str) -> list[tuple[int, str]]:
+    return [(loss.count, loss.why) for loss in found.left_out if why in loss.why]
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        (),
+        ("z.png",),
+        ("b/c/z.JPG", "z.tiff"),
+        ("._z.png", "@eaDir/z.png", "notes.txt"),
+        ("z.jp2", "links/.hidden.png"),
+    ],
+    ids=str,
+)
+def test_images_that_the_table_does_not_name_are_counted(
+    private: bool, extra: tuple[str, ...], tmp_path: Path
+) -> None:
+    csv_source(tmp_path, {"label": ["a", "b"] * 3})
+    for number, name in enumerate(extra):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(picture(90 + number))
+    counted = [name for name in extra if name.split("/")[-1][0] == "z" and name[0] != "@"]
+    counted = [name for name in counted if not name.endswith(".txt")]
+    found = read("imagefolder", tmp_path, one_by_one=private, noisy=private)
+    assert len(found) == 6
+    noted = losses(found, "not in the table")
+    assert sum(count for count, _ in noted) == len(counted)
+    assert all(name in noted[0][1] for name in counted)
+    assert found.report.read == 6 + len(counted)
+
+
+def test_images_that_another_table_names_are_not_counted(tmp_path: Path) -> None:
+    csv_source(tmp_path, {"label": ["a", "b"] * 3})
+    rows = (tmp_path / "labels.csv").read_text().splitlines()
+    (tmp_path / "first.csv").write_text("\n".join(rows[:4]) + "\n")
+    (tmp_path / "labels.csv").rename(tmp_path / "second.csv")
+    (found,) = load_all(DataSource("imagefolder", str(tmp_path), ("first",)), 0)
+    assert (len(found), found.left_out) == (3, ())
+
+
+def test_a_folder_that_cannot_be_read_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "b" / "closed").mkdir()
+    whole = Path.iterdir
+
+    def iterdir(path: Path) -> object:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return whole(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    found = read("imagefolder", tmp_path)
+    assert len(found) == 4
+    ((count, why),) = losses(found, "folders that cannot be read")
+    assert count == 1
+    assert "closed" in why
+
+
+SYSTEMS = (
+    "__MACOSX ",
+    "@eaDir",
+    "@__thumb",
+    "@tmp",
+    "#recycle",
+    "~snapshot",
+    "FOUND.000",
+    "found.012",
+    "$AV_ASW",
+    "$WinREAgent",
+    "_vti_cnf",
+    "TheVolumeSettingsFolder",
+    "Recycler\u200b",
+)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("place", ["", "b/"], ids=["top", "below"])
+def test_a_folder_of_a_system_is_no_class(name: str, place: str, tmp_path: Path) -> None:
+    folders(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / place / name).mkdir()
+    (tmp_path / place / name / "x.png").write_bytes(picture(99))
+    found = read("imagefolder", tmp_path)
+    assert (len(found), set(found.classes)) == (4, {"a", "b"})
+    assert losses(found, "folders of systems")
+
+
+@pytest.mark.parametrize("name", ["found", "found.1000", "tmp", "thumb", "recycling", "a@tmp"])
+def test_a_class_with_a_like_name_stays(name: str, tmp_path: Path) -> None:
+    folders(tmp_path, {"a": 2, name: 2})
+    assert set(read("imagefolder", tmp_path).classes) == {"a", name}
+
+
+@pytest.mark.parametrize(
+    "name", ["labels.tsv", "labels.xlsx", "images.zip", "images.tar.gz", "x.heic", "labels.txt"]
+)
+def test_a_file_next_to_the_folders_of_classes_is_counted(name: str, tmp_path: Path) -> None:
+    folders(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / name).write_bytes(b"x")
+    found = read("imagefolder", tmp_path)
+    assert len(found) == 4
+    ((count, why),) = losses(found, "files without the name of an image")
+    assert count == 1
+    assert name in why
+
+
+@pytest.mark.parametrize(
+    "end", ["\0", "\u200e", "\u200f", "\u202c", "\u00ad", "\u2069", "\u200d", "\u00a0", "\ufeff"]
+)
+def test_a_character_that_cannot_be_seen_makes_no_other_patient_and_no_other_class(
+    end: str, tmp_path: Path
+) -> None:
+    """Exports from right to left, fixed widths and the clipboard leave them at the ends of cells."""
+    labels = [each + end * (number % 2) for number, each in enumerate("aabbaabb")]
+    patients = [f"{end * (number % 2)}P{number // 2}" for number in range(8)]
+    csv_source(tmp_path, {"label": labels, "patient": patients})
+    found = read("imagefolder", tmp_path, patient_column="patient")
+    assert set(found.classes) == {"a", "b"}
+    assert set(found.patients or ()) == {"P0", "P1", "P2", "P3"}
+
+
+@pytest.mark.parametrize(("one", "other"), [("7", "007"), ("0", "00"), ("12", "0012")])
+def test_numbers_that_differ_by_zeros_in_front_are_likely_one(
+    one: str, other: str, tmp_path: Path
+) -> None:
+    """A spreadsheet drops the zeros of one export, and not of the other."""
+    csv_source(tmp_path, {"label": ["a", "b"] * 4, "patient": [one, other] * 4})
+    found = read("imagefolder", tmp_path, patient_column="patient")
+    assert set(found.patients or ()) == {one, other}
+    assert any("zeros in front" in each for each in found.odd)
+    assert likely_one(["10", "1", "100"]) == []
