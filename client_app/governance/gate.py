@@ -99,7 +99,8 @@ class Gate:
                     "without-dp = false: the run has no differential privacy (epsilon = 0)"
                 )
             self._check_model_sums(run)
-            self._check_annotators(run)
+            if run.settings.secure_sum and run.target is not None:
+                self._check_annotators(run.target.fewest())
             return
         if run.settings.epsilon > policy.epsilon_per_run:
             raise PolicyError(
@@ -111,11 +112,10 @@ class Gate:
                 f"delta = {policy.delta:g}: the run requests delta = {run.settings.delta:g}"
             )
 
-    def _check_annotators(self, run: Run) -> None:
+    def _check_annotators(self, fewest: tuple[str, int] | None) -> None:
         """The exact sum of a label is over the sites that annotate it, as settings say."""
         least = self.policy.smallest_sum
-        fewest = None if run.target is None else run.target.fewest()
-        if run.settings.secure_sum and fewest is not None and fewest[1] < least:
+        if fewest is not None and fewest[1] < least:
             name, sites = fewest
             raise PolicyError(
                 f"smallest-sum = {least}: {sites} sites annotate {name!r}, and the secure sum has "

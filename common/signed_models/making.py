@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from common.errors import ConfigError, SurrogateError
 from common.models.classifiers import Classifier
@@ -25,6 +26,7 @@ from common.signed_models.signed_model import (
     unpack_gaussians,
     verified,
 )
+from common.targets.target import Target
 from common.wire.model_files import file_content
 from common.wire.model_proto import pack_classifier, unpack_classifier
 from common.wire.records import Info
@@ -103,19 +105,21 @@ def feature_settings(config: Run) -> dict[str, str | int | float]:
         "features.power": float(config.power),
         "seed": config.settings.seed,
         "test-fraction": config.settings.test_fraction,
-        **_target_settings(config),
+        **_target_settings(config.target, config.settings.flat()),
     }
 
 
-def _target_settings(config: Run) -> dict[str, str | int | float]:
-    """The settings of a target that are not the default, flat; none for classes."""
-    if config.target is None:
+def _target_settings(target: Target | None, own: Mapping[str, Any]) -> dict[str, str | int | float]:
+    """The settings of a target that are not the default, flat, of all settings of a run; none for
+    classes.
+    """
+    if target is None:
         return {}
-    defaults, own = Settings().flat(), config.settings.flat()
+    defaults = Settings().flat()
     keys = map(kebab, TargetSettings.model_fields)
     found = {key: own[key] for key in keys if own[key] != defaults[key]}
     # "0" depends on the run's privacy, which is not among these settings.
-    edges = config.target.public.get("edges")
+    edges = target.public.get("edges")
     return found | ({"bins": len(edges) - 1} if isinstance(edges, list) else {})
 
 
