@@ -131,6 +131,20 @@ class ReleaseAudit:
         return asdict(self)
 
 
+def _check_attackable(run: Run) -> None:
+    """Raise ConfigError for a run whose releases the attacks do not know."""
+    if not (run.plan.releases_once or run.plan.training.section == "dpcvae"):
+        raise ConfigError(
+            f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and "
+            "generators; this one replies to received models"
+        )
+    if run.target is not None:
+        raise ConfigError(
+            f"target = {run.target.name!r}: an audit attacks releases about classes, so it says "
+            "nothing of these sums; epsilon bounds every attack on them"
+        )
+
+
 def audit_release(
     run: Run,
     node: NodeConfig,
@@ -157,11 +171,7 @@ def audit_release(
         ConfigError: for other methods.
         DataError: for too few records.
     """
-    if not (run.plan.releases_once or run.plan.training.section == "dpcvae"):
-        raise ConfigError(
-            f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and "
-            "generators; this one replies to received models"
-        )
+    _check_attackable(run)
     started, drawn = time.monotonic(), np.random.default_rng(seed)
     site_features = load_site(run, node, policy_of(node).cache_mib)
     sample = _sample(site_features.train, drawn)

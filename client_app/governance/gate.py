@@ -23,7 +23,6 @@ from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from common.run import Run
 from common.security.receipts import parse_receipts
 from common.settings import DataKind
-from common.targets.target import Target
 from common.wire.records import Info
 
 # A third is written with any number of digits.
@@ -100,8 +99,8 @@ class Gate:
                     "without-dp = false: the run has no differential privacy (epsilon = 0)"
                 )
             self._check_model_sums(run)
-            if run.settings.secure_sum:
-                self._check_annotators(run.target)
+            if run.settings.secure_sum and run.target is not None:
+                self._check_annotators(run.target.fewest())
             return
         if run.settings.epsilon > policy.epsilon_per_run:
             raise PolicyError(
@@ -113,10 +112,9 @@ class Gate:
                 f"delta = {policy.delta:g}: the run requests delta = {run.settings.delta:g}"
             )
 
-    def _check_annotators(self, target: Target | None) -> None:
+    def _check_annotators(self, fewest: tuple[str, int] | None) -> None:
         """The exact sum of a label is over the sites that annotate it, as settings say."""
         least = self.policy.smallest_sum
-        fewest = None if target is None else target.fewest()
         if fewest is not None and fewest[1] < least:
             name, sites = fewest
             raise PolicyError(

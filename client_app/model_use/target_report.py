@@ -9,11 +9,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from client_app.model_use.held_out import HeldOut
 from client_app.model_use.metrics import Array, Measure
@@ -28,6 +30,7 @@ from common.pages.html import render_page
 from common.pages.style import page_head
 from common.signed_models.signed_model import SignedModel
 from common.targets.answers import answers_of, facts_of
+from common.targets.measures import measured, metrics_of
 
 Figures = dict[str, Any]
 Measures = dict[str, dict[str, Measure]]
@@ -103,7 +106,8 @@ def evaluate_target(
         OSError: if they cannot be written.
     """
     answers = _answers(model.classifier, held)
-    measures, figures = JUDGED[str(answers.facts["name"])](answers, draws)
+    judge = JUDGED.get(str(answers.facts["name"]), partial(_plain, model.classifier, held))
+    measures, figures = judge(answers, draws)
     content = {
         "schema": 1,
         "made": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
@@ -182,6 +186,24 @@ def _times(answers: Answers, draws: int) -> tuple[Measures, Figures]:
     measures = time_measures(records, horizon, survival, draws)
     figure = plots.kaplan_meier_thirds(records, horizon, unit)
     return {"risk": measures}, {"Survival by third of the risk": figure}
+
+
+def _plain(
+    classifier: Classifier, held: HeldOut, answers: Answers, draws: int
+) -> tuple[Measures, Figures]:
+    """The measures of a run, without intervals and plots, for any other kind of target."""
+    scores = classifier.scores(held.features)
+    sums = measured(
+        target_of_model(classifier), answers.outputs, scores, torch.from_numpy(answers.values)
+    )
+    return {
+        output: {
+            name: Measure(value, None, None, int(own["records"]))
+            for name, value in own.items()
+            if name != "records"
+        }
+        for output, own in metrics_of(sums).items()
+    }, {}
 
 
 JUDGED: dict[str, Callable[[Answers, int], tuple[Measures, Figures]]] = {

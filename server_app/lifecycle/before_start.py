@@ -186,7 +186,7 @@ def check_submission(config: Run, control: str) -> None:
     Raises:
         ConfigError: for settings that name data of another kind than `data`; and as `check_start`.
     """
-    check_data_named(config)
+    check_data_named(config.settings)
     check_backbone_name(config.settings.backbone, required=False)
     check_known_payload(config)
     if is_loopback(control):

@@ -51,6 +51,7 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
         The lines.
     """
     fields = config.plan.messages.sends
+    classes = classes if config.target is None else len(config.target.rows)
     sizes = config.plan.messages.sizes(classes, dimension, records)
     parts = [
         f"{field.name} {count([field], sizes):,}{f' at {field.bits} bits' * (field.bits < 16)}"
@@ -59,7 +60,8 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     lines = [f"released, in numbers: {', '.join(parts)}"] if parts else []
     if head := config.plan.head:
         # Of other methods' heads the section of FedPFT says nothing.
-        shrinkage = _shrinkage(config.settings) if config.method.shown == "fedpft" else ""
+        of_classes = config.target is None and config.method.shown == "fedpft"
+        shrinkage = _shrinkage(config.settings) if of_classes else ""
         lines.append(f"head {head}{shrinkage}")
     if own.noise is not None:
         size = max(1, records // classes)
@@ -68,6 +70,9 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
             "records at one site; with S such sites it is "
             f"{noise_share(config.plan.mechanism_name, config.settings.colluding)} of that"
         )
+    elif config.target is not None and config.mechanism is not None:
+        deviations = (f"{key} {sigma:.3g}" for key, (sigma, _) in config.mechanism.noise.items())
+        lines.append(f"noise in each number, standard deviation: {', '.join(deviations)}")
     elif own.epsilon is not None:
         what = "counts" if config.plan.counts else "rounds"
         lines.append(f"epsilon and delta are those of all {what} together, for one record")
@@ -111,7 +116,7 @@ def noise_on_mean(config: Run, dimension: int, classes: int, records: int) -> fl
     Returns:
         The norm; None without privacy, and for training in rounds.
     """
-    if config.plan.kind == "rounds" or config.plan.counts:
+    if config.plan.kind == "rounds" or config.plan.counts or config.target is not None:
         return None
     claim = config.mechanism
     components = config.settings.fedpft.components if config.plan.mechanism_name == "dp-em" else 1

@@ -17,7 +17,7 @@ from common.targets.labels import Labels
 from common.targets.number import Number
 from common.targets.target import Target
 from common.targets.time import Time
-from strategies.targets.checks import check_cells, check_labels, check_numbers
+from strategies.targets.checks import check_cells, check_finite, check_labels, check_numbers
 from strategies.targets.labels import Annotated, label_heads, ridge_discriminant
 from strategies.targets.number import number_head
 from strategies.targets.sums import CodedSums
@@ -148,7 +148,11 @@ def check_sums(sums: CodedSums, target: Target, largest: float = math.inf) -> No
     Raises:
         SurrogateError: if none can.
     """
-    CHECKS[target.name](sums, target, largest)
+    CHECKS.get(target.name, _check_finite)(sums, target, largest)
+
+
+def _check_finite(sums: CodedSums, target: Target, largest: float) -> None:
+    check_finite(sums)
 
 
 def _check_labels(sums: CodedSums, target: Target, largest: float) -> None:

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedsurrogate as fs
+from client_app.audit.release_audit import audit_release
 from client_app.datasets.duplicates import once
 from client_app.datasets.records import Records
 from client_app.governance.site_limits import SiteLimits
 from client_app.methods.task import Task
+from client_app.node_config import NodeConfig
 from client_app.secure_sum import same_sites
 from common.errors import ConfigError, DataError
 from common.privacy.gaussian_mechanism import clip, unit_weights
@@ -182,3 +184,9 @@ def test_exact_sums_over_the_same_sites_have_one_target(
         for more in ({}, change)
     )
     assert one["training"] != other["training"]
+
+
+def test_no_audit_calls_sums_of_a_target_harmless() -> None:
+    """The attacks do not know them, so a policy that limits attacks lets none out."""
+    with pytest.raises(ConfigError, match="nothing of these sums"):
+        audit_release(parse_run(KINDS["number"]), NodeConfig())
