@@ -108,7 +108,8 @@ def read_safetensors(
                 if patient_column:
                     patients.append(content.get_tensor(patient_column))
                     _check_features(file, tensors[-1][0], patients[-1], patient_column)
-        except SafetensorError as error:
+        # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+        except (SafetensorError, RuntimeError, TypeError) as error:
             raise SourceError(
                 f"'{file}' is not a readable safetensors file ({error}); write it again"
             ) from error

@@ -296,8 +296,8 @@ def read_signed_model(file: Path, trusted: frozenset[bytes] | None = None) -> Si
             return _built(signed, tensors)
     except SealError as error:
         raise SealError(f"{file} was changed after it was signed ({error}); get it again") from None
-    # RuntimeError: torch cannot represent a side of zero next to a huge one.
-    except (SafetensorError, RuntimeError, OSError) as error:
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (SafetensorError, RuntimeError, TypeError, OSError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise SurrogateError(
             f"{file} is no readable model file ({why}); give a {SUFFIX} file of a run"
@@ -368,8 +368,8 @@ def unpack_gaussians(text: str) -> Gaussians:
 
     try:
         tensors = load(base64.b64decode(text, validate=True))
-    # RuntimeError: torch cannot represent a side of zero next to a huge one.
-    except (ValueError, RuntimeError, SafetensorError) as error:
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (ValueError, RuntimeError, TypeError, SafetensorError) as error:
         raise SurrogateError(f"the model's Gaussians cannot be read ({str(error)[:100]})") from None
     if (gaussians := gaussians_of(tensors)) is None:
         raise SurrogateError("Gaussians without tensors")

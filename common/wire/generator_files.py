@@ -201,8 +201,8 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
     try:
         tensors: dict[str, Tensor] = load_file(file)
-    # RuntimeError: torch cannot represent a side of zero next to a huge one.
-    except (OSError, RuntimeError, SafetensorError) as error:
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (OSError, RuntimeError, TypeError, SafetensorError) as error:
         raise DataError(f"{file} holds tensors that cannot be read ({str(error)[:60]})") from None
     return tensors
 

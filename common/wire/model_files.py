@@ -87,8 +87,8 @@ def load_model(path: Path) -> Classifier:
         with safe_open(path, "pt") as content:
             metadata = content.metadata() or {}
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    # RuntimeError: torch cannot represent a side of zero next to a huge one.
-    except (SafetensorError, RuntimeError, OSError) as error:
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (SafetensorError, RuntimeError, TypeError, OSError) as error:
         raise SurrogateError(
             f"'{path}' is not a readable model ({error}); give a model.safetensors of a run"
         ) from error

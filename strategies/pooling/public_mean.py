@@ -49,8 +49,8 @@ def read_public(file: str) -> Tensor:
     try:
         with safe_open(Path(file).expanduser(), "pt") as content:
             features: Tensor = content.get_tensor("x").double()
-    # RuntimeError: torch cannot represent a side of zero next to a huge one.
-    except (OSError, RuntimeError, SafetensorError) as error:
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (OSError, RuntimeError, TypeError, SafetensorError) as error:
         raise ConfigError(
             f"fedpft.public = {file!r}: no readable safetensors file with features x ({error})"
         ) from None

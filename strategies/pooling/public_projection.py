@@ -112,8 +112,8 @@ def _read(file: str) -> tuple[Tensor, bool]:
         with safe_open(Path(file).expanduser(), "pt") as content:
             names = [name for name in (NAME, *HEADS) if name in content.keys()]  # noqa: SIM118
             directions = content.get_tensor(names[0]).double() if names else torch.zeros(0)
-    # RuntimeError: torch cannot represent a side of zero next to a huge one.
-    except (OSError, RuntimeError, SafetensorError) as error:
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (OSError, RuntimeError, TypeError, SafetensorError) as error:
         raise ConfigError(
             f"features.projection = {file!r}: no readable safetensors file ({error})"
         ) from None

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from common.errors import (
     SurrogateError,
 )
 from common.run import parse_run
+from common.surrogates.columns import Frame
+from common.wire.model_proto import pack_parameters, unpack_parameters
 from common.wire.records import to_record
 
 PRIVATE: dict[str, Any] = {
@@ -449,3 +451,26 @@ def test_a_received_model_may_not_name_more_classes_than_the_policy_allows(tmp_p
     object.__setattr__(task, "limits", SiteLimits(most_classes=2))
     with pytest.raises(PolicyError, match="most-classes = 2: a model of 3 classes"):
         task.received_model()
+
+
+@pytest.mark.parametrize("framed", [False, True])
+@pytest.mark.parametrize("kind", ["open", "private", "secure sum"])
+def test_no_model_brings_a_frame_of_columns_to_a_site_that_hides_its_numbers(
+    tmp_path: Path, framed: bool, kind: str
+) -> None:
+    """It would be a map of the features, by the coordinator alone."""
+    from tests.client_app.methods.dpcvae.test_training import DIMENSION, Site, run
+
+    summed = {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2, "classes": "a,b,c"}
+    more = {"open": {}, "private": {"epsilon": 6.0, "delta": 1e-5}, "secure sum": summed}[kind]
+    task = Site(tmp_path, run(**more)).task()
+    assert task.payload is not None
+    model = unpack_parameters(task.payload)
+    frame = Frame(torch.zeros(DIMENSION), torch.ones(DIMENSION)).packed() if framed else b""
+    sent = replace(model, header=replace(model.header, frame=frame))
+    object.__setattr__(task, "payload", pack_parameters(sent))
+    if framed and kind != "open":
+        with pytest.raises(SurrogateError, match="a model with a frame of columns"):
+            task.received_model()
+    else:
+        assert task.received_model().header.frame == frame

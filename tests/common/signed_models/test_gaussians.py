@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.spatial.distance import mahalanobis
 from sklearn.metrics import roc_auc_score
 
+from common.errors import SurrogateError
 from common.signed_models.gaussians import Gaussians, fit_gaussians
+from common.signed_models.signed_model import gaussians_of
 
 
 def records(
@@ -78,3 +82,25 @@ def test_tensors_give_the_same_gaussians_and_damaged_ones_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"Gaussians|means|variance|covariance"):
             Gaussians.of(found.tensors() | {name: value})
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_whatever_is_wrong_with_received_gaussians_is_one_kind_of_error(
+    data: st.DataObject,
+) -> None:
+    whole = fit_gaussians(*records()).tensors()
+    tensors, name = dict(whole), data.draw(st.sampled_from(sorted(whole)))
+    match data.draw(st.sampled_from(["missing", "shape", "not finite", "renamed"])):
+        case "missing":
+            del tensors[name]
+        case "shape":
+            tensors[name] = tensors[name][None, None]
+        case "not finite":
+            tensors[name] = tensors[name] * torch.nan
+        case "renamed":
+            tensors[f"{name}s"] = tensors.pop(name)
+    assert gaussians_of({}) is None
+    assert gaussians_of(whole) is not None
+    with pytest.raises(SurrogateError, match="Gaussians cannot be read"):
+        gaussians_of(tensors)

@@ -6,14 +6,24 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from common.errors import RunError
+from common.errors import RunError, SurrogateError
+from common.limits import LARGEST_COUNT
 from common.models.generators import COUNTS, MEANS, SUMS
 from common.models.parameters import Parameters
 from common.run import Run, parse_run
 from common.surrogates.surrogates import Header
 from strategies.base.training import Training
-from strategies.dpcvae.generating import SIZES, class_means, expected_shapes, head_of, take_in
+from strategies.dpcvae.generating import (
+    SIZES,
+    check_first_round,
+    class_means,
+    expected_shapes,
+    head_of,
+    take_in,
+)
 
 CLASSES = ("a", "b", "c")
 PRIVATE: dict[str, Any] = {"epsilon": 6.0, "delta": 1e-5}
@@ -116,3 +126,29 @@ def test_a_head_of_what_is_drawn_tells_the_classes_apart() -> None:
     head = head_of(Generator(training.header(), training.config, model), training.config.settings)
     assert head.scores(torch.eye(3, 4)).argmax(1).tolist() == [0, 1, 2]
     assert head.clip == 0.0
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 20), min_size=3, max_size=3),
+    st.integers(0, 2),
+    st.sampled_from(["", "negative", "longer"]),
+)
+def test_class_sizes_and_sums_are_those_that_some_records_have(
+    counts: list[int], at: int, fault: str
+) -> None:
+    """Without noise, with the largest sums that embeddings of norm one have."""
+    counts = [LARGEST_COUNT // 10 * count for count in counts]
+    sums = torch.zeros(3, 4)
+    sums[range(3), at] = torch.tensor(counts).float()
+    sizes = [float(count) for count in counts]
+    if fault == "negative":
+        sizes[at] = -1.0
+    if fault == "longer":
+        sums[at] = sums[at] * 1.1 + 1
+    reply = reported("one", sizes, sums, run())
+    if fault or max(counts) > LARGEST_COUNT:
+        with pytest.raises(SurrogateError, match=r"out of range|long"):
+            check_first_round(reply, None, run().settings.dpcvae)
+    else:
+        check_first_round(reply, None, run().settings.dpcvae)

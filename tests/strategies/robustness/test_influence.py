@@ -158,6 +158,26 @@ def test_no_row_of_a_head_decides_alone_also_of_a_class_that_nobody_else_has(
 
 
 @few
+@given(sizes=st.lists(st.floats(0.01, 100), min_size=3, max_size=8), seed=st.integers(0, 99))
+def test_a_head_of_classes_of_its_own_is_shortened_only_beyond_the_usual_length(
+    sizes: list[float], seed: int
+) -> None:
+    """Where no class has a centre, an honest head that is somewhat longer stays as it is."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.nn.functional.normalize(torch.randn(len(sizes), 9, generator=generator), dim=1)
+    sent = [
+        head(site, size * row[None], (f"class {site}",))
+        for site, (size, row) in enumerate(zip(sizes, rows, strict=True))
+    ]
+    kept, shares = bounded_heads(sent)
+    usual = sorted(sizes)[(len(sizes) - 1) // 2]
+    for site, (own, size) in enumerate(zip(kept, sizes, strict=True)):
+        length = math.hypot(*(float(tensor.norm()) for tensor in own.tensors.values()))
+        assert length == pytest.approx(min(size, LONGEST * usual), rel=1e-4)
+        assert size > LONGEST * usual * (1 - 1e-6) or str(site) not in shares
+
+
+@few
 @given(
     lie=SCALES,
     count=st.integers(3, 8),

@@ -17,6 +17,7 @@ from common.privacy.mechanism import NoisySums
 from common.surrogates.class_sums import Sums, fold, unfold
 from common.surrogates.surrogates import Header, SumsSurrogate
 from strategies.robustness.agreement import _length, agreement, correlations
+from strategies.robustness.bounded_surrogates import MOST_SITES, can_bound
 from strategies.robustness.class_points import ClassPoints, of_sums, standard_error
 from strategies.robustness.second_moments import oddness, within
 from strategies.robustness.site_map import _unbiased
@@ -167,6 +168,14 @@ def test_sites_that_are_equal_are_not_odd_however_little_they_vary(
     assert oddness(sites).tolist() == [0.0] * count
 
 
+def test_three_sites_or_more_are_compared_each_with_each_unless_they_are_too_many() -> None:
+    generator = torch.Generator().manual_seed(0)
+    groups = [unit(5, 4, 0.5, generator, torch.eye(4)[:1])] * 2
+    one = noisy(0, groups, {"counts": 1.0, "sums": 1.0}, generator)
+    numbers = (1, 2, 3, 4, MOST_SITES, MOST_SITES + 1)
+    assert [can_bound([one] * number) for number in numbers] == [False] * 2 + [True] * 3 + [False]
+
+
 def points(means: Tensor, noise: float, power: float, generator: torch.Generator) -> ClassPoints:
     """Sites whose class means (C, d) differ by noise."""
     drawn = means + math.sqrt(noise) * torch.randn(
@@ -240,3 +249,6 @@ def test_the_extent_of_class_means_is_right_in_the_mean(
     ]  # fmt: skip
     assert np.mean(found) == pytest.approx(exact, abs=5 * np.std(found) / math.sqrt(200) + 1e-6)
     assert _length(means[:1], torch.ones(1)).isnan()
+    # No squared length is below zero: where noise explains more than there is, it is zero.
+    assert min(found) >= 0
+    assert float(_length(means, torch.full((classes,), 2 * exact + 1.0))) == 0
