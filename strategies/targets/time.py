@@ -159,6 +159,9 @@ def calibrated_head(head: RiskHead, sums: CodedSums) -> RiskHead:
     Args:
         head: whose scores are calibrated.
         sums: of the cells.
+
+    Returns:
+        The head with its weights times the slope, and the baseline hazard.
     """
     cells = cells_of(sums)
     events, counts = cells.possible_events, cells.counts.clamp_min(0)

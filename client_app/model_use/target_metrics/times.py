@@ -248,8 +248,8 @@ def mean_time(times: Array, events: NDArray[np.bool_], horizon: float) -> float 
         None without records.
 
     Example:
-        >>> mean_time(np.array([1.0, 2.0, 2.0]), np.array([True, False, False]), 2.0)
-        1.6666666666666665
+        >>> mean_time(np.array([1.0, 2.0]), np.array([True, False]), 2.0)
+        1.5
     """
     if not len(times):
         return None

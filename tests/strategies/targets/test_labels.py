@@ -238,6 +238,21 @@ def test_the_noise_of_positives_and_of_all_is_counted_once() -> None:
     assert stated == pytest.approx(float(torch.stack(drawn).std()), rel=0.12)
 
 
+def test_probabilities_of_a_rare_label_stay_calibrated_under_noise() -> None:
+    """A difference of means that noise lengthened would put the threshold too high."""
+    means = []
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        labels = (torch.rand(3000, 1, generator=draw) < 0.1).double()
+        x = torch.randn(3000, 12, generator=draw, dtype=torch.float64) / 6
+        x[:, 0] += 0.25 * (labels[:, 0] - 0.1)
+        code, sums = (torch.full((2,), each, dtype=torch.float64) for each in (3.0, 10.0))
+        release = noisy(coded(exact_code(labels)[:, 1:], x), code, sums, 10.0, seed, centre=True)
+        heads = label_heads(release, Annotated.exact(release, 1), ["finding"])
+        means.append(float((x @ heads.weight.T + heads.bias).sigmoid().mean()))
+    assert sum(means) / 20 == pytest.approx(0.1, abs=0.006)
+
+
 def test_noise_ranks_worse_but_ranks() -> None:
     x, labels = findings(9, n=4000, d=8)
     x = x / x.norm(dim=1, keepdim=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.errors import RunError
 from strategies.targets.number import coefficients, interval, number_head
-from strategies.targets.strength import STRENGTHS, Directions, Outcomes, cross_validated
+from strategies.targets.strength import STRENGTHS, Directions, Outcomes, cross_validated, expected
 from strategies.targets.sums import CodedSums
 from tests.coded import noisy, number_sums
 
@@ -46,6 +46,7 @@ def test_the_ridge_is_that_of_scikit_learn_for_any_number_of_sites(
     sites: int, strength: float
 ) -> None:
     x, y = diabetes()
+    x = x + 0.7
     head = number_head(of_sites(x, y, sites), [LOW], [HIGH], strength)
     pooled = Ridge(alpha=len(x) * strength).fit(x.numpy(), y[:, 0].numpy())
     assert np.abs(head.weight[0].numpy() - pooled.coef_).max() < 1e-9
@@ -187,6 +188,21 @@ def test_noise_that_vanishes_gives_the_exact_head() -> None:
     apart = x @ (exact.weight - nearly.weight).T + exact.bias - nearly.bias
     assert float(apart.abs().max()) < 0.02
     assert float(nearly.deviation[0]) == pytest.approx(float(exact.deviation[0]), rel=0.02)
+
+
+def test_of_noise_alone_next_to_nothing_is_kept() -> None:
+    draw = torch.Generator().manual_seed(0)
+    directions = Directions.of(torch.linspace(0.2, 1, 50).double().diag())
+    cross = 0.1 * torch.randn(20, 50, generator=draw, dtype=torch.float64)
+    one = torch.ones(20, dtype=torch.float64)
+    kept = [
+        float(
+            expected(directions, Outcomes(cross, one, 1e6 * one, each * one)).cross.square().mean()
+        )
+        for each in (0.1, 1e-6)
+    ]
+    assert kept[0] < 0.05 * 0.1**2
+    assert kept[1] > 0.9 * 0.1**2, "without knowing the noise, it is taken for a signal"
 
 
 def test_more_noise_predicts_worse_and_its_intervals_say_so() -> None:
