@@ -109,7 +109,8 @@ def test_cells_of_sites_are_those_of_all_records(secure: bool) -> None:
 def test_constant_features_do_not_spoil_an_exact_secure_sum(tmp_path: Path) -> None:
     """Their variance is that of rounding to whole steps, which a ridge must not take for theirs."""
     draw = np.random.default_rng(0)
-    x = np.c_[draw.normal(size=(600, 4)), np.full((600, 3), 0.7)]
+    constant = np.tile(draw.random(60), (600, 1)) + 1e-4 * draw.normal(size=(600, 60))
+    x = np.c_[draw.normal(size=(600, 4)), constant]
     sites = [(x[part::3], x[part::3, 0] + 0.1 * draw.normal(size=200)) for part in range(3)]
     settings: dict[str, Any] = {"secure_sum": True, "dropouts": 0.0, "target_range": (-4, 4)}
     run = fs.simulate(sites, target="number", output_dir=tmp_path, **settings)
