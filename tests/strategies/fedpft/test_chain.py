@@ -271,7 +271,11 @@ def test_several_samples_a_record_are_worth_it(
         monkeypatch.setattr("client_app.methods.fedpft.chain.MOST_DRAWS", draws)
         runs = [
             run_federation(
-                tmp_path / f"{draws}-{seed}", sites(8), **CHAIN, seed=seed, partition="iid"
+                tmp_path / f"{draws}-{seed}",
+                sites(8),
+                **CHAIN | {"fedpft.covariance": "lowrank"},
+                seed=seed,
+                partition="iid",
             )
             for seed in range(2)
         ]
