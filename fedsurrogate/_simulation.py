@@ -58,9 +58,17 @@ class Result:
         if (accuracy := self._accuracy()) is None:
             raise RunError(
                 f"the run in '{self.folder}' did not measure the accuracy on all test records; see "
-                "metrics['accuracy'], which has what the sites measured"
+                "metrics['accuracy'], which has what the sites measured, and measures for another "
+                "target than classes"
             )
         return accuracy
+
+    @property
+    def measures(self) -> dict[str, dict[str, float]]:
+        """How well a model of another target than classes answers on all test records, by output;
+        empty for classes.
+        """
+        return dict(self.metrics.get("measures", {}).get("all", {}))
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -111,6 +119,9 @@ class Result:
     def __repr__(self) -> str:
         accuracy, used = self._accuracy(), self.metrics["sites"]["used"]
         shown = "accuracy unknown" if accuracy is None else f"accuracy {accuracy:.4f}"
+        if measured := self.measures:
+            output, values = next(iter(measured.items()))
+            shown = f"{output}: " + ", ".join(f"{key} {each:.4g}" for key, each in values.items())
         return f"Result({self._settings()['method']}, {used} sites, {shown}, {self.bytes} bytes up)"
 
     def _accuracy(self) -> float | None:

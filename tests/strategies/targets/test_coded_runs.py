@@ -70,13 +70,15 @@ def test_a_run_learns_and_measures_every_target(
         more = SUM | {"label_sets": ";".join(f"{i}=label 1,label 2,label 3" for i in range(3))}
     sites = hospitals(str(kind["target"]), sizes=(400, 300, 200))
     result = fs.simulate(sites, output_dir=tmp_path, **(kind | more))
-    measures = result.metrics["measures"]["all"]
+    measures = result.measures
     x, y = (np.concatenate([site[part] for site in sites]) for part in (0, 1))
     model = fs.load(result.folder)
     assert isinstance(model, fs.Model)
     score = model.score(x, y)
     least = {"number": 0.3, "labels": 0.6, "time": 0.55}[str(kind["target"])]
     assert score > least, (score, measures)
+    output, values = next(iter(measures.items()))
+    assert f"{output}: records {values['records']:.4g}" in repr(result)
     for own in measures.values():
         assert own["records"] > 100
         assert {"r2", "auroc", "concordance"} & own.keys()
