@@ -43,7 +43,7 @@ demo-compose:
 	@deploy/demo.sh
 
 demo: setup
-	@$(RUN) -m server_app.cli.main simulate --sites $(SITES) -c 'compare=true output-dir="$(OUT)"'
+	@$(RUN) -m fedsurrogate.server_app.cli.main simulate --sites $(SITES) -c 'compare=true output-dir="$(OUT)"'
 
 # One thread a process: the same numbers on every machine. Three, because tests of real processes mostly wait. Python keeps what
 # it compiles, also where the shell says otherwise: half of the time to collect tests, and most of the start of a process.
@@ -112,6 +112,7 @@ gpu:
 lint: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	@$(RUN) deploy/links.py
 	$(RUN) -m mypy
 
 # The documentation, into site/; strict: a dead link fails.

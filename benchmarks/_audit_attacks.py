@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from benchmarks._audit_site import Canaries, Seen
-from client_app.methods.local_training import network
-from common.methods.generators import first_round_shares
-from common.models.generators import COUNTS, SUMS
-from common.models.loss_landscape import LandscapeRecords
-from common.models.networks import split_input
-from common.models.parameters import Tensors
-from common.secure_sum.of_run import numbers_of
-from common.surrogates.class_sums import unfold
-from common.surrogates.surrogates import SumsSurrogate, Surrogate
-from common.wire.model_proto import unpack_parameters, unpack_synthetic
-from common.wire.records import unpack_surrogate
-from common.wire.sum_proto import unpack_total
+from fedsurrogate.client_app.methods.local_training import network
+from fedsurrogate.common.methods.generators import first_round_shares
+from fedsurrogate.common.models.generators import COUNTS, SUMS
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
+from fedsurrogate.common.models.networks import split_input
+from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.secure_sum.of_run import numbers_of
+from fedsurrogate.common.surrogates.class_sums import unfold
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
+from fedsurrogate.common.wire.model_proto import unpack_parameters, unpack_synthetic
+from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.common.wire.sum_proto import unpack_total
 
 Attack = Callable[[Canaries, Seen], Tensor]
 # Canaries whose gradients are computed at a time.

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from common.privacy.discrete_gaussian import discrete_gaussian, seeded
+from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian, seeded
 
 
 def _integers(parts: int) -> Any:
@@ -51,8 +51,8 @@ class _Once:
         return self._kept.setdefault(count, (torch.rand(count) < rate).nonzero()[:, 0])
 
 
-_NOISE = "common.privacy.gaussian_mechanism.discrete_gaussian"
-_SITE = "client_app.methods"
+_NOISE = "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian"
+_SITE = "fedsurrogate.client_app.methods"
 
 
 def planted(fault: str) -> AbstractContextManager[Any]:
@@ -61,9 +61,12 @@ def planted(fault: str) -> AbstractContextManager[Any]:
         "half of the noise": (_NOISE, _integers(4)),
         "a third of the noise": (_NOISE, _integers(9)),
         "the state of the noise is used again": (_NOISE, _repeated),
-        "a quarter of the noise": ("common.secure_sum.noise.discrete_gaussian", _integers(16)),
+        "a quarter of the noise": (
+            "fedsurrogate.common.secure_sum.noise.discrete_gaussian",
+            _integers(16),
+        ),
         "hardly any noise": (_NOISE, _integers(64**2)),
-        "features not clipped": ("client_app.features.on_disk.clip", _as_they_are),
+        "features not clipped": ("fedsurrogate.client_app.features.on_disk.clip", _as_they_are),
         "embeddings not clipped": (f"{_SITE}.dpcvae.training.clip", _as_they_are),
         "gradients not clipped": (f"{_SITE}.dp.linear_clipping.clip_factors", _whole),
         "clip forgotten": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),

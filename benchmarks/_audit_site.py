@@ -12,16 +12,16 @@ from flwr.app import Context, Message
 from safetensors.torch import save_file
 from torch import Tensor
 
-from client_app.app import app
-from client_app.governance.gate import open_ledger
-from client_app.node_config import parse_node_config
-from common.errors import FedSurrogateError
-from common.run import Run, parse_run
-from common.settings.flat import Scalar
-from common.wire.records import from_record
-from server_app.deployment.local_engine import quiet
-from server_app.deployment.local_grid import LocalGrid
-from server_app.federate import federate
+from fedsurrogate.client_app.clientapp import app
+from fedsurrogate.client_app.governance.gate import open_ledger
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.wire.records import from_record
+from fedsurrogate.server_app.deployment.local_engine import quiet
+from fedsurrogate.server_app.deployment.local_grid import LocalGrid
+from fedsurrogate.server_app.federate import federate
 
 LARGEST = 2**30
 LIMITS = (

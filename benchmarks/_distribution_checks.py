@@ -22,21 +22,21 @@ from benchmarks._distribution_tests import (
     of_uniform_words,
 )
 from benchmarks.audit import MECHANISMS
-from client_app.audit.release_audit import _half
-from client_app.datasets.partition import _dirichlet_parts
-from client_app.methods.dp.record_gradients import poisson_sample
-from common.privacy.discrete_gaussian import discrete_gaussian, seeded
-from common.privacy.gaussian_mechanism import BoundedSum, Noisy
-from common.privacy.secret_numbers import secret_bytes, system_normals, system_uniforms
-from common.run import parse_run
-from common.secure_sum import masks, shamir
-from common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
-from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from common.settings.flat import Scalar
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.mixtures import Mixtures
-from common.wire.model_proto import unpack_parameters
-from common.wire.records import unpack_surrogate
+from fedsurrogate.client_app.audit.release_audit import _half
+from fedsurrogate.client_app.datasets.partition import _dirichlet_parts
+from fedsurrogate.client_app.methods.dp.record_gradients import poisson_sample
+from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian, seeded
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
+from fedsurrogate.common.privacy.secret_numbers import secret_bytes, system_normals, system_uniforms
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum import masks, shamir
+from fedsurrogate.common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
+from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.wire.records import unpack_surrogate
 
 Check = Callable[[int], Iterator[Outcome]]
 # Ten for each of 256 outcomes.

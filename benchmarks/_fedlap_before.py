@@ -10,10 +10,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.fedlap import statistics
-from common.models.augmentation import Change
-from common.models.loss_landscape import LandscapeRecords, loss
-from common.models.parameters import Tensors
+from fedsurrogate.client_app.methods.fedlap import statistics
+from fedsurrogate.common.models.augmentation import Change
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, loss
+from fedsurrogate.common.models.parameters import Tensors
 
 SETTINGS: dict[str, Any] = {
     "fedlap.image-steps": 100,

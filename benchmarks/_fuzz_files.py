@@ -21,16 +21,16 @@ from benchmarks._fuzz_mutations import (
     of_tensors,
 )
 from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
-from common import surrogate_pb2 as pb
-from common.errors import ConfigError, DataError, SealError, SurrogateError
-from common.exchange import message_files
-from common.models.generators import fresh_generator, tensors_of
-from common.run import parse_run
-from common.security import signed_requests
-from common.security.sealing import new_key, open_sealed, public_key, seal, sign
-from common.security.signed_requests import read_request
-from common.signed_models.making import received_model, signed_values
-from common.signed_models.signed_model import (
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import ConfigError, DataError, SealError, SurrogateError
+from fedsurrogate.common.exchange import message_files
+from fedsurrogate.common.models.generators import fresh_generator, tensors_of
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security import signed_requests
+from fedsurrogate.common.security.sealing import new_key, open_sealed, public_key, seal, sign
+from fedsurrogate.common.security.signed_requests import read_request
+from fedsurrogate.common.signed_models.making import received_model, signed_values
+from fedsurrogate.common.signed_models.signed_model import (
     PURPOSE,
     digest_of,
     read_signed_model,
@@ -38,9 +38,9 @@ from common.signed_models.signed_model import (
     sign_model,
     unpack_gaussians,
 )
-from common.wire import bundles
-from common.wire.bundles import signed_part, unpack_bundle
-from common.wire.generator_files import (
+from fedsurrogate.common.wire import bundles
+from fedsurrogate.common.wire.bundles import signed_part, unpack_bundle
+from fedsurrogate.common.wire.generator_files import (
     manifest_of,
     pack_generator,
     read_generator,
@@ -48,11 +48,11 @@ from common.wire.generator_files import (
     read_synthetic_set,
     write_synthetic_set,
 )
-from common.wire.model_files import load_model, save_model
-from common.wire.model_proto import (
+from fedsurrogate.common.wire.model_files import load_model, save_model
+from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
 )
-from strategies.pooling.public_mean import read_centre
+from fedsurrogate.strategies.pooling.public_mean import read_centre
 from tests.pins import messages as pins
 
 
@@ -127,7 +127,7 @@ def _request_again(body: bytes) -> bytes:
 
 
 def _sealed_again(content: bytes) -> bytes:
-    from common.security import sealing
+    from fedsurrogate.common.security import sealing
 
     message = pb.Sealed.FromString(content)
     whole = sealing._signed(b"context", message)

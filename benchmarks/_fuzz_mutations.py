@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from common import surrogate_pb2 as pb
+from fedsurrogate.common import surrogate_pb2 as pb
 
 Change = Callable[[Random, bytes], bytes]
 # Sizes at which programs differ from what they state: signs, widths of words, limits of this one.

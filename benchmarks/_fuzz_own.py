@@ -14,6 +14,8 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/datasets/tables.py:_whole",
     ),
     "this program wrote it on this machine, for itself": (
+        "client_app/methods/target_evaluation.py:_as_json",
+        "common/targets/answers.py:facts_of",
         "client_app/audit/disclosure.py:_changed",
         "client_app/cli/audit.py:audit",
         "client_app/cli/evaluate.py:evaluate",

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks._fuzz_mutations import Change, of_bytes
-from common.errors import SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 from tests.pins import messages
 
 NO_CHANGE: Callable[[bytes], bytes] = lambda content: content  # noqa: E731

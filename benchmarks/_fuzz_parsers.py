@@ -24,30 +24,33 @@ from benchmarks._fuzz_mutations import (
     of_text,
 )
 from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
-from client_app.methods.heads import distillation
-from client_app.offline.keys import received_keys
-from common import surrogate_pb2 as pb
-from common.counting.counts_proto import unpack_counts
-from common.data_report import DataReport, Loss, reports_from
-from common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
-from common.run import parse_run
-from common.security.receipts import parse_receipts
-from common.security.sealing import public_key, read_keys
-from common.surrogates.columns import Frame
-from common.surrogates.surrogates import SumsSurrogate
-from common.wire import sum_proto
-from common.wire.model_proto import (
+from fedsurrogate.client_app.methods.heads import distillation
+from fedsurrogate.client_app.offline.keys import received_keys
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.counting.counts_proto import unpack_counts
+from fedsurrogate.common.data_report import DataReport, Loss, reports_from
+from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.receipts import parse_receipts
+from fedsurrogate.common.security.sealing import public_key, read_keys
+from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
+from fedsurrogate.common.targets.answers import checked_target
+from fedsurrogate.common.targets.measures import MEASURES
+from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,
     unpack_parameters,
     unpack_relay,
     unpack_synthetic,
 )
-from common.wire.records import unpack_question, unpack_surrogate
-from common.wire.validation import Expectation, check_surrogate
-from server_app.runs.json_files import EVENTS, EventFile, read_json, read_object
-from strategies.base.introductions import introduction
-from strategies.base.registered import read_table
-from strategies.base.training import Training
+from fedsurrogate.common.wire.records import unpack_question, unpack_surrogate
+from fedsurrogate.common.wire.validation import Expectation, check_surrogate
+from fedsurrogate.server_app.runs.json_files import EVENTS, EventFile, read_json, read_object
+from fedsurrogate.strategies.base.introductions import introduction
+from fedsurrogate.strategies.base.registered import read_table
+from fedsurrogate.strategies.base.reported import measures_in
+from fedsurrogate.strategies.base.training import Training
 from tests.pins import messages as pins
 
 
@@ -84,6 +87,22 @@ def _wire() -> Iterator[Parser]:
         ),
         ("introduction", _introduction, [_INTRODUCTION], of_json),
         ("frame of columns", Frame.of, [_FRAME], of_bytes),
+        (
+            "target of a model",
+            lambda text: checked_target(text.decode("utf-8", "replace"), ("age",)),
+            [
+                b'{"name": "number", "columns": ["age"], "deviation": [2.0]}',
+                b'{"name": "labels", "columns": ["age"], "prevalence": [0.5]}',
+                b'{"name": "time", "columns": [], "edges": [0, 1, 2], "hazard": [0.1, 0.2]}',
+            ],
+            of_json,
+        ),
+        (
+            "measures of a target",
+            lambda text: measures_in({MEASURES: text.decode("utf-8", "replace")}),
+            [b'{"number.0.age.records": 3, "number.0.age.absolute": 2.5}'],
+            of_json,
+        ),
         (
             "classes of a run",
             lambda text: distillation._classes(

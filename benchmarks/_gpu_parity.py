@@ -19,21 +19,21 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._gpu_rows import Row, Sizes, parity, relative
-from client_app.methods.dp.linear_clipping import clipped_sums
-from client_app.methods.dp.record_gradients import clipped_sum
-from client_app.methods.dpcvae.training_steps import CVAETrainer
-from client_app.methods.fedlap.image_synthesis import Matching, synthesise
-from client_app.methods.fedlap.statistics import Batches
-from client_app.methods.fedlap.trust_region import Search, ServerWalk, effective_radius
-from common.backbones.backbones import frozen_forward
-from common.models.augmentation import draws
-from common.models.generators import Decoder, Encoder
-from common.models.loss_landscape import LandscapeRecords, gradient
-from common.models.networks import convnet, parameters_of, split_input
-from common.surrogates.mixtures import MixtureSettings, fit
-from common.surrogates.shared_covariances import gram
-from strategies.closed_form.solvers import lda, ridge
-from strategies.closed_form.statistics import Statistics
+from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
+from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum
+from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer
+from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.statistics import Batches
+from fedsurrogate.client_app.methods.fedlap.trust_region import Search, ServerWalk, effective_radius
+from fedsurrogate.common.backbones.backbones import frozen_forward
+from fedsurrogate.common.models.augmentation import draws
+from fedsurrogate.common.models.generators import Decoder, Encoder
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, gradient
+from fedsurrogate.common.models.networks import convnet, parameters_of, split_input
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
+from fedsurrogate.common.surrogates.shared_covariances import gram
+from fedsurrogate.strategies.closed_form.solvers import lda, ridge
+from fedsurrogate.strategies.closed_form.statistics import Statistics
 
 ROOT = Path(__file__).resolve().parents[1]
 # Files whose tests need a GPU and nothing but torch, scikit-learn and hypothesis, and those that

@@ -19,27 +19,27 @@ from torch import Tensor
 
 from benchmarks._gpu_parity import cvae, fedlap_settings, generator, images, network, pooled
 from benchmarks._gpu_rows import Row, Sizes, reached, seconds, wait
-from client_app.features.device_processes import Devices, in_processes
-from client_app.features.parts import in_parts
-from client_app.methods.dp.linear_clipping import clipped_sums
-from client_app.methods.dp.record_gradients import PrivateGradient, clipped_sum
-from client_app.methods.dpcvae.training_steps import exact_gradient, private_gradient
-from client_app.methods.fedlap.image_synthesis import Matching, Synthesis, synthesise
-from client_app.methods.fedlap.statistics import Batches
-from client_app.methods.fedlap.trust_region import (
+from fedsurrogate.client_app.features.device_processes import Devices, in_processes
+from fedsurrogate.client_app.features.parts import in_parts
+from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
+from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient, clipped_sum
+from fedsurrogate.client_app.methods.dpcvae.training_steps import exact_gradient, private_gradient
+from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, Synthesis, synthesise
+from fedsurrogate.client_app.methods.fedlap.statistics import Batches
+from fedsurrogate.client_app.methods.fedlap.trust_region import (
     IMAGE_STEP,
     MODEL_STEP,
     Search,
     ServerWalk,
     effective_radius,
 )
-from common.backbones.backbones import Backbone, frozen_forward
-from common.backbones.preprocessing import Preprocessing
-from common.models.augmentation import draws
-from common.models.devices import gpus_of
-from common.models.loss_landscape import gradient
-from common.surrogates.mixtures import MixtureSettings, fit
-from strategies.closed_form.solvers import lda
+from fedsurrogate.common.backbones.backbones import Backbone, frozen_forward
+from fedsurrogate.common.backbones.preprocessing import Preprocessing
+from fedsurrogate.common.models.augmentation import draws
+from fedsurrogate.common.models.devices import gpus_of
+from fedsurrogate.common.models.loss_landscape import gradient
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
+from fedsurrogate.strategies.closed_form.solvers import lda
 
 # Seconds that a round of FedLAP may take a site; images a second as a share of the bare forward
 # pass, and on all GPUs as a share of those on one, times their number; times faster.

@@ -19,13 +19,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.models.classifiers import Head
-from common.run import Run
-from common.surrogates.shared_covariances import Gram
-from common.surrogates.surrogates import AnySurrogate, Surrogate
-from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.closed_form.received import pooled
-from strategies.fedpft.learn import learn
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.shared_covariances import Gram
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.strategies.closed_form.received import pooled
+from fedsurrogate.strategies.fedpft.learn import learn
 
 Point = tuple[str, float, int]
 # (rank, bits of the loadings) of the first message, or none for the public basis; directions; bits

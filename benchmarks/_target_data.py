@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.samples import stored_features
-from common.backbones.feature_power import raised
-from common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
 # Typical length of an object of each class in metres, made up.
 METRES = (30.0, 4.0, 0.3, 0.5, 1.5, 0.5, 0.1, 2.0, 100.0, 10.0)

@@ -21,14 +21,14 @@ from benchmarks.harness.options import arguments, settings_of, without_paths
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import frontier_row
-from client_app.methods.fedpft.surrogate import make_surrogate
-from client_app.methods.pooled_baselines import compare
-from client_app.node_config import NodeConfig
-from common.models.classifiers import Head
-from common.run import Run, parse_run
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.fedpft.learn import learn
+from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
+from fedsurrogate.client_app.methods.pooled_baselines import compare
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.strategies.fedpft.learn import learn
 
 ROWS: dict[str, dict[str, Any]] = {
     "spherical K=1": {"fedpft.covariance": "spherical"},
@@ -62,7 +62,7 @@ def federate(run: Run, data: Federation) -> tuple[Head, int]:
 
 def judge(head: Head, run: Run, sites: int) -> dict[str, Any]:
     """The comparison with baselines that a site makes in a simulation."""
-    import client_app.methods.pooled_baselines as room
+    import fedsurrogate.client_app.methods.pooled_baselines as room
 
     room.in_simulation = lambda: True  # type: ignore[assignment]
     return dict(compare(head, run, NodeConfig(partition_id=0, num_partitions=sites)))

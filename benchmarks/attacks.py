@@ -27,9 +27,9 @@ from benchmarks.harness.plots import draw_images
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared, stored_images
 from benchmarks.harness.similarity import best_match
-from common.run import parse_run
-from common.settings.flat import Scalar
-from common.surrogates.surrogates import SumsSurrogate, Surrogate
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
 
 SIDE, ENLARGED, CLASSES = 32, 64, 20
 SIZES, FAMILIES = (1, 2, 5, 10), ("spherical", "diag", "lowrank", "gram")

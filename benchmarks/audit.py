@@ -51,9 +51,15 @@ from benchmarks._audit_site import (
 )
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
-from common.privacy.accounting import gaussian_noise_multiplier
-from common.privacy.one_run import Guesses, best_count, epsilon_bound, gaussian_bound, guess
-from common.settings.flat import Scalar
+from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
+from fedsurrogate.common.privacy.one_run import (
+    Guesses,
+    best_count,
+    epsilon_bound,
+    gaussian_bound,
+    guess,
+)
+from fedsurrogate.common.settings.flat import Scalar
 
 DELTA = 1e-5
 SHARES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)

@@ -29,9 +29,9 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import sample_folder, shared, stored_images
 from benchmarks.searched_attacks_rounds import Bench, Result
-from client_app.features.site_features import LabelledFeatures
-from common.backbones.backbones import load_backbone
-from common.models.classifiers import Classifier
+from fedsurrogate.client_app.features.site_features import LabelledFeatures
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.models.classifiers import Classifier
 from tests.hostile_sites import dirichlet
 
 COLUMNS = (

@@ -20,9 +20,9 @@ from benchmarks.harness.federation import Federation, federate, load_seed
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation
-from client_app.methods.dpcvae.downstream import LabelledEmbeddings, mix
-from common.models.classifiers import Classifier
-from common.run import Run, parse_run
+from fedsurrogate.client_app.methods.dpcvae.downstream import LabelledEmbeddings, mix
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.run import Run, parse_run
 
 EPSILONS = (1.0, 4.0, 10.0, 0.0)
 DELTA = 1e-5

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import in_turn, ratio
-from client_app.methods.dpcvae.training_steps import (
+from fedsurrogate.client_app.methods.dpcvae.training_steps import (
     Trainer,
     exact_gradient,
     private_gradient,
     trainer_of,
 )
-from common.models.generators import fresh_companion, fresh_generator
-from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum
-from common.run import parse_run
+from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
+from fedsurrogate.common.privacy.exact_sums import IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.run import parse_run
 
 CLIP, NOISE, RECORDS, CLASSES = 0.1, 2.0, 256, 10
 SIZES: dict[str, dict[str, Any]] = {

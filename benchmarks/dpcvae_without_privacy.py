@@ -21,9 +21,9 @@ from benchmarks.harness.federation import Federation, load
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
-from client_app.methods.dpcvae.training_steps import exact_gradient, trainer_of
-from common.models.classifiers import Head
-from common.models.generators import (
+from fedsurrogate.client_app.methods.dpcvae.training_steps import exact_gradient, trainer_of
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.generators import (
     MEANS,
     Decoder,
     Encoder,
@@ -33,9 +33,9 @@ from common.models.generators import (
     labels_evenly,
     scaled,
 )
-from common.models.head_training import train_on_features
-from common.run import Run, parse_run
-from common.surrogates.surrogates import Header
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
 
 PLAIN = {"dpcvae.learned-variance": False, "dpcvae.class-prior": False, "dpcvae.hidden": 256}
 BETAS = (1.0, 4.0, 8.0)

@@ -18,10 +18,10 @@ import torch
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared
-from client_app.datasets.dataset import Dataset, DataSource, load
-from client_app.features.extraction import extract
-from client_app.features.parts import CPU_FORWARD_TOGETHER
-from common.backbones.backbones import Backbone, load_backbone
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
+from fedsurrogate.client_app.features.extraction import extract
+from fedsurrogate.client_app.features.parts import CPU_FORWARD_TOGETHER
+from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 
 
 def bare_rate(backbone: Backbone, images: torch.Tensor, batch_size: int) -> float:

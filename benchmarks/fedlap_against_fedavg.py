@@ -18,7 +18,7 @@ from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import cifar_images
 from benchmarks.harness.seeds import mean_and_deviation
-from common.models.networks import convnet
+from fedsurrogate.common.models.networks import convnet
 
 SITES = 5
 # Settings, records used per site (0: all), and rounds. All 10,000 records of CIFAR-10 would take

@@ -23,14 +23,14 @@ from benchmarks.harness.federation import Federation, load, with_rows
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import cifar_images
-from client_app.governance.release import site_function
-from client_app.methods.task import MethodOutput, Task
-from client_app.node_config import NodeConfig
-from common.models.loss_landscape import LandscapeRecords, gradient
-from common.models.networks import build, split_input
-from common.run import parse_run
-from common.wire.model_proto import unpack_synthetic
-from strategies.base.training import Training
+from fedsurrogate.client_app.governance.release import site_function
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, gradient
+from fedsurrogate.common.models.networks import build, split_input
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire.model_proto import unpack_synthetic
+from fedsurrogate.strategies.base.training import Training
 
 DIGITS: dict[str, Any] = {"image-size": 16, "partition": "classes"}
 CIFAR: dict[str, Any] = {

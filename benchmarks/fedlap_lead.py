@@ -23,14 +23,14 @@ from benchmarks.harness.federation import load_seed, measure
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.seeds import mean_and_deviation
-from client_app.methods.fedlap import approximation, statistics
-from client_app.methods.task import Task
-from common.models import loss_landscape
-from common.models.augmentation import Change
-from common.models.loss_landscape import LandscapeRecords, distance, gradient
-from common.models.parameters import Tensors
-from common.settings import FedLAPSettings
-from strategies.fedlap import landscapes
+from fedsurrogate.client_app.methods.fedlap import approximation, statistics
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.common.models import loss_landscape
+from fedsurrogate.common.models.augmentation import Change
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance, gradient
+from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.settings import FedLAPSettings
+from fedsurrogate.strategies.fedlap import landscapes
 
 NAME = "fedlap-lead-cifar10"
 Step = tuple[dict[str, Tensor], bool]

@@ -73,12 +73,12 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
             time.sleep(0.02)
 
     threading.Thread(target=watch, daemon=True).start()
-    from client_app.features.site_features import load_site
-    from client_app.governance.policy import policy_of
-    from client_app.governance.release import site_function
-    from client_app.methods.task import Task
-    from client_app.node_config import parse_node_config
-    from common.run import parse_run
+    from fedsurrogate.client_app.features.site_features import load_site
+    from fedsurrogate.client_app.governance.policy import policy_of
+    from fedsurrogate.client_app.governance.release import site_function
+    from fedsurrogate.client_app.methods.task import Task
+    from fedsurrogate.client_app.node_config import parse_node_config
+    from fedsurrogate.common.run import parse_run
 
     torch.set_num_threads(1)
     node = parse_node_config(
@@ -108,12 +108,12 @@ def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
     """One process: the site's reply to a request, with its ledger. Returns the digest of the
     released payload.
     """
-    from client_app import requests
-    from client_app.governance import uncharged
-    from client_app.governance.gate import open_ledger
-    from client_app.node_config import parse_node_config
-    from common.run import parse_run
-    from common.wire.records import from_record, to_record
+    from fedsurrogate.client_app import requests
+    from fedsurrogate.client_app.governance import uncharged
+    from fedsurrogate.client_app.governance.gate import open_ledger
+    from fedsurrogate.client_app.node_config import parse_node_config
+    from fedsurrogate.common.run import parse_run
+    from fedsurrogate.common.wire.records import from_record, to_record
 
     torch.set_num_threads(1)
     load = uncharged.load_site
@@ -139,9 +139,9 @@ def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
 
 def extracted(cache: Path) -> str:
     """Digest of the features of IMAGES images, computed through the cache."""
-    from client_app.datasets.dataset import Dataset
-    from client_app.features.extraction import extract
-    from common.backbones.backbones import load_backbone
+    from fedsurrogate.client_app.datasets.dataset import Dataset
+    from fedsurrogate.client_app.features.extraction import extract
+    from fedsurrogate.common.backbones.backbones import load_backbone
 
     def image(index: int, shortest: int) -> Image.Image:
         return Image.frombytes("L", (8, 8), hashlib.sha512(str(index).encode()).digest()).convert(

@@ -34,14 +34,14 @@ from flwr.supercore.retry import make_simple_grpc_retry_invoker
 
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
-from common.run import parse_run
-from common.surrogates.covariances import Diagonal
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import Header, Surrogate
-from common.wire.records import pack_surrogate, to_record
-from server_app.deployment.control import run
-from server_app.deployment.submit import flower_environment, stop_process
-from server_app.runs.state import when
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.covariances import Diagonal
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.common.wire.records import pack_surrogate, to_record
+from fedsurrogate.server_app.deployment.control import run
+from fedsurrogate.server_app.deployment.submit import flower_environment, stop_process
+from fedsurrogate.server_app.runs.state import when
 
 SENDERS = (10, 20, 30, 40, 50)
 LINKS = ("flower-superlink", "coordinator superlink")

@@ -21,18 +21,18 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-import client_app.requests
+import fedsurrogate.client_app.requests
 from benchmarks.harness.commands import result_of, start_child
 from benchmarks.harness.options import described
 from benchmarks.harness.plots import draw_growth
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import peak
-from client_app.governance.gate import open_ledger
-from client_app.node_config import parse_node_config
-from common.models.classifiers import Head
-from common.run import parse_run
-from server_app.deployment.local_engine import run_here
-from strategies.counting.evaluated import read_model
+from fedsurrogate.client_app.governance.gate import open_ledger
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.deployment.local_engine import run_here
+from fedsurrogate.strategies.counting.evaluated import read_model
 
 CLASSES, DIMENSION, RECORDS, TESTED = 10, 128, 40, 4
 SHRINKAGE = 0.1
@@ -61,7 +61,7 @@ def one(sites: int) -> tuple[object, ...]:
     """The row of one run, in a process of its own."""
     logging.disable(logging.CRITICAL)
     # A site's own log belongs to its process; here ten thousand of them would be open in one.
-    client_app.requests._open_log = lambda node: None
+    fedsurrogate.client_app.requests._open_log = lambda node: None
     generator = torch.Generator().manual_seed(sites)
     centres = 0.3 * torch.randn(CLASSES, DIMENSION, generator=generator)
     common = {"data": "safetensors", "dataset": "own"}

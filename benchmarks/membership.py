@@ -30,11 +30,11 @@ from benchmarks.harness.options import described
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import kept_rows, report, stored
 from benchmarks.harness.samples import shared
-from client_app.audit.output import claim_broken
-from client_app.audit.release_audit import audit_release
-from client_app.node_config import parse_node_config
-from common.run import parse_run
-from common.settings.flat import Scalar
+from fedsurrogate.client_app.audit.output import claim_broken
+from fedsurrogate.client_app.audit.release_audit import audit_release
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import Scalar
 
 EPSILONS = (0.0, 1.0, 10.0)
 CLASSES = ",".join(map(str, range(10)))

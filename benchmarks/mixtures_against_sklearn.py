@@ -21,9 +21,9 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import stored_features
 from benchmarks.harness.timing import paired
-from client_app.datasets.partition import partition
-from common.settings import Settings
-from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from fedsurrogate.client_app.datasets.partition import partition
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 
 warnings.filterwarnings("ignore", category=Warning, module="sklearn")
 

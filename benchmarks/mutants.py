@@ -148,7 +148,7 @@ class Nearness:
         module = file.removesuffix(".py").replace("/", ".")
         package, _, name = module.rpartition(".")
         text = self._texts[test]
-        if module in text or f"from {package} import {name}" in text:
+        if module in text or f"{package} import {name}" in text:
             return 1
         return 2 if str(path.parent) in test else 3
 

@@ -19,8 +19,8 @@ from benchmarks.harness.commands import json_of, run_command
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared, stored_images
-from server_app.report.site_map import site_map_of, words_of
-from server_app.runs.reader import read_run
+from fedsurrogate.server_app.report.site_map import site_map_of, words_of
+from fedsurrogate.server_app.runs.reader import read_run
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 SWAPPED = {"dog": "horse", "horse": "dog"}

@@ -24,16 +24,16 @@ from PIL import Image
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import peak
-from client_app.features.parts import in_parts
-from client_app.model_use.calibration import Calibration
-from client_app.model_use.inputs import find_inputs
-from client_app.model_use.prediction import BATCH, Predictor, predict
-from common.backbones.backbones import load_backbone
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.signed_models.gaussians import fit_gaussians
-from common.signed_models.making import make_signed_model
-from common.surrogates.surrogates import Header
+from fedsurrogate.client_app.features.parts import in_parts
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.inputs import find_inputs
+from fedsurrogate.client_app.model_use.prediction import BATCH, Predictor, predict
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.gaussians import fit_gaussians
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.surrogates.surrogates import Header
 
 SIDE, TURNS = 28, 5
 # MiB of a gigabyte in `peak`.

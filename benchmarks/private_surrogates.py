@@ -28,14 +28,14 @@ from benchmarks.harness.options import arguments, settings_of, without_paths
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import shared
-from common.models.classifiers import Head
-from common.run import Run, parse_run
-from common.surrogates.class_sums import PRESENT, as_mixtures
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from common.wire.records import unpack_surrogate
-from strategies.fedpft import sampling
-from strategies.fedpft.learn import learn
-from strategies.pooling.public_mean import read_centre
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.class_sums import PRESENT, as_mixtures
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.strategies.fedpft import sampling
+from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.pooling.public_mean import read_centre
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -23,11 +23,11 @@ from rich.progress import track
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import sample_folder, stored_features
-from common.run import parse_run
-from common.surrogates.surrogates import AnySurrogate
-from strategies.fedpft.learn import LearnedHead, learn
-from strategies.pooling.robust_centres import POOLED
-from strategies.robustness.defence import defend_surrogates
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.strategies.fedpft.learn import LearnedHead, learn
+from fedsurrogate.strategies.pooling.robust_centres import POOLED
+from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from tests.hostile_sites import ATTACKS, Data, dirichlet, surrogate_of, trigger, uneven_digits
 
 SITES = 10

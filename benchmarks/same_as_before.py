@@ -163,11 +163,11 @@ def measured(only: list[str], home: Path) -> Found:
     os.urandom = drawn
     random._urandom = drawn  # type: ignore[attr-defined]
     torch.set_num_threads(1)
-    import common.methods
+    import fedsurrogate.common.methods
 
-    known = common.methods.METHODS
+    known = fedsurrogate.common.methods.METHODS
     # Another installation of the project must not answer for these files.
-    assert Path(common.__file__).is_relative_to(Path.cwd()), common.__file__
+    assert Path(fedsurrogate.__file__).is_relative_to(Path.cwd()), fedsurrogate.__file__
     found: Found = {"methods": dict.fromkeys(known, "")}
     models: dict[str, bytes] = {}
     for name, settings in RUNS.items():
@@ -261,7 +261,7 @@ def _tensors(file: Path) -> bytes:
 
 def _planned(settings: dict[str, Any]) -> str:
     """What `coordinator plan` prints, as JSON."""
-    from server_app.cli.main import main as coordinator
+    from fedsurrogate.server_app.cli.main import main as coordinator
 
     text = " ".join(
         f"{key}={json.dumps(value)}" for key, value in settings.items() if key != "counting.model"

@@ -33,20 +33,20 @@ from benchmarks.harness.federation import Federation, joined, site
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.searched_attacks import DIRECTIONS, Lie, with_lie
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import site_function
-from client_app.methods.task import MethodOutput, Task
-from client_app.node_config import NodeConfig
-from common.files import replace_file
-from common.models.parameters import Parameters, by_name, flat
-from common.run import Run, parse_run
-from common.surrogates.synthetic import Synthetic
-from common.wire.records import Info
-from strategies import stored_strategy, strategy_of
-from strategies.base.collection import Unrecorded
-from strategies.base.training import Training
-from strategies.fedavg.strategy import with_memory
-from strategies.robustness.closed_form_sums import gaussians, with_gaussians
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.release import site_function
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.parameters import Parameters, by_name, flat
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.wire.records import Info
+from fedsurrogate.strategies import stored_strategy, strategy_of
+from fedsurrogate.strategies.base.collection import Unrecorded
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.strategy import with_memory
+from fedsurrogate.strategies.robustness.closed_form_sums import gaussians, with_gaussians
 from tests.hostile_sites import shifted, uneven_digits
 
 COLUMNS = (

@@ -18,21 +18,21 @@ from typing import Any
 import numpy as np
 import torch
 
-import client_app.datasets.partition as partition
-import strategies.base.collection as collection
+import fedsurrogate.client_app.datasets.partition as partition
+import fedsurrogate.strategies.base.collection as collection
 from benchmarks.harness.options import described
 from benchmarks.harness.results import machine, report, stored
 from benchmarks.harness.samples import feature_settings, sample_folder, shared
-from common.errors import FedSurrogateError
-from common.run import parse_run
-from common.secure_sum.member import agree, begin, mask, reveal, share
-from common.secure_sum.of_run import dimensions_of, numbers_of, rules_of, shapes_of
-from common.secure_sum.unmasking import unmask
-from common.secure_sum.words import pack_words
-from common.security.sealing import new_key, public_key
-from common.wire.sum_proto import pack_dealt, pack_member, pack_members, pack_revealed
-from server_app.deployment.local_engine import simulate_here
-from server_app.runs.reader import read_run
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.member import agree, begin, mask, reveal, share
+from fedsurrogate.common.secure_sum.of_run import dimensions_of, numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.unmasking import unmask
+from fedsurrogate.common.secure_sum.words import pack_words
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.wire.sum_proto import pack_dealt, pack_member, pack_members, pack_revealed
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.runs.reader import read_run
 
 CLASSES = ",".join(map(str, range(10)))
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
@@ -263,7 +263,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
     class, which no range and no clip can tell from honest ones. again: continue with the rows that
     the file of an earlier call lacks. forgotten: runs, by their names, that are measured anew.
     """
-    import client_app.secure_sum.masked as module
+    import fedsurrogate.client_app.secure_sum.masked as module
 
     before = stored("secure-sums-hostile") if again else {}
     real, rows = (

@@ -19,16 +19,16 @@ from torch import Tensor
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared, stored_features, stored_images
-from common.backbones.backbones import load_backbone
-from common.backbones.feature_power import raised
-from common.privacy.gaussian_mechanism import clip
-from common.run import parse_run
-from common.secure_sum.of_run import dimensions_of, rules_of
-from common.surrogates.class_sums import Sums
-from common.surrogates.class_sums import statistics as sums_of
-from common.surrogates.surrogates import Header, SumsSurrogate
-from strategies.fedpft.private_head import learn_from_sums
-from strategies.pooling.public_projection import read_map
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.of_run import dimensions_of, rules_of
+from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.class_sums import statistics as sums_of
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
+from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
+from fedsurrogate.strategies.pooling.public_projection import read_map
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 SITES = 10
@@ -145,10 +145,10 @@ def main() -> None:
             chosen = dimensions_of(own.features, own.colluding, run.mechanism)
             with (
                 patch(
-                    "strategies.fedpft.private_head.expected",
+                    "fedsurrogate.strategies.fedpft.private_head.expected",
                     lambda components, covariance: (components, covariance),
                 ),
-                patch("strategies.closed_form.cleaned.RIDGE", 0.2),
+                patch("fedsurrogate.strategies.closed_form.cleaned.RIDGE", 0.2),
             ):
                 plain = accuracy(data, settings | {"features.dimensions": 512}, options.draws)
             scaled = [round(chosen * factor) for factor in (0.5, 1, 2)]

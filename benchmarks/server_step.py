@@ -15,15 +15,15 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import stored_features
 from benchmarks.harness.timing import paired
-from client_app.datasets.partition import partition
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.models.classifiers import Head
-from common.run import Run, parse_run
-from common.settings import Settings
-from common.surrogates.covariances import Diagonal, Spherical
-from common.surrogates.surrogates import Surrogate
-from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.fedpft.sampling import learn
+from fedsurrogate.client_app.datasets.partition import partition
+from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.surrogates.covariances import Diagonal, Spherical
+from fedsurrogate.common.surrogates.surrogates import Surrogate
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.strategies.fedpft.sampling import learn
 
 Heads = dict[str, Head | torch.nn.Linear]
 

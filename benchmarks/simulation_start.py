@@ -37,7 +37,7 @@ VARIANTS: dict[str, tuple[list[str], dict[str, str]]] = {
 NAMES = (
     *("ray::", "default_worker", "dashboard/agent", "runtime_env/agent"),
     *("log_monitor", "monitor.py", "gcs_server", "raylet"),
-    *("flower-superlink", "flwr-simulation", "flwr", "server_app.cli"),
+    *("flower-superlink", "flwr-simulation", "flwr", "fedsurrogate.server_app.cli"),
 )
 Seconds = dict[str, float]
 
@@ -75,7 +75,7 @@ def measured(words: list[str], variables: dict[str, str]) -> tuple[float, Second
         command = [
             sys.executable,
             "-m",
-            "server_app.cli.main",
+            "fedsurrogate.server_app.cli.main",
             "simulate",
             "--sites",
             str(SITES),

@@ -36,11 +36,11 @@ from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import feature_settings, shared
 from benchmarks.harness.seeds import frontier_row
 from benchmarks.harness.timing import paired
-from client_app.methods.fedpft.surrogate import make_surrogate
-from common.run import Run, parse_run
-from common.surrogates.surrogates import AnySurrogate
-from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.fedpft.learn import learn
+from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.strategies.fedpft.learn import learn
 
 Settings = dict[str, Any]
 Line = tuple[Any, ...]

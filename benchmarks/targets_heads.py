@@ -28,12 +28,17 @@ from benchmarks._target_data import (
 )
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
-from common.privacy.accounting import gaussian_noise_multiplier
-from strategies.targets.labels import Annotated, label_heads
-from strategies.targets.number import number_head
-from strategies.targets.sums import CodedSums
-from strategies.targets.survival import Cells, widening_edges
-from strategies.targets.time import pseudo_value_head, risk_head, risk_of_rounds, second_code
+from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
+from fedsurrogate.strategies.targets.labels import Annotated, label_heads
+from fedsurrogate.strategies.targets.number import number_head
+from fedsurrogate.strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.targets.survival import Cells, widening_edges
+from fedsurrogate.strategies.targets.time import (
+    pseudo_value_head,
+    risk_head,
+    risk_of_rounds,
+    second_code,
+)
 from tests.coded import capped_code, coded, exact_code, noisy, number_sums
 
 EPSILONS, DELTA = (1.0, 2.0, 4.0, 8.0), 1e-5

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
-from common.privacy.accounting import gaussian_noise_multiplier
-from strategies.targets.survival import Cells, kaplan_meier
+from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
+from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier
 
 SIZES, EPSILONS = (500, 2_000, 10_000), (0.0, 1.0, 2.0, 4.0, 8.0)
 BINS, HORIZON, SHAPE, SCALE, LAST_SEEN, DELTA = 20, 3.0, 1.3, 2.5, 6.0, 1e-5

@@ -10,17 +10,23 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from common.errors import ConfigError
-from common.extras.needed import packages_for
-from common.identity import Name
-from common.machine.user_folders import CACHE, STATE, home_folder, user_folder, why_not_writable
-from common.methods.counting import JUDGING
-from common.privacy.accounting import Unit
-from common.run import Run
-from common.settings import CountingSettings, DataKind, Device, Names, Section
-from common.settings.base import MiB, Range
-from common.settings.base import Unit as Quantity
-from common.settings.flat import Scalar, parse_settings
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.extras.needed import packages_for
+from fedsurrogate.common.identity import Name
+from fedsurrogate.common.machine.user_folders import (
+    CACHE,
+    STATE,
+    home_folder,
+    user_folder,
+    why_not_writable,
+)
+from fedsurrogate.common.methods.counting import JUDGING
+from fedsurrogate.common.privacy.accounting import Unit
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import CountingSettings, DataKind, Device, Names, Section
+from fedsurrogate.common.settings.base import MiB, Range
+from fedsurrogate.common.settings.base import Unit as Quantity
+from fedsurrogate.common.settings.flat import Scalar, parse_settings
 
 # Treatment of a DICOM file that holds several images.
 Frames = Literal["refuse", "first", "middle"]

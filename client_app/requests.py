@@ -16,46 +16,62 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from client_app.audit.output import check_attacks
-from client_app.features.site_features import SiteFeatures, check_addressee, load_site, site_name
-from client_app.governance import work_limits
-from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
-from client_app.governance.held import hold
-from client_app.governance.kept_files import remove_oldest
-from client_app.governance.policy import policy_of
-from client_app.governance.release import SurrogateRequest, charge_and_release, entry, prepare
-from client_app.governance.sealed_only import check_counting, check_work, in_clear
-from client_app.governance.site_limits import SiteLimits
-from client_app.governance.uncharged import without_records
-from client_app.methods.chain_step import kept_head
-from client_app.methods.evaluation import evaluate, own_classifier, received_classifier
-from client_app.methods.pooled_baselines import check_comparable, compare
-from client_app.methods.task import MethodOutput, Task
-from client_app.model_use.store import keep_received
-from client_app.node_config import (
+from fedsurrogate.client_app.audit.output import check_attacks
+from fedsurrogate.client_app.features.site_features import (
+    SiteFeatures,
+    check_addressee,
+    load_site,
+    site_name,
+)
+from fedsurrogate.client_app.governance import work_limits
+from fedsurrogate.client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
+from fedsurrogate.client_app.governance.held import hold
+from fedsurrogate.client_app.governance.kept_files import remove_oldest
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.governance.release import (
+    SurrogateRequest,
+    charge_and_release,
+    entry,
+    prepare,
+)
+from fedsurrogate.client_app.governance.sealed_only import check_counting, check_work, in_clear
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.uncharged import without_records
+from fedsurrogate.client_app.methods.chain_step import kept_head
+from fedsurrogate.client_app.methods.evaluation import evaluate, own_classifier, received_classifier
+from fedsurrogate.client_app.methods.pooled_baselines import check_comparable, compare
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.model_use.store import keep_received
+from fedsurrogate.client_app.node_config import (
     NodeConfig,
     is_protected,
     not_writable,
     packages_of,
     parse_node_config,
 )
-from client_app.offline.keys import private_key
-from client_app.own_files import close_to_others
-from client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
-from common.errors import DataError, DisputeError, LedgerError, PolicyError, SurrogateError
-from common.extras.needed import check_packages
-from common.files import stage_file
-from common.logs.output import TextLines
-from common.run import Run, parse_run
-from common.security.sealing import public_key
-from common.settings.flat import Scalar
-from common.signed_models.making import received_model
-from common.version import own_version
-from common.wire.model_proto import pack_classifier
-from common.wire.records import DISPUTED, Info, from_record, to_record
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.client_app.own_files import close_to_others
+from fedsurrogate.client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
+from fedsurrogate.common.errors import (
+    DataError,
+    DisputeError,
+    LedgerError,
+    PolicyError,
+    SurrogateError,
+)
+from fedsurrogate.common.extras.needed import check_packages
+from fedsurrogate.common.files import stage_file
+from fedsurrogate.common.logs.output import TextLines
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.sealing import public_key
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.signed_models.making import received_model
+from fedsurrogate.common.version import own_version
+from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.records import DISPUTED, Info, from_record, to_record
 
 if TYPE_CHECKING:
-    from common.wire.records import Record
+    from fedsurrogate.common.wire.records import Record
 
 LARGEST_MODEL = 2**30
 # Requests that may contain a model; the others have no payload.

@@ -20,12 +20,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
-from common.errors import FedSurrogateError
-from common.escapes import for_terminal
-from common.version import NAME, own_version
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.escapes import for_terminal
+from fedsurrogate.common.version import NAME, own_version
 
 if TYPE_CHECKING:
-    from common.run import Run
+    from fedsurrogate.common.run import Run
 
 
 class SafeConsole(Console):
@@ -54,7 +54,7 @@ SHOWN_VERSIONS = ("flwr", "torch")
 
 def complete_settings(incomplete: str) -> list[tuple[str, str]]:
     """Keys of a run's settings for shell completion: of the last setting in the text."""
-    from common.help import descriptions
+    from fedsurrogate.common.help import descriptions
 
     before, _, begun = incomplete.rpartition(" ")
     start = f"{before} " if before else ""
@@ -178,8 +178,8 @@ def print_error(text: str) -> None:
 
 def run_config_of(settings: Sequence[str] | None) -> Run:
     """The run configuration from `--run-config`. Raises ConfigError."""
-    from common.run import parse_run
-    from common.settings.flat import parse_overrides
+    from fedsurrogate.common.run import parse_run
+    from fedsurrogate.common.settings.flat import parse_overrides
 
     return parse_run(parse_overrides(settings or []))
 
@@ -206,7 +206,7 @@ def run_command(app: typer.Typer) -> None:
         print_error(f"error: {error}")
         sys.exit(1)
     except (ImportError, MemoryError, OSError) as error:
-        from common.machine.memory import no_room
+        from fedsurrogate.common.machine.memory import no_room
 
         if why := no_room(error):
             print_error(f"error: {why}")

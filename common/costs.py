@@ -10,11 +10,11 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.methods.method import byte_count
-from common.run import Run
-from common.secure_sum.of_run import dimensions_of
-from common.settings import Settings
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.methods.method import byte_count
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.secure_sum.of_run import dimensions_of
+from fedsurrogate.common.settings import Settings
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up
 # and down, a request without a payload, the reply to an evaluation, and an introduction; then the
@@ -201,7 +201,7 @@ def find_dimension(settings: Settings) -> int:
         ConfigError: the dimension cannot be read or is not known here.
 
     Example:
-        >>> from common.run import parse_run
+        >>> from fedsurrogate.common.run import parse_run
         >>> find_dimension(parse_run({"backbone": "pixels", "image-size": 8}).settings)
         64
     """

@@ -12,13 +12,13 @@ from typing import Any, TypeVar, get_args
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from common.errors import ConfigError
-from common.methods import FEDPFT_CHAIN, METHODS, method_named
-from common.methods.counting import KINDS_OF_COUNTS
-from common.methods.method import Method, Plan
-from common.settings import SECURE_SUM_KEYS, FedPFTSettings, Section, Settings, kebab
-from common.settings.base import Only, Range, Unit
-from common.settings.flat import Scalar
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.methods import FEDPFT_CHAIN, METHODS, method_named
+from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
+from fedsurrogate.common.methods.method import Method, Plan
+from fedsurrogate.common.settings import SECURE_SUM_KEYS, FedPFTSettings, Section, Settings, kebab
+from fedsurrogate.common.settings.base import Only, Range, Unit
+from fedsurrogate.common.settings.flat import Scalar
 
 T = TypeVar("T")
 KINDS = {
@@ -92,7 +92,7 @@ def without_effect(method: Method, given: Mapping[str, Any]) -> list[str]:
         given: all settings of the run, flat.
 
     Example:
-        >>> from common.run import parse_run
+        >>> from fedsurrogate.common.run import parse_run
         >>> run = parse_run({"method": "afl", "fedcof.groups": 5})
         >>> without_effect(run.method, run.settings.flat())
         ["fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"]

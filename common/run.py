@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from common.backbones.backbone_names import OF_IMAGE_SIZE
-from common.backbones.feature_power import CLIPPED, power_for, with_power
-from common.errors import ConfigError
-from common.methods import METHODS, method_of, plan_of
-from common.methods.method import Method, Plan
-from common.privacy.accounting import Unit
-from common.privacy.mechanism import Mechanism
-from common.settings import (
+from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
+from fedsurrogate.common.backbones.feature_power import CLIPPED, power_for, with_power
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.methods import METHODS, method_of, plan_of
+from fedsurrogate.common.methods.method import Method, Plan
+from fedsurrogate.common.privacy.accounting import Unit
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
     DPCVAESettings,
     FedAvgSettings,
@@ -25,10 +25,9 @@ from common.settings import (
     Settings,
     kebab,
 )
-from common.settings.flat import Scalar, parse_settings
-from common.settings.target import TargetSettings
-from common.targets import target_of
-from common.targets.target import Target
+from fedsurrogate.common.settings.flat import Scalar, parse_settings
+from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.targets.target import Target
 
 # Kinds of data with images of any size.
 OF_IMAGES = ("imagefolder", "dicom", "parquet")
@@ -67,6 +66,9 @@ class Run:
             ConfigError: for an unknown method, or settings that do not agree: one line that says
                 what to change.
         """
+        # Kinds of targets need torch, which commands that only list settings do without.
+        from fedsurrogate.common.targets.registry import target_of
+
         method = method_of(settings)
         # Before any digest, and from settings that both sides have, so that they agree.
         settings, target = method.fill(settings), target_of(settings)

@@ -10,9 +10,9 @@ from itertools import groupby
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from common.help import Description
-from common.methods import METHODS
-from common.settings.flat import Scalar
+from fedsurrogate.common.help import Description
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.settings.flat import Scalar
 
 
 def setting_tables(

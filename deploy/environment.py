@@ -181,7 +181,7 @@ def stamp_of(lock: Path, extras: list[str], torch: str) -> dict[str, object]:
 def _install(folder: Path, asked: argparse.Namespace) -> None:
     import lock
 
-    from common.machine.environment_path import environment_remark
+    from fedsurrogate.common.machine.environment_path import environment_remark
 
     locked, began, python = lock.read(asked.lock), time.monotonic(), folder / "bin" / "python"
     names = locked.names(asked.extras)
@@ -379,7 +379,7 @@ def _wrong_versions(python: Path, asked: argparse.Namespace, torch: str) -> list
     return done.stdout.splitlines()
 
 
-IMPORTS = "import torch, flwr, fedsurrogate, server_app.cli.main, client_app.cli.main"
+IMPORTS = "import torch, flwr, fedsurrogate, fedsurrogate.server_app.cli.main, fedsurrogate.client_app.cli.main"
 # Runs in the environment, which may have another Python.
 CHECK = """
 import sys, tomllib

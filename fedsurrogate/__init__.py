@@ -19,15 +19,36 @@ their own name (`rank=16`), and those of other sections as `section__key` (`head
 `fit` decides nothing about release: a hospital's policy and ledger do, in the `site` command.
 """
 
-from common.version import own_version
-from fedsurrogate._images import features, labelled_features, register_backbone
-from fedsurrogate._model import ImageModel, Model
-from fedsurrogate._privacy import epsilon, noise_multiplier, noisy
-from fedsurrogate._simulation import Result, simulate
-from fedsurrogate._surrogate import Surrogate, fit, learn, load
-from fedsurrogate._sweep import Sweep, sweep
+from __future__ import annotations
 
-__version__ = own_version()
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# In a checkout, and in the bundle that Flower sends, the rooms lie next to this folder; in an
+# installation, in it.
+if not Path(__file__).with_name("common").is_dir():
+    __path__.append(str(Path(__file__).parents[1]))
+
+if TYPE_CHECKING:
+    from fedsurrogate._images import features, labelled_features, register_backbone
+    from fedsurrogate._model import ImageModel, Model
+    from fedsurrogate._privacy import epsilon, noise_multiplier, noisy
+    from fedsurrogate._simulation import Result, simulate
+    from fedsurrogate._surrogate import Surrogate, fit, learn, load
+    from fedsurrogate._sweep import Sweep, sweep
+
+    __version__: str
+
+_MODULES = {
+    "_images": ("features", "labelled_features", "register_backbone"),
+    "_model": ("ImageModel", "Model"),
+    "_privacy": ("epsilon", "noise_multiplier", "noisy"),
+    "_simulation": ("Result", "simulate"),
+    "_surrogate": ("Surrogate", "fit", "learn", "load"),
+    "_sweep": ("Sweep", "sweep"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "ImageModel",
@@ -48,3 +69,21 @@ __all__ = [
     "simulate",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name on first use: sites and coordinators import this package and need none."""
+    if name == "__version__":
+        from fedsurrogate.common.version import own_version
+
+        value: Any = own_version()
+    elif name in _HOMES:
+        value = getattr(import_module(f"fedsurrogate.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module 'fedsurrogate' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

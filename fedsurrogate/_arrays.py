@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import DataError
-from common.identity import is_missing, is_text, name_of
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.identity import is_missing, is_text, name_of
 
 # Array-likes: tensors, numpy arrays, lists, data frames, sparse matrices.
 Array = Any

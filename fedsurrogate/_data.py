@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from client_app.datasets.dicom_files import is_dicom_file
-from client_app.datasets.dicom_pixels import open_single
-from client_app.datasets.images import as_rgb, open_rgb
-from client_app.datasets.one_record import described, ends_process, printable
-from common.errors import DataError, PackageError
+from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
+from fedsurrogate.client_app.datasets.dicom_pixels import open_single
+from fedsurrogate.client_app.datasets.images import as_rgb, open_rgb
+from fedsurrogate.client_app.datasets.one_record import described, ends_process, printable
+from fedsurrogate.common.errors import DataError, PackageError
 
 # What a data set may be: anything with `__len__` and `__getitem__`, an array or tensor of several
 # images, or an iterable.

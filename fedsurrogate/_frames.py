@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.extras.packages import needed_for
+from fedsurrogate.common.extras.packages import needed_for
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -11,15 +11,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from common.backbones.backbones import Backbone, load_backbone
-from common.backbones.own_backbones import OwnModule, Transform, own_backbone
-from common.backbones.preprocessing import Preprocessing
-from common.errors import ConfigError, DataError
-from common.targets.target import Target
 from fedsurrogate._arrays import Labels, names_of
 from fedsurrogate._data import Images, is_labelled, label_of, picture, records_of, tensor_of
 from fedsurrogate._inputs import as_features
 from fedsurrogate._targets import Values, values_of
+from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
+from fedsurrogate.common.backbones.own_backbones import OwnModule, Transform, own_backbone
+from fedsurrogate.common.backbones.preprocessing import Preprocessing
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.targets.target import Target
 
 _own: dict[str, OwnModule] = {}
 NamedRecords = tuple[Tensor, Labels]

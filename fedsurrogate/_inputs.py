@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, DataError
-from common.identity import normal
-from common.methods import method_named
-from common.run import Run, parse_run
-from common.settings import Settings
-from common.settings.flat import Scalar, known_keys
-from common.surrogates.surrogates import in_class_order
 from fedsurrogate._arrays import Array, names_of, numbers_of
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.identity import normal
+from fedsurrogate.common.methods import method_named
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import Scalar, known_keys
+from fedsurrogate.common.surrogates.surrogates import in_class_order
 
 
 def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.backbones.backbones import Backbone
-from common.backbones.feature_power import power_in, raised, with_power
-from common.errors import BackboneError, DataError
-from common.models.classifiers import Classifier
-from common.signed_models.signed_model import SignedModel
-from common.wire.model_files import save_model
 from fedsurrogate._arrays import Array, in_own_type, names_of
 from fedsurrogate._data import Images
 from fedsurrogate._images import are_features, backbone_of, computed
 from fedsurrogate._inputs import as_features
 from fedsurrogate._targets import answers, is_of_target, predictions, score
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
+from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.wire.model_files import save_model
 
 
 class Model:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common.privacy.accounting import GaussianEvent, calibrate, epsilon_spent
 from fedsurrogate._arrays import Array
 from fedsurrogate._surrogate import Surrogate, fit
+from fedsurrogate.common.privacy.accounting import GaussianEvent, calibrate, epsilon_spent
 
 
 def epsilon(

@@ -13,12 +13,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from common.backbones.backbone_names import OWN_BACKBONE
-from common.errors import ConfigError, DataError, RunError
-from common.run import parse_run
-from common.settings.flat import Scalar
-from common.surrogates.surrogates import in_class_order
-from common.wire.model_files import load_model
 from fedsurrogate._arrays import Array, Labels
 from fedsurrogate._data import Images
 from fedsurrogate._frames import data_frame
@@ -26,8 +20,14 @@ from fedsurrogate._images import NamedRecords, ValuedRecords, is_own, records_fo
 from fedsurrogate._inputs import class_names, flat_settings
 from fedsurrogate._model import Model
 from fedsurrogate._targets import Values, target_in, with_columns
-from server_app.deployment.submit import OnEvent
-from server_app.report.build import write_report
+from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
+from fedsurrogate.common.errors import ConfigError, DataError, RunError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.surrogates.surrogates import in_class_order
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.server_app.deployment.submit import OnEvent
+from fedsurrogate.server_app.report.build import write_report
 
 Pair = tuple[Array, Array]
 # Settings with which features are computed here.
@@ -168,7 +168,7 @@ class Simulation:
         Raises:
             FedSurrogateError: for a run that fails.
         """
-        from server_app.deployment.local_engine import run_here
+        from fedsurrogate.server_app.deployment.local_engine import run_here
 
         flat = dict(self.flat) | dict(settings) | {"output-dir": str(output_dir)}
         nodes = [

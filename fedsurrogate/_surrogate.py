@@ -9,23 +9,23 @@ from typing import Any
 
 import torch
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.backbones.feature_power import raised, with_power
-from common.errors import ConfigError, SurrogateError
-from common.methods.method import load as load_target
-from common.run import Run, parse_run
-from common.signed_models.signed_model import SUFFIX, read_signed_model
-from common.surrogates.surrogates import Header
-from common.wire.model_files import load_model
-from common.wire.records import pack_question
 from fedsurrogate._arrays import Array, names_of
 from fedsurrogate._inputs import as_features, check_budget, config_of, flat_settings, labelled
 from fedsurrogate._model import ImageModel, Model
 from fedsurrogate._targets import values_of, with_columns
-from strategies import stored_strategy
-from strategies.pooling.public_mean import read_centre
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.backbones.feature_power import raised, with_power
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.methods.method import load as load_target
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.common.wire.records import pack_question
+from fedsurrogate.strategies import stored_strategy
+from fedsurrogate.strategies.pooling.public_mean import read_centre
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,7 +178,7 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
     chosen = parse_run(config.settings.flat() | changed)
     strategy = stored_strategy(chosen)(chosen)
     # Imported here, as in `simulate`: Flower takes as long to import as all of this package.
-    from server_app.deployment.local_engine import quiet
+    from fedsurrogate.server_app.deployment.local_engine import quiet
 
     with quiet():
         strategy.learn_from([(each.site, (each.site, each.payload)) for each in surrogates])

@@ -9,15 +9,23 @@ from typing import Any
 
 from torch import nn
 
-from common.errors import ConfigError
-from common.run import parse_run
-from common.settings.flat import Scalar
 from fedsurrogate._data import Images
 from fedsurrogate._frames import data_frame
 from fedsurrogate._inputs import flat_settings
 from fedsurrogate._simulation import OF_BACKBONE, Pair, Simulation, gather
-from server_app.report.plots.sweep import draw_sweep
-from server_app.sweep import Summary, Trial, Varied, combinations, merged, run_trials, summarise
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.report.plots.sweep import draw_sweep
+from fedsurrogate.server_app.sweep import (
+    Summary,
+    Trial,
+    Varied,
+    combinations,
+    merged,
+    run_trials,
+    summarise,
+)
 
 
 @dataclass(frozen=True, repr=False)

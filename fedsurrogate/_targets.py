@@ -11,18 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.target_values import checked
-from common.errors import DataError
-from common.models.classifiers import Classifier, Head, target_of_model
-from common.settings import Settings
-from common.settings.flat import parse_settings
-from common.settings.target import TargetSettings
-from common.targets import CLASS, TARGETS, target_of
-from common.targets.answers import answers_of, facts_of
-from common.targets.measures import measured, metrics_of
-from common.targets.target import Target
 from fedsurrogate._inputs import flat_settings
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.target_values import checked
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.classifiers import Classifier, Head, target_of_model
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import parse_settings
+from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.targets.answers import answers_of, facts_of
+from fedsurrogate.common.targets.measures import measured, metrics_of
+from fedsurrogate.common.targets.registry import CLASS, TARGETS, target_of
+from fedsurrogate.common.targets.target import Target
 
 Floats = NDArray[np.float64]
 

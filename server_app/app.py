@@ -1,47 +1,6 @@
-"""The coordinator's ServerApp: parses the configuration and calls `federate`."""
+"""The name under which Flower finds the coordinator's app."""
 
-from __future__ import annotations
+from fedsurrogate.server_app import serverapp
 
-import os
-
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
-
-from common.flower import flower
-from common.logs.output import configure_log
-from common.run import Run, parse_run
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run one federation. An invalid setting stops it before it starts."""
-    configure_log(os.environ)
-    config = parse_run(context.run_config)
-    if simulated := flower().is_simulation(grid):
-        _wait_for_ray(config, context.run_id)
-    from server_app.federate import federate
-    from strategies.base.registered import Registered
-
-    federate(
-        config,
-        grid,
-        context.run_id,
-        None if simulated else Registered.here(os.environ),
-        simulated=simulated,
-    )
-
-
-def _wait_for_ray(config: Run, run_id: int) -> None:
-    """Wait until Flower's simulation has started Ray. If it does not start, the run folder says
-    why; raises RunError.
-    """
-    from server_app.lifecycle.ray_start import ray_start
-
-    with ray_start() as problem:
-        if problem:
-            from server_app.federate import fail_before_start
-
-            fail_before_start(config, run_id, problem)
-    flower().replace_killed_workers()
+# An assignment, because Flower reads this file without running it.
+app = serverapp.app

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.settings.flat import Scalar
-from common.signed_models.making import feature_settings
-from common.signed_models.signed_model import SUFFIX, read_signed_model
-from server_app.export.source import run_config_of
-from server_app.runs.json_files import read_json
-from server_app.runs.json_values import as_number, at
-from strategies.counting.evaluated import payload_of, read_model
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.signed_models.making import feature_settings
+from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.server_app.export.source import run_config_of
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.json_values import as_number, at
+from fedsurrogate.strategies.counting.evaluated import payload_of, read_model
 
 # Of a simulated run, the settings that decide which records its sites have.
 RECORDS = (

@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from common.errors import FedSurrogateError, RunError
-from common.models.devices import pick_device
-from common.run import Run
-from common.signed_models.making import make_signed_model
-from common.signed_models.signed_model import SignedModel
-from server_app.deployment.request_key import signing_key
-from server_app.lifecycle.before_start import check_start
-from server_app.report.build import write_report
-from server_app.runs.writer import RunWriter
-from strategies import Federation, Grid, strategy_of
-from strategies.base.outcome import Outcome
-from strategies.base.registered import Registered
+from fedsurrogate.common.errors import FedSurrogateError, RunError
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.server_app.deployment.request_key import signing_key
+from fedsurrogate.server_app.lifecycle.before_start import check_start
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.strategies import Federation, Grid, strategy_of
+from fedsurrogate.strategies.base.outcome import Outcome
+from fedsurrogate.strategies.base.registered import Registered
 
 STOPPED = (
     "Flower ended this app: the run was stopped, or the SuperLink or SuperExec above the "

@@ -9,10 +9,10 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from common.errors import FedSurrogateError
-from server_app.lifecycle.settling import mark_interrupted, settle
-from server_app.runs.json_values import Json
-from server_app.runs.reader import current_metrics
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.server_app.lifecycle.settling import mark_interrupted, settle
+from fedsurrogate.server_app.runs.json_values import Json
+from fedsurrogate.server_app.runs.reader import current_metrics
 
 
 def complete_killed(*folders: Path) -> None:
@@ -53,7 +53,7 @@ def complete_interrupted(folder: Path, why: str, wait_seconds: float = 0.0) -> N
 
 def _draw(folder: Path) -> None:
     # Imports torch and matplotlib, and most runs need no report from here.
-    from server_app.report.build import write_report
+    from fedsurrogate.server_app.report.build import write_report
 
     with suppress(OSError, FedSurrogateError):
         write_report(folder)

@@ -9,20 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, RunError, SurrogateError
-from common.models.devices import pick_device
-from common.run import parse_run
-from common.security.sealing import read_keys
-from common.security.signed_requests import Request, read_request
-from common.settings.flat import Scalar
-from common.wire.bundles import LARGEST_BUNDLE, unpack_bundle
-from common.wire.records import pack_question, unpack_question
-from server_app.federate import finished
-from server_app.runs.writer import RunWriter
-from strategies import OneShot, stored_strategy
-from strategies.base.collection import Unrecorded
-from strategies.base.receipts import stored_receipts
-from strategies.pooling.public_mean import read_centre
+from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.sealing import read_keys
+from fedsurrogate.common.security.signed_requests import Request, read_request
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.wire.bundles import LARGEST_BUNDLE, unpack_bundle
+from fedsurrogate.common.wire.records import pack_question, unpack_question
+from fedsurrogate.server_app.federate import finished
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.strategies import OneShot, stored_strategy
+from fedsurrogate.strategies.base.collection import Unrecorded
+from fedsurrogate.strategies.base.receipts import stored_receipts
+from fedsurrogate.strategies.pooling.public_mean import read_centre
 
 # Settings that matter only on the coordinator's machine, or name a file there.
 AT_HOME = (

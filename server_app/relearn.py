@@ -9,19 +9,19 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.errors import RunError
-from common.models.classifiers import Classifier
-from common.models.devices import pick_device
-from common.run import parse_run
-from common.surrogates.surrogates import class_order
-from common.wire.model_files import save_model
-from common.wire.records import unpack_question
-from server_app.runs.json_files import read_json
-from server_app.runs.reader import read_payloads
-from strategies import stored_strategy
-from strategies.base.collection import Unrecorded
-from strategies.base.defended import Suspect
-from strategies.base.one_shot import CENTRE_FILE, in_order
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import class_order
+from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.wire.records import unpack_question
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.reader import read_payloads
+from fedsurrogate.strategies import stored_strategy
+from fedsurrogate.strategies.base.collection import Unrecorded
+from fedsurrogate.strategies.base.defended import Suspect
+from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, in_order
 
 
 def relearn(

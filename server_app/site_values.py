@@ -14,24 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from common.models.classifiers import Classifier, Ensemble, Head, class_indices
-from common.models.devices import pick_device
-from common.run import Run
-from common.settings import Settings
-from common.settings.flat import Scalar
-from common.signed_models.making import feature_settings
-from common.surrogates.surrogates import class_order
-from server_app.counting import CountingBudget
-from server_app.export.source import run_config_of
-from server_app.relearn import stored_centre
-from server_app.runs.json_files import read_json
-from server_app.runs.reader import read_payloads
-from strategies import stored_strategy
-from strategies.base.collection import Unrecorded
-from strategies.base.one_shot import OneShot, in_order
-from strategies.counting.evaluated import bounded, payload_of
-from strategies.robustness.site_values import Measure, SiteValue, site_values
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, class_indices
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.signed_models.making import feature_settings
+from fedsurrogate.common.surrogates.surrogates import class_order
+from fedsurrogate.server_app.counting import CountingBudget
+from fedsurrogate.server_app.export.source import run_config_of
+from fedsurrogate.server_app.relearn import stored_centre
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.reader import read_payloads
+from fedsurrogate.strategies import stored_strategy
+from fedsurrogate.strategies.base.collection import Unrecorded
+from fedsurrogate.strategies.base.one_shot import OneShot, in_order
+from fedsurrogate.strategies.counting.evaluated import bounded, payload_of
+from fedsurrogate.strategies.robustness.site_values import Measure, SiteValue, site_values
 
 VALUES = "values.json"
 # Sites of a deployment, all of whose subsets are compared: 63 models at most, whose noise grows
@@ -39,7 +39,7 @@ VALUES = "values.json"
 MOST_ASKED = 6
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
-TEST_FEATURES = "client_app.diagnostics.simulation_checks"
+TEST_FEATURES = "fedsurrogate.client_app.diagnostics.simulation_checks"
 # From settings and the power of features: features (n, d), labels (n,) and class names of all test
 # records.
 TestFeatures = Callable[[Settings, float], tuple[Tensor, Tensor, tuple[str, ...]]]

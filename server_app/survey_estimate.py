@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from common.models.devices import pick_device
-from common.privacy.gaussian_mechanism import clip, with_noise
-from common.privacy.mechanism import SUMS, NoisySums
-from common.privacy.shares import budget_shares
-from common.surrogates.class_sums import Sums, statistics
-from common.surrogates.surrogates import Header, SumsSurrogate
-from server_app.export.source import run_config_of
-from server_app.runs.reader import read_payloads
-from strategies import stored_strategy
-from strategies.base.collection import Unrecorded
-from strategies.fedpft.private_head import learn_from_sums
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, with_noise
+from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
+from fedsurrogate.common.privacy.shares import budget_shares
+from fedsurrogate.common.surrogates.class_sums import Sums, statistics
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
+from fedsurrogate.server_app.export.source import run_config_of
+from fedsurrogate.server_app.runs.reader import read_payloads
+from fedsurrogate.strategies import stored_strategy
+from fedsurrogate.strategies.base.collection import Unrecorded
+from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
 
 EPSILONS, DELTA = (1.0, 2.0, 4.0), 1e-5
 # Draws of the noise; records in the pool of features, and at most at one site.

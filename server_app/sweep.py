@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, FedSurrogateError
-from common.settings.flat import Scalar
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError
+from fedsurrogate.common.settings.flat import Scalar
 
 Varied = dict[str, Scalar]
 

@@ -6,28 +6,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from common.errors import RunError
+from fedsurrogate.common.errors import RunError
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from common.methods.method import Plan
-    from common.run import Run
-    from strategies.base.federation import Federation
-    from strategies.base.one_shot import OneShot
+    from fedsurrogate.common.methods.method import Plan
+    from fedsurrogate.common.run import Run
+    from fedsurrogate.strategies.base.federation import Federation
+    from fedsurrogate.strategies.base.one_shot import OneShot
 
 # Imported on first use, as the registry of methods is: the mathematics of the methods also runs on
 # a machine without Flower and without pydantic, which the settings need.
 LAZY = {
     "Grid": "flwr.serverapp:Grid",
-    "Federation": "strategies.base.federation:Federation",
-    "OneShot": "strategies.base.one_shot:OneShot",
+    "Federation": "fedsurrogate.strategies.base.federation:Federation",
+    "OneShot": "fedsurrogate.strategies.base.one_shot:OneShot",
 }
 
 
 def strategy_of(plan: Plan) -> type[Federation]:
     """The strategy class that a run's plan names."""
-    from common.methods.method import load
+    from fedsurrogate.common.methods.method import load
 
     strategy: type[Federation] = load(plan.combination.strategy)
     return strategy
@@ -42,8 +42,8 @@ def stored_strategy(config: Run) -> type[OneShot[Any]]:
     Raises:
         RunError: for a method that stores none.
     """
-    from common.methods import method_named
-    from common.methods.method import load
+    from fedsurrogate.common.methods import method_named
+    from fedsurrogate.common.methods.method import load
 
     usual = config.plan.combination
     if config.target is None:
@@ -62,8 +62,8 @@ def __getattr__(name: str) -> type[Any]:
     """Import a strategy of the registry, such as FedPFT, FedLAP or DPCVAE, or a base class, on its
     first use.
     """
-    from common.methods import METHODS
-    from common.methods.method import load
+    from fedsurrogate.common.methods import METHODS
+    from fedsurrogate.common.methods.method import load
 
     if name in LAZY:
         imported: type[Any] = load(LAZY[name])

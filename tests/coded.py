@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strategies.closed_form.statistics import Statistics
-from strategies.targets.sums import CodedSums, Noise
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 
 
 def moment_of(features: Tensor) -> Statistics:

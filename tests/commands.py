@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 import typer.main
 
-from client_app.cli import main as site_cli
-from server_app.cli import main as coordinator_cli
+from fedsurrogate.client_app.cli import main as site_cli
+from fedsurrogate.server_app.cli import main as coordinator_cli
 
 # A process of a user builds its commands once; this one runs thousands of lines.
 build_once = cache(typer.main.get_command)

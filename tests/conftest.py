@@ -30,7 +30,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from common.privacy import secret_numbers
+from fedsurrogate.common.privacy import secret_numbers
 from tests import quick
 from tests.samples import Samples, sample
 
@@ -219,7 +219,7 @@ def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """The last vector of whole numbers that each site of a secure sum masks, with its noise, as it
     runs.
     """
-    import client_app.secure_sum.masked as masked
+    import fedsurrogate.client_app.secure_sum.masked as masked
 
     found: dict[str, np.ndarray] = {}
     real = masked.mask

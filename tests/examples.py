@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.models.parameters import Parameters
-from common.run import parse_run
-from common.surrogates.class_sums import fold
-from common.surrogates.surrogates import Header
-from strategies.closed_form.statistics import Statistics
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.closed_form.statistics import Statistics
 
 CLASSES = ("a", "b", "c")
 HOSPITALS = ("north", "south", "west")

@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import re
-import sys
 import tempfile
 import tomllib
 from collections import Counter
@@ -22,15 +21,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-import server_app.federate
-from client_app.app import app as client_app
-from client_app.governance.gate import open_ledger
-from client_app.node_config import parse_node_config
-from common.errors import FedSurrogateError
-from common.settings.flat import flatten
-from common.wire.records import INFO, PAYLOAD, record_bytes
-from server_app.app import app as server_app
-from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+from fedsurrogate.client_app.clientapp import app as client_app
+from fedsurrogate.client_app.governance.gate import open_ledger
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.settings.flat import flatten
+from fedsurrogate.common.wire.records import INFO, PAYLOAD, record_bytes
+from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+from fedsurrogate.server_app.serverapp import app as server_app
 
 Scalar = str | int | float | bool
 NodeConfig = dict[str, Scalar]
@@ -236,8 +234,7 @@ def run_federation(
     output = Path(str(grid.run_config["output-dir"]))
     before = run_folders(output)
     context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))
-    # Imported by module name, because the package's attribute of this name is the ServerApp.
-    undrawn = patch.object(sys.modules["server_app.federate"], "write_report")
+    undrawn = patch("fedsurrogate.server_app.federate.write_report")
     try:
         with nullcontext() if report else undrawn:
             server_app(grid, context)

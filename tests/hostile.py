@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from common import surrogate_pb2 as pb
-from common.safe_parsing import MOST_FIELDS, MOST_PACKED
-from common.wire.records import INFO, PAYLOAD, STORED_AS
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.safe_parsing import MOST_FIELDS, MOST_PACKED
+from fedsurrogate.common.wire.records import INFO, PAYLOAD, STORED_AS
 from tests.grid import FIRST_NODE, InProcessGrid, NodeConfig
 
 # Part of every text that a hostile site chooses.

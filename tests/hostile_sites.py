@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common import surrogate_pb2 as pb
-from common.run import Run
-from common.surrogates.surrogates import AnySurrogate, Surrogate
+from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate
 
 Data = tuple[Tensor, Tensor]
 # Factor by which an attack overstates records.

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# The package under whose name all rooms are imported.
+OWN = "fedsurrogate"
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
 # Types of all settings of a run.
 WHOLE = {"Settings", "Run"}
@@ -50,10 +52,13 @@ def parsed(path: Path) -> ast.Module:
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """All modules by dotted name; a package by the name of its folder."""
     files = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
-    return {
-        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in files
-    }
+    return {module_name(path.relative_to(root)): path for path in files}
+
+
+def module_name(path: Path) -> str:
+    """The dotted name by which a file, as a path from the root, is imported."""
+    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    return name if within(name, (OWN,)) else f"{OWN}.{name}"
 
 
 def names_imported(path: Path) -> Iterator[str]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from common.methods import FEDPFT_CHAIN, METHODS
-from common.methods.method import Method, Plan, count
-from common.run import Run, parse_run
-from common.settings.flat import Scalar
+from fedsurrogate.common.methods import FEDPFT_CHAIN, METHODS
+from fedsurrogate.common.methods.method import Method, Plan, count
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
 
 CLASSES = ",".join(map(str, range(10)))
 SPECS: dict[str, Method] = {**METHODS, "fedpft chain": FEDPFT_CHAIN}

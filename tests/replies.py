@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import surrogate_pb2 as pb
-from common.errors import SurrogateError
-from common.models.parameters import Parameters
-from common.run import Run
-from common.surrogates.surrogates import SumsSurrogate, Surrogate
-from common.surrogates.synthetic import Synthetic
-from common.wire.float16 import pack, unpack
-from common.wire.model_proto import pack_classifier, unpack_classifier, unpack_relay
 from fedsurrogate import Model
-from strategies import strategy_of
-from strategies.base.chain import Chain
-from strategies.base.one_shot import OneShot
-from strategies.base.rounds import Rounds
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier, unpack_relay
+from fedsurrogate.strategies import strategy_of
+from fedsurrogate.strategies.base.chain import Chain
+from fedsurrogate.strategies.base.one_shot import OneShot
+from fedsurrogate.strategies.base.rounds import Rounds
 from tests.grid import FIRST_NODE, InProcessGrid
 from tests.hostile import mutate, payload_of, tables
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.imports import (
+    OWN,
     arrows,
     circles,
     holds_for,
@@ -32,9 +33,9 @@ MAY_IMPORT = {
     "fedsurrogate": {"common", "client_app", "strategies", "server_app", "fedsurrogate"},
 }
 MAY_NAME_FLOWER = {
-    "client_app/app.py",
+    "client_app/clientapp.py",
     "client_app/processes/app_process.py",
-    "server_app/app.py",
+    "server_app/serverapp.py",
     "server_app/deployment/local_engine.py",
     "server_app/deployment/local_grid.py",
     "server_app/exchange/file_grid.py",
@@ -102,6 +103,16 @@ def packages(path: str) -> set[str]:
     return {name.partition(".")[0] for name in imported(path)}
 
 
+def rooms(path: str) -> set[str]:
+    """The rooms that a file imports. What is not in another room is the public interface's."""
+    names = {
+        name.removeprefix(f"{OWN}.").partition(".")[0]
+        for name in imported(path)
+        if within(name, (OWN,))
+    }
+    return {name if name in ROOMS else OWN for name in names}
+
+
 def keyword(call: ast.Call, name: str) -> object:
     """Constant value of a keyword argument; None if it is missing or not constant."""
     return next(
@@ -117,7 +128,13 @@ def keyword(call: ast.Call, name: str) -> object:
 @holds_for(sources(*ROOMS))
 def test_rooms_import_only_what_they_may(path: str) -> None:
     room = path.partition("/")[0]
-    assert packages(path) & set(ROOMS) <= MAY_IMPORT[room]
+    assert rooms(path) <= MAY_IMPORT[room]
+
+
+@pytest.mark.parametrize("path", sources(*ROOMS, "benchmarks", "examples", "tests", "docs"))
+def test_rooms_are_imported_by_one_name_only(path: str) -> None:
+    """`common` and `fedsurrogate.common` would be two modules, and the first another package's."""
+    assert not packages(path) & (set(ROOMS) - {OWN}), f"write {OWN}.common and so on"
 
 
 @holds_for(sources(*ROOMS))
@@ -266,7 +283,7 @@ def test_a_folder_says_what_it_is_for(folder: str) -> None:
 
 @holds_for(sorted(OF_METHODS))
 def test_methods_do_not_import_each_other(folder: str) -> None:
-    others = {other.replace("/", ".") for other in OF_METHODS - {folder}}
+    others = {f"{OWN}.{other.replace('/', '.')}" for other in OF_METHODS - {folder}}
     for path in sources(folder):
         for name in imported(path):
             assert not any(name == other or name.startswith(f"{other}.") for other in others), (
@@ -290,7 +307,7 @@ def test_a_class_name_has_one_meaning() -> None:
 @holds_for(sources("client_app/cli", "server_app/cli"))
 def test_command_lines_import_public_names_only(path: str) -> None:
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ROOMS:
+        if isinstance(node, ast.ImportFrom) and within(node.module or "", (OWN,)):
             private = [alias.name for alias in node.names if alias.name.startswith("_")]
             assert not private, f"{path} line {node.lineno}: {private[0]} is private"
 
@@ -299,11 +316,11 @@ def test_command_lines_import_public_names_only(path: str) -> None:
     "folder", sorted({folder.partition("/")[0] + "/cli" for folder in FOLDERS if "/cli" in folder})
 )
 def test_nothing_but_an_entry_point_imports_command_lines(folder: str) -> None:
-    name = folder.replace("/", ".")
+    name = f"{OWN}.{folder.replace('/', '.')}"
     users = [
         path
         for path in sources(*ROOMS)
-        if not path.startswith(folder) and any(n.startswith(name) for n in imported(path))
+        if not path.startswith(folder) and any(within(n, (name,)) for n in imported(path))
     ]
     assert not users
 
@@ -316,18 +333,22 @@ def test_a_file_says_what_it_is_for(path: str) -> None:
 def test_the_rules_see_what_they_look_for() -> None:
     """A rule that never finds anything is not tested."""
     assert len(sources(*ROOMS)) > 30
-    assert {"flwr", "common", "client_app"} <= packages("client_app/app.py")
+    assert "flwr" in packages("client_app/clientapp.py")
+    assert rooms("client_app/clientapp.py") == {"common", "client_app"}
     assert "open_clip" in packages("common/backbones/backbones.py")
 
 
 # What a newcomer expects: files that begin so, and what they do not import. A rule that has become
 # true fails as an unexpected success: then its mark goes. Rules name the folders of today and those
 # that are planned.
-REGISTRY = ("common.methods",)
-ACCOUNTING = ("common.privacy.accounting", "common.privacy.gaussian_mechanism")
-METHOD_SETTINGS = ("common.settings", "common.run")
+REGISTRY = ("fedsurrogate.common.methods",)
+ACCOUNTING = (
+    "fedsurrogate.common.privacy.accounting",
+    "fedsurrogate.common.privacy.gaussian_mechanism",
+)
+METHOD_SETTINGS = ("fedsurrogate.common.settings", "fedsurrogate.common.run")
 OTHER_STRATEGIES = tuple(
-    f"strategies.{name}"
+    f"fedsurrogate.strategies.{name}"
     for name in (
         "closed_form",
         "dpcvae",
@@ -344,26 +365,29 @@ OTHER_STRATEGIES = tuple(
 
 # By sentence: files, and what they do not import.
 EXPECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "settings know no method": (("common.settings",), REGISTRY),
+    "settings know no method": (("fedsurrogate.common.settings",), REGISTRY),
     "a method names its noise, privacy computes it": (REGISTRY, ACCOUNTING),
-    "noise knows no method": (("common.privacy",), (*REGISTRY, *METHOD_SETTINGS)),
+    "noise knows no method": (("fedsurrogate.common.privacy",), (*REGISTRY, *METHOD_SETTINGS)),
     "the gate knows no method's types": (
         (
-            "client_app.governance.gate",
-            "client_app.governance.ledger",
-            "client_app.governance.budget",
+            "fedsurrogate.client_app.governance.gate",
+            "fedsurrogate.client_app.governance.ledger",
+            "fedsurrogate.client_app.governance.budget",
         ),
-        ("client_app.methods",),
+        ("fedsurrogate.client_app.methods",),
     ),
     "data know no policy": (
-        ("client_app.datasets", "client_app.features"),
-        ("client_app.governance",),
+        ("fedsurrogate.client_app.datasets", "fedsurrogate.client_app.features"),
+        ("fedsurrogate.client_app.governance",),
     ),
-    "collecting knows no mathematics": (("strategies.base",), OTHER_STRATEGIES),
-    "reading draws nothing": (("server_app.runs", "server_app.lifecycle"), ("server_app.report",)),
+    "collecting knows no mathematics": (("fedsurrogate.strategies.base",), OTHER_STRATEGIES),
+    "reading draws nothing": (
+        ("fedsurrogate.server_app.runs", "fedsurrogate.server_app.lifecycle"),
+        ("fedsurrogate.server_app.report",),
+    ),
     "reading settles nothing": (
-        ("server_app.runs",),
-        ("server_app.lifecycle", "server_app.interrupted_runs"),
+        ("fedsurrogate.server_app.runs",),
+        ("fedsurrogate.server_app.lifecycle", "fedsurrogate.server_app.interrupted_runs"),
     ),
 }
 
@@ -397,15 +421,16 @@ def test_circles_of_all_kinds_of_imports_are_found(tmp_path: Path) -> None:
     (tmp_path / "common").mkdir()
     texts = {
         "__init__": "",
-        "first": "from common import second",
-        "second": "def late():\n    import common.third",
-        "third": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from common.first "
-        "import name",
-        "apart": "from common.first import name",
+        "first": "from fedsurrogate.common import second",
+        "second": "def late():\n    import fedsurrogate.common.third",
+        "third": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fedsurrogate."
+        "common.first import name",
+        "apart": "from fedsurrogate.common.first import name",
     }
     for name, text in texts.items():
         (tmp_path / "common" / f"{name}.py").write_text(text)
-    assert circles(arrows(tmp_path)) == [["common.first", "common.second", "common.third"]]
+    ring = [f"fedsurrogate.common.{name}" for name in ("first", "second", "third")]
+    assert circles(arrows(tmp_path)) == [ring]
 
 
 def test_no_more_functions_take_all_settings_of_a_run_to_read_one_or_two() -> None:
@@ -480,7 +505,14 @@ def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("module", ["client_app.app", "client_app.requests", "server_app.app"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fedsurrogate.client_app.clientapp",
+        "fedsurrogate.client_app.requests",
+        "fedsurrogate.server_app.serverapp",
+    ],
+)
 def test_apps_start_without_heavy_libraries(module: str) -> None:
     assert imported_by(f"import {module}", HEAVY) == []
 
@@ -488,10 +520,10 @@ def test_apps_start_without_heavy_libraries(module: str) -> None:
 def test_flowers_room_opens_without_flower() -> None:
     """The process that starts and ends a site's others stays free of gRPC's threads."""
     opened = (
-        "import client_app.processes.supervisor; from common.flower import flower; "
-        "flower().supernode_log"
+        "import fedsurrogate.client_app.processes.supervisor; "
+        "from fedsurrogate.common.flower import flower; flower().supernode_log"
     )
     assert imported_by(opened, ("flwr", "grpc", "ray", "torch", "numpy")) == []
     assert imported_by(
-        "from common.flower import flower; flower().open_log()", ("flwr", "ray")
+        "from fedsurrogate.common.flower import flower; flower().open_log()", ("flwr", "ray")
     ) == ["flwr"]

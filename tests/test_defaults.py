@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.methods import METHODS, Method
-from common.settings.flat import Scalar
+from fedsurrogate.common.methods import METHODS, Method
+from fedsurrogate.common.settings.flat import Scalar
 from tests.grid import metrics_of, run_federation, sites
 
 # A guess is right one time in ten.
@@ -18,7 +18,7 @@ FLOOR = 0.6
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)

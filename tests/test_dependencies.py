@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 import pytest
 from packaging.requirements import Requirement
 
-from common.extras.packages import DECODERS, DISTRIBUTIONS, EXTRAS
+from fedsurrogate.common.extras.packages import DECODERS, DISTRIBUTIONS, EXTRAS
 from tests.documents import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -132,7 +132,7 @@ HELPED = "def f():\n    with needed_for('x'):\n        "
     ("source", "names"),
     [
         (
-            "import json, numpy.linalg\nfrom common.errors import ConfigError\nfrom . import here",
+            "import json, numpy.linalg\nfrom fedsurrogate.common.errors import ConfigError\nfrom . import here",
             set(),
         ),
         ("import pandas", {"pandas"}),

@@ -18,13 +18,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.extras.packages import DISTRIBUTIONS, EXTRAS, install_command
+from fedsurrogate.common.extras.packages import DISTRIBUTIONS, EXTRAS, install_command
 from tests.documents import ROOT, blocks
 from tests.test_dependencies import PROJECT, closure
 from tests.uses_of_extras import USES
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-COORDINATOR, SITE = ("-m", "server_app.cli.main"), ("-m", "client_app.cli.main")
+COORDINATOR, SITE = (
+    ("-m", "fedsurrogate.server_app.cli.main"),
+    ("-m", "fedsurrogate.client_app.cli.main"),
+)
 QUICK = "head.min-steps=20 head.epochs=1"
 
 

@@ -13,13 +13,13 @@ from tests.imports import modules
 WITH_EXAMPLES = sorted(name for name, path in modules().items() if ">>> " in path.read_text())
 # Public types and functions that a reader meets first: each has an example.
 FIRST_MET = {
-    "common.methods.class_sums.class_sums_plan",
-    "common.privacy.accounting.epsilon_spent",
-    "common.privacy.gaussian_mechanism.clip",
-    "common.privacy.mechanism.Mechanism",
-    "common.run.Run",
-    "common.settings.settings.Settings",
-    "strategies.closed_form.statistics.Statistics",
+    "fedsurrogate.common.methods.class_sums.class_sums_plan",
+    "fedsurrogate.common.privacy.accounting.epsilon_spent",
+    "fedsurrogate.common.privacy.gaussian_mechanism.clip",
+    "fedsurrogate.common.privacy.mechanism.Mechanism",
+    "fedsurrogate.common.run.Run",
+    "fedsurrogate.common.settings.settings.Settings",
+    "fedsurrogate.strategies.closed_form.statistics.Statistics",
     "fedsurrogate._surrogate.fit",
     "fedsurrogate._surrogate.learn",
 }

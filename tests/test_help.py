@@ -5,10 +5,13 @@ from click import Command, Context, Group
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import client_app.cli.main
-import server_app.cli.main
+import fedsurrogate.client_app.cli.main
+import fedsurrogate.server_app.cli.main
 
-APPS = {"site": client_app.cli.main.app, "coordinator": server_app.cli.main.app}
+APPS = {
+    "site": fedsurrogate.client_app.cli.main.app,
+    "coordinator": fedsurrogate.server_app.cli.main.app,
+}
 
 
 def commands(found: Command, *path: str) -> list[tuple[str, ...]]:

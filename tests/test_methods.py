@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from common.costs import costs
-from common.errors import ConfigError, SurrogateError
-from common.methods import METHODS, method_named
-from common.methods.method import Field, Method, count, load
-from common.methods.schema import check_fields
-from common.run import parse_run
-from common.settings import Section, Settings
-from server_app.relearn import relearn
-from server_app.report.build import write_report
-from server_app.runs.reader import read_payloads
-from strategies.base.federation import Federation
+from fedsurrogate.common.costs import costs
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.methods import METHODS, method_named
+from fedsurrogate.common.methods.method import Field, Method, count, load
+from fedsurrogate.common.methods.schema import check_fields
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings import Section, Settings
+from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.reader import read_payloads
+from fedsurrogate.strategies.base.federation import Federation
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 from tests.registry import CLASSES, PLANS, SPECS, cases, settings_of
 from tests.replies import mutations, refused, replies, spoiled
@@ -51,7 +51,7 @@ LEAST = {
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

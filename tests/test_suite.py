@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server_app.report import build
+from fedsurrogate.server_app.report import build
 from tests import conftest, grid, quick
 from tests.attacks.coordinator import test_secure_sums
 from tests.documents import ROOT

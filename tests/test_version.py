@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import common.version as version
 import fedsurrogate
+import fedsurrogate.common.version as version
 from tests import commands
 from tests.documents import ROOT
 

@@ -134,7 +134,7 @@ def test_nothing_is_written_past_the_functions_that_escape(path: str) -> None:
         "from markupsafe import Markup",
         "from html import escape",
         "from rich.console import Console\nConsole().print(name)",
-        "from common.pages.html import trusted\ntrusted(name)",
+        "from fedsurrogate.common.pages.html import trusted\ntrusted(name)",
         "page = f'<table><td>{name}</td>'",
         "page = '<!doctype html>' + name",
         "lines = ['## Title', f'The class {name}']",

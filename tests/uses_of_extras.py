@@ -18,22 +18,26 @@ import numpy as np
 import torch
 
 import fedsurrogate as fs
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.tables import read_table
-from client_app.methods.dp.dp_sgd import clipped_gradients
-from client_app.methods.dpcvae.downstream import fidelity
-from client_app.model_use.target_metrics.labels import label_report
-from client_app.model_use.target_metrics.plots import forest
-from client_app.model_use.target_metrics.times import Observed, compare_thirds, time_measures
-from common.backbones.backbones import load_backbone
-from common.extras.packages import EXTRAS
-from common.models.networks import convnet
 from fedsurrogate._frames import data_frame
-from server_app.export.graph import check_onnx
-from server_app.lifecycle.before_start import flower_engine
-from server_app.monitoring.prometheus import serve
-from server_app.monitoring.tensorboard import write_scalars
-from server_app.report.plots.sweep import draw_sweep
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.tables import read_table
+from fedsurrogate.client_app.methods.dp.dp_sgd import clipped_gradients
+from fedsurrogate.client_app.methods.dpcvae.downstream import fidelity
+from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
+from fedsurrogate.client_app.model_use.target_metrics.plots import forest
+from fedsurrogate.client_app.model_use.target_metrics.times import (
+    Observed,
+    compare_thirds,
+    time_measures,
+)
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.extras.packages import EXTRAS
+from fedsurrogate.common.models.networks import convnet
+from fedsurrogate.server_app.export.graph import check_onnx
+from fedsurrogate.server_app.lifecycle.before_start import flower_engine
+from fedsurrogate.server_app.monitoring.prometheus import serve
+from fedsurrogate.server_app.monitoring.tensorboard import write_scalars
+from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 
 OBSERVED = Observed(np.arange(1.0, 4.0), np.array([True, False, True]), np.arange(3.0))
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}

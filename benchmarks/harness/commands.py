@@ -9,7 +9,10 @@ from typing import Any
 
 from benchmarks.harness.samples import ROOT
 
-MODULES = {"coordinator": "server_app.cli.main", "site": "client_app.cli.main"}
+MODULES = {
+    "coordinator": "fedsurrogate.server_app.cli.main",
+    "site": "fedsurrogate.client_app.cli.main",
+}
 
 
 def run_command(command: str, *words: str) -> str:

@@ -17,44 +17,44 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.seeds import over_seeds
-from client_app.datasets.partition import share
-from client_app.features.site_features import (
+from fedsurrogate.client_app.datasets.partition import share
+from fedsurrogate.client_app.features.site_features import (
     LabelledFeatures,
     SiteFeatures,
     dataset_features,
     usable,
 )
-from client_app.governance.gate import open_gate
-from client_app.governance.policy import policy_of
-from client_app.governance.release import site_function
-from client_app.methods.chain_step import kept_head
-from client_app.methods.evaluation import evaluate
-from client_app.methods.fedpft.surrogate import SiteData
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.backbones.feature_power import with_power
-from common.files import replace_file
-from common.methods.method import load as imported
-from common.models.classifiers import Classifier, Head
-from common.models.devices import pick_device
-from common.models.generators import Generator
-from common.models.head_training import train_on_features
-from common.models.networks import body_of
-from common.run import Run, parse_run
-from common.surrogates.surrogates import AnySurrogate, Header
-from common.wire.model_proto import (
+from fedsurrogate.client_app.governance.gate import open_gate
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.governance.release import site_function
+from fedsurrogate.client_app.methods.chain_step import kept_head
+from fedsurrogate.client_app.methods.evaluation import evaluate
+from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.backbones.feature_power import with_power
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.methods.method import load as imported
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.models.generators import Generator
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.networks import body_of
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header
+from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
     unpack_classifier,
     unpack_parameters,
     unpack_synthetic,
 )
-from common.wire.records import Info, unpack_surrogate
-from strategies import stored_strategy, strategy_of
-from strategies.base.collection import Unrecorded
-from strategies.base.training import Training
-from strategies.dpcvae.generating import head_of, take_in
-from strategies.fedavg.strategy import absorb, with_memory
-from strategies.fedlap.landscapes import learn
+from fedsurrogate.common.wire.records import Info, unpack_surrogate
+from fedsurrogate.strategies import stored_strategy, strategy_of
+from fedsurrogate.strategies.base.collection import Unrecorded
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.dpcvae.generating import head_of, take_in
+from fedsurrogate.strategies.fedavg.strategy import absorb, with_memory
+from fedsurrogate.strategies.fedlap.landscapes import learn
 
 Settings = Mapping[str, Any]
 Classes = tuple[str, ...]

@@ -27,8 +27,8 @@ from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
-from common.run import parse_run
-from common.settings.flat import Scalar
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import Scalar
 
 # Settings of each run; the rows it gives, with the part of its scores.
 RUNS: dict[str, dict[str, Any]] = {

@@ -26,8 +26,8 @@ from benchmarks.harness.results import report
 from benchmarks.harness.samples import ROOT
 from benchmarks.harness.seeds import mean_and_deviation
 from benchmarks.reproduce._idx import PARTS, read_images
-from client_app.features.site_features import LabelledFeatures
-from common.run import parse_run
+from fedsurrogate.client_app.features.site_features import LabelledFeatures
+from fedsurrogate.common.run import parse_run
 
 PAIRS = ((5, 6), (1, 2), (0, 8), (9, 3), (4, 7))
 SIDES = {"digits": 16, "mnist": 28, "fashion-mnist": 28, "cifar10": 16}

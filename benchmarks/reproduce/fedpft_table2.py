@@ -16,9 +16,9 @@ from benchmarks.harness.federation import Federation, accuracies, load, run_rows
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation
-from client_app.features.site_features import LabelledFeatures
-from common.run import Run, parse_run
-from common.settings.flat import Scalar
+from fedsurrogate.client_app.features.site_features import LabelledFeatures
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
 
 CHAIN = {"fedpft.topology": "chain"}
 ROWS: dict[str, dict[str, Any] | None] = {

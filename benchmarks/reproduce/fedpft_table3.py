@@ -26,10 +26,10 @@ from benchmarks.harness.options import described
 from benchmarks.harness.plots import draw_images
 from benchmarks.harness.results import report
 from benchmarks.harness.similarity import C1, C2, SIGMA, WINDOW, psnr
-from common.run import parse_run
-from common.settings.flat import Scalar
-from common.surrogates.surrogates import SumsSurrogate, Surrogate
-from strategies.fedpft.learn import learn
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
+from fedsurrogate.strategies.fedpft.learn import learn
 
 # PSNR and SSIM, ResNet-50: mean over all images, and over the best 1 % by SSIM.
 PAPER: dict[str, tuple[float | None, float | None, float | None, float | None]] = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client_app.audit.membership import Mask, Matrix, Trials, answers
-from common.privacy.one_run import epsilon_bound
+from fedsurrogate.client_app.audit.membership import Mask, Matrix, Trials, answers
+from fedsurrogate.common.privacy.one_run import epsilon_bound
 
 # Shares of all scores that the attacker names: the highest ones, and the lowest ones.
 SHARES = (0.001, 0.01, 0.1, 0.5)

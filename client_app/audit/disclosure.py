@@ -12,17 +12,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from client_app.audit.disclosure_page import page_of
-from client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
-from client_app.governance.gate import own_ledger
-from client_app.governance.policy import Policy, policy_of
-from client_app.governance.release import DISCLOSURES
-from client_app.node_config import NodeConfig
-from client_app.offline.dry_run import DryRun, dry_run
-from common.files import replace_file
-from common.methods.method import Field
-from common.privacy.mechanism import NOT_COVERED
-from common.run import Run, parse_run
+from fedsurrogate.client_app.audit.disclosure_page import page_of
+from fedsurrogate.client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
+from fedsurrogate.client_app.governance.gate import own_ledger
+from fedsurrogate.client_app.governance.policy import Policy, policy_of
+from fedsurrogate.client_app.governance.release import DISCLOSURES
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.dry_run import DryRun, dry_run
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.methods.method import Field
+from fedsurrogate.common.privacy.mechanism import NOT_COVERED
+from fedsurrogate.common.run import Run, parse_run
 
 Part = dict[str, Any]
 # Settings that name folders and files of this machine.

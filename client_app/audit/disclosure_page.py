@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.pages.html import render_page
-from common.pages.style import page_head
+from fedsurrogate.common.pages.html import render_page
+from fedsurrogate.common.pages.style import page_head
 
 PARTS = {
     "projects": ("Safe projects", "What is this release for?"),

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from client_app.features.site_features import SiteFeatures
-from client_app.governance.release import site_function
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.files import replace_file
-from common.models.generators import (
+from fedsurrogate.client_app.features.site_features import SiteFeatures
+from fedsurrogate.client_app.governance.release import site_function
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.generators import (
     COUNTS,
     MEANS,
     SUMS,
@@ -31,10 +31,10 @@ from common.models.generators import (
     scaled,
     tensors_of,
 )
-from common.models.parameters import Parameters
-from common.run import Run
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_parameters, unpack_parameters
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 
 # Synthetic embeddings of each class that the black box is asked for.
 DRAWN = 500

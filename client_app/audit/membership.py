@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.audit.nearest import means_of
-from common.errors import ConfigError
-from common.models.classifiers import class_indices
-from common.models.parameters import Parameters
-from common.privacy.one_run import Guesses, guess
-from common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
+from fedsurrogate.client_app.audit.nearest import means_of
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.one_run import Guesses, guess
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
 
 # Records of the prior for a record's own variance: with few trials, the variance of all records
 # counts more.
@@ -149,7 +149,7 @@ def answers(trials: Trials, share: float = 0.2) -> Guesses:
 
     The first half of the pairs are the attacker's shadow models. Of each later pair one release is
     attacked alone: its complement has the same coin tosses. So the answers depend on the tosses
-    through the attacked releases only, as the theorem behind `common.privacy.one_run` asks.
+    through the attacked releases only, as the theorem behind `fedsurrogate.common.privacy.one_run` asks.
 
     Args:
         trials: pairs of complementary halves.

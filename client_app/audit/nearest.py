@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.models.parameters import Parameters
-from common.surrogates.surrogates import Header, Surrogate, in_class_order
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, in_class_order
 
 # A mean is a copy of a record if it is nearer than this share of the usual distance between any two
 # records.

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from client_app.audit.page import page_of
-from client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
-from client_app.datasets.partition import share
-from client_app.features.site_features import SiteFeatures, in_simulation, load_site
-from client_app.governance.ledger import dataset_id
-from client_app.governance.policy import Policy, policy_of
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, DataError, PolicyError
-from common.files import kept_secret, replace_file
-from common.run import Run
+from fedsurrogate.client_app.audit.page import page_of
+from fedsurrogate.client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
+from fedsurrogate.client_app.datasets.partition import share
+from fedsurrogate.client_app.features.site_features import SiteFeatures, in_simulation, load_site
+from fedsurrogate.client_app.governance.ledger import dataset_id
+from fedsurrogate.client_app.governance.policy import Policy, policy_of
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, DataError, PolicyError
+from fedsurrogate.common.files import kept_secret, replace_file
+from fedsurrogate.common.run import Run
 
 SECRET_BYTES = 32
 

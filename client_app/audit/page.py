@@ -6,12 +6,12 @@ import base64
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from common.pages.html import render_page, trusted
-from common.pages.style import page_head
-from common.pages.svg import BLUE, FAINT, LINE, make_axes, render, undrawn
+from fedsurrogate.common.pages.html import render_page, trusted
+from fedsurrogate.common.pages.style import page_head
+from fedsurrogate.common.pages.svg import BLUE, FAINT, LINE, make_axes, render, undrawn
 
 if TYPE_CHECKING:
-    from client_app.audit.release_audit import ReleaseAudit
+    from fedsurrogate.client_app.audit.release_audit import ReleaseAudit
 
 PAGE = (
     page_head("Audit · {{ a.method }}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from client_app.audit.membership import Mask, Matrix, Trials
+from fedsurrogate.client_app.audit.membership import Mask, Matrix, Trials
 
 # A record counts as more likely a member than another one if its ratio is so many times larger.
 GAMMA = 2.0

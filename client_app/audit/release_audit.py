@@ -14,9 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.audit.claim_check import Excess, allowed_auc, largest_excess, proven_epsilon
-from client_app.audit.generators import generator_of, generator_scores
-from client_app.audit.membership import (
+from fedsurrogate.client_app.audit.claim_check import (
+    Excess,
+    allowed_auc,
+    largest_excess,
+    proven_epsilon,
+)
+from fedsurrogate.client_app.audit.generators import generator_of, generator_scores
+from fedsurrogate.client_app.audit.membership import (
     AttackResult,
     Mask,
     Matrix,
@@ -26,27 +31,33 @@ from client_app.audit.membership import (
     scores_of,
     success,
 )
-from client_app.audit.nearest import Near, NearestRecords, nearest, summary, usual_distance
-from client_app.audit.reference import rmia_of
-from client_app.features.site_features import (
+from fedsurrogate.client_app.audit.nearest import (
+    Near,
+    NearestRecords,
+    nearest,
+    summary,
+    usual_distance,
+)
+from fedsurrogate.client_app.audit.reference import rmia_of
+from fedsurrogate.client_app.features.site_features import (
     LabelledFeatures,
     SiteFeatures,
     in_simulation,
     load_site,
 )
-from client_app.governance.policy import policy_of
-from client_app.governance.release import site_function
-from client_app.governance.site_limits import SiteLimits
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, DataError
-from common.limits import MOST_CLASSES
-from common.models.parameters import Parameters
-from common.run import Run
-from common.surrogates.columns import in_frame
-from common.surrogates.surrogates import AnySurrogate
-from common.wire.model_proto import unpack_parameters
-from common.wire.records import unpack_surrogate
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.governance.release import site_function
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.limits import MOST_CLASSES
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.columns import in_frame
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.wire.records import unpack_surrogate
 
 # Fewest and most releases that are made from halves of the records, in pairs of complements.
 FEWEST, MOST = 8, 64
@@ -321,7 +332,7 @@ def _named(
 
 
 def _places(run: Run, node: NodeConfig, rows: list[int]) -> list[str]:
-    from client_app.datasets.partition import share
+    from fedsurrogate.client_app.datasets.partition import share
 
     dataset = share(run, node, in_simulation()).dataset
     return [dataset.where(row) for row in rows]

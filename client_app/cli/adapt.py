@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from client_app.cli.evaluate import LabelColumn, LabelledKind, PatientColumn
-from client_app.cli.options import Node, node_of
-from client_app.cli.predict import ModelArgument
-from common.command_line import Json, console
-from common.errors import StateError
+from fedsurrogate.client_app.cli.evaluate import LabelColumn, LabelledKind, PatientColumn
+from fedsurrogate.client_app.cli.options import Node, node_of
+from fedsurrogate.client_app.cli.predict import ModelArgument
+from fedsurrogate.common.command_line import Json, console
+from fedsurrogate.common.errors import StateError
 
 
 def adapt(
@@ -36,10 +36,10 @@ def adapt(
     Compares by cross-validation: the shared model, a head on own records, a mixture of both, a
     closed-form update, and the nearest own records.
     """
-    from client_app.model_use.adaptation import adapt as compare
-    from client_app.model_use.adapted import adapted_file, store_adapted
-    from client_app.model_use.held_out import Source, held_out
-    from client_app.model_use.store import open_model
+    from fedsurrogate.client_app.model_use.adaptation import adapt as compare
+    from fedsurrogate.client_app.model_use.adapted import adapted_file, store_adapted
+    from fedsurrogate.client_app.model_use.held_out import Source, held_out
+    from fedsurrogate.client_app.model_use.store import open_model
 
     node = node_of(node_config)
     signed = open_model(model, node)

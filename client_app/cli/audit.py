@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from client_app.cli.options import Node, node_of
-from common.command_line import Json, RunSettings, console, print_error, run_config_of
+from fedsurrogate.client_app.cli.options import Node, node_of
+from fedsurrogate.common.command_line import Json, RunSettings, console, print_error, run_config_of
 
 
 def audit(
@@ -36,9 +36,9 @@ def audit(
     from rich.progress import Progress
     from rich.table import Table
 
-    from client_app.audit.output import limit_broken, pictures_of, write_audit
-    from client_app.audit.release_audit import audit_release
-    from client_app.governance.policy import policy_of
+    from fedsurrogate.client_app.audit.output import limit_broken, pictures_of, write_audit
+    from fedsurrogate.client_app.audit.release_audit import audit_release
+    from fedsurrogate.client_app.governance.policy import policy_of
 
     run, node = run_config_of(run_config), node_of(node_config)
     with Progress(console=console, transient=True, disable=as_json) as bar:
@@ -116,7 +116,7 @@ def disclose(
 
     Example: site disclose -c 'fedpft.components=10'
     """
-    from client_app.audit.disclosure import disclose as write
+    from fedsurrogate.client_app.audit.disclosure import disclose as write
 
     node = node_of(node_config)
     content, facts, page = write(run_config_of(run_config), node, seconds)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client_app.cli.options import MaybeNode, node_of
-from common.command_line import Json, RunSettings, console, print_error, run_config_of
+from fedsurrogate.client_app.cli.options import MaybeNode, node_of
+from fedsurrogate.common.command_line import Json, RunSettings, console, print_error, run_config_of
 
 if TYPE_CHECKING:
-    from client_app.diagnostics.findings import Finding
-    from client_app.node_config import NodeConfig
-    from common.run import Run
+    from fedsurrogate.client_app.diagnostics.findings import Finding
+    from fedsurrogate.client_app.node_config import NodeConfig
+    from fedsurrogate.common.run import Run
 
 # Exit code of wrong usage, as for a wrong option.
 USAGE = 2
@@ -70,9 +70,9 @@ def doctor(
 
     from rich.text import Text
 
-    from client_app.diagnostics.connection_checks import check_link
-    from client_app.diagnostics.findings import Link
-    from client_app.processes.joining import check_data
+    from fedsurrogate.client_app.diagnostics.connection_checks import check_link
+    from fedsurrogate.client_app.diagnostics.findings import Link
+    from fedsurrogate.client_app.processes.joining import check_data
 
     if link_only and not superlink:
         raise typer.BadParameter("needs --superlink, the coordinator", param_hint="--link-only")
@@ -106,8 +106,8 @@ def doctor(
 
 def _check_site(run: Run, node: NodeConfig, fingerprint: str, run_named: bool) -> Iterator[Finding]:
     # Imported here: the health check of the link, once a minute, must not load torch.
-    from client_app.diagnostics.node_checks import check_isolation
-    from client_app.diagnostics.site_checks import check_site
+    from fedsurrogate.client_app.diagnostics.node_checks import check_isolation
+    from fedsurrogate.client_app.diagnostics.site_checks import check_site
 
     yield check_isolation()
     yield from check_site(run, node, fingerprint, run_named)

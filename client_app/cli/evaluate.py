@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from client_app.cli.options import Node, node_of
-from client_app.cli.predict import ModelArgument, OodScore
-from common.command_line import Json, console
+from fedsurrogate.client_app.cli.options import Node, node_of
+from fedsurrogate.client_app.cli.predict import ModelArgument, OodScore
+from fedsurrogate.common.command_line import Json, console
 
 
 class Labelled(StrEnum):
@@ -97,13 +97,17 @@ def evaluate(
 
     Example: site evaluate --out evaluation --by scanner,sex
     """
-    from client_app.model_use.adapted import adapted_classifier
-    from client_app.model_use.calibration import own_gaussians, read_calibration, store_calibration
-    from client_app.model_use.evaluation import Wish, write_evaluation
-    from client_app.model_use.evaluation import evaluate as judge
-    from client_app.model_use.held_out import Source, held_out
-    from client_app.model_use.store import open_model
-    from common.models.classifiers import target_of_model
+    from fedsurrogate.client_app.model_use.adapted import adapted_classifier
+    from fedsurrogate.client_app.model_use.calibration import (
+        own_gaussians,
+        read_calibration,
+        store_calibration,
+    )
+    from fedsurrogate.client_app.model_use.evaluation import Wish, write_evaluation
+    from fedsurrogate.client_app.model_use.evaluation import evaluate as judge
+    from fedsurrogate.client_app.model_use.held_out import Source, held_out
+    from fedsurrogate.client_app.model_use.store import open_model
+    from fedsurrogate.common.models.classifiers import target_of_model
 
     node = node_of(node_config)
     signed = open_model(model, node)
@@ -119,7 +123,7 @@ def evaluate(
         signed, node, Source(data_dir, kind, label_column, patient_column, columns, known_only)
     )
     if target_of_model(signed.classifier):
-        from client_app.model_use.target_report import evaluate_target
+        from fedsurrogate.client_app.model_use.target_report import evaluate_target
 
         facts, page = evaluate_target(signed, held, out)
         print(facts.read_text() if as_json else page)

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client_app.cli.options import MaybeNode, Node, node_of
-from common.command_line import Json, RunSettings, console, run_config_of
-from common.errors import ConfigError, DataError
-from common.escapes import csv_text
-from common.files import replace_file
+from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
+from fedsurrogate.common.command_line import Json, RunSettings, console, run_config_of
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.escapes import csv_text
+from fedsurrogate.common.files import replace_file
 
 if TYPE_CHECKING:
-    from client_app.features.site_features import SiteFeatures
-    from client_app.methods.dpcvae.downstream import LabelledEmbeddings
-    from common.models.classifiers import Head
-    from common.run import Run
-    from common.wire.generator_files import SyntheticSet
+    from fedsurrogate.client_app.features.site_features import SiteFeatures
+    from fedsurrogate.client_app.methods.dpcvae.downstream import LabelledEmbeddings
+    from fedsurrogate.common.models.classifiers import Head
+    from fedsurrogate.common.run import Run
+    from fedsurrogate.common.wire.generator_files import SyntheticSet
 
 File = Annotated[Path, typer.Argument(help="A synthetic set, written by `site synthesize`.")]
 
@@ -52,8 +52,12 @@ def synthesize(
     """Draw synthetic embeddings from the generator of a dpcvae run. This costs no privacy, even if
     repeated.
     """
-    from common.models.generators import labels_evenly, labels_like
-    from common.wire.generator_files import read_generator, read_manifest, write_synthetic_set
+    from fedsurrogate.common.models.generators import labels_evenly, labels_like
+    from fedsurrogate.common.wire.generator_files import (
+        read_generator,
+        read_manifest,
+        write_synthetic_set,
+    )
 
     if bool(per_class) == bool(total):
         raise ConfigError(
@@ -121,14 +125,14 @@ def classify(
     """
     from rich.table import Table
 
-    from client_app.methods.dpcvae.downstream import (
+    from fedsurrogate.client_app.methods.dpcvae.downstream import (
         SOURCES,
         LabelledEmbeddings,
         grouped,
         head_on,
         mix,
     )
-    from common.surrogates.surrogates import Header
+    from fedsurrogate.common.surrogates.surrogates import Header
 
     _check_writable(out)
     run = run_config_of(run_config)
@@ -204,13 +208,13 @@ def ood(
     import torch
     from rich.table import Table
 
-    from client_app.methods.dpcvae.downstream import (
+    from fedsurrogate.client_app.methods.dpcvae.downstream import (
         LabelledEmbeddings,
         out_of_distribution,
         ranks_above,
     )
-    from client_app.methods.dpcvae.received_generator import site_records
-    from common.privacy.gaussian_mechanism import clip
+    from fedsurrogate.client_app.methods.dpcvae.received_generator import site_records
+    from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
     _check_writable(out)
     run = run_config_of(run_config)
@@ -320,7 +324,7 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
             f"{run!r} is neither a run folder nor a file; to name a run by its number, give "
             "--node-config"
         )
-    from client_app.methods.dpcvae.received_generator import generators
+    from fedsurrogate.client_app.methods.dpcvae.received_generator import generators
 
     folder = generators(node_of(node_config))
     kept = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
@@ -334,9 +338,9 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
 
 
 def _opened(file: Path, run: Run, node_config: list[str]) -> tuple[SyntheticSet, SiteFeatures]:
-    from client_app.features.site_features import load_site
-    from client_app.governance.policy import policy_of
-    from common.wire.generator_files import read_synthetic_set
+    from fedsurrogate.client_app.features.site_features import load_site
+    from fedsurrogate.client_app.governance.policy import policy_of
+    from fedsurrogate.common.wire.generator_files import read_synthetic_set
 
     synthetic, node = read_synthetic_set(file), node_of(node_config)
     site_features = load_site(run, node, policy_of(node).cache_mib)
@@ -353,8 +357,8 @@ def _records(
     synthetic: SyntheticSet, site_features: SiteFeatures
 ) -> tuple[LabelledEmbeddings, LabelledEmbeddings, LabelledEmbeddings]:
     """The site's own training and test records, and the synthetic ones."""
-    from client_app.methods.dpcvae.downstream import LabelledEmbeddings
-    from client_app.methods.dpcvae.received_generator import site_records
+    from fedsurrogate.client_app.methods.dpcvae.downstream import LabelledEmbeddings
+    from fedsurrogate.client_app.methods.dpcvae.received_generator import site_records
 
     own, test = (site_records(site_features, synthetic.classes, part) for part in ("train", "test"))
     return own, test, LabelledEmbeddings(synthetic.features, synthetic.labels)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client_app.cli.options import Node, node_of
-from common.command_line import console
-from common.errors import ConfigError
+from fedsurrogate.client_app.cli.options import Node, node_of
+from fedsurrogate.common.command_line import console
+from fedsurrogate.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from client_app.diagnostics.findings import Link
-    from client_app.node_config import NodeConfig
+    from fedsurrogate.client_app.diagnostics.findings import Link
+    from fedsurrogate.client_app.node_config import NodeConfig
 
 FILES = ("policy", "peers", "weights-path")
 
@@ -54,10 +54,10 @@ def join(
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
     """
-    from client_app.diagnostics.findings import Link
-    from client_app.diagnostics.first_look import check_enough, check_files
-    from client_app.governance.policy import policy_of
-    from client_app.processes.supervisor import Supervisor, site_commands
+    from fedsurrogate.client_app.diagnostics.findings import Link
+    from fedsurrogate.client_app.diagnostics.first_look import check_enough, check_files
+    from fedsurrogate.client_app.governance.policy import policy_of
+    from fedsurrogate.client_app.processes.supervisor import Supervisor, site_commands
 
     check_settings(node := node_of(node_config))
     for warning in check_files(node):
@@ -76,10 +76,10 @@ def check_settings(node: NodeConfig) -> None:
     Raises:
         ConfigError, PolicyError, LedgerError, BackboneError: that names the setting.
     """
-    from client_app.governance.gate import own_ledger
-    from client_app.governance.policy import load_policy
-    from client_app.node_config import check_folders
-    from client_app.own_files import close_to_others
+    from fedsurrogate.client_app.governance.gate import own_ledger
+    from fedsurrogate.client_app.governance.policy import load_policy
+    from fedsurrogate.client_app.node_config import check_folders
+    from fedsurrogate.client_app.own_files import close_to_others
 
     if not node.data:
         raise ConfigError(
@@ -108,8 +108,8 @@ def check_settings(node: NodeConfig) -> None:
 
 
 def _check_files_and_device(node: NodeConfig) -> None:
-    from common.backbones.backbone_names import check_weights_file
-    from common.models.devices import pick_device
+    from fedsurrogate.common.backbones.backbone_names import check_weights_file
+    from fedsurrogate.common.models.devices import pick_device
 
     for key in FILES:
         name = getattr(node, key.replace("-", "_"))

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client_app.cli.adapt import adapt
-from client_app.cli.audit import audit, disclose
-from client_app.cli.doctor import doctor
-from client_app.cli.evaluate import evaluate
-from client_app.cli.generator import classify, ood, synthesize
-from client_app.cli.join import join
-from client_app.cli.models import models_app
-from client_app.cli.options import MaybeNode, Node, node_of
-from client_app.cli.predict import predict
-from client_app.cli.settings import forget_sums, policy_check, settings
-from common.command_line import (
+from fedsurrogate.client_app.cli.adapt import adapt
+from fedsurrogate.client_app.cli.audit import audit, disclose
+from fedsurrogate.client_app.cli.doctor import doctor
+from fedsurrogate.client_app.cli.evaluate import evaluate
+from fedsurrogate.client_app.cli.generator import classify, ood, synthesize
+from fedsurrogate.client_app.cli.join import join
+from fedsurrogate.client_app.cli.models import models_app
+from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
+from fedsurrogate.client_app.cli.predict import predict
+from fedsurrogate.client_app.cli.settings import forget_sums, policy_check, settings
+from fedsurrogate.common.command_line import (
     Json,
     RunSettings,
     console,
@@ -28,8 +28,8 @@ from common.command_line import (
     run_command,
     run_config_of,
 )
-from common.errors import ConfigError
-from common.files import owner_only
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.files import owner_only
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def run_app(
     a node-config it looks at the site's data first, and `site node` joins when they are as many as
     the policy's smallest-site; otherwise it ends with the reason, to be started again.
     """
-    from client_app.processes.app_process import serve
+    from fedsurrogate.client_app.processes.app_process import serve
 
     serve(runtime, node_of(node_config) if node_config else None)
 
@@ -113,7 +113,7 @@ def run_node(
     --root-certificates ca.crt --auth-supernode-private-key site.key --node-config 'site="north"
     data="digits"'
     """
-    from client_app.processes.node_process import serve
+    from fedsurrogate.client_app.processes.node_process import serve
 
     serve(runtime, context.args, retry)
 
@@ -133,8 +133,8 @@ def ledger(
 
     Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
     """
-    from client_app.governance.gate import one_run, open_gate, open_ledger
-    from common.settings import Settings
+    from fedsurrogate.client_app.governance.gate import one_run, open_gate, open_ledger
+    from fedsurrogate.common.settings import Settings
 
     node = node_of(node_config)
     if open_new:
@@ -201,7 +201,7 @@ def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
-    from common.number_format import human_bytes
+    from fedsurrogate.common.number_format import human_bytes
 
     when, budget = (
         entry["time"][:19].replace("T", " "),
@@ -243,8 +243,8 @@ def reopen_ledger(
     Begins a new ledger with a new witness. The old files are kept under other names, which the new
     ledger lists.
     """
-    from client_app.governance.gate import open_gate
-    from common.settings import Settings
+    from fedsurrogate.client_app.governance.gate import open_gate
+    from fedsurrogate.common.settings import Settings
 
     gate = open_gate(node_of(node_config), Settings().data, "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep)
@@ -263,9 +263,9 @@ def key(node_config: Node) -> None:
 
     The private key is created when first needed and stays in the state folder.
     """
-    from client_app.features.site_features import site_name
-    from client_app.offline.keys import private_key
-    from common.security.sealing import public_key
+    from fedsurrogate.client_app.features.site_features import site_name
+    from fedsurrogate.client_app.offline.keys import private_key
+    from fedsurrogate.common.security.sealing import public_key
 
     node = node_of(node_config)
     if not (node.site or node.num_partitions > 1):
@@ -292,9 +292,9 @@ def release(
     is answered only once. A release is charged to the ledger, and is byte for byte the same as over
     the network.
     """
-    from client_app.offline.bundle_writer import release_to
-    from client_app.offline.replies import is_message, reply_to
-    from common.number_format import human_bytes
+    from fedsurrogate.client_app.offline.bundle_writer import release_to
+    from fedsurrogate.client_app.offline.replies import is_message, reply_to
+    from fedsurrogate.common.number_format import human_bytes
 
     if is_message(request):
         facts, line = {"file": str(out)}, reply_to(out, request, node_of(node_config))
@@ -328,7 +328,7 @@ def dry_run_command(
     Exits with 1 if the gate would refuse it, or if the records cannot be used and only noise would
     leave.
     """
-    from client_app.offline.dry_run import dry_run
+    from fedsurrogate.client_app.offline.dry_run import dry_run
 
     result = dry_run(run_config_of(run_config), node_of(node_config))
     if as_json:
@@ -365,9 +365,9 @@ def features(
     import torch
     from safetensors.torch import save_file
 
-    from client_app.datasets.partition import share
-    from client_app.features.site_features import dataset_features, usable
-    from client_app.governance.policy import policy_of
+    from fedsurrogate.client_app.datasets.partition import share
+    from fedsurrogate.client_app.features.site_features import dataset_features, usable
+    from fedsurrogate.client_app.governance.policy import policy_of
 
     run, node = run_config_of(run_config), node_of(node_config)
     site_share = share(run, node)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from client_app.cli.options import MaybeNode, Node, node_of
-from common.command_line import Json, console, new_app
-from common.errors import ConfigError
+from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
+from fedsurrogate.common.command_line import Json, console, new_app
+from fedsurrogate.common.errors import ConfigError
 
 models_app = new_app(
     "The models of this site's runs: list them, add one, put one in use, go back.", main=False
@@ -29,8 +29,13 @@ def models(context: typer.Context, node_config: MaybeNode = None, as_json: Json 
         raise ConfigError("--node-config is missing; models are in the state folder that it names")
     from rich.table import Column, Table
 
-    from client_app.model_use.store import models_folder, nothing_in_use, read_index, read_kept
-    from common.errors import FedSurrogateError
+    from fedsurrogate.client_app.model_use.store import (
+        models_folder,
+        nothing_in_use,
+        read_index,
+        read_kept,
+    )
+    from fedsurrogate.common.errors import FedSurrogateError
 
     node = node_of(node_config)
     index = read_index(node)
@@ -102,8 +107,8 @@ def add(
 
     Commands take it when they name none only after --use, or `site models use`.
     """
-    from client_app.model_use.store import keep_model, trusted_keys, use_model
-    from common.signed_models.signed_model import read_signed_model
+    from fedsurrogate.client_app.model_use.store import keep_model, trusted_keys, use_model
+    from fedsurrogate.common.signed_models.signed_model import read_signed_model
 
     node = node_of(node_config)
     try:
@@ -139,7 +144,7 @@ def use(
 
     No model is in use before a person decides it, also not the first one.
     """
-    from client_app.model_use.store import only_kept, use_model
+    from fedsurrogate.client_app.model_use.store import only_kept, use_model
 
     node = node_of(node_config)
     name = name or only_kept(node)
@@ -149,7 +154,7 @@ def use(
 @models_app.command()
 def back(node_config: Node) -> None:
     """Go back to the model that was in use before."""
-    from client_app.model_use.store import go_back
+    from fedsurrogate.client_app.model_use.store import go_back
 
     console.print(f"in use: {go_back(node_of(node_config))}", soft_wrap=True)
 

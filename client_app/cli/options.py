@@ -1,5 +1,5 @@
 """Options of `site` commands only, and what a shell completes in them; others are in
-`common.command_line`.
+`fedsurrogate.common.command_line`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from client_app.node_config import NodeConfig
+    from fedsurrogate.client_app.node_config import NodeConfig
 
 LISTS_ALL = "site settings"
 
 
 def complete_node_keys(incomplete: str) -> list[tuple[str, str]]:
     """Settings of a site, and their meaning."""
-    from client_app.node_config import NodeConfig
-    from common.help import model_descriptions
+    from fedsurrogate.client_app.node_config import NodeConfig
+    from fedsurrogate.common.help import model_descriptions
 
     rows = model_descriptions(NodeConfig, "", LISTS_ALL)
     return [(row.key, row.text) for row in rows if row.key.startswith(incomplete)]
@@ -43,7 +43,7 @@ MaybeNode = Annotated[list[str] | None, _NODE]
 
 def node_of(texts: list[str]) -> NodeConfig:
     """Parse a node-config from the command line."""
-    from client_app.node_config import parse_node_config
-    from common.settings.flat import parse_overrides
+    from fedsurrogate.client_app.node_config import parse_node_config
+    from fedsurrogate.common.settings.flat import parse_overrides
 
     return parse_node_config(parse_overrides(texts))

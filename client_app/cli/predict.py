@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from client_app.cli.options import MaybeNode, node_of
-from common.command_line import Json, console
-from common.errors import ConfigError
+from fedsurrogate.client_app.cli.options import MaybeNode, node_of
+from fedsurrogate.common.command_line import Json, console
+from fedsurrogate.common.errors import ConfigError
 
 
 class DataOf(StrEnum):
@@ -75,15 +75,15 @@ def predict(
 
     Example: site predict --data-dir /data/new --out predictions.csv
     """
-    from client_app.features.site_features import site_backbone
-    from client_app.model_use.adapted import adapted_classifier
-    from client_app.model_use.calibration import own_gaussians, read_calibration
-    from client_app.model_use.inputs import find_inputs
-    from client_app.model_use.prediction import Predictor
-    from client_app.model_use.prediction import by_patient as write_patients
-    from client_app.model_use.prediction import predict as run
-    from client_app.model_use.store import open_model
-    from client_app.node_config import NodeConfig
+    from fedsurrogate.client_app.features.site_features import site_backbone
+    from fedsurrogate.client_app.model_use.adapted import adapted_classifier
+    from fedsurrogate.client_app.model_use.calibration import own_gaussians, read_calibration
+    from fedsurrogate.client_app.model_use.inputs import find_inputs
+    from fedsurrogate.client_app.model_use.prediction import Predictor
+    from fedsurrogate.client_app.model_use.prediction import by_patient as write_patients
+    from fedsurrogate.client_app.model_use.prediction import predict as run
+    from fedsurrogate.client_app.model_use.store import open_model
+    from fedsurrogate.client_app.node_config import NodeConfig
 
     node = node_of(node_config) if node_config else None
     own = node or NodeConfig()

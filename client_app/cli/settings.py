@@ -10,8 +10,14 @@ from typing import Annotated
 
 import typer
 
-from client_app.cli.options import LISTS_ALL, MaybeNode, Node, complete_node_keys, node_of
-from common.command_line import Json, console
+from fedsurrogate.client_app.cli.options import (
+    LISTS_ALL,
+    MaybeNode,
+    Node,
+    complete_node_keys,
+    node_of,
+)
+from fedsurrogate.common.command_line import Json, console
 
 
 def settings(
@@ -29,9 +35,9 @@ def settings(
     """
     from dataclasses import asdict
 
-    from client_app.node_config import NodeConfig
-    from common.help import model_descriptions
-    from common.settings_tables import setting_tables
+    from fedsurrogate.client_app.node_config import NodeConfig
+    from fedsurrogate.common.help import model_descriptions
+    from fedsurrogate.common.settings_tables import setting_tables
 
     rows = model_descriptions(NodeConfig, key, LISTS_ALL)
     if as_json:
@@ -59,7 +65,7 @@ def policy_check(
     from rich.table import Column, Table
     from rich.text import Text
 
-    from client_app.governance.policy import DEFAULT, Policy, load_policy
+    from fedsurrogate.client_app.governance.policy import DEFAULT, Policy, load_policy
 
     if file is None and node_config and (named := node_of(node_config).policy):
         file = Path(named)
@@ -113,7 +119,7 @@ def forget_sums(
     The next such sum may be with other sites, or over changed data. The old record is kept under
     another name.
     """
-    from client_app.secure_sum.same_sites import forget
+    from fedsurrogate.client_app.secure_sum.same_sites import forget
 
     if not yes:
         raise typer.Abort

@@ -6,9 +6,9 @@ import hashlib
 import json
 import logging
 
-from client_app.node_config import NodeConfig
-from common.data_report import DataReport
-from common.files import replace_file
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.data_report import DataReport
+from fedsurrogate.common.files import replace_file
 
 log = logging.getLogger("fedsurrogate.site")
 

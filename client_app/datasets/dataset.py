@@ -12,23 +12,28 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from client_app.datasets.dicom import read_dicom
-from client_app.datasets.duplicates import once, without_leaks
-from client_app.datasets.image_folders import read_imagefolder
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.oddities import loss_of_other_classes, oddities
-from client_app.datasets.one_record import printable
-from client_app.datasets.readers import read_digits, read_parquet, read_safetensors, refuse_columns
-from client_app.datasets.records import Opener, Records, only, select
-from client_app.datasets.target_values import check_columns
-from client_app.datasets.whole_site import SourceError
-from client_app.node_config import Frames, NodeConfig, is_protected
-from common.data_report import DataReport, Loss
-from common.errors import DataError
-from common.methods.counting import JUDGING
-from common.run import Run
-from common.settings import DataKind, DataSettings
-from common.targets.target import Target
+from fedsurrogate.client_app.datasets.dicom import read_dicom
+from fedsurrogate.client_app.datasets.duplicates import once, without_leaks
+from fedsurrogate.client_app.datasets.image_folders import read_imagefolder
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.oddities import loss_of_other_classes, oddities
+from fedsurrogate.client_app.datasets.one_record import printable
+from fedsurrogate.client_app.datasets.readers import (
+    read_digits,
+    read_parquet,
+    read_safetensors,
+    refuse_columns,
+)
+from fedsurrogate.client_app.datasets.records import Opener, Records, only, select
+from fedsurrogate.client_app.datasets.target_values import check_columns
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.client_app.node_config import Frames, NodeConfig, is_protected
+from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.methods.counting import JUDGING
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import DataKind, DataSettings
+from fedsurrogate.common.targets.target import Target
 
 
 @dataclass(frozen=True)

@@ -13,39 +13,50 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from client_app.datasets.dicom_files import (
+from fedsurrogate.client_app.datasets.dicom_files import (
     DICOM,
     encoding_of,
     plugins_for,
     read_header,
 )
-from client_app.datasets.dicom_pixels import open_place, without_warnings
-from client_app.datasets.duplicates import remembered, same_files
-from client_app.datasets.image_folders import (
+from fedsurrogate.client_app.datasets.dicom_pixels import open_place, without_warnings
+from fedsurrogate.client_app.datasets.duplicates import remembered, same_files
+from fedsurrogate.client_app.datasets.image_folders import (
     files_below,
     find_table,
     in_class_folders,
     note_depth,
     split_of,
 )
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.names import name_or_blank, names_in, patient_names
-from client_app.datasets.one_record import attempt, described, is_file, open_regular, printable
-from client_app.datasets.readers import (
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.names import name_or_blank, names_in, patient_names
+from fedsurrogate.client_app.datasets.one_record import (
+    attempt,
+    described,
+    is_file,
+    open_regular,
+    printable,
+)
+from fedsurrogate.client_app.datasets.readers import (
     content_key,
     listing,
     refuse_columns,
     require_columns,
     some,
 )
-from client_app.datasets.records import Records, without
-from client_app.datasets.tables import read_table
-from client_app.datasets.target_values import check_table, columns_of, texts_of, values_in
-from client_app.datasets.whole_site import SourceError
-from client_app.node_config import Frames
-from common.errors import DataError
-from common.extras.packages import DECODERS, install_command, needed_for
-from common.identity import normal
+from fedsurrogate.client_app.datasets.records import Records, without
+from fedsurrogate.client_app.datasets.tables import read_table
+from fedsurrogate.client_app.datasets.target_values import (
+    check_table,
+    columns_of,
+    texts_of,
+    values_in,
+)
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.client_app.node_config import Frames
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.extras.packages import DECODERS, install_command, needed_for
+from fedsurrogate.common.identity import normal
 
 LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.

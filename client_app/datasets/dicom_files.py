@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
-from client_app.datasets.one_record import open_regular
-from common.errors import DataError
-from common.extras.packages import DECODERS, install_command, needed_for
+from fedsurrogate.client_app.datasets.one_record import open_regular
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.extras.packages import DECODERS, install_command, needed_for
 
 if TYPE_CHECKING:
     from pydicom import Dataset

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from client_app.datasets.dicom_files import (
+from fedsurrogate.client_app.datasets.dicom_files import (
     DICOM,
     Array,
     encoding_of,
@@ -17,9 +17,14 @@ from client_app.datasets.dicom_files import (
     read_pixels,
     remedy_for,
 )
-from client_app.datasets.one_record import described, ends_process, open_regular, printable
-from common.errors import DataError
-from common.extras.packages import needed_for
+from fedsurrogate.client_app.datasets.one_record import (
+    described,
+    ends_process,
+    open_regular,
+    printable,
+)
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.extras.packages import needed_for
 
 if TYPE_CHECKING:
     from pydicom import Dataset

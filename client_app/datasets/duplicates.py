@@ -38,9 +38,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.one_record import attempt, open_regular
-from client_app.datasets.records import Records, only
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.one_record import attempt, open_regular
+from fedsurrogate.client_app.datasets.records import Records, only
 
 # Bytes from the middle of a file that are compared before the whole file is: headers are often
 # equal, and the last rows of a radiograph black.

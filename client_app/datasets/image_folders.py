@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from client_app.datasets.dicom_files import is_dicom_file
-from client_app.datasets.duplicates import remembered, same_files
-from client_app.datasets.images import open_rgb
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.names import names_in, patient_names
-from client_app.datasets.one_record import attempt, is_file, is_folder
-from client_app.datasets.readers import (
+from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
+from fedsurrogate.client_app.datasets.duplicates import remembered, same_files
+from fedsurrogate.client_app.datasets.images import open_rgb
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.names import names_in, patient_names
+from fedsurrogate.client_app.datasets.one_record import attempt, is_file, is_folder
+from fedsurrogate.client_app.datasets.readers import (
     content_key,
     listing,
     refuse_columns,
@@ -26,13 +26,18 @@ from client_app.datasets.readers import (
     some,
     split_by_size,
 )
-from client_app.datasets.records import Records, without
-from client_app.datasets.system_files import FolderWalk, of_system
-from client_app.datasets.tables import read_table
-from client_app.datasets.target_values import check_table, columns_of, texts_of, values_in
-from client_app.datasets.whole_site import SourceError
-from common.errors import DataError
-from common.identity import is_text, name_of, normal
+from fedsurrogate.client_app.datasets.records import Records, without
+from fedsurrogate.client_app.datasets.system_files import FolderWalk, of_system
+from fedsurrogate.client_app.datasets.tables import read_table
+from fedsurrogate.client_app.datasets.target_values import (
+    check_table,
+    columns_of,
+    texts_of,
+    values_in,
+)
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.identity import is_text, name_of, normal
 
 # Names of folders that hold a part of the records, not a class.
 SPLITS = frozenset(

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from client_app.datasets.dicom_files import is_dicom
-from client_app.datasets.one_record import attempt, open_regular
-from common.errors import DataError
+from fedsurrogate.client_app.datasets.dicom_files import is_dicom
+from fedsurrogate.client_app.datasets.one_record import attempt, open_regular
+from fedsurrogate.common.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Version of how images are read, DICOM too: features of another one are not taken from the cache.

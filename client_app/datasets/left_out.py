@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from client_app.datasets.one_record import printable
-from common.data_report import Loss
-from common.errors import DataError
-from common.targets.target import Target
+from fedsurrogate.client_app.datasets.one_record import printable
+from fedsurrogate.common.data_report import Loss
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.targets.target import Target
 
 
 class LeftOut:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.whole_site import SourceError
-from common.identity import is_text, name_of, normal
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.common.identity import is_text, name_of, normal
 
 SAVE = "save it as CSV UTF-8 with commas"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from common.data_report import Loss
-from common.identity import likely_one
+from fedsurrogate.common.data_report import Loss
+from fedsurrogate.common.identity import likely_one
 
 # Classes that a remark names.
 MOST_NAMED = 5

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.datasets.dataset import Dataset, DataSource, group, load_all
-from client_app.datasets.whole_site import SourceError
-from client_app.node_config import NodeConfig, check_held_out, is_protected, judges
-from common.errors import ConfigError, DataError
-from common.run import Run
-from common.settings import Settings
-from common.targets.target import Target
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, group, load_all
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.client_app.node_config import NodeConfig, check_held_out, is_protected, judges
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.targets.target import Target
 
 LOG = logging.getLogger("fedsurrogate.site")
 PREFERRED_MINIMUM = 10

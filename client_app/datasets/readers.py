@@ -18,16 +18,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from client_app.datasets.duplicates import remembered, same_bytes, same_rows
-from client_app.datasets.images import open_rgb
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.names import column_names, names_in, patient_names
-from client_app.datasets.records import Records, without
-from client_app.datasets.tables import ParquetImages, values_of
-from client_app.datasets.target_values import checked, columns_of, texts_of, values_in
-from client_app.datasets.whole_site import SourceError
-from common.extras.packages import needed_for
-from common.identity import name_of, normal
+from fedsurrogate.client_app.datasets.duplicates import remembered, same_bytes, same_rows
+from fedsurrogate.client_app.datasets.images import open_rgb
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.names import column_names, names_in, patient_names
+from fedsurrogate.client_app.datasets.records import Records, without
+from fedsurrogate.client_app.datasets.tables import ParquetImages, values_of
+from fedsurrogate.client_app.datasets.target_values import checked, columns_of, texts_of, values_in
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.identity import name_of, normal
 
 # Rows of features that are checked at a time, and bytes of a file that is not copied to memory.
 CHECKED, LARGE = 8192, 2**26

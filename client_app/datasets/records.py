@@ -10,8 +10,8 @@ from functools import partial
 from PIL import Image
 from torch import Tensor
 
-from client_app.datasets.left_out import LeftOut
-from common.data_report import Loss
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.common.data_report import Loss
 
 # (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many
 # pixels. It can be pickled, for the processes of several GPUs.

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_app.datasets.dataset import DataSource, folder_of
-from client_app.datasets.dicom import OF_ONE_IMAGE, key_of
-from client_app.datasets.image_folders import find_table
-from client_app.datasets.names import column_names
-from client_app.datasets.readers import (
+from fedsurrogate.client_app.datasets.dataset import DataSource, folder_of
+from fedsurrogate.client_app.datasets.dicom import OF_ONE_IMAGE, key_of
+from fedsurrogate.client_app.datasets.image_folders import find_table
+from fedsurrogate.client_app.datasets.names import column_names
+from fedsurrogate.client_app.datasets.readers import (
     image_column,
     refuse_columns,
     require_columns,
     some,
     split_files,
 )
-from client_app.datasets.tables import csv_header, is_parquet
-from client_app.datasets.target_values import check_table, columns_of
-from common.errors import DataError
-from common.extras.packages import needed_for
-from common.identity import normal
+from fedsurrogate.client_app.datasets.tables import csv_header, is_parquet
+from fedsurrogate.client_app.datasets.target_values import check_table, columns_of
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.identity import normal
 
 # Types of tensors.
 WHOLE, FLOATING = ("I64", "I32", "I16", "I8", "U8"), ("F64", "F32", "F16", "BF16")

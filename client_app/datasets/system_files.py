@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.one_record import attempt, is_file, is_folder
-from common.identity import normal
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.one_record import attempt, is_file, is_folder
+from fedsurrogate.common.identity import normal
 
 # Of macOS archives and drives, Synology, QNAP and NetApp drives, Windows, Linux and Python. Names with
 # a dot in front are left out as well (.Trash, .ipynb_checkpoints, ._x.png), or with a dollar sign, as

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.names import SAVE, column_names
-from client_app.datasets.one_record import attempt
-from client_app.datasets.whole_site import SourceError
-from common.extras.packages import needed_for
-from common.identity import normal
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.names import SAVE, column_names
+from fedsurrogate.client_app.datasets.one_record import attempt
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.identity import normal
 
 # Longest line in bytes that is read when lines are left out one by one.
 LONGEST_LINE = 2**16

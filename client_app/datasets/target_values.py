@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.names import name_or_blank
-from client_app.datasets.whole_site import SourceError
-from common.errors import ConfigError
-from common.targets.target import Target
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.names import name_or_blank
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.targets.target import Target
 
 
 def columns_of(label_column: str, target: Target | None) -> tuple[str, ...]:

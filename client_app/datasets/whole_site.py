@@ -13,7 +13,7 @@ import errno
 
 import torch
 
-from common.errors import BackboneError, DataError, PackageError
+from fedsurrogate.common.errors import BackboneError, DataError, PackageError
 
 
 class SourceError(DataError):

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client_app.diagnostics.findings import SECONDS, Finding, Link
-from client_app.diagnostics.large_packets import large_packets_arrive
-from client_app.diagnostics.presented_certificates import inspector, presented
-from client_app.diagnostics.proxies import Proxy, capitals_only, open_tunnel, proxy_for
-from client_app.diagnostics.way_checks import check_way
-from common.errors import ConfigError
-from common.flower import flower
+from fedsurrogate.client_app.diagnostics.findings import SECONDS, Finding, Link
+from fedsurrogate.client_app.diagnostics.large_packets import large_packets_arrive
+from fedsurrogate.client_app.diagnostics.presented_certificates import inspector, presented
+from fedsurrogate.client_app.diagnostics.proxies import Proxy, capitals_only, open_tunnel, proxy_for
+from fedsurrogate.client_app.diagnostics.way_checks import check_way
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.flower import flower
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

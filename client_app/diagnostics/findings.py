@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError
 
 SECONDS = 10.0
 State = Literal["PASS", "WARN", "FAIL"]

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from client_app.datasets.dataset import DataSource, folder_of, load_all
-from client_app.datasets.image_folders import (
+from fedsurrogate.client_app.datasets.dataset import DataSource, folder_of, load_all
+from fedsurrogate.client_app.datasets.image_folders import (
     IMAGE_SUFFIXES,
     find_table,
     in_class_folders,
     note_depth,
 )
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.one_record import is_file
-from client_app.datasets.schema import read_schema
-from client_app.node_config import NodeConfig
-from common.errors import DataError
-from common.extras.needed import OF_DATA
-from common.extras.packages import check_installed
-from common.targets.number import Number
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.one_record import is_file
+from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.extras.needed import OF_DATA
+from fedsurrogate.common.extras.packages import check_installed
+from fedsurrogate.common.targets.number import Number
 
 
 def check_files(node: NodeConfig) -> list[str]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from client_app.diagnostics.findings import Finding
-from client_app.governance.gate import open_gate
-from client_app.node_config import NodeConfig
-from client_app.offline.keys import coordinator_key
-from common.errors import ConfigError, FedSurrogateError
-from common.security.sealing import read_keys
-from common.settings import DataKind
+from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.client_app.governance.gate import open_gate
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.keys import coordinator_key
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError
+from fedsurrogate.common.security.sealing import read_keys
+from fedsurrogate.common.settings import DataKind
 
 PEERS_REMEDY = (
     "set peers in the node-config (PEERS in the .env of a kit) to a file with the "

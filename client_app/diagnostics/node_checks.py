@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import PurePath
 
-from client_app.diagnostics.findings import Finding
+from fedsurrogate.client_app.diagnostics.findings import Finding
 
 PROGRAM, STARTER = "flower-supernode", "flower-superexec"
 # Names by which the text after `python -m` or `python -c` starts each program.

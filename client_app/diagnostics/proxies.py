@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from common.errors import ConfigError
-from common.flower.environment import PROXIES
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.flower.environment import PROXIES
 
 MOST_BYTES = 65536
 

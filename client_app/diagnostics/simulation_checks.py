@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from client_app.datasets.dataset import DataSource, load_all
-from client_app.datasets.partition import whole
-from client_app.features.columns import warning_of
-from common.backbones.backbones import load_network
-from common.backbones.feature_power import raised
-from common.costs import check_payload
-from common.data_report import merged
-from common.errors import DataError
-from common.run import Run
-from common.settings import Settings
+from fedsurrogate.client_app.datasets.dataset import DataSource, load_all
+from fedsurrogate.client_app.datasets.partition import whole
+from fedsurrogate.client_app.features.columns import warning_of
+from fedsurrogate.common.backbones.backbones import load_network
+from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.costs import check_payload
+from fedsurrogate.common.data_report import merged
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import Settings
 
 
 def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
@@ -97,9 +97,9 @@ def test_features(settings: Settings, power: float) -> tuple[Tensor, Tensor, tup
     Raises:
         FedSurrogateError: for unusable data, or no test record.
     """
-    from client_app.features.site_features import dataset_features, usable
-    from client_app.governance.policy import policy_of
-    from client_app.node_config import NodeConfig
+    from fedsurrogate.client_app.features.site_features import dataset_features, usable
+    from fedsurrogate.client_app.governance.policy import policy_of
+    from fedsurrogate.client_app.node_config import NodeConfig
 
     features, labels = [], []
     datasets = load_all(DataSource.of_run(settings), settings.seed)

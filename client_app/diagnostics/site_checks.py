@@ -14,27 +14,27 @@ from contextlib import closing
 
 import torch
 
-from client_app.datasets.dataset import DataSource
-from client_app.datasets.partition import SiteShare, share
-from client_app.datasets.schema import read_schema
-from client_app.diagnostics.findings import Finding
-from client_app.diagnostics.key_checks import check_keys
-from client_app.features.parts import in_parts
-from client_app.features.site_features import site_backbone, site_device
-from client_app.governance.gate import open_gate, own_ledger
-from client_app.governance.held import why_held
-from client_app.governance.policy import NO_LIMIT, policy_of
-from client_app.governance.uncharged import FALLBACK, check_dimension
-from client_app.node_config import NodeConfig, is_protected, packages_of
-from client_app.own_files import readable_by_others
-from common.backbones.backbones import Backbone
-from common.backbones.feature_power import with_power
-from common.costs import costs
-from common.errors import FedSurrogateError
-from common.extras.needed import check_packages
-from common.models.devices import gpus_of
-from common.run import Run
-from common.settings import DataKind
+from fedsurrogate.client_app.datasets.dataset import DataSource
+from fedsurrogate.client_app.datasets.partition import SiteShare, share
+from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.client_app.diagnostics.key_checks import check_keys
+from fedsurrogate.client_app.features.parts import in_parts
+from fedsurrogate.client_app.features.site_features import site_backbone, site_device
+from fedsurrogate.client_app.governance.gate import open_gate, own_ledger
+from fedsurrogate.client_app.governance.held import why_held
+from fedsurrogate.client_app.governance.policy import NO_LIMIT, policy_of
+from fedsurrogate.client_app.governance.uncharged import FALLBACK, check_dimension
+from fedsurrogate.client_app.node_config import NodeConfig, is_protected, packages_of
+from fedsurrogate.client_app.own_files import readable_by_others
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.feature_power import with_power
+from fedsurrogate.common.costs import costs
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.extras.needed import check_packages
+from fedsurrogate.common.models.devices import gpus_of
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import DataKind
 
 GIB = 2**30
 LEAST_DISK, LITTLE_DISK = 0.2 * GIB, 5 * GIB

@@ -8,8 +8,8 @@ import errno
 import socket
 from collections.abc import Iterator, Sequence
 
-from client_app.diagnostics.findings import SECONDS, Finding, Link
-from client_app.diagnostics.proxies import Proxy, ProxyError, open_tunnel
+from fedsurrogate.client_app.diagnostics.findings import SECONDS, Finding, Link
+from fedsurrogate.client_app.diagnostics.proxies import Proxy, ProxyError, open_tunnel
 
 NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 DNS = (

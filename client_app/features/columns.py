@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_app.features.on_disk import chunks, written
-from common.surrogates.columns import LARGEST, SMALLEST, Frame, in_frame
+from fedsurrogate.client_app.features.on_disk import chunks, written
+from fedsurrogate.common.surrogates.columns import LARGEST, SMALLEST, Frame, in_frame
 
 # Distance of a column from zero, in its own range. At 16 bits a mean is off by a 4,000th of it.
 FAR = 64.0

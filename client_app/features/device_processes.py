@@ -22,16 +22,16 @@ from typing import Any
 
 import torch
 
-from client_app.datasets.records import Opener
-from client_app.features.parts import Part, in_parts
-from common.backbones.backbones import Backbone
-from common.errors import BackboneError, FedSurrogateError
+from fedsurrogate.client_app.datasets.records import Opener
+from fedsurrogate.client_app.features.parts import Part, in_parts
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.errors import BackboneError, FedSurrogateError
 
 # Kinds of messages: a process asks for a shard, sends a part, has no shard left, refuses the
 # images, or cannot work.
 NEXT, PART, DONE, REFUSED, FAILED = "next", "part", "done", "refused", "failed"
 START = (
-    "import sys; sys.path[:] = sys.argv[3:]; from client_app.features.device_processes import "
+    "import sys; sys.path[:] = sys.argv[3:]; from fedsurrogate.client_app.features.device_processes import "
     "work; work(int(sys.argv[1]), sys.argv[2])"
 )
 

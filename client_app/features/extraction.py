@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.datasets.images import READER
-from client_app.datasets.whole_site import NoRecordsError, SourceError
-from client_app.features.cache import PARTIAL, digest_of, make_room, read_entry
-from client_app.features.device_processes import Devices, in_processes
-from client_app.features.parts import Part, check_same_size, in_parts
-from client_app.features.progress import progress
-from client_app.features.shards import SHARDS, ShardWriter
-from common.backbones.backbones import Backbone
-from common.errors import BackboneError, DataError
-from common.models.devices import gpus_of
+from fedsurrogate.client_app.datasets.images import READER
+from fedsurrogate.client_app.datasets.whole_site import NoRecordsError, SourceError
+from fedsurrogate.client_app.features.cache import PARTIAL, digest_of, make_room, read_entry
+from fedsurrogate.client_app.features.device_processes import Devices, in_processes
+from fedsurrogate.client_app.features.parts import Part, check_same_size, in_parts
+from fedsurrogate.client_app.features.progress import progress
+from fedsurrogate.client_app.features.shards import SHARDS, ShardWriter
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.models.devices import gpus_of
 
 if TYPE_CHECKING:
-    from client_app.datasets.dataset import Dataset
+    from fedsurrogate.client_app.datasets.dataset import Dataset
 
 LOG = logging.getLogger("fedsurrogate.site")
 # Shards for which a further process is worth the seconds that its start takes.

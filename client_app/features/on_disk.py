@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
 # Numbers of a chunk: 32 MiB in double precision.
 CHUNK = 2**22

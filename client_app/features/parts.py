@@ -17,13 +17,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from client_app.datasets.one_record import attempt, described
-from client_app.datasets.records import Opener
-from client_app.datasets.whole_site import cause_of
-from client_app.features.transfers import CudaTransfers, overlapped
-from common.backbones.backbones import Backbone
-from common.backbones.preprocessing import OwnTransform
-from common.errors import BackboneError, DataError
+from fedsurrogate.client_app.datasets.one_record import attempt, described
+from fedsurrogate.client_app.datasets.records import Opener
+from fedsurrogate.client_app.datasets.whole_site import cause_of
+from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.preprocessing import OwnTransform
+from fedsurrogate.common.errors import BackboneError, DataError
 
 DECODE_TOGETHER = 32
 # On a CPU each thread decodes eight images and forwards them in pairs, whose activations fit the

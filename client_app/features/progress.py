@@ -39,7 +39,7 @@ def progress(
             TimeRemainingColumn,
         )
 
-        from common.command_line import stderr_console
+        from fedsurrogate.common.command_line import stderr_console
 
         columns = (
             TextColumn(name),

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.features.parts import Part
+from fedsurrogate.client_app.features.parts import Part
 
 # Records of a shard: half a minute to some minutes of work, depending on the backbone.
 SHARD = 2048

@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from client_app.datasets.data_log import log_once
-from client_app.datasets.dataset import Dataset
-from client_app.datasets.partition import share
-from client_app.datasets.whole_site import NoRecordsError, SourceError
-from client_app.features.cache import MIB
-from client_app.features.columns import warning_of
-from client_app.features.extraction import Features, extract
-from client_app.features.on_disk import chunks, written
-from client_app.node_config import NodeConfig, is_protected
-from common.backbones.backbone_names import OWN_BACKBONE
-from common.backbones.backbones import Backbone, load_backbone
-from common.backbones.feature_power import raised, with_power
-from common.backbones.own_backbones import own_backbone
-from common.data_report import DataReport, Loss
-from common.errors import BackboneError, ConfigError, DataError
-from common.methods.counting import JUDGING
-from common.models.devices import pick_device
-from common.run import Run
-from common.settings import Settings
-from common.wire.records import INFO
+from fedsurrogate.client_app.datasets.data_log import log_once
+from fedsurrogate.client_app.datasets.dataset import Dataset
+from fedsurrogate.client_app.datasets.partition import share
+from fedsurrogate.client_app.datasets.whole_site import NoRecordsError, SourceError
+from fedsurrogate.client_app.features.cache import MIB
+from fedsurrogate.client_app.features.columns import warning_of
+from fedsurrogate.client_app.features.extraction import Features, extract
+from fedsurrogate.client_app.features.on_disk import chunks, written
+from fedsurrogate.client_app.node_config import NodeConfig, is_protected
+from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
+from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
+from fedsurrogate.common.backbones.feature_power import raised, with_power
+from fedsurrogate.common.backbones.own_backbones import own_backbone
+from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.methods.counting import JUDGING
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.wire.records import INFO
 
 if TYPE_CHECKING:
-    from common.wire.records import Record
+    from fedsurrogate.common.wire.records import Record
 
 # Stands for a backbone's fingerprint where only labels are counted.
 NO_FEATURES = "labels-only"
@@ -141,7 +141,10 @@ def in_simulation() -> bool:
     """Whether this process is a worker of Flower's simulation, or simulates sites itself. The
     process decides this, never a message.
     """
-    ray, engine = sys.modules.get("ray"), sys.modules.get("server_app.deployment.local_engine")
+    ray, engine = (
+        sys.modules.get("ray"),
+        sys.modules.get("fedsurrogate.server_app.deployment.local_engine"),
+    )
     return bool(ray and ray.is_initialized()) or bool(engine and engine.running())
 
 

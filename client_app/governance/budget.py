@@ -27,11 +27,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from client_app.governance.entries import Entry, Release, events_of, non_private_releases
-from common.errors import BudgetError
-from common.methods import METHODS
-from common.privacy.accounting import GaussianEvent
-from common.privacy.privacy_filter import PrivacyFilter, composed
+from fedsurrogate.client_app.governance.entries import (
+    Entry,
+    Release,
+    events_of,
+    non_private_releases,
+)
+from fedsurrogate.common.errors import BudgetError
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.privacy.accounting import GaussianEvent
+from fedsurrogate.common.privacy.privacy_filter import PrivacyFilter, composed
 
 # Noise calibrated to a budget may give an epsilon that is larger in the last digit.
 EPSILON_TOLERANCE = 1 + 1e-9

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from common.privacy.accounting import GaussianEvent, Unit
-from common.privacy.mechanism import EXACT_COUNTS
+from fedsurrogate.common.privacy.accounting import GaussianEvent, Unit
+from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS
 
 Entry = dict[str, Any]
 

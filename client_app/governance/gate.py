@@ -7,23 +7,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-from client_app.governance.budget import Budget, check_budget, runs_left, spent
-from client_app.governance.entries import Release
-from client_app.governance.ledger import Ledger, dataset_id
-from client_app.governance.policy import PUBLIC_KINDS, Policy, policy_of
-from client_app.governance.sealed_only import check_sealed_run
-from client_app.governance.site_limits import SiteLimits
-from client_app.governance.witness import Witness
-from client_app.governance.work_limits import check_size, check_work
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, PolicyError
-from common.methods.method import Work
-from common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
-from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
-from common.run import Run
-from common.security.receipts import parse_receipts
-from common.settings import DataKind
-from common.wire.records import Info
+from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
+from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS, Policy, policy_of
+from fedsurrogate.client_app.governance.sealed_only import check_sealed_run
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.client_app.governance.work_limits import check_size, check_work
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.methods.method import Work
+from fedsurrogate.common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
+from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.security.receipts import parse_receipts
+from fedsurrogate.common.settings import DataKind
+from fedsurrogate.common.wire.records import Info
 
 # A third is written with any number of digits.
 SHARE_TOLERANCE = 1e-3

@@ -13,10 +13,10 @@ import logging
 from datetime import UTC, datetime
 from pathlib import Path
 
-from client_app.governance.ledger import dataset_id
-from client_app.node_config import NodeConfig
-from common.errors import LedgerError
-from common.files import replace_file, stage_file
+from fedsurrogate.client_app.governance.ledger import dataset_id
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import LedgerError
+from fedsurrogate.common.files import replace_file, stage_file
 
 # Larger than what `hold` writes.
 ROOM = 4096

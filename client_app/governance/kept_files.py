@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from client_app.node_config import NodeConfig
+from fedsurrogate.client_app.node_config import NodeConfig
 
 MIB = 2**20
 BETWEEN_ROUNDS, RECEIVED = ("runs",), ("models", "generators")

@@ -22,8 +22,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from client_app.governance.budget import Budget, check_budget
-from client_app.governance.entries import (
+from fedsurrogate.client_app.governance.budget import Budget, check_budget
+from fedsurrogate.client_app.governance.entries import (
     Entry,
     Release,
     canonical,
@@ -32,11 +32,15 @@ from client_app.governance.entries import (
     events_of,
     non_private_releases,
 )
-from client_app.governance.witness import DECIDE, Witness
-from common.errors import LedgerError
-from common.files import replace_file
-from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_noise_multiplier
-from common.security.receipts import Receipt
+from fedsurrogate.client_app.governance.witness import DECIDE, Witness
+from fedsurrogate.common.errors import LedgerError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.privacy.accounting import (
+    GaussianEvent,
+    epsilon_spent,
+    gaussian_noise_multiplier,
+)
+from fedsurrogate.common.security.receipts import Receipt
 
 FORMAT = 1
 LOCK_SECONDS = 60

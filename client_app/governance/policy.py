@@ -10,12 +10,12 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from client_app.governance.work_limits import NO_WORK_LIMITS, WorkLimits
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, PolicyError
-from common.methods.counting import KINDS_OF_COUNTS
-from common.settings import Names
-from common.settings.flat import parse_settings
+from fedsurrogate.client_app.governance.work_limits import NO_WORK_LIMITS, WorkLimits
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
+from fedsurrogate.common.settings import Names
+from fedsurrogate.common.settings.flat import parse_settings
 
 NO_LIMIT = 1e6
 # Kinds of public data: a share of the run's own data, and the bundled digits.

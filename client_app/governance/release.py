@@ -9,18 +9,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from client_app.features.site_features import SiteFeatures, load_site
-from client_app.governance.entries import Release
-from client_app.governance.gate import Gate
-from client_app.governance.uncharged import FALLBACK, Failure, with_records
-from client_app.methods.task import MethodOutput, Task
-from client_app.node_config import NodeConfig, is_protected
-from common.errors import LedgerError
-from common.files import put_in_place
-from common.methods.method import Combination, load
-from common.privacy.mechanism import EXACT_COUNTS, Mechanism
-from common.run import Run
-from common.wire.records import Info
+from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.uncharged import FALLBACK, Failure, with_records
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.node_config import NodeConfig, is_protected
+from fedsurrogate.common.errors import LedgerError
+from fedsurrogate.common.files import put_in_place
+from fedsurrogate.common.methods.method import Combination, load
+from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, Mechanism
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.wire.records import Info
 
 # Folder of the disclosure sheets, in the state folder.
 DISCLOSURES = "disclosures"

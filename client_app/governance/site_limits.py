@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.limits import MOST_CLASSES
+from fedsurrogate.common.limits import MOST_CLASSES
 
 
 @dataclass(frozen=True)

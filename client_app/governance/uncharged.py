@@ -44,27 +44,27 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from client_app.datasets.dataset import DataSource
-from client_app.datasets.one_record import described, ends_process
-from client_app.datasets.partition import check_settings
-from client_app.datasets.schema import read_schema
-from client_app.datasets.whole_site import SourceError, cause_of
-from client_app.features.site_features import (
+from fedsurrogate.client_app.datasets.dataset import DataSource
+from fedsurrogate.client_app.datasets.one_record import described, ends_process
+from fedsurrogate.client_app.datasets.partition import check_settings
+from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.datasets.whole_site import SourceError, cause_of
+from fedsurrogate.client_app.features.site_features import (
     NO_FEATURES,
     LabelledFeatures,
     SiteFeatures,
     load_site,
     site_backbone,
 )
-from client_app.governance.held import check_room, why_held
-from client_app.governance.policy import policy_of
-from client_app.node_config import NodeConfig, packages_of
-from common.backbones.backbones import Backbone
-from common.backbones.feature_power import with_power
-from common.errors import ConfigError
-from common.extras.needed import check_packages
-from common.methods.counting import JUDGING
-from common.run import Run
+from fedsurrogate.client_app.governance.held import check_room, why_held
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.node_config import NodeConfig, packages_of
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.feature_power import with_power
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.extras.needed import check_packages
+from fedsurrogate.common.methods.counting import JUDGING
+from fedsurrogate.common.run import Run
 
 T = TypeVar("T")
 # Name of a fact in a ledger entry; facts stay at the site.

@@ -46,9 +46,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import LedgerError
-from common.files import replace_file
-from common.security.receipts import Receipt
+from fedsurrogate.common.errors import LedgerError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.security.receipts import Receipt
 
 OPEN = "if these data are new and nothing has left them, a person runs `site ledger --open` once"
 DECIDE = (

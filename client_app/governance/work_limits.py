@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import Field
 
-from client_app.node_config import NodeConfig
-from common.errors import PolicyError
-from common.files import replace_file
-from common.methods.method import Work
-from common.settings import BackboneSettings, Section, Settings
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import PolicyError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.methods.method import Work
+from fedsurrogate.common.settings import BackboneSettings, Section, Settings
 
 UNLIMITED = 10**12
 HOUR, DAY = 3600.0, 86_400.0

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from client_app.methods.pooled_baselines import compare
-from client_app.methods.task import MethodOutput, Task
-from client_app.offline.keys import private_key, received_keys
-from common.errors import DataError, SealError
-from common.models.classifiers import Classifier, Head
-from common.security.sealing import open_sealed, seal
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import Info
+from fedsurrogate.client_app.methods.pooled_baselines import compare
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.offline.keys import private_key, received_keys
+from fedsurrogate.common.errors import DataError, SealError
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.security.sealing import open_sealed, seal
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import Info
 
 Step = Callable[[Task], tuple[MethodOutput, Head]]
 

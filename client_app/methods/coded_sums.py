@@ -14,19 +14,27 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from client_app.features.on_disk import clipped_features, forget
-from client_app.methods.sums import ROWS, second_moment
-from client_app.methods.task import MethodOutput, Task
-from common.errors import DataError
-from common.models.parameters import Parameters
-from common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
-from common.privacy.mechanism import Mechanism
-from common.surrogates.coded_sums import coded_statistics, folded
-from common.surrogates.public_map import PublicMap
-from common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS, Target
-from common.wire.model_proto import pack_parameters
-from common.wire.sum_proto import unpack_map
-from common.wire.surrogate_proto import centre_digest
+from fedsurrogate.client_app.features.on_disk import clipped_features, forget
+from fedsurrogate.client_app.methods.sums import ROWS, second_moment
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.coded_sums import coded_statistics, folded
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.targets.target import (
+    CODE,
+    PRODUCTS,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Target,
+)
+from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.common.wire.sum_proto import unpack_map
+from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
 log = logging.getLogger("fedsurrogate.site")
 

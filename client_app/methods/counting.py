@@ -15,19 +15,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from client_app.features.site_features import LabelledFeatures
-from client_app.methods.evaluation import checked_classifier
-from client_app.methods.task import MethodOutput, Task
-from common.counting.counts import Counts
-from common.counting.counts_proto import pack_counts
-from common.errors import DataError, SurrogateError
-from common.limits import LARGEST_PRIVATE
-from common.methods.counting import scored_classes, tables_of
-from common.models.classifiers import Classifier, Ensemble, class_indices
-from common.privacy.accounting import Unit
-from common.privacy.exact_sums import ExactSum, IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
-from common.privacy.mechanism import Mechanism
+from fedsurrogate.client_app.features.site_features import LabelledFeatures
+from fedsurrogate.client_app.methods.evaluation import checked_classifier
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.counting.counts import Counts
+from fedsurrogate.common.counting.counts_proto import pack_counts
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.limits import LARGEST_PRIVATE
+from fedsurrogate.common.methods.counting import scored_classes, tables_of
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, class_indices
+from fedsurrogate.common.privacy.accounting import Unit
+from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
+from fedsurrogate.common.privacy.mechanism import Mechanism
 
 # Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold
 # everything beyond.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from client_app.governance.gate import Gate
-from client_app.methods.task import Task
-from common.errors import SurrogateError
-from common.methods.method import load
-from common.models.classifiers import Classifier
-from common.wire.model_proto import unpack_classifier
-from common.wire.records import Info
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.wire.model_proto import unpack_classifier
+from fedsurrogate.common.wire.records import Info
 
 
 def evaluate(task: Task, gate: Gate, flower_run: str) -> Info:

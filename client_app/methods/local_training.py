@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.models.augmentation import draw
-from common.models.networks import build, split_input
-from common.models.parameters import Tensors
-from common.settings import FedAvgSettings, Model
+from fedsurrogate.common.models.augmentation import draw
+from fedsurrogate.common.models.networks import build, split_input
+from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.settings import FedAvgSettings, Model
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_app.datasets.partition import share, whole
-from client_app.features.site_features import dataset_features, in_simulation, usable, with_broken
-from client_app.governance.policy import policy_of
-from client_app.methods.target_evaluation import of_target
-from client_app.node_config import NodeConfig
-from common.data_report import DATA
-from common.errors import DataError
-from common.models.classifiers import Classifier, Head, class_indices
-from common.models.head_training import train_on_features
-from common.run import Run
-from common.settings import HeadSettings
-from common.targets.measures import MEASURES, measured, packed
-from common.wire.records import Info
+from fedsurrogate.client_app.datasets.partition import share, whole
+from fedsurrogate.client_app.features.site_features import (
+    dataset_features,
+    in_simulation,
+    usable,
+    with_broken,
+)
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.methods.target_evaluation import of_target
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.data_report import DATA
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.targets.measures import MEASURES, measured, packed
+from fedsurrogate.common.wire.records import Info
 
 PICTURE_POINTS = 1500
 

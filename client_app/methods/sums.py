@@ -14,17 +14,17 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from client_app.features.on_disk import clipped_features, forget
-from client_app.methods.task import MethodOutput, Task
-from common.models.classifiers import class_indices
-from common.models.parameters import Parameters
-from common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
-from common.privacy.mechanism import Mechanism
-from common.surrogates.class_sums import fold, statistics
-from common.surrogates.public_map import PublicMap
-from common.wire.model_proto import pack_parameters
-from common.wire.sum_proto import unpack_map
-from common.wire.surrogate_proto import centre_digest
+from fedsurrogate.client_app.features.on_disk import clipped_features, forget
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.class_sums import fold, statistics
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.common.wire.sum_proto import unpack_map
+from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
 # Number of records that are in memory in double precision at a time.
 ROWS = 8192

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from client_app.governance.gate import Gate
-from client_app.methods.evaluation import checked_classifier
-from client_app.methods.task import Task
-from common.errors import SurrogateError
-from common.models.classifiers import Classifier, Head
-from common.targets.answers import facts_of
-from common.targets.measures import MEASURES, measured, packed
-from common.targets.target import Target
-from common.wire.records import Info
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.methods.evaluation import checked_classifier
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.targets.answers import facts_of
+from fedsurrogate.common.targets.measures import MEASURES, measured, packed
+from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.wire.records import Info
 
 
 def received_model(task: Task, gate: Gate, flower_run: str) -> Info:

@@ -11,20 +11,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from client_app.features.columns import frame_of, framed
-from client_app.features.on_disk import chunks, written
-from client_app.features.site_features import SiteFeatures
-from client_app.governance.site_limits import NO_LIMITS, SiteLimits
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, DataError, PolicyError, SurrogateError
-from common.limits import largest_parameter
-from common.models.classifiers import class_indices
-from common.models.parameters import Parameters
-from common.privacy.mechanism import Mechanism
-from common.run import Run
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import unpack_parameters
-from common.wire.records import Info
+from fedsurrogate.client_app.features.columns import frame_of, framed
+from fedsurrogate.client_app.features.on_disk import chunks, written
+from fedsurrogate.client_app.features.site_features import SiteFeatures
+from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, DataError, PolicyError, SurrogateError
+from fedsurrogate.common.limits import largest_parameter
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.wire.records import Info
 
 
 @dataclass(frozen=True)

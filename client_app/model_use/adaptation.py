@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from client_app.model_use.adapted import Adapted, Neighbours
-from client_app.model_use.calibration import fit_temperature
-from client_app.model_use.held_out import HeldOut
-from client_app.model_use.metrics import bootstrap_weights
-from common.errors import DataError
-from common.models.classifiers import Classifier, Head, check_of_classes
-from common.models.head_training import train_on_features
-from common.settings import HeadSettings
+from fedsurrogate.client_app.model_use.adapted import Adapted, Neighbours
+from fedsurrogate.client_app.model_use.calibration import fit_temperature
+from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.metrics import bootstrap_weights
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.classifiers import Classifier, Head, check_of_classes
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.settings import HeadSettings
 
 FOLDS = 5
 FEWEST = 20

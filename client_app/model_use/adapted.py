@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from client_app.model_use.store import models_folder
-from client_app.node_config import NodeConfig
-from common.errors import SealError
-from common.files import replace_file
-from common.models.classifiers import Classifier, Head
-from common.signed_models.signed_model import SignedModel, digest_of
-from common.surrogates.surrogates import Header
+from fedsurrogate.client_app.model_use.store import models_folder
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import SealError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
+from fedsurrogate.common.surrogates.surrogates import Header
 
 HEAD, NEIGHBOURS = "head", "neighbours"
 

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.model_use.store import models_folder
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, SealError, StateError
-from common.files import replace_file
-from common.signed_models.gaussians import Gaussians
-from common.signed_models.signed_model import SignedModel, digest_of
+from fedsurrogate.client_app.model_use.store import models_folder
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, SealError, StateError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.signed_models.gaussians import Gaussians
+from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
 
 Probabilities = NDArray[np.float64]
 Score = Literal["relative", "mahalanobis"]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from client_app.datasets.dataset import stratified_split
-from client_app.model_use.calibration import (
+from fedsurrogate.client_app.datasets.dataset import stratified_split
+from fedsurrogate.client_app.model_use.calibration import (
     SCORES,
     Calibration,
     Score,
@@ -21,13 +21,13 @@ from client_app.model_use.calibration import (
     fit_temperature,
     threshold_for,
 )
-from client_app.model_use.held_out import HeldOut
-from client_app.model_use.metrics import FEWEST, Judged, Report, report
-from client_app.model_use.promise import Promise, check_promise
-from common.errors import ConfigError, DataError
-from common.models.classifiers import Classifier, check_of_classes
-from common.signed_models.gaussians import Gaussians, fit_gaussians
-from common.signed_models.signed_model import SignedModel
+from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.metrics import FEWEST, Judged, Report, report
+from fedsurrogate.client_app.model_use.promise import Promise, check_promise
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.classifiers import Classifier, check_of_classes
+from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
+from fedsurrogate.common.signed_models.signed_model import SignedModel
 
 MOST_GROUPS = 20
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -352,7 +352,7 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> tuple[Path, Path]:
     Raises:
         OSError: if they cannot be written.
     """
-    from client_app.model_use.page import page_of
+    from fedsurrogate.client_app.model_use.page import page_of
 
     folder.mkdir(parents=True, exist_ok=True)
     facts, page = folder / "evaluation.json", folder / "evaluation.html"

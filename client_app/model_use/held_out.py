@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.datasets.dataset import Dataset, DataSource, load_all
-from client_app.datasets.partition import share
-from client_app.features.site_features import dataset_features, site_backbone
-from client_app.governance.policy import policy_of
-from client_app.model_use.prediction import check_backbone
-from client_app.node_config import NodeConfig
-from common.backbones.feature_power import power_in, raised, with_power
-from common.errors import BackboneError, DataError
-from common.models.classifiers import class_indices
-from common.settings import DataKind
-from common.signed_models.signed_model import SignedModel
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load_all
+from fedsurrogate.client_app.datasets.partition import share
+from fedsurrogate.client_app.features.site_features import dataset_features, site_backbone
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.model_use.prediction import check_backbone
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
+from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.settings import DataKind
+from fedsurrogate.common.signed_models.signed_model import SignedModel
 
 # Distinct numbers of a column above which it is divided into four groups of equal size.
 MOST_NUMBERS = 12

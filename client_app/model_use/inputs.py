@@ -11,17 +11,17 @@ from typing import Literal
 import torch
 from PIL import Image
 
-from client_app.datasets.dataset import Dataset
-from client_app.datasets.dicom_files import is_dicom_file
-from client_app.datasets.image_folders import IMAGE_SUFFIXES, find_table
-from client_app.datasets.images import open_rgb
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.names import name_or_blank
-from client_app.datasets.one_record import attempt, is_file
-from client_app.datasets.readers import listing, require_columns
-from client_app.datasets.tables import read_table
-from client_app.node_config import Frames
-from common.errors import DataError
+from fedsurrogate.client_app.datasets.dataset import Dataset
+from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
+from fedsurrogate.client_app.datasets.image_folders import IMAGE_SUFFIXES, find_table
+from fedsurrogate.client_app.datasets.images import open_rgb
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.names import name_or_blank
+from fedsurrogate.client_app.datasets.one_record import attempt, is_file
+from fedsurrogate.client_app.datasets.readers import listing, require_columns
+from fedsurrogate.client_app.datasets.tables import read_table
+from fedsurrogate.client_app.node_config import Frames
+from fedsurrogate.common.errors import DataError
 
 Kind = Literal["auto", "imagefolder", "dicom"]
 PATIENT, ISSUER = "patient", "issuer"
@@ -64,7 +64,7 @@ class Inputs:
         file = self.root / self.names[row]
         if not self.dicom:
             return open_rgb(file, shortest)
-        from client_app.datasets.dicom_pixels import open_dicom
+        from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
 
         if self.frames[row] < 0:
             raise DataError(
@@ -140,7 +140,7 @@ def _from_folder(root: Path) -> Inputs:
 
 
 def _from_dicom(root: Path, frames: Frames) -> Inputs:
-    from client_app.datasets.dicom import scan_images
+    from fedsurrogate.client_app.datasets.dicom import scan_images
 
     images = scan_images(root, sorted(path for path in root.rglob("*") if is_file(path)), LeftOut())
     columns = {

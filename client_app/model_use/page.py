@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from common.number_format import shorten
-from common.pages.html import render_page, trusted
-from common.pages.style import page_head
-from common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render, undrawn
+from fedsurrogate.common.number_format import shorten
+from fedsurrogate.common.pages.html import render_page, trusted
+from fedsurrogate.common.pages.style import page_head
+from fedsurrogate.common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render, undrawn
 
 MOST_DRAWN = len(CLASS_COLOURS)
 NAMES = {

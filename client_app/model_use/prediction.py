@@ -17,21 +17,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.datasets.one_record import printable
-from client_app.features.extraction import NOT_FINITE
-from client_app.features.parts import Part, in_parts
-from client_app.features.progress import progress
-from client_app.model_use.calibration import ABSTAIN, SCORES, Calibration, Probabilities
-from client_app.model_use.inputs import ISSUER, PATIENT, Inputs
-from common.backbones.backbones import Backbone
-from common.backbones.feature_power import power_in, raised, with_power
-from common.errors import BackboneError, ConfigError, DataError
-from common.escapes import as_utf8, csv_rows, csv_text
-from common.files import replace_file
-from common.models.classifiers import Classifier, target_of_model
-from common.signed_models.gaussians import Gaussians
-from common.signed_models.signed_model import SignedModel
-from common.targets.answers import answers_of
+from fedsurrogate.client_app.datasets.one_record import printable
+from fedsurrogate.client_app.features.extraction import NOT_FINITE
+from fedsurrogate.client_app.features.parts import Part, in_parts
+from fedsurrogate.client_app.features.progress import progress
+from fedsurrogate.client_app.model_use.calibration import (
+    ABSTAIN,
+    SCORES,
+    Calibration,
+    Probabilities,
+)
+from fedsurrogate.client_app.model_use.inputs import ISSUER, PATIENT, Inputs
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
+from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.classifiers import Classifier, target_of_model
+from fedsurrogate.common.signed_models.gaussians import Gaussians
+from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.targets.answers import answers_of
 
 # Records that are scored and written together.
 TOGETHER = 256

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.models.classifiers import Classifier, Head
-from common.signed_models.gaussians import Gaussians
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.signed_models.gaussians import Gaussians
 
 SAMPLES = 20_000
 # Records of a class, for each number of a logit's covariance, below which its normal distribution

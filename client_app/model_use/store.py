@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from client_app.governance.kept_files import has_room
-from client_app.node_config import NodeConfig
-from client_app.offline.keys import coordinator_key
-from common.errors import ConfigError, SealError, StateError, SurrogateError
-from common.files import replace_file
-from common.signed_models.signed_model import (
+from fedsurrogate.client_app.governance.kept_files import has_room
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.keys import coordinator_key
+from fedsurrogate.common.errors import ConfigError, SealError, StateError, SurrogateError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.signed_models.signed_model import (
     SUFFIX,
     SignedModel,
     is_name,

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from client_app.model_use.held_out import HeldOut
-from client_app.model_use.metrics import Array, Measure
-from client_app.model_use.target_metrics import plots
-from client_app.model_use.target_metrics.labels import label_report
-from client_app.model_use.target_metrics.numbers import Predictions, number_measures
-from client_app.model_use.target_metrics.resampling import DRAWS
-from client_app.model_use.target_metrics.times import Observed, Survival, time_measures
-from common.errors import DataError
-from common.models.classifiers import Classifier, target_of_model
-from common.pages.html import render_page
-from common.pages.style import page_head
-from common.signed_models.signed_model import SignedModel
-from common.targets.answers import answers_of, facts_of
-from common.targets.measures import measured, metrics_of
+from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.metrics import Array, Measure
+from fedsurrogate.client_app.model_use.target_metrics import plots
+from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
+from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions, number_measures
+from fedsurrogate.client_app.model_use.target_metrics.resampling import DRAWS
+from fedsurrogate.client_app.model_use.target_metrics.times import Observed, Survival, time_measures
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.classifiers import Classifier, target_of_model
+from fedsurrogate.common.pages.html import render_page
+from fedsurrogate.common.pages.style import page_head
+from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.targets.answers import answers_of, facts_of
+from fedsurrogate.common.targets.measures import measured, metrics_of
 
 Figures = dict[str, Any]
 Measures = dict[str, dict[str, Measure]]

@@ -7,18 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from client_app.audit.output import check_attacks
-from client_app.features.site_features import site_name
-from client_app.governance.entries import Release
-from client_app.governance.gate import check_receipts, new_receipt, open_gate
-from client_app.governance.ledger import Ledger
-from client_app.governance.release import SurrogateRequest, charge_and_release, prepare
-from client_app.node_config import NodeConfig
-from client_app.offline.keys import coordinator_key, private_key
-from common.errors import ConfigError, DataError, LedgerError, PolicyError
-from common.files import replace_file, stage_file
-from common.security.signed_requests import Request, read_request
-from common.wire.bundles import pack_bundle
+from fedsurrogate.client_app.audit.output import check_attacks
+from fedsurrogate.client_app.features.site_features import site_name
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.gate import check_receipts, new_receipt, open_gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.release import SurrogateRequest, charge_and_release, prepare
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.keys import coordinator_key, private_key
+from fedsurrogate.common.errors import ConfigError, DataError, LedgerError, PolicyError
+from fedsurrogate.common.files import replace_file, stage_file
+from fedsurrogate.common.security.signed_requests import Request, read_request
+from fedsurrogate.common.wire.bundles import pack_bundle
 
 
 def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from client_app.audit.output import check_attacks
-from client_app.features.site_features import site_name
-from client_app.governance.gate import open_gate
-from client_app.governance.release import SurrogateRequest, prepare
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, FedSurrogateError
-from common.run import Run
+from fedsurrogate.client_app.audit.output import check_attacks
+from fedsurrogate.client_app.features.site_features import site_name
+from fedsurrogate.client_app.governance.gate import open_gate
+from fedsurrogate.client_app.governance.release import SurrogateRequest, prepare
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError
+from fedsurrogate.common.run import Run
 
 DRY = "dry-run"
 

@@ -9,10 +9,10 @@ import logging
 import re
 from pathlib import Path
 
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, SealError
-from common.files import kept_secret
-from common.security.sealing import PUBLIC_BYTES, SEED_BYTES, read_keys
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, SealError
+from fedsurrogate.common.files import kept_secret
+from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, read_keys
 
 HEX_KEY, LARGEST_KEY_FILE = re.compile(rf"[0-9a-f]{{{2 * PUBLIC_BYTES}}}"), 4096
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from client_app.features.site_features import site_name
-from client_app.governance.gate import own_ledger
-from client_app.node_config import NodeConfig
-from client_app.offline.keys import coordinator_key, private_key
-from client_app.requests import LARGEST_MODEL, WORK, answer
-from common.errors import ConfigError, StateError
-from common.exchange.message_files import (
+from fedsurrogate.client_app.features.site_features import site_name
+from fedsurrogate.client_app.governance.gate import own_ledger
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.keys import coordinator_key, private_key
+from fedsurrogate.client_app.requests import LARGEST_MODEL, WORK, answer
+from fedsurrogate.common.errors import ConfigError, StateError
+from fedsurrogate.common.exchange.message_files import (
     LARGEST_FILE,
     MessageReply,
     MessageRequest,
@@ -26,9 +26,9 @@ from common.exchange.message_files import (
     unpack_reply,
     unpack_request,
 )
-from common.files import replace_file
-from common.security.sealing import public_key
-from common.wire.records import from_record, to_record
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.security.sealing import public_key
+from fedsurrogate.common.wire.records import from_record, to_record
 
 # Every file of another kind begins otherwise: the first field of a message file is its manifest.
 MAGIC = b"\x0a"

@@ -18,17 +18,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client_app.processes.joining import found_data
-from common.files import owner_only
-from common.flower import flower
-from common.flower.environment import without_proxy_here
-from common.logs.output import configure_log
-from common.version import own_version
+from fedsurrogate.client_app.processes.joining import found_data
+from fedsurrogate.common.files import owner_only
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.environment import without_proxy_here
+from fedsurrogate.common.logs.output import configure_log
+from fedsurrogate.common.version import own_version
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
-    from client_app.node_config import NodeConfig
+    from fedsurrogate.client_app.node_config import NodeConfig
 
 COMMAND = "site-app"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
@@ -93,7 +93,7 @@ class AnswerOnTermination:
 
 def _load_installed(name: str, packed: str) -> ClientApp:
     """The app installed here, whatever the name and the version of the one that a run brings."""
-    from client_app.app import app
+    from fedsurrogate.client_app.clientapp import app
 
     if packed != (own := own_version()):
         log.warning(

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import psutil
 
-from common.escapes import for_terminal
+from fedsurrogate.common.escapes import for_terminal
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""

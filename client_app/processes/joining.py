@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client_app.diagnostics.findings import Finding
-from common.errors import RunError
-from common.flower.environment import UNIX
+from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower.environment import UNIX
 
 if TYPE_CHECKING:
-    from client_app.node_config import NodeConfig
+    from fedsurrogate.client_app.node_config import NodeConfig
 
 READY = ".ready"
 """Ending of the second socket, after the first one's name."""
@@ -77,8 +77,8 @@ def found_data(
 
 
 def _look(node: NodeConfig) -> None:
-    from client_app.diagnostics.first_look import check_enough
-    from client_app.governance.policy import policy_of
+    from fedsurrogate.client_app.diagnostics.first_look import check_enough
+    from fedsurrogate.client_app.governance.policy import policy_of
 
     check_enough(node, policy_of(node).smallest_site)
 

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Sequence
 
-from client_app.processes.joining import await_data
-from common.errors import ConfigError, RunError
-from common.flower import flower
-from common.flower.environment import UNIX
-from common.logs.output import configure_log
+from fedsurrogate.client_app.processes.joining import await_data
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.environment import UNIX
+from fedsurrogate.common.logs.output import configure_log
 
 
 def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:

@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_app.diagnostics.findings import Finding
-from client_app.processes.child_process import Child
-from common.command_line import handling
-from common.errors import ConfigError, RunError
-from common.flower import flower
-from common.flower.environment import QUIET, without_proxy_here
+from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.client_app.processes.child_process import Child
+from fedsurrogate.common.command_line import handling
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
 
 ATTEMPTS = 3
 """Number of early ends of a process after which a site that was never connected gives up."""

@@ -22,18 +22,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_app.methods.task import MethodOutput, SiteSums, Task
-from client_app.secure_sum import same_sites, store
-from common.errors import SealError
-from common.methods.method import load
-from common.methods.secure_sum import WITHHELD
-from common.privacy.mechanism import JOINT_SUMS
-from common.secure_sum.fixed_point import BITS, FixedPoint
-from common.secure_sum.member import mask
-from common.secure_sum.noise import noise_of_site
-from common.secure_sum.of_run import local_epsilon, numbers_of, rules_of
-from common.security.sealing import SEED_BYTES
-from common.wire.sum_proto import map_digest, pack_masked, pack_state, unpack_delivery
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteSums, Task
+from fedsurrogate.client_app.secure_sum import same_sites, store
+from fedsurrogate.common.errors import SealError
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.methods.secure_sum import WITHHELD
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
+from fedsurrogate.common.secure_sum.fixed_point import BITS, FixedPoint
+from fedsurrogate.common.secure_sum.member import mask
+from fedsurrogate.common.secure_sum.noise import noise_of_site
+from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rules_of
+from fedsurrogate.common.security.sealing import SEED_BYTES
+from fedsurrogate.common.wire.sum_proto import map_digest, pack_masked, pack_state, unpack_delivery
 
 log = logging.getLogger("fedsurrogate.site")
 

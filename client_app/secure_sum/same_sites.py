@@ -27,18 +27,18 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from client_app.features.site_features import SiteFeatures
-from client_app.governance.ledger import dataset_id
-from client_app.governance.policy import PUBLIC_KINDS
-from client_app.governance.site_limits import SiteLimits
-from client_app.node_config import NodeConfig
-from common.errors import PolicyError, StateError
-from common.files import replace_file
-from common.methods.counting import JUDGING
-from common.privacy.mechanism import JOINT_SUMS
-from common.run import Run
-from common.secure_sum import of_run
-from common.settings import CountingSettings
+from fedsurrogate.client_app.features.site_features import SiteFeatures
+from fedsurrogate.client_app.governance.ledger import dataset_id
+from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import PolicyError, StateError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.methods.counting import JUDGING
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.secure_sum import of_run
+from fedsurrogate.common.settings import CountingSettings
 
 TRAINING, HELD_OUT = "training", "held-out"
 # Settings of a run that select which of a site's records train.

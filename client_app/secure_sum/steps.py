@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_app.governance.gate import open_gate
-from client_app.governance.policy import Policy
-from client_app.node_config import NodeConfig
-from client_app.offline.keys import private_key
-from client_app.secure_sum import same_sites, store
-from common.errors import PolicyError, SurrogateError
-from common.run import Run
-from common.secure_sum.member import agree, begin, reveal, share, spare_seed
-from common.secure_sum.of_run import context_of, local_epsilon, rules_of
-from common.secure_sum.rules import SumRules
-from common.security.sealing import public_key, read_keys
-from common.wire.records import Info
-from common.wire.sum_proto import (
+from fedsurrogate.client_app.governance.gate import open_gate
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.client_app.secure_sum import same_sites, store
+from fedsurrogate.common.errors import PolicyError, SurrogateError
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.secure_sum.member import agree, begin, reveal, share, spare_seed
+from fedsurrogate.common.secure_sum.of_run import context_of, local_epsilon, rules_of
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.security.sealing import public_key, read_keys
+from fedsurrogate.common.wire.records import Info
+from fedsurrogate.common.wire.sum_proto import (
     pack_dealt,
     pack_member,
     pack_revealed,

@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from client_app.governance.policy import Policy
-from client_app.node_config import NodeConfig
-from common.errors import StateError, SurrogateError
-from common.files import replace_file
-from common.run import Run
-from common.secure_sum.member import SumState
-from common.secure_sum.of_run import context_of
-from common.wire.sum_proto import pack_state, unpack_state
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import StateError, SurrogateError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.secure_sum.member import SumState
+from fedsurrogate.common.secure_sum.of_run import context_of
+from fedsurrogate.common.wire.sum_proto import pack_state, unpack_state
 
 NAME = re.compile(r"[0-9a-f]{32}")
 

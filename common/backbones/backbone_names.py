@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.errors import BackboneError
-from common.extras.packages import check_installed, is_installed
+from fedsurrogate.common.errors import BackboneError
+from fedsurrogate.common.extras.packages import check_installed, is_installed
 
 FORMS = "'pixels', 'pixels:rgb', 'torchvision:MODEL', 'open_clip:MODEL/TAG' or 'timm:MODEL'"
 # Backbones whose dimension depends on the image size unless image-size is set.

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from common.backbones.backbone_names import FORMS
-from common.backbones.preprocessing import OwnTransform, Preprocessing
-from common.errors import BackboneError
-from common.extras.packages import needed_for
-from common.models.devices import pick_device
+from fedsurrogate.common.backbones.backbone_names import FORMS
+from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
+from fedsurrogate.common.errors import BackboneError
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.models.devices import pick_device
 
 # On a CPU, the activations of eight images fit into its caches: 2 to 3 times the measured rate of
 # batches of 64.

@@ -16,11 +16,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from common.backbones.backbone_names import OWN_BACKBONE
-from common.backbones.backbones import Backbone, fingerprint_of, frozen_forward, kept_weights
-from common.backbones.preprocessing import OwnTransform, Preprocessing
-from common.errors import BackboneError, ConfigError
-from common.models.devices import pick_device
+from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
+from fedsurrogate.common.backbones.backbones import (
+    Backbone,
+    fingerprint_of,
+    frozen_forward,
+    kept_weights,
+)
+from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
+from fedsurrogate.common.errors import BackboneError, ConfigError
+from fedsurrogate.common.models.devices import pick_device
 
 Transform = Callable[[Any], Any]
 # A module, and a transform of one image; without a transform the module takes RGB images as (3, h,

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from common.errors import DataError
+from fedsurrogate.common.errors import DataError
 
 
 @dataclass(frozen=True)

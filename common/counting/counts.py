@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from common.privacy.mechanism import Mechanism
-from common.surrogates.surrogates import Header
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.surrogates import Header
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Counts:
 
     Attributes:
         header: origin.
-        tables: int64, by name, see `common.methods.counting.tables_of`.
+        tables: int64, by name, see `fedsurrogate.common.methods.counting.tables_of`.
         claim: what the message states of its differential privacy; None for exact counts.
     """
 

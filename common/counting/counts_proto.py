@@ -9,15 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common import surrogate_pb2 as pb
-from common.counting.counts import Counts
-from common.errors import SurrogateError
-from common.methods.counting import tables_of
-from common.methods.schema import check_fields
-from common.privacy.mechanism import check_stated
-from common.run import Run
-from common.wire.surrogate_proto import pack_claim, pack_header, parse, unpack_claim, unpack_header
-from common.wire.validation import Expectation, check_header
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.counting.counts import Counts
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.methods.counting import tables_of
+from fedsurrogate.common.methods.schema import check_fields
+from fedsurrogate.common.privacy.mechanism import check_stated
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.wire.surrogate_proto import (
+    pack_claim,
+    pack_header,
+    parse,
+    unpack_claim,
+    unpack_header,
+)
+from fedsurrogate.common.wire.validation import Expectation, check_header
 
 # An honest value differs from what it must be by more than this many standard deviations once in a
 # hundred million.

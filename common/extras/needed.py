@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from common.extras.packages import EXTRAS, check_installed
+from fedsurrogate.common.extras.packages import EXTRAS, check_installed
 
 if TYPE_CHECKING:
-    from common.methods.method import Plan
-    from common.settings import Settings
+    from fedsurrogate.common.methods.method import Plan
+    from fedsurrogate.common.settings import Settings
 
 # By kind of data. A table next to images needs one only if it is there, which the settings do not
 # say.

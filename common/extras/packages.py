@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from common.errors import PackageError
+from fedsurrogate.common.errors import PackageError
 
 # By the name that Python imports: the extra in pyproject.toml that installs it.
 EXTRAS = {

@@ -7,14 +7,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from common.flower.interface import Flower
+    from fedsurrogate.common.flower.interface import Flower
 
 
 def _v134() -> Flower:
-    from common.flower.v134 import Flower134
+    from fedsurrogate.common.flower.v134 import Flower134
 
     return Flower134()
 

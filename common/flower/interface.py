@@ -34,7 +34,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from common.errors import RunError
+from fedsurrogate.common.errors import RunError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec

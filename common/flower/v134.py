@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.flower.environment import UNIX
-from common.flower.interface import (
+from fedsurrogate.common.flower.environment import UNIX
+from fedsurrogate.common.flower.interface import (
     Failure,
     FleetRequest,
     Flower,
@@ -19,9 +19,9 @@ from common.flower.interface import (
     SuperNodeLog,
     TaskGuard,
 )
-from common.flower.v134_fleet import guard_fleet, limit_fleet
-from common.flower.v134_link import Link134
-from common.flower.v134_simulation import Simulation134
+from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
+from fedsurrogate.common.flower.v134_link import Link134
+from fedsurrogate.common.flower.v134_simulation import Simulation134
 
 if TYPE_CHECKING:
     from flwr.app import Message

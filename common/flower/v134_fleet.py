@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from common.flower.interface import FleetRequest
+from fedsurrogate.common.flower.interface import FleetRequest
 
 if TYPE_CHECKING:
     import grpc

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import RunError
-from common.flower.environment import no_proxy_option
-from common.flower.interface import (
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower.environment import no_proxy_option
+from fedsurrogate.common.flower.interface import (
     Control,
     FlowerLink,
     FlowerNode,

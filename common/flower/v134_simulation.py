@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from common.extras.packages import needed_for
-from common.flower.environment import RAY_PATIENCE
-from common.flower.interface import FlowerSimulation
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.flower.environment import RAY_PATIENCE
+from fedsurrogate.common.flower.interface import FlowerSimulation
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

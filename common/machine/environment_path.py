@@ -1,5 +1,5 @@
 """Whether Flower's own commands work where the Python environment lies: `python -m
-common.machine.environment_path`.
+fedsurrogate.common.machine.environment_path`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from common.errors import RunError
+from fedsurrogate.common.errors import RunError
 
 VARIABLE = "RAY_TMPDIR"
 # Unix sockets have paths of at most 107 characters, of which Ray's names below its folder take

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.errors import ConfigError
-from common.methods import heads
-from common.methods.closed_form import CLOSED_FORM
-from common.methods.counting import KINDS_OF_COUNTS
-from common.methods.fedpft import FEDPFT, KD
-from common.methods.generators import GENERATORS
-from common.methods.method import Method, Plan
-from common.methods.secure_sum import with_secure_sum
-from common.methods.synthetic_records import SYNTHETIC_RECORDS
-from common.methods.training import TRAINED
-from common.settings import Settings
-from common.settings.flat import short
-from common.targets.target import Target
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.methods import heads
+from fedsurrogate.common.methods.closed_form import CLOSED_FORM
+from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
+from fedsurrogate.common.methods.fedpft import FEDPFT, KD
+from fedsurrogate.common.methods.generators import GENERATORS
+from fedsurrogate.common.methods.method import Method, Plan
+from fedsurrogate.common.methods.secure_sum import with_secure_sum
+from fedsurrogate.common.methods.synthetic_records import SYNTHETIC_RECORDS
+from fedsurrogate.common.methods.training import TRAINED
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import short
+from fedsurrogate.common.targets.target import Target
 
 METHODS: dict[str, Method] = {
     method.name: method

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from common.limits import LARGEST_COUNT
-from common.methods.heads import HEAD
-from common.methods.method import (
+from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.methods.heads import HEAD
+from fedsurrogate.common.methods.method import (
     NO_MEDIAN,
     Combination,
     Defences,
@@ -20,8 +20,8 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
-from common.settings import Settings
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
+from fedsurrogate.common.settings import Settings
 
 # What a secure sum adds up: class counts, class sums of features, and the second moment of all
 # features, folded; with T = d (d + 1) / 2.
@@ -49,7 +49,7 @@ def class_sums_plan(
     Args:
         settings: of the run.
         learn: "module:function" at the coordinator: from statistics of all records and a header for
-            the model, to the model and facts about it; see `strategies.closed_form.strategy`.
+            the model, to the model and facts about it; see `fedsurrogate.strategies.closed_form.strategy`.
         squares: whether sites also send the second moment of all records around their class means.
         variances: whether they also send the variance of each dimension in each class; never
             private.
@@ -64,7 +64,7 @@ def class_sums_plan(
         ValueError: for shares of other statistics than those that are sent.
 
     Example:
-        >>> plan = class_sums_plan(Settings(), "strategies.heads.analytic:afl_model", squares=True)
+        >>> plan = class_sums_plan(Settings(), "fedsurrogate.strategies.heads.analytic:afl_model", squares=True)
         >>> [field.name for field in plan.messages.sends]
         ['counts', 'sums', 'squares']
     """
@@ -98,14 +98,14 @@ def class_sums_plan(
             all_classes=private and not settings.secure_sum,
         ),
         combination=Combination(
-            site="client_app.methods.sums:released_sums",
-            strategy="strategies.closed_form.strategy:FromStatistics",
+            site="fedsurrogate.client_app.methods.sums:released_sums",
+            strategy="fedsurrogate.strategies.closed_form.strategy:FromStatistics",
             learn=learn,
             options=options or {},
             stored=True,
             sums=MOMENTS if squares else MOMENTS[:2],
-            site_sums="client_app.methods.sums:class_moments",
-            from_sums="strategies.closed_form.strategy:learn_from_sum",
+            site_sums="fedsurrogate.client_app.methods.sums:class_moments",
+            from_sums="fedsurrogate.strategies.closed_form.strategy:learn_from_sum",
         ),
         work=work,
         privacy=privacy,

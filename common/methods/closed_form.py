@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.limits import LARGEST_COUNT
-from common.methods.class_sums import class_sums_plan
-from common.methods.coded_sums import coded_sums_plan, refused
-from common.methods.heads import HEAD
-from common.methods.method import Combination, Defences, Field, Messages, Method, Plan, Sizes, Work
-from common.settings import Settings
-from common.targets.target import Target
+from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.methods.class_sums import class_sums_plan
+from fedsurrogate.common.methods.coded_sums import coded_sums_plan, refused
+from fedsurrogate.common.methods.heads import HEAD
+from fedsurrogate.common.methods.method import (
+    Combination,
+    Defences,
+    Field,
+    Messages,
+    Method,
+    Plan,
+    Sizes,
+    Work,
+)
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.targets.target import Target
 
 # Quadratic discriminants with a diagonal covariance of each class.
 DIAGONALS = (Field("means", "C d"), Field("whiteners", "C d"), Field("bias", "C", bits=64))
@@ -25,22 +34,22 @@ def afl_plan(settings: Settings) -> Plan:
     """The plan of AFL: normal equations once, least squares at the coordinator."""
     own = class_sums_plan(
         settings,
-        "strategies.heads.analytic:afl_model",
+        "fedsurrogate.strategies.heads.analytic:afl_model",
         squares=True,
         options={"shrinkage": settings.afl.ridge},
     )
-    return _run_by(own, "strategies.heads.analytic:Analytic")
+    return _run_by(own, "fedsurrogate.strategies.heads.analytic:Analytic")
 
 
 def fedcgs_plan(settings: Settings) -> Plan:
     """The plan of FedCGS: AFL's statistics, another head."""
     own = class_sums_plan(
         settings,
-        "strategies.heads.analytic:fedcgs_model",
+        "fedsurrogate.strategies.heads.analytic:fedcgs_model",
         squares=True,
         options={"shrinkage": settings.fedcgs.ridge},
     )
-    return _run_by(own, "strategies.heads.analytic:GlobalStatistics")
+    return _run_by(own, "fedsurrogate.strategies.heads.analytic:GlobalStatistics")
 
 
 def gh_ofl_plan(settings: Settings) -> Plan:
@@ -49,12 +58,15 @@ def gh_ofl_plan(settings: Settings) -> Plan:
     mixed = {"seed": settings.seed, "max_samples": settings.head.max_samples}
     own = class_sums_plan(
         settings,
-        "strategies.heads.gaussian_heads:" + ("fisher_mix" if head == "fishermix" else "nb_diag"),
+        "fedsurrogate.strategies.heads.gaussian_heads:"
+        + ("fisher_mix" if head == "fishermix" else "nb_diag"),
         squares=True,
         variances=True,
         options=mixed if head == "fishermix" else {},
     )
-    own = _run_by(replace(own, variant=head), "strategies.heads.gaussian_heads:GaussianHeads")
+    own = _run_by(
+        replace(own, variant=head), "fedsurrogate.strategies.heads.gaussian_heads:GaussianHeads"
+    )
     if head == "fishermix":
         return own
     messages = replace(own.messages, result=DIAGONALS)
@@ -84,8 +96,8 @@ def fedcof_plan(settings: Settings) -> Plan:
             GROUP_MEANS, (), HEAD, parsed=PARSED_MEANS, symbols=symbols, introduces=False
         ),
         combination=Combination(
-            site="client_app.methods.heads.class_means:class_means",
-            strategy="strategies.heads.class_means:ClassMeans",
+            site="fedsurrogate.client_app.methods.heads.class_means:class_means",
+            strategy="fedsurrogate.strategies.heads.class_means:ClassMeans",
             stored=True,
         ),
         work=work,
@@ -102,7 +114,7 @@ def afl_coded_plan(settings: Settings, target: Target) -> Plan:
     own = coded_sums_plan(settings, target, None)
     learn = replace(
         own.combination,
-        learn="strategies.targets.learning:ridged",
+        learn="fedsurrogate.strategies.targets.learning:ridged",
         options={"ridge": settings.afl.ridge},
     )
     why = (

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from common.limits import LARGEST_COUNT
-from common.methods.method import (
+from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.methods.method import (
     Combination,
     Defences,
     Field,
@@ -18,9 +18,9 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
-from common.settings import Settings
-from common.targets.target import CODE, PRODUCTS, RECORDS, Target
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, Target
 
 GAP = (
     "sums over a code are limited in size, not compared between sites: one hostile site can spoil the "
@@ -64,16 +64,16 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             all_classes=True,
         ),
         combination=Combination(
-            site="client_app.methods.coded_sums:released_sums",
-            strategy="strategies.targets.strategy:FromCodedSums",
-            evaluate="client_app.methods.target_evaluation:received_model",
-            learn="strategies.targets.learning:learned",
+            site="fedsurrogate.client_app.methods.coded_sums:released_sums",
+            strategy="fedsurrogate.strategies.targets.strategy:FromCodedSums",
+            evaluate="fedsurrogate.client_app.methods.target_evaluation:received_model",
+            learn="fedsurrogate.strategies.targets.learning:learned",
             stored=True,
             sums=tuple(
                 Summed(each.name, each.shape, each.degree, each.whole, each.bound) for each in sums
             ),
-            site_sums="client_app.methods.coded_sums:coded_moments",
-            from_sums="strategies.targets.strategy:learn_from_sum",
+            site_sums="fedsurrogate.client_app.methods.coded_sums:coded_moments",
+            from_sums="fedsurrogate.strategies.targets.strategy:learn_from_sum",
         ),
         work=lambda classes, dimension: Work(passes=1, numbers=dimension * (dimension + classes)),
         privacy=privacy,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from common.limits import LARGEST_COUNT
-from common.methods.method import (
+from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.methods.method import (
     Combination,
     Defences,
     Field,
@@ -19,8 +19,8 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.privacy.mechanism import JOINT_SUMS, NOISY_COUNTS, NoisySums
-from common.settings import CountingSettings, Settings
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, NOISY_COUNTS, NoisySums
+from fedsurrogate.common.settings import CountingSettings, Settings
 
 DIGITS = 32
 # Kinds that judge models on held-out records.
@@ -130,12 +130,12 @@ def _plan(
             introduces=False,
         ),
         combination=Combination(
-            site="client_app.methods.counting:counts",
-            strategy="strategies.counting.strategy:Counting",
+            site="fedsurrogate.client_app.methods.counting:counts",
+            strategy="fedsurrogate.strategies.counting.strategy:Counting",
             sums=tuple(Summed(name, shape, 0) for name, shape in tables.items()),
-            site_sums="client_app.methods.counting:summed_counts",
-            from_sums="strategies.counting.results:summed_result",
-            sum_strategy="strategies.counting.summed:SecureCounting",
+            site_sums="fedsurrogate.client_app.methods.counting:summed_counts",
+            from_sums="fedsurrogate.strategies.counting.results:summed_result",
+            sum_strategy="fedsurrogate.strategies.counting.summed:SecureCounting",
         ),
         work=work,
         privacy=privacy,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from common.limits import LARGEST_COUNT, LARGEST_NUMBER
-from common.methods import heads
-from common.methods.class_sums import MOMENTS
-from common.methods.coded_sums import coded_sums_plan, refused
-from common.methods.method import (
+from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER
+from fedsurrogate.common.methods import heads
+from fedsurrogate.common.methods.class_sums import MOMENTS
+from fedsurrogate.common.methods.coded_sums import coded_sums_plan, refused
+from fedsurrogate.common.methods.method import (
     ALL_DEFENCES,
     Combination,
     Defences,
@@ -22,7 +22,7 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.privacy.mechanism import (
+from fedsurrogate.common.privacy.mechanism import (
     EM,
     JOINT_SUMS,
     SUMS,
@@ -31,9 +31,9 @@ from common.privacy.mechanism import (
     NoisySums,
     TheoremNoise,
 )
-from common.privacy.shares import EM_STEPS, budget_shares
-from common.settings import Covariance, FedPFTSettings, HeadSettings, Settings
-from common.targets.target import Target
+from fedsurrogate.common.privacy.shares import EM_STEPS, budget_shares
+from fedsurrogate.common.settings import Covariance, FedPFTSettings, HeadSettings, Settings
+from fedsurrogate.common.targets.target import Target
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 FEDPFT_KEYS = (
@@ -121,15 +121,16 @@ def plan(settings: Settings) -> Plan:
             introduces=chain,
         ),
         combination=Combination(
-            site="client_app.methods.fedpft."
+            site="fedsurrogate.client_app.methods.fedpft."
             + ("chain:extend_chain" if chain else "surrogate:fedpft_surrogate"),
-            strategy="strategies.fedpft." + ("chain:FedPFTChain" if chain else "strategy:FedPFT"),
+            strategy="fedsurrogate.strategies.fedpft."
+            + ("chain:FedPFTChain" if chain else "strategy:FedPFT"),
             stored=True,
             samples=True,
             makes_surrogates=True,
             sums=_summed(own, chosen.solver),
-            site_sums="client_app.methods.sums:class_moments",
-            from_sums="strategies.fedpft.strategy:fedpft_head_from_sum",
+            site_sums="fedsurrogate.client_app.methods.sums:class_moments",
+            from_sums="fedsurrogate.strategies.fedpft.strategy:fedpft_head_from_sum",
         ),
         work=_work_of(own, settings.head, chosen.mechanism, chain),
         privacy=_privacy(settings, chosen),
@@ -183,8 +184,8 @@ def kd_plan(settings: Settings) -> Plan:
             heads.HEAD, heads.HEAD, heads.HEAD, symbols=partial(heads.symbols, settings.sites)
         ),
         combination=Combination(
-            site="client_app.methods.heads.distillation:distil_chain",
-            strategy="strategies.heads.head_chain:HeadChain",
+            site="fedsurrogate.client_app.methods.heads.distillation:distil_chain",
+            strategy="fedsurrogate.strategies.heads.head_chain:HeadChain",
         ),
         work=partial(heads.chain_work, settings.head, bool(settings.epsilon)),
         defences=Defences(

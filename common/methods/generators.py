@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from common.limits import LARGEST_COUNT
-from common.methods.method import (
+from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.methods.method import (
     ALL_DEFENCES,
     GRADIENTS,
     Combination,
@@ -19,10 +19,10 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.methods.training import sgd_noise
-from common.privacy.mechanism import NoisyRounds
-from common.privacy.shares import budget_shares
-from common.settings import DPCVAESettings, Settings
+from fedsurrogate.common.methods.training import sgd_noise
+from fedsurrogate.common.privacy.mechanism import NoisyRounds
+from fedsurrogate.common.privacy.shares import budget_shares
+from fedsurrogate.common.settings import DPCVAESettings, Settings
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 DPCVAE_KEYS = (
@@ -118,18 +118,18 @@ def plan(settings: Settings) -> Plan:
             signs=False,
         ),
         combination=Combination(
-            site="client_app.methods.dpcvae.training:train_generator",
-            strategy="strategies.dpcvae.strategy:DPCVAE",
-            evaluate="client_app.methods.dpcvae.received_generator:use_generator",
+            site="fedsurrogate.client_app.methods.dpcvae.training:train_generator",
+            strategy="fedsurrogate.strategies.dpcvae.strategy:DPCVAE",
+            evaluate="fedsurrogate.client_app.methods.dpcvae.received_generator:use_generator",
             tested="own and synthetic, mixed: the site's own head and a head on synthetic "
             "embeddings",
             makes_surrogates=True,
             keeps_result=True,
             sums=DECODER_SUMS,
             first_sums=(Summed("counts", "A", 0), *((Summed("sums", "A d", 1),) if sums else ())),
-            site_sums="client_app.methods.dpcvae.training:generator_sums",
-            from_sums="strategies.dpcvae.from_sums:absorb_total",
-            sum_strategy="strategies.dpcvae.summed:SummedGenerators",
+            site_sums="fedsurrogate.client_app.methods.dpcvae.training:generator_sums",
+            from_sums="fedsurrogate.strategies.dpcvae.from_sums:absorb_total",
+            sum_strategy="fedsurrogate.strategies.dpcvae.summed:SummedGenerators",
         ),
         work=work,
         privacy=_privacy(settings) if private else None,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from common.methods.method import (
+from fedsurrogate.common.methods.method import (
     GRADIENTS,
     UPDATE_DEFENCES,
     VOTE_DEFENCES,
@@ -21,7 +21,7 @@ from common.methods.method import (
     Sizes,
     Work,
 )
-from common.settings import HeadSettings, Settings
+from fedsurrogate.common.settings import HeadSettings, Settings
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 HEAD_KEYS = ("epochs", "min_steps", "batch_size", "learning_rate", "max_samples")
@@ -72,9 +72,9 @@ def plan(settings: Settings) -> Plan:
             HEAD, (), HEAD, symbols=partial(symbols, settings.sites), introduces=False
         ),
         combination=Combination(
-            site="client_app.methods.heads.local_head:own_head",
-            strategy="strategies.heads.strategy:Heads",
-            learn="strategies.heads.combining:average_head",
+            site="fedsurrogate.client_app.methods.heads.local_head:own_head",
+            strategy="fedsurrogate.strategies.heads.strategy:Heads",
+            learn="fedsurrogate.strategies.heads.combining:average_head",
             stored=True,
         ),
         work=partial(work, settings.head, bool(settings.epsilon)),
@@ -83,7 +83,7 @@ def plan(settings: Settings) -> Plan:
 
 
 def _learned_by(plan: Plan, function: str) -> Plan:
-    learn = f"strategies.heads.combining:{function}"
+    learn = f"fedsurrogate.strategies.heads.combining:{function}"
     return replace(plan, combination=replace(plan.combination, learn=learn))
 
 
@@ -110,7 +110,9 @@ def fedkt_plan(settings: Settings) -> Plan:
             one, steps=one.steps * teachers, passes=one.passes * teachers, synthetic=synthetic
         )
 
-    student = replace(own.combination, site="client_app.methods.heads.local_head:student_head")
+    student = replace(
+        own.combination, site="fedsurrogate.client_app.methods.heads.local_head:student_head"
+    )
     return replace(own, combination=student, work=work_of_teachers, defences=VOTE_DEFENCES)
 
 
@@ -119,9 +121,9 @@ def local_plan(settings: Settings) -> Plan:
     own = plan(settings)
     alone = replace(
         own.combination,
-        strategy="strategies.heads.local:Local",
-        evaluate="client_app.methods.evaluation:own_model",
-        personal="client_app.methods.heads.local_head:local_head",
+        strategy="fedsurrogate.strategies.heads.local:Local",
+        evaluate="fedsurrogate.client_app.methods.evaluation:own_model",
+        personal="fedsurrogate.client_app.methods.heads.local_head:local_head",
         learn="",
         tested="the site's own head, trained alone",
         stored=False,

@@ -11,9 +11,9 @@ from importlib import import_module
 from math import prod
 from typing import Any, Literal
 
-from common.privacy.mechanism import MechanismRecipe
-from common.settings import Settings
-from common.targets.target import Target
+from fedsurrogate.common.privacy.mechanism import MechanismRecipe
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.targets.target import Target
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
 # sites send many times. alone: only metrics leave a site.
@@ -176,7 +176,7 @@ class Combination:
 
     site: str
     strategy: str
-    evaluate: str = "client_app.methods.evaluation:received_model"
+    evaluate: str = "fedsurrogate.client_app.methods.evaluation:received_model"
     personal: str = ""
     learn: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)

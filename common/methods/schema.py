@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from common.errors import SurrogateError
-from common.methods.method import Field, Messages, Sizes
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.methods.method import Field, Messages, Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.methods.method import Combination, Defences, Field, Plan, Sizes, Summed
-from common.secure_sum.fixed_point import BITS
-from common.settings import Settings
+from fedsurrogate.common.methods.method import Combination, Defences, Field, Plan, Sizes, Summed
+from fedsurrogate.common.secure_sum.fixed_point import BITS
+from fedsurrogate.common.settings import Settings
 
 # Strategies: one sum from which a model is learned, and one in each round of training.
 ONCE, ROUNDS = (
-    "strategies.secure_sum.strategy:SecureSum",
-    "strategies.secure_sum.rounds:SecureRounds",
+    "fedsurrogate.strategies.secure_sum.strategy:SecureSum",
+    "fedsurrogate.strategies.secure_sum.rounds:SecureRounds",
 )
 # Keys, shares, signatures and revealed shares: measured in benchmarks/secure_sums.py.
 MEMBER_BYTES = (175, 430)
@@ -54,7 +54,7 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
         ),
         combination=replace(
             combination,
-            site="client_app.secure_sum.masked:masked_sum",
+            site="fedsurrogate.client_app.secure_sum.masked:masked_sum",
             strategy=combination.sum_strategy or (ROUNDS if rounds else ONCE),
             stored=False,
         ),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from common.backbones.backbone_names import OF_IMAGE_SIZE
-from common.methods.method import (
+from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
+from fedsurrogate.common.methods.method import (
     GRADIENTS,
     Combination,
     Defences,
@@ -19,8 +19,14 @@ from common.methods.method import (
     Sizes,
     Work,
 )
-from common.methods.training import MODEL, model_numbers, numbers_held, sgd_noise, variant_of
-from common.settings import FedLAPSettings, Model, Settings
+from fedsurrogate.common.methods.training import (
+    MODEL,
+    model_numbers,
+    numbers_held,
+    sgd_noise,
+    variant_of,
+)
+from fedsurrogate.common.settings import FedLAPSettings, Model, Settings
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 FEDLAP_KEYS = (
@@ -137,8 +143,8 @@ def plan(settings: Settings) -> Plan:
         kind="rounds",
         messages=Messages(IMAGES, MODEL, MODEL, parsed=LABELLED, symbols=symbols),
         combination=Combination(
-            site="client_app.methods.fedlap.approximation:approximate",
-            strategy="strategies.fedlap.strategy:FedLAP",
+            site="fedsurrogate.client_app.methods.fedlap.approximation:approximate",
+            strategy="fedsurrogate.strategies.fedlap.strategy:FedLAP",
             makes_surrogates=True,
         ),
         work=partial(_work, own, private),
@@ -156,7 +162,9 @@ def psg_plan(settings: Settings) -> Plan:
 
 
 def _without_radius(own: Plan, name: str) -> Plan:
-    combination = replace(own.combination, site=f"client_app.methods.fedlap.comparators:{name}")
+    combination = replace(
+        own.combination, site=f"fedsurrogate.client_app.methods.fedlap.comparators:{name}"
+    )
     return replace(own, combination=combination)
 
 

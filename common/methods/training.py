@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
-from common.methods import heads
-from common.methods.method import (
+from fedsurrogate.common.methods import heads
+from fedsurrogate.common.methods.method import (
     GRADIENTS,
     UPDATE_DEFENCES,
     VOTE_DEFENCES,
@@ -21,10 +21,10 @@ from common.methods.method import (
     Summed,
     Work,
 )
-from common.methods.secure_sum import UPDATES
-from common.privacy.mechanism import JOINT_SUMS, SGD, NoisyRounds
-from common.privacy.shares import JOINT_STEP
-from common.settings import (
+from fedsurrogate.common.methods.secure_sum import UPDATES
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SGD, NoisyRounds
+from fedsurrogate.common.privacy.shares import JOINT_STEP
+from fedsurrogate.common.settings import (
     DPCVAESettings,
     FedAvgSettings,
     FedLAPSettings,
@@ -69,7 +69,7 @@ def model_numbers(settings: FedAvgSettings | FedLAPSettings, classes: int, dimen
 def _parameters(kind: Model, width: int, classes: int, dimension: int) -> int:
     if kind == "linear":
         return classes * (dimension + 1)
-    from common.models.networks import fresh
+    from fedsurrogate.common.models.networks import fresh
 
     return sum(
         parameter.numel() for parameter in fresh(kind, dimension, classes, width).parameters()
@@ -143,11 +143,11 @@ def plan(settings: Settings) -> Plan:
             MODEL, MODEL, MODEL, symbols=partial(_symbols, own, len(settings.classes))
         ),
         combination=Combination(
-            site="client_app.methods.fedavg.update:update",
-            strategy="strategies.fedavg.strategy:Updates",
+            site="fedsurrogate.client_app.methods.fedavg.update:update",
+            strategy="fedsurrogate.strategies.fedavg.strategy:Updates",
             sums=UPDATES,
-            site_sums="client_app.methods.fedavg.update:weighted_update",
-            from_sums="strategies.fedavg.from_sums:absorb_total",
+            site_sums="fedsurrogate.client_app.methods.fedavg.update:weighted_update",
+            from_sums="fedsurrogate.strategies.fedavg.from_sums:absorb_total",
         ),
         work=partial(_work, own, bool(settings.epsilon), False),
         defences=UPDATE_DEFENCES,
@@ -273,7 +273,7 @@ def _personal_plan(own_part: str, settings: Settings) -> Plan:
     own = _unsummed(settings)
     combination = replace(
         own.combination,
-        evaluate=f"client_app.methods.fedavg.personalization:{own_part}",
+        evaluate=f"fedsurrogate.client_app.methods.fedavg.personalization:{own_part}",
         tested="the model of the run, mixed with one of the site's own records",
     )
     return replace(
@@ -286,10 +286,10 @@ def fedrep_plan(settings: Settings) -> Plan:
     own = _unsummed(settings)
     combination = replace(
         own.combination,
-        site="client_app.methods.fedavg.representation:update_body",
-        strategy="strategies.fedavg.representation:Representation",
-        evaluate="client_app.methods.evaluation:own_model",
-        personal="client_app.methods.fedavg.representation:own_network",
+        site="fedsurrogate.client_app.methods.fedavg.representation:update_body",
+        strategy="fedsurrogate.strategies.fedavg.representation:Representation",
+        evaluate="fedsurrogate.client_app.methods.evaluation:own_model",
+        personal="fedsurrogate.client_app.methods.fedavg.representation:own_network",
         tested="the site's own head on the shared representation",
     )
     messages = replace(own.messages, sends=BODY, receives=BODY, signs=False)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, SurrogateError
-from common.models.networks import build, check_parameters, run_network
-from common.privacy.gaussian_mechanism import clip
-from common.surrogates.columns import in_frame
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.models.networks import build, check_parameters, run_network
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.surrogates.columns import in_frame
 
 if TYPE_CHECKING:
-    from common.settings import Model
-    from common.surrogates.surrogates import Header
+    from fedsurrogate.common.settings import Model
+    from fedsurrogate.common.surrogates.surrogates import Header
 
 
 class Classifier(ABC):
@@ -102,7 +102,7 @@ class Head(Classifier):
         target: what the scores mean where they are not of classes, as JSON; empty for classes.
 
     Example:
-        >>> from common.surrogates.surrogates import Header
+        >>> from fedsurrogate.common.surrogates.surrogates import Header
         >>> header = Header("fedpft", "", "", "", ("benign", "malignant"))
         >>> head = Head(header, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0.0, 1.0]))
         >>> features = torch.tensor([[3.0, 1.0], [0.5, 0.5]])

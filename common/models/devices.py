@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from common.errors import SurrogateError
-from common.limits import LARGEST_DIMENSION
-from common.models.networks import parameters_of
-from common.models.parameters import Tensors
-from common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.limits import LARGEST_DIMENSION
+from fedsurrogate.common.models.networks import parameters_of
+from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
 if TYPE_CHECKING:
-    from common.run import Run
-    from common.settings import Settings
-    from common.surrogates.surrogates import Header
+    from fedsurrogate.common.run import Run
+    from fedsurrogate.common.settings import Settings
+    from fedsurrogate.common.surrogates.surrogates import Header
 
 # Approximate norm of an encoder's inputs, which are deviations from the class mean.
 ENCODER_NORM = 6.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from common.settings import HeadSettings
+    from fedsurrogate.common.settings import HeadSettings
 
 
 Batch = tuple[Tensor, Tensor]
@@ -104,7 +104,7 @@ def train_on_features(
         classes the same score.
 
     Example:
-        >>> from common.settings import HeadSettings
+        >>> from fedsurrogate.common.settings import HeadSettings
         >>> features = torch.tensor([[0.0, 1.0], [1.0, 0.0]] * 8)
         >>> labels = torch.tensor([0, 1] * 8)
         >>> weight, bias = train_on_features(features, labels, 2, HeadSettings(), seed=0)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError, SurrogateError
-from common.limits import LARGEST_DIMENSION
-from common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.limits import LARGEST_DIMENSION
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
 if TYPE_CHECKING:
-    from common.settings import Model
+    from fedsurrogate.common.settings import Model
 
 BLOCKS = 3
 WIDEST = 1024

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.limits import LARGEST_COUNT, LARGEST_NUMBER
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER
 
 if TYPE_CHECKING:
-    from common.privacy.mechanism import Mechanism
-    from common.surrogates.surrogates import Header
+    from fedsurrogate.common.privacy.mechanism import Mechanism
+    from fedsurrogate.common.surrogates.surrogates import Header
 
 Tensors = Mapping[str, Tensor]
 # Prefix of SCAFFOLD's control variates, which are sent together with the parameters, under the same

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.escapes import for_terminal
+from fedsurrogate.common.escapes import for_terminal
 
 
 def render_page(

@@ -1,6 +1,6 @@
 """Template: the style of the page, for screens, dark screens, phones and paper."""
 
-from common.pages.svg import theme
+from fedsurrogate.common.pages.svg import theme
 
 STYLE = """\
 <style>

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.escapes import for_terminal
-from common.extras.packages import EXTRAS, install_command, is_installed, needed_for
-from common.number_format import human_bytes, shorten
+from fedsurrogate.common.escapes import for_terminal
+from fedsurrogate.common.extras.packages import EXTRAS, install_command, is_installed, needed_for
+from fedsurrogate.common.number_format import human_bytes, shorten
 
 PICTURES = "a picture"
 INK, QUIET, LINE, FAINT = "#1c2430", "#5d6878", "#c9d0d9", "#eef1f5"

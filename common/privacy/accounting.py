@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError
 
 Unit = Literal["record", "patient"]
 

@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from common.privacy.secret_numbers import secret_bytes
+from fedsurrogate.common.privacy.secret_numbers import secret_bytes
 
 Integers = NDArray[np.int64]
 # Random bytes, as many as asked for.

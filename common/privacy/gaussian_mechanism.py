@@ -15,10 +15,10 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError
-from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
-from common.privacy.exact_sums import FINE, IntegerSum, toward_zero
-from common.privacy.mechanism import Mechanism
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
+from fedsurrogate.common.privacy.exact_sums import FINE, IntegerSum, toward_zero
+from fedsurrogate.common.privacy.mechanism import Mechanism
 
 # The largest standard deviation in steps; larger noise is drawn in coarse steps. Samples reach 60
 # times as far in e^60 draws, which fits into 64 bits.
@@ -129,7 +129,7 @@ def with_noise(sums: Sequence[BoundedSum], mechanism: Mechanism) -> list[Noisy]:
         ConfigError: for sums of other names than the mechanism's.
 
     Example:
-        >>> from common.privacy.mechanism import NoisySums
+        >>> from fedsurrogate.common.privacy.mechanism import NoisySums
         >>> people = IntegerSum.of(torch.tensor([40.0, 60.0]), bound=1.0)
         >>> mechanism = NoisySums("counts", 1.0, 1e-5, {"people": 1.0}).mechanism()
         >>> [(noisy.name, round(noisy.sigma, 2)) for noisy in with_noise(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
-from common.errors import ConfigError, SurrogateError
-from common.privacy.accounting import (
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     Unit,
     calibrate,

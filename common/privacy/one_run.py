@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 from torch import Tensor
 
-from common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError
 
 # Largest epsilon that a bound can have.
 LARGEST = 50.0
@@ -148,7 +148,7 @@ def gaussian_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> 
         >>> round(gaussian_bound(Guesses(canaries=1000, guessed=100, right=95), delta=1e-5), 2)
         3.32
     """
-    from common.privacy.accounting import gaussian_epsilon
+    from fedsurrogate.common.privacy.accounting import gaussian_epsilon
 
     low, high = 0.0, LARGEST
     while high - low > 1e-4:

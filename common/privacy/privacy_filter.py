@@ -52,8 +52,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from common.errors import ConfigError
-from common.privacy.accounting import (
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     epsilon_spent,
     gaussian_epsilon,

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from common.secure_sum.words import Words
+    from fedsurrogate.common.secure_sum.words import Words
 
 BITS = 32
 HALF = 2 ** (BITS - 1)
@@ -31,7 +31,7 @@ class FixedPoint:
 
     Example:
         >>> import torch
-        >>> from common.secure_sum.words import words
+        >>> from fedsurrogate.common.secure_sum.words import words
         >>> fixed = FixedPoint(step=0.5, largest=100)
         >>> fixed.encode(torch.tensor([1.5, -2.0, 1000.0])).tolist()
         [3, -4, 100]

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from common.errors import DisputeError, SealError
-from common.secure_sum.shamir import SECRET_BYTES
-from common.security.sealing import PUBLIC_BYTES, SEED_BYTES, sign, verify
+from fedsurrogate.common.errors import DisputeError, SealError
+from fedsurrogate.common.secure_sum.shamir import SECRET_BYTES
+from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, sign, verify
 
 PURPOSE = b"secure sum keys"
 # Any private key: whether another key gives a secret with it does not depend on it.

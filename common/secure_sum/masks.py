@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from common.secure_sum.keys import Member, agreed, derived, masking_key
-from common.secure_sum.words import Words
+from fedsurrogate.common.secure_sum.keys import Member, agreed, derived, masking_key
+from fedsurrogate.common.secure_sum.words import Words
 
 
 def keystream(key: bytes, count: int) -> Words:

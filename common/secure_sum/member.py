@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DisputeError, SealError, StateError
-from common.secure_sum.keys import (
+from fedsurrogate.common.errors import DisputeError, SealError, StateError
+from fedsurrogate.common.secure_sum.keys import (
     Member,
     Secrets,
     announce,
@@ -25,11 +25,11 @@ from common.secure_sum.keys import (
     public_half,
     quoted,
 )
-from common.secure_sum.masks import own_mask, pair_masks
-from common.secure_sum.rules import SumRules
-from common.secure_sum.shares import KINDS, Dealt, deal, open_share
-from common.secure_sum.words import Words, words
-from common.security.sealing import public_key, sign, verify
+from fedsurrogate.common.secure_sum.masks import own_mask, pair_masks
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.secure_sum.shares import KINDS, Dealt, deal, open_share
+from fedsurrogate.common.secure_sum.words import Words, words
+from fedsurrogate.common.security.sealing import public_key, sign, verify
 
 Phase = Literal["keys", "shares", "masked", "agreed", "done"]
 PHASES: tuple[Phase, ...] = ("keys", "shares", "masked", "agreed", "done")

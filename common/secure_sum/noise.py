@@ -17,11 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from common.errors import ConfigError
-from common.privacy.discrete_gaussian import CONTINUOUS, Integers, discrete_gaussian, seeded
-from common.privacy.mechanism import Mechanism
-from common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
-from common.secure_sum.rules import SumRules
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.discrete_gaussian import (
+    CONTINUOUS,
+    Integers,
+    discrete_gaussian,
+    seeded,
+)
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
+from fedsurrogate.common.secure_sum.rules import SumRules
 
 # Standard deviations of the noise that the modulus has room for. Beyond it the sum wraps around,
 # which costs no privacy.

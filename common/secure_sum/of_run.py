@@ -8,12 +8,12 @@ import hashlib
 import json
 import math
 
-from common.methods.method import Plan
-from common.privacy.mechanism import JOINT_SUMS, Mechanism
-from common.run import Run
-from common.secure_sum.fixed_point import FixedPoint
-from common.secure_sum.rules import SumRules
-from common.settings import FeaturesSettings, SumSettings
+from fedsurrogate.common.methods.method import Plan
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.settings import FeaturesSettings, SumSettings
 
 # Settings that select which of its records a site adds. All sites must have the same.
 SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")

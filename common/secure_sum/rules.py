@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from common.errors import PolicyError
+from fedsurrogate.common.errors import PolicyError
 
 MOST_MEMBERS = 1000
 # Beyond it, noise for lost sites is no part of its own: the proof for discrete noise counts at most

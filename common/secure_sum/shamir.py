@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from functools import cache
 
-from common.errors import SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 
 PRIME = 2**130 - 5
 SECRET_BYTES, SHARE_BYTES = 16, 17

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from common.errors import SealError, SurrogateError
-from common.secure_sum.keys import Member, Secrets, agreed
-from common.secure_sum.shamir import SHARE_BYTES, combine, split
+from fedsurrogate.common.errors import SealError, SurrogateError
+from fedsurrogate.common.secure_sum.keys import Member, Secrets, agreed
+from fedsurrogate.common.secure_sum.shamir import SHARE_BYTES, combine, split
 
 KINDS = ("blind", "masking")
 # A key encrypts one message only.

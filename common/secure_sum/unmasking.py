@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from common.errors import SurrogateError
-from common.secure_sum.keys import Member, masking_key, public_half
-from common.secure_sum.masks import own_mask, pair_masks
-from common.secure_sum.rules import SumRules
-from common.secure_sum.shares import KINDS, Dealt, recover, share_digest
-from common.secure_sum.words import Words
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.secure_sum.keys import Member, masking_key, public_half
+from fedsurrogate.common.secure_sum.masks import own_mask, pair_masks
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.secure_sum.shares import KINDS, Dealt, recover, share_digest
+from fedsurrogate.common.secure_sum.words import Words
 
 Shares = Mapping[str, Mapping[str, bytes]]
 

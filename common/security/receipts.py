@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.errors import SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 
 # Maximum number of receipts of one site: one per data set, and one for each restarted ledger.
 MOST_RECEIPTS = 32

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-from common.errors import ConfigError, SealError
-from common.run import Run, parse_run
-from common.security.sealing import sign, verify
-from common.settings.flat import Scalar
+from fedsurrogate.common.errors import ConfigError, SealError
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.sealing import sign, verify
+from fedsurrogate.common.settings.flat import Scalar
 
 VERSION = 2
 PURPOSE = b"request"

@@ -2,7 +2,7 @@
 is known here.
 """
 
-from common.settings.base import (
+from fedsurrogate.common.settings.base import (
     AUGMENTATIONS,
     Augmentations,
     Clip,
@@ -17,12 +17,12 @@ from common.settings.base import (
     kebab,
     split_names,
 )
-from common.settings.counting import CountingSettings
-from common.settings.features import FeaturesSettings
-from common.settings.fedlap import FedLAPSettings
-from common.settings.fedpft import FedPFTSettings
-from common.settings.generators import DPCVAESettings
-from common.settings.heads import (
+from fedsurrogate.common.settings.counting import CountingSettings
+from fedsurrogate.common.settings.features import FeaturesSettings
+from fedsurrogate.common.settings.fedlap import FedLAPSettings
+from fedsurrogate.common.settings.fedpft import FedPFTSettings
+from fedsurrogate.common.settings.generators import DPCVAESettings
+from fedsurrogate.common.settings.heads import (
     AFLSettings,
     BaselineSettings,
     FedCGSSettings,
@@ -30,7 +30,7 @@ from common.settings.heads import (
     GHOFLSettings,
     HeadSettings,
 )
-from common.settings.settings import (
+from fedsurrogate.common.settings.settings import (
     SECURE_SUM_KEYS,
     BackboneSettings,
     DataSettings,
@@ -39,7 +39,7 @@ from common.settings.settings import (
     SumSettings,
     Waiting,
 )
-from common.settings.training import FedAvgSettings
+from fedsurrogate.common.settings.training import FedAvgSettings
 
 __all__ = [
     "AUGMENTATIONS",

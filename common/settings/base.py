@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from common.identity import name_of, normal
+from fedsurrogate.common.identity import name_of, normal
 
 
 def kebab(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.settings.base import Section, Unit
+from fedsurrogate.common.settings.base import Section, Unit
 
 
 class CountingSettings(Section):

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from common.backbones.feature_power import LARGEST_POWER
-from common.settings.base import Only, Range, Records, Section, Unit
+from fedsurrogate.common.backbones.feature_power import LARGEST_POWER
+from fedsurrogate.common.settings.base import Only, Range, Records, Section, Unit
 
 
 def _check_power(value: object) -> object:

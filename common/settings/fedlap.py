@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.settings.base import (
+from fedsurrogate.common.settings.base import (
     Augmentations,
     GradientClip,
     Model,

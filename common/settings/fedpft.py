@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.settings.base import Covariance, FeatureClip, Names, Records, Section, Unit
+from fedsurrogate.common.settings.base import Covariance, FeatureClip, Names, Records, Section, Unit
 
 
 class FedPFTSettings(Section):

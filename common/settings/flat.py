@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from common.settings.base import Section, kebab
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.settings.base import Section, kebab
 
 Scalar = str | int | float | bool
 # Maximum number of characters of a wrong value in an error message, and of unknown keys for which

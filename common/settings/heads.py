@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from common.settings.base import Epochs, Only, Range, Records, Section, Steps, Unit
+from fedsurrogate.common.settings.base import Epochs, Only, Range, Records, Section, Steps, Unit
 
 
 def _check_shrinkage(value: object) -> object:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from common.backbones.backbone_names import OWN_BACKBONE
-from common.identity import Name
-from common.settings.base import (
+from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
+from fedsurrogate.common.identity import Name
+from fedsurrogate.common.settings.base import (
     ClassNames,
     DataKind,
     Defence,
@@ -23,13 +23,13 @@ from common.settings.base import (
     Section,
     Unit,
 )
-from common.settings.counting import CountingSettings
-from common.settings.features import FeaturesSettings
-from common.settings.fedlap import FedLAPSettings
-from common.settings.fedpft import FedPFTSettings
-from common.settings.flat import flatten
-from common.settings.generators import DPCVAESettings
-from common.settings.heads import (
+from fedsurrogate.common.settings.counting import CountingSettings
+from fedsurrogate.common.settings.features import FeaturesSettings
+from fedsurrogate.common.settings.fedlap import FedLAPSettings
+from fedsurrogate.common.settings.fedpft import FedPFTSettings
+from fedsurrogate.common.settings.flat import flatten
+from fedsurrogate.common.settings.generators import DPCVAESettings
+from fedsurrogate.common.settings.heads import (
     AFLSettings,
     BaselineSettings,
     FedCGSSettings,
@@ -37,8 +37,8 @@ from common.settings.heads import (
     GHOFLSettings,
     HeadSettings,
 )
-from common.settings.target import TargetSettings
-from common.settings.training import FedAvgSettings
+from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.settings.training import FedAvgSettings
 
 SECURE_SUM_KEYS = (
     "secure-sum-threshold",
@@ -279,7 +279,7 @@ class Settings(
     """All settings of a run. The keys are those of `[tool.flwr.app.config]` in pyproject.toml.
 
     Functions that need one group take that: `Waiting`, `DataSettings`, a section of a method.
-    `common.run` checks whether the settings agree, and replaces "auto".
+    `fedsurrogate.common.run` checks whether the settings agree, and replaces "auto".
 
     Example:
         >>> Settings(seed=3).fedpft.rank

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from common.identity import Name
-from common.settings.base import Names, Range, Section, Unit
+from fedsurrogate.common.identity import Name
+from fedsurrogate.common.settings.base import Names, Range, Section, Unit
 
 
 def ranges(text: str) -> tuple[tuple[float, float], ...]:

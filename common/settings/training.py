@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.settings.base import (
+from fedsurrogate.common.settings.base import (
     Augmentations,
     Epochs,
     GradientClip,

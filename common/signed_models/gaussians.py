@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.costs import GAUSSIAN_RANK
+from fedsurrogate.common.costs import GAUSSIAN_RANK
 
 # Largest dimension whose covariance is decomposed exactly.
 EXACT_DIMENSION = 2048

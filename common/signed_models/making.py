@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from common.errors import ConfigError, SurrogateError
-from common.models.classifiers import Classifier
-from common.models.head_training import Batch
-from common.privacy.mechanism import relation_of
-from common.run import Run
-from common.settings import Settings, kebab
-from common.settings.target import TargetSettings
-from common.signed_models.gaussians import Gaussians, fit_gaussians
-from common.signed_models.signed_model import (
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.models.head_training import Batch
+from fedsurrogate.common.privacy.mechanism import relation_of
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import Settings, kebab
+from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
+from fedsurrogate.common.signed_models.signed_model import (
     Manifest,
     Privacy,
     SignedModel,
@@ -26,10 +26,10 @@ from common.signed_models.signed_model import (
     unpack_gaussians,
     verified,
 )
-from common.targets.target import Target
-from common.wire.model_files import file_content
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import Info
+from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.wire.model_files import file_content
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import Info
 
 SAMPLES = 4000
 # Room for the Gaussians next to a model in a message.

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from common.errors import SealError, SurrogateError
-from common.models.classifiers import Classifier, Ensemble, Head
-from common.run import Run, parse_run
-from common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
-from common.signed_models.gaussians import Gaussians
-from common.wire.model_files import classifier_of, file_content
-from common.wire.validation import is_name as is_valid_name
+from fedsurrogate.common.errors import SealError, SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
+from fedsurrogate.common.signed_models.gaussians import Gaussians
+from fedsurrogate.common.wire.model_files import classifier_of, file_content
+from fedsurrogate.common.wire.validation import is_name as is_valid_name
 
 FORMAT = 1
 SUFFIX = ".fedsurrogate"

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.privacy.exact_sums import ExactSum, IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, Noisy
-from common.surrogates.covariances import Spherical
-from common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
+from fedsurrogate.common.surrogates.covariances import Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
 
 # A noisy count within this many standard deviations of zero may belong to a class that the site
 # does not have.

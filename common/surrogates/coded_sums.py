@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from common.privacy.exact_sums import ExactSum, IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum
-from common.surrogates.class_sums import ROWS, second_moment_sum
-from common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
+from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.surrogates.class_sums import ROWS, second_moment_sum
+from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
 
 
 def coded_statistics(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 
 # Sizes of the numbers in a frame, beyond which a difference in single precision is not finite.
 LARGEST, SMALLEST = 1e37, 1e-37

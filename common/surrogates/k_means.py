@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.surrogates.covariances import products
+from fedsurrogate.common.surrogates.covariances import products
 
 # Starts of k-means, the steps after which the best one is known, and the dimensions of the random
 # projection in which they run: a projection keeps the cost of every clustering (Makarychev,

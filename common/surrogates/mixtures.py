@@ -13,11 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import DataError
-from common.models.devices import one_thread_each
-from common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceModel
-from common.surrogates.k_means import k_means
-from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, LowRank, gram
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.devices import one_thread_each
+from fedsurrogate.common.surrogates.covariances import Cluster, CovarianceLimits, CovarianceModel
+from fedsurrogate.common.surrogates.k_means import k_means
+from fedsurrogate.common.surrogates.shared_covariances import (
+    FAMILIES,
+    AnyCovariance,
+    Gram,
+    LowRank,
+    gram,
+)
 
 # Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for
 # unit-scale data.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 
 
 @dataclass(frozen=True)

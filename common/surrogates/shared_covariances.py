@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from common.surrogates.covariances import (
+from fedsurrogate.common.surrogates.covariances import (
     LOG_2PI,
     Cluster,
     CovarianceLimits,

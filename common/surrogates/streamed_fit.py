@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import DataError
-from common.surrogates.covariances import LOG_2PI, Diagonal, Full, Spherical, cholesky
-from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures, MixtureSettings, fit
-from common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, LowRank
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.surrogates.covariances import LOG_2PI, Diagonal, Full, Spherical, cholesky
+from fedsurrogate.common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures, MixtureSettings, fit
+from fedsurrogate.common.surrogates.shared_covariances import FAMILIES, AnyCovariance, Gram, LowRank
 
 # Numbers in a chunk of records (32 MiB in double precision), and in the sample from which EM
 # starts.

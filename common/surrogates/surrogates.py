@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from common.surrogates.class_sums import Sums
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.shared_covariances import Gram, LowRank
+from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.shared_covariances import Gram, LowRank
 
 if TYPE_CHECKING:
-    from common.privacy.mechanism import Mechanism
+    from fedsurrogate.common.privacy.mechanism import Mechanism
 
 
 @dataclass(frozen=True)

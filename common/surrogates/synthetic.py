@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.limits import LARGEST_COUNT
-from common.privacy.mechanism import Mechanism
-from common.settings import FedLAPSettings
-from common.surrogates.surrogates import Header
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import FedLAPSettings
+from fedsurrogate.common.surrogates.surrogates import Header
 
 # Largest valid value. Normalised values are about one; no converged descent makes larger ones.
 LARGEST_VALUE = 1e4

@@ -8,12 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.targets import TARGETS
-from common.targets.target import Facts
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.targets.registry import TARGETS
+from fedsurrogate.common.targets.target import Facts
 
 # Of the JSON text, in characters.
 LONGEST = 2**16
+# What facts of another shape, or with other numbers, raise.
+UNFIT = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def facts_of(target: str) -> Facts:
@@ -37,11 +47,12 @@ def answers_of(target: str, outputs: tuple[str, ...], scores: Tensor) -> dict[st
     return TARGETS[facts["name"]].answers(facts, outputs, scores.double())
 
 
-def checked_target(target: str) -> str:
-    """The text, if it holds what the answers of its kind of target need.
+def checked_target(target: str, outputs: tuple[str, ...]) -> str:
+    """The text, if a model with it can answer.
 
     Args:
         target: of a model that was received; empty for classes.
+        outputs: names of the model's scores.
 
     Raises:
         SurrogateError: for another text.
@@ -51,25 +62,19 @@ def checked_target(target: str) -> str:
     try:
         if len(target) > LONGEST:
             raise ValueError(f"{len(target)} characters, {LONGEST} at most")
-        facts = json.loads(target)
-        _check(facts)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        _check(json.loads(target), outputs)
+    except UNFIT as error:
         raise SurrogateError(f"a model whose target cannot be read ({str(error)[:100]})") from None
     return target
 
 
-def _check(facts: Any) -> None:
-    """Raise ValueError, KeyError or TypeError for facts that no model has."""
+def _check(facts: Any, outputs: tuple[str, ...]) -> None:
+    """Raise one of UNFIT for facts that no model has: it answers for a record whose scores are zero."""
     if not isinstance(facts, dict) or facts["name"] not in TARGETS:
         raise ValueError("no known kind of target")
-    for key in ("deviation", "prevalence", "hazard", "edges"):
-        numbers = facts.get(key, [])
-        if (
-            not isinstance(numbers, list)
-            or not torch.tensor(numbers, dtype=torch.float64).isfinite().all()
-        ):
-            raise ValueError(f"{key} is no list of numbers")
-    if facts["name"] == "time" and len(facts["hazard"]) + 1 != len(facts["edges"]):
-        raise ValueError("other numbers of bins and hazards")
-    if facts["name"] == "number" and not isinstance(facts["deviation"], list):
-        raise ValueError("no deviations")
+    if not all(isinstance(name, str) for name in facts["columns"]):
+        raise TypeError("columns without names")
+    zeros = torch.zeros(1, len(outputs), dtype=torch.float64)
+    answers = TARGETS[facts["name"]].answers(facts, outputs, zeros)
+    if not all(column.isfinite().all() for column in answers.values()):
+        raise ValueError("numbers that are not finite")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, DataError
-from common.settings import Settings
-from common.settings.target import label_sets
-from common.targets.target import (
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.target import label_sets
+from fedsurrogate.common.targets.target import (
     CODE,
     RECORDS,
     SQUARES,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError
-from common.settings import Settings
-from common.settings.target import ranges
-from common.targets.target import (
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.target import ranges
+from fedsurrogate.common.targets.target import (
     CODE,
     PRODUCTS,
     RECORDS,

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from fedsurrogate.common.settings import Settings
 
-from common.settings import Settings
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The sums of a site. Those of "records" and "totals" are of the code 1, which every record has.
 RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (

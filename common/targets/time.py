@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, DataError
-from common.settings import Settings
-from common.targets.target import (
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.targets.target import (
     CODE,
     RECORDS,
     SQUARES,

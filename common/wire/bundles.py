@@ -1,7 +1,7 @@
 """Bundles: the reply of a site without a network connection, as a file.
 
 A bundle contains the same surrogate as over the network, and a manifest. The manifest describes the
-surrogate, its request (`common.security.signed_requests`) and its entry in the site's ledger. The
+surrogate, its request (`fedsurrogate.common.security.signed_requests`) and its entry in the site's ledger. The
 site signs both.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import SealError, SurrogateError
-from common.safe_parsing import read_message
-from common.security.sealing import sign, verify
-from common.security.signed_requests import Request
-from common.surrogate_pb2 import Bundle as BundleMessage
-from common.wire.validation import SITE_NAME
+from fedsurrogate.common.errors import SealError, SurrogateError
+from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.security.sealing import sign, verify
+from fedsurrogate.common.security.signed_requests import Request
+from fedsurrogate.common.surrogate_pb2 import Bundle as BundleMessage
+from fedsurrogate.common.wire.validation import SITE_NAME
 
 VERSION = 2
 PURPOSE = b"bundle"

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from common import surrogate_pb2 as pb
-from common.errors import SurrogateError
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
-from common.wire.float16 import LARGEST_HALF, pack, unpack
-from common.wire.levels import pack_levels, unpack_levels
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
+from fedsurrogate.common.wire.float16 import LARGEST_HALF, pack, unpack
+from fedsurrogate.common.wire.levels import pack_levels, unpack_levels
 
 
 def pack_covariance(

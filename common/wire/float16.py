@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.surrogate_pb2 import Halves
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.surrogate_pb2 import Halves
 
 LARGEST_HALF = 65504.0
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import DataError, FedSurrogateError
-from common.models.generators import Generator
-from common.privacy.mechanism import NOT_COVERED
-from common.run import parse_run
-from common.settings import Settings
-from common.settings.flat import Scalar
-from common.surrogates.surrogates import Header
+from fedsurrogate.common.errors import DataError, FedSurrogateError
+from fedsurrogate.common.models.generators import Generator
+from fedsurrogate.common.privacy.mechanism import NOT_COVERED
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.surrogates.surrogates import Header
 
 FORMAT = 1
 NORMALISATION = (

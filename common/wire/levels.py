@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.surrogate_pb2 import Levels
-from common.wire.float16 import pack, unpack
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.surrogate_pb2 import Levels
+from fedsurrogate.common.wire.float16 import pack, unpack
 
 # The largest entry that a level stands for, as a share of a column's largest one. At 4 bits, fine
 # steps for the many small entries are worth more than the few large ones, which are cut.

@@ -10,13 +10,13 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from common.backbones.feature_power import power_in
-from common.errors import SurrogateError
-from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
-from common.settings import Model
-from common.surrogates.columns import Frame
-from common.surrogates.surrogates import Header
-from common.targets.answers import checked_target
+from fedsurrogate.common.backbones.feature_power import power_in
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from fedsurrogate.common.settings import Model
+from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.answers import checked_target
 
 # Of a file, if the model's header has a frame.
 OFFSET, SCALE = "frame-offset", "frame-scale"
@@ -158,6 +158,5 @@ def _classifier(
     if weight.ndim == 3 and bias.ndim == 2 and 0 < len(weight) == len(bias):
         return Ensemble(tuple(Head(header, w, b) for w, b in zip(weight, bias, strict=True)))
     centre, projection = tensors.get("centre"), tensors.get("projection")
-    return Head(
-        header, weight, bias, clip, centre, projection, checked_target(metadata.get("target", ""))
-    )
+    target = checked_target(metadata.get("target", ""), header.classes)
+    return Head(header, weight, bias, clip, centre, projection, target)

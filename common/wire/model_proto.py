@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common import surrogate_pb2 as pb
-from common.errors import SurrogateError
-from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
-from common.models.parameters import Parameters, Tensors
-from common.safe_parsing import read_message
-from common.settings import Model
-from common.surrogates.synthetic import Synthetic
-from common.targets.answers import checked_target
-from common.wire.float16 import pack, unpack
-from common.wire.surrogate_proto import (
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.settings import Model
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.targets.answers import checked_target
+from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.wire.surrogate_proto import (
     pack_centre,
     pack_claim,
     pack_header,
@@ -71,8 +71,9 @@ def _unpack_head(message: pb.Head) -> Head:
             f"a centre of dimension {len(centre)} for features of dimension {inputs}"
         )
     bias = unpack(message.bias, "head bias", (classes,))
-    target = checked_target(message.target)
-    head = Head(unpack_header(message.header), weight, bias, clip, centre, projection, target)
+    header = unpack_header(message.header)
+    target = checked_target(message.target, header.classes)
+    head = Head(header, weight, bias, clip, centre, projection, target)
     if not (
         head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf
     ):

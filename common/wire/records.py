@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from common import surrogate_pb2 as pb
-from common.errors import SurrogateError
-from common.limits import LARGEST_COUNT
-from common.safe_parsing import read_message
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from common.wire.covariances import pack_covariance, unpack_covariance
-from common.wire.float16 import pack, unpack
-from common.wire.surrogate_proto import (
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from fedsurrogate.common.wire.covariances import pack_covariance, unpack_covariance
+from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.wire.surrogate_proto import (
     pack_centre,
     pack_claim,
     pack_header,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from common import surrogate_pb2 as pb
-from common.errors import StateError, SurrogateError
-from common.privacy.mechanism import Mechanism
-from common.safe_parsing import read_message
-from common.secure_sum.keys import Member, Secrets
-from common.secure_sum.member import PHASES, SumState
-from common.secure_sum.shares import Dealt
-from common.secure_sum.words import Words, pack_words, unpack_words
-from common.security.sealing import SEED_BYTES
-from common.surrogates.public_map import PublicMap
-from common.surrogates.surrogates import Header
-from common.wire.float16 import pack
-from common.wire.surrogate_proto import (
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import StateError, SurrogateError
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.secure_sum.keys import Member, Secrets
+from fedsurrogate.common.secure_sum.member import PHASES, SumState
+from fedsurrogate.common.secure_sum.shares import Dealt
+from fedsurrogate.common.secure_sum.words import Words, pack_words, unpack_words
+from fedsurrogate.common.security.sealing import SEED_BYTES
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.float16 import pack
+from fedsurrogate.common.wire.surrogate_proto import (
     pack_centre,
     pack_claim,
     pack_header,

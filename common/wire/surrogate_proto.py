@@ -8,15 +8,15 @@ from typing import cast
 
 from torch import Tensor
 
-from common import surrogate_pb2 as pb
-from common.errors import SurrogateError
-from common.privacy.accounting import Unit
-from common.privacy.mechanism import Mechanism
-from common.safe_parsing import read_message
-from common.surrogates.class_sums import Sums
-from common.surrogates.columns import Frame
-from common.surrogates.surrogates import Header
-from common.wire.float16 import pack, unpack
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.privacy.accounting import Unit
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.float16 import pack, unpack
 
 SCHEMA = 1
 # Of a header with a frame. A program that knows no frames must not read its tables as features.

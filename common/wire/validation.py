@@ -10,16 +10,22 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from common.backbones.feature_power import power_in
-from common.errors import RunError, SurrogateError
-from common.limits import LARGEST_COUNT, LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES
-from common.methods.fedpft import choices
-from common.methods.method import Messages
-from common.methods.schema import check_schema
-from common.run import Run
-from common.surrogates.class_sums import lengths
-from common.surrogates.shared_covariances import Gram, LowRank
-from common.surrogates.surrogates import AnySurrogate, Header, Reply, SumsSurrogate, Surrogate
+from fedsurrogate.common.backbones.feature_power import power_in
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES
+from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.methods.method import Messages
+from fedsurrogate.common.methods.schema import check_schema
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.class_sums import lengths
+from fedsurrogate.common.surrogates.shared_covariances import Gram, LowRank
+from fedsurrogate.common.surrogates.surrogates import (
+    AnySurrogate,
+    Header,
+    Reply,
+    SumsSurrogate,
+    Surrogate,
+)
 
 # Largest relative error of a number at 16 bits, with some room. Sum of variances a dimension that
 # counts as none.

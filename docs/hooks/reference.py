@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
-from common.help import Description
-from common.settings import kebab
+from fedsurrogate.common.help import Description
+from fedsurrogate.common.settings import kebab
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
@@ -121,7 +121,7 @@ def table(model: type[BaseModel]) -> str:
 
 def settings_page() -> str:
     """Settings of a run, by section."""
-    from common.help import descriptions
+    from fedsurrogate.common.help import descriptions
 
     text = """# Settings of a run
 
@@ -169,7 +169,7 @@ def _meaning(row: Description, whole: set[str]) -> str:
 
 def _names(methods: Iterable[str]) -> str:
     """Names of methods in the order of the registry; all of them as two words."""
-    from common.methods import METHODS
+    from fedsurrogate.common.methods import METHODS
 
     found = set(methods)
     return (
@@ -181,8 +181,8 @@ def _names(methods: Iterable[str]) -> str:
 
 def node_page() -> str:
     """Settings that a site decides for itself."""
-    from client_app.node_config import NodeConfig
-    from common.help import model_descriptions
+    from fedsurrogate.client_app.node_config import NodeConfig
+    from fedsurrogate.common.help import model_descriptions
 
     rows = model_descriptions(NodeConfig, "", "site settings")
     settings = settings_table(rows, {name for row in rows for name in row.methods})
@@ -202,7 +202,7 @@ A smaller `max-components` or `max-rank` makes the surrogate smaller, for a conn
 
 def policy_page() -> str:
     """Keys of the policy file."""
-    from client_app.governance.policy import Policy
+    from fedsurrogate.client_app.governance.policy import Policy
 
     return f"""# Policy of a site
 
@@ -216,8 +216,8 @@ without a file. `site policy check FILE` checks a file and prints its values.
 
 def commands_page() -> str:
     """Help of every command."""
-    import client_app.cli.main
-    import server_app.cli.main
+    import fedsurrogate.client_app.cli.main
+    import fedsurrogate.server_app.cli.main
 
     text = """# Commands
 
@@ -225,7 +225,10 @@ def commands_page() -> str:
 `-h`, `--help` and `--version`. `--install-completion` makes the shell complete commands, settings, methods, presets and
 run folders. The exit code is 0 only if the command did what was asked. This page is written from the commands themselves.
 """
-    for name, app in (("coordinator", server_app.cli.main.app), ("site", client_app.cli.main.app)):
+    for name, app in (
+        ("coordinator", fedsurrogate.server_app.cli.main.app),
+        ("site", fedsurrogate.client_app.cli.main.app),
+    ):
         text += f"\n## {name}\n"
         text += "".join(_command(path, found) for path, found in _commands(get_command(app), name))
     return text
@@ -267,7 +270,7 @@ def _command(path: str, command: click.Command) -> str:
 
 def presets_page() -> str:
     """Presets and their settings."""
-    from server_app.runs.presets import preset_note, preset_settings, presets
+    from fedsurrogate.server_app.runs.presets import preset_note, preset_settings, presets
 
     text = """# Presets
 
@@ -308,12 +311,12 @@ def python_page() -> str:
 
 [Use the strategies in your own app](../tutorials/own-server-app.md) shows them at work.
 
-::: strategies.base.federation.Federation
+::: fedsurrogate.strategies.base.federation.Federation
 
-::: strategies.fedpft.strategy.FedPFT
+::: fedsurrogate.strategies.fedpft.strategy.FedPFT
 
-::: strategies.fedlap.strategy.FedLAP
+::: fedsurrogate.strategies.fedlap.strategy.FedLAP
 
-::: strategies.dpcvae.strategy.DPCVAE
+::: fedsurrogate.strategies.dpcvae.strategy.DPCVAE
 """
     )

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from common.command_line import Json, console
-from server_app.deployment import SERVER_DAYS
+from fedsurrogate.common.command_line import Json, console
+from fedsurrogate.server_app.deployment import SERVER_DAYS
 
 
 def certs(
@@ -58,7 +58,7 @@ def certs(
 
     from rich.table import Column, Table
 
-    from server_app.deployment.certificates import drop_site_keys, issue, papers
+    from fedsurrogate.server_app.deployment.certificates import drop_site_keys, issue, papers
 
     if new_key:
         if not site:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from common.command_line import RunSettings, console, stderr_console
-from server_app.cli.options import MetricsAsJson, Preset
+from fedsurrogate.common.command_line import RunSettings, console, stderr_console
+from fedsurrogate.server_app.cli.options import MetricsAsJson, Preset
 
 Control = Annotated[
     str,
@@ -31,7 +31,7 @@ def superlink(context: typer.Context) -> None:
 
     Example: coordinator superlink --insecure --database superlink.db
     """
-    from server_app.deployment.superlink import serve
+    from fedsurrogate.server_app.deployment.superlink import serve
 
     serve(context.args)
 
@@ -50,8 +50,8 @@ def register(
     A registered key stays as it is. A new key under a registered name replaces the old key, which
     is revoked.
     """
-    from server_app.deployment.control import check_connection
-    from server_app.deployment.supernodes import enrol
+    from fedsurrogate.server_app.deployment.control import check_connection
+    from fedsurrogate.server_app.deployment.supernodes import enrol
 
     check_connection(control, root_certificates)
     for site, what in enrol(folder, control, root_certificates, wait).items():
@@ -95,8 +95,8 @@ def unregister(
     root_certificates: Authority = None,
 ) -> None:
     """Revoke a site's key: its holder is disconnected at once and cannot connect again."""
-    from server_app.deployment.control import check_connection
-    from server_app.deployment.supernodes import forget
+    from fedsurrogate.server_app.deployment.control import check_connection
+    from fedsurrogate.server_app.deployment.supernodes import forget
 
     check_connection(control, root_certificates)
     known = forget(folder, site, control, root_certificates)
@@ -118,16 +118,16 @@ def run(
     Ctrl-C stops the run. If the terminal is lost, the run continues, and `coordinator attach`
     watches it again.
     """
-    from common.help import without_effect
-    from common.run import parse_run
-    from common.settings.flat import parse_overrides
-    from server_app.deployment.control import check_connection
-    from server_app.deployment.control import run as start
-    from server_app.deployment.submit import remark
-    from server_app.lifecycle.before_start import check_submission
-    from server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
-    from server_app.monitoring.progress import Progress
-    from server_app.runs.presets import preset_settings
+    from fedsurrogate.common.help import without_effect
+    from fedsurrogate.common.run import parse_run
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.deployment.control import check_connection
+    from fedsurrogate.server_app.deployment.control import run as start
+    from fedsurrogate.server_app.deployment.submit import remark
+    from fedsurrogate.server_app.lifecycle.before_start import check_submission
+    from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
+    from fedsurrogate.server_app.monitoring.progress import Progress
+    from fedsurrogate.server_app.runs.presets import preset_settings
 
     overrides = preset_settings(preset) | parse_overrides(run_config or [])
     config = parse_run(overrides)
@@ -164,8 +164,8 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
         as_json: whether metrics.json is printed instead of lines.
         secured: whether the SuperLink uses TLS.
     """
-    from server_app.deployment.submit import DONE
-    from server_app.runs.card import missing_line
+    from fedsurrogate.server_app.deployment.submit import DONE
+    from fedsurrogate.server_app.runs.card import missing_line
 
     if folder is None:
         console.print(

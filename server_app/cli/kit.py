@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from common.command_line import console
+from fedsurrogate.common.command_line import console
 
 
 def kit(
@@ -30,7 +30,7 @@ def kit(
 
     It holds the site's private key: send it only over a channel that you trust.
     """
-    from server_app.deployment.kit import pack_kit
+    from fedsurrogate.server_app.deployment.kit import pack_kit
 
     file = out or Path(f"{site}.tar.gz")
     for name in pack_kit(folder, site, coordinator, image, file):

@@ -13,21 +13,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.command_line import Json, RunSettings, console, new_app, run_command, stderr_console
-from common.errors import ConfigError
-from common.extras.packages import install_command
-from server_app.cli.certs import certs
-from server_app.cli.control import register, run, superlink, unregister
-from server_app.cli.kit import kit
-from server_app.cli.model import evaluate, export, survey, value
-from server_app.cli.monitoring import metrics, tensorboard, watch
-from server_app.cli.offline import exchange, learn, request
-from server_app.cli.offline import key as show_key
-from server_app.cli.options import Preset, RunArgument, complete_runs
-from server_app.cli.runs import attach, runs, sites, stop
-from server_app.cli.settings import preset as show_preset
-from server_app.cli.settings import settings
-from server_app.cli.sweep import sweep
+from fedsurrogate.common.command_line import (
+    Json,
+    RunSettings,
+    console,
+    new_app,
+    run_command,
+    stderr_console,
+)
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.extras.packages import install_command
+from fedsurrogate.server_app.cli.certs import certs
+from fedsurrogate.server_app.cli.control import register, run, superlink, unregister
+from fedsurrogate.server_app.cli.kit import kit
+from fedsurrogate.server_app.cli.model import evaluate, export, survey, value
+from fedsurrogate.server_app.cli.monitoring import metrics, tensorboard, watch
+from fedsurrogate.server_app.cli.offline import exchange, learn, request
+from fedsurrogate.server_app.cli.offline import key as show_key
+from fedsurrogate.server_app.cli.options import Preset, RunArgument, complete_runs
+from fedsurrogate.server_app.cli.runs import attach, runs, sites, stop
+from fedsurrogate.server_app.cli.settings import preset as show_preset
+from fedsurrogate.server_app.cli.settings import settings
+from fedsurrogate.server_app.cli.sweep import sweep
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,7 +62,7 @@ def _timed() -> Iterator[None]:
     """Let the processes of a run know when this program was started, for the duration in
     metrics.json.
     """
-    from common.flower.environment import COMMAND_BEGAN
+    from fedsurrogate.common.flower.environment import COMMAND_BEGAN
 
     os.environ[COMMAND_BEGAN] = f"{BEGAN:f}"
     try:
@@ -97,14 +104,14 @@ def simulate(
     Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16
     compare=true'
     """
-    from common.settings.flat import parse_overrides
-    from server_app.lifecycle.before_start import (
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.lifecycle.before_start import (
         check_simulation,
         flower_engine,
     )
-    from server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
-    from server_app.monitoring.progress import Progress
-    from server_app.runs.presets import preset_settings
+    from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
+    from fedsurrogate.server_app.monitoring.progress import Progress
+    from fedsurrogate.server_app.runs.presets import preset_settings
 
     # Before the imports of an engine, which take seconds.
     _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
@@ -124,12 +131,12 @@ def simulate(
         try:
             with interruptible():
                 if by_flower:
-                    from server_app.deployment.simulate import Machine
-                    from server_app.deployment.simulate import simulate as start
+                    from fedsurrogate.server_app.deployment.simulate import Machine
+                    from fedsurrogate.server_app.deployment.simulate import simulate as start
 
                     folder = start(sites, settings, Machine(parallel, gpus), show)
                 else:
-                    from server_app.deployment.local_engine import simulate_here
+                    from fedsurrogate.server_app.deployment.local_engine import simulate_here
 
                     folder = simulate_here(sites, settings, show)
         except Interrupted as stop:
@@ -145,9 +152,9 @@ def simulate(
             for line in goodbye(stop, ["coordinator", "simulate", *options], settings):
                 progress.print(line, soft_wrap=True)
             raise typer.Exit(stop.exit_code) from None
-    from server_app.report.privacy_view import privacy_line
-    from server_app.report.warnings import warnings_of
-    from server_app.runs.reader import read_run
+    from fedsurrogate.server_app.report.privacy_view import privacy_line
+    from fedsurrogate.server_app.report.warnings import warnings_of
+    from fedsurrogate.server_app.runs.reader import read_run
 
     metrics = json.loads((folder / "metrics.json").read_text())
     if as_json:
@@ -184,14 +191,14 @@ def plan(
 
     from rich.table import Column, Table
 
-    from common.costs import check_payload, find_dimension
-    from common.help import without_effect
-    from common.number_format import human_bytes
-    from common.run import parse_run
-    from common.settings.flat import parse_overrides
-    from server_app.runs.plan import in_words
-    from server_app.runs.plan import plan as costs
-    from server_app.runs.presets import preset_settings
+    from fedsurrogate.common.costs import check_payload, find_dimension
+    from fedsurrogate.common.help import without_effect
+    from fedsurrogate.common.number_format import human_bytes
+    from fedsurrogate.common.run import parse_run
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.runs.plan import in_words
+    from fedsurrogate.server_app.runs.plan import plan as costs
+    from fedsurrogate.server_app.runs.presets import preset_settings
 
     config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
     known_dimension = dimension or find_dimension(config.settings)
@@ -275,11 +282,11 @@ def report(
     ] = None,
 ) -> None:
     """Write RUN/report.html again from the files in the run folder."""
-    from common.pages.svg import undrawn
-    from server_app.interrupted_runs import complete_killed
-    from server_app.report.build import write_csv, write_report
-    from server_app.report.privacy_view import privacy_line
-    from server_app.runs.reader import read_run
+    from fedsurrogate.common.pages.svg import undrawn
+    from fedsurrogate.server_app.interrupted_runs import complete_killed
+    from fedsurrogate.server_app.report.build import write_csv, write_report
+    from fedsurrogate.server_app.report.privacy_view import privacy_line
+    from fedsurrogate.server_app.runs.reader import read_run
 
     complete_killed(run, *(beside or ()))
     console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
@@ -302,8 +309,8 @@ def relearn(
 
     Leaving a site out removes its contribution exactly. Prints the folder of the new head.
     """
-    from common.settings import split_names
-    from server_app.relearn import relearn as learn_again
+    from fedsurrogate.common.settings import split_names
+    from fedsurrogate.server_app.relearn import relearn as learn_again
 
     try:
         names = split_names(classes)
@@ -320,8 +327,8 @@ def result_table(metrics: dict[str, Any]) -> Table:
     """Table of the main results: accuracies and bytes."""
     from rich.table import Table
 
-    from common.methods import METHODS
-    from common.number_format import human_bytes, human_seconds
+    from fedsurrogate.common.methods import METHODS
+    from fedsurrogate.common.number_format import human_bytes, human_seconds
 
     accuracy, sent, rounds = metrics["accuracy"], metrics["bytes"], len(metrics.get("rounds") or ())
     seconds = metrics["seconds"].get("command", metrics["seconds"]["total"])

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.command_line import Json, RunSettings, console, stderr_console
-from common.errors import ConfigError, RunError
-from server_app.cli.control import Authority, Control
-from server_app.cli.options import RunArgument, complete_runs
+from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_console
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.server_app.cli.control import Authority, Control
+from fedsurrogate.server_app.cli.options import RunArgument, complete_runs
 
 if TYPE_CHECKING:
-    from common.settings.flat import Scalar
+    from fedsurrogate.common.settings.flat import Scalar
 
 Epsilon = Annotated[
     float,
@@ -59,8 +59,8 @@ def evaluate(
     The model of a simulated run is evaluated in a simulation with the same sites, next to the exact
     values.
     """
-    from common.settings.flat import parse_overrides
-    from server_app.counting import CountingBudget, evaluation_settings
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings
 
     settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
     folder = _run(settings | parse_overrides(run_config or []), sites, control, root_certificates)
@@ -73,7 +73,7 @@ def evaluate(
         return
     from rich.table import Table
 
-    from server_app.counting import rows_of
+    from fedsurrogate.server_app.counting import rows_of
 
     table = Table(
         "class", "records", "sensitivity", "specificity", "AUROC", caption="with 95 % intervals"
@@ -116,11 +116,16 @@ def value(
     In a simulation on its test records: leave-one-out and Shapley values. Values of a hospital with
     swapped labels or broken images are low or negative. `coordinator report RUN` shows them.
     """
-    from server_app.site_values import noisy_values, stored, value_of_sites, value_settings
+    from fedsurrogate.server_app.site_values import (
+        noisy_values,
+        stored,
+        value_of_sites,
+        value_settings,
+    )
 
     if epsilon:
-        from server_app.counting import CountingBudget
-        from server_app.export.source import run_config_of
+        from fedsurrogate.server_app.counting import CountingBudget
+        from fedsurrogate.server_app.export.source import run_config_of
 
         settings, _ = value_settings(run, CountingBudget(epsilon, delta, secure_sum))
         folder = _run(settings, 0, control, root_certificates)
@@ -192,11 +197,11 @@ def survey(
 
     Example: coordinator survey --classes normal,pneumonia --epsilon 0.5
     """
-    from common.settings import split_names
-    from common.settings.flat import parse_overrides
-    from server_app.counting import CountingBudget, survey_settings
-    from server_app.report.build import write_report
-    from server_app.survey_estimate import estimate_of, features_like, features_with
+    from fedsurrogate.common.settings import split_names
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.counting import CountingBudget, survey_settings
+    from fedsurrogate.server_app.report.build import write_report
+    from fedsurrogate.server_app.survey_estimate import estimate_of, features_like, features_with
 
     try:
         names = split_names(classes)
@@ -243,11 +248,11 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     """Run to the end, simulated in this process with so many sites, or with the connected sites;
     return the run folder.
     """
-    from common.run import parse_run
-    from server_app.deployment.control import check_connection
-    from server_app.deployment.control import run as start
-    from server_app.lifecycle.before_start import check_submission
-    from server_app.monitoring.progress import Progress
+    from fedsurrogate.common.run import parse_run
+    from fedsurrogate.server_app.deployment.control import check_connection
+    from fedsurrogate.server_app.deployment.control import run as start
+    from fedsurrogate.server_app.lifecycle.before_start import check_submission
+    from fedsurrogate.server_app.monitoring.progress import Progress
 
     config, output_console, progress = parse_run(settings), stderr_console(), Progress()
 
@@ -257,7 +262,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     output = Path(config.settings.output_dir).expanduser().absolute()
     settings = {**settings, "output-dir": str(output)}
     if sites:
-        from server_app.deployment.local_engine import simulate_here
+        from fedsurrogate.server_app.deployment.local_engine import simulate_here
 
         return simulate_here(sites, settings, show)
     check_connection(control, authority)
@@ -323,7 +328,7 @@ def export(
     A graph has normalisation, backbone and head in one; it is read again and compared before the
     command ends.
     """
-    from server_app.export.source import signed_model_of
+    from fedsurrogate.server_app.export.source import signed_model_of
 
     model = signed_model_of(run, key)
     # The suffix is not taken with `with_suffix`, which would cut a name at its last dot.
@@ -333,20 +338,20 @@ def export(
             f"--out {str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
         )
     if format_ is Format.fedsurrogate:
-        from common.signed_models.signed_model import save_signed_model
+        from fedsurrogate.common.signed_models.signed_model import save_signed_model
 
         file.write_bytes(save_signed_model(model))
     elif format_ is Format.card:
-        from server_app.export.model_card import model_card
+        from fedsurrogate.server_app.export.model_card import model_card
 
         file.write_text(model_card(model, run), encoding="utf-8")
     elif format_ is Format.rocrate:
-        from server_app.export.research_object import write_research_object
+        from fedsurrogate.server_app.export.research_object import write_research_object
 
         write_research_object(model, run, file)
     else:
-        from server_app.export.graph import check_onnx, graph_of, write_graph
-        from server_app.export.model_card import model_card
+        from fedsurrogate.server_app.export.graph import check_onnx, graph_of, write_graph
+        from fedsurrogate.server_app.export.model_card import model_card
 
         if format_ is Format.onnx:
             check_onnx()
@@ -361,6 +366,6 @@ def export(
 
 def _weights(run: Path) -> str:
     """The weights file in the settings of a run."""
-    from server_app.export.source import run_config_of
+    from fedsurrogate.server_app.export.source import run_config_of
 
     return run_config_of(run).settings.weights_path

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from common.command_line import console, stderr_console
-from server_app.cli.options import complete_runs
+from fedsurrogate.common.command_line import console, stderr_console
+from fedsurrogate.server_app.cli.options import complete_runs
 
 RUN_HELP = "A run folder; or the folder of all runs, which selects the newest run."
 Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
@@ -51,9 +51,9 @@ def watch(
     with 0 when the run succeeded (with --once: has not failed), with 1 when it failed or --timeout
     has passed.
     """
-    from server_app.monitoring.watch import show_once, watch_json
-    from server_app.monitoring.watch import watch as show
-    from server_app.runs.reader import run_folders
+    from fedsurrogate.server_app.monitoring.watch import show_once, watch_json
+    from fedsurrogate.server_app.monitoring.watch import watch as show
+    from fedsurrogate.server_app.runs.reader import run_folders
 
     known = run_folders(run) if wait_for_next else []
     if once:
@@ -91,7 +91,7 @@ def metrics(
 
     Reads the run folders at each request, so new runs are included. Needs the extra `monitor`.
     """
-    from server_app.monitoring.prometheus import is_loopback, serve
+    from fedsurrogate.server_app.monitoring.prometheus import is_loopback, serve
 
     with serve(runs, host, port, newest, exposed) as url:
         console.print(f"{url} reports the runs in {runs}; Ctrl-C ends it", soft_wrap=True)
@@ -118,7 +118,7 @@ def tensorboard(
     Follows an active run to its end. Replaces files from an earlier call for the same run. Needs
     the extra `tensorboard`. Prints the folder to give to `tensorboard --logdir`.
     """
-    from server_app.monitoring.tensorboard import write_scalars
+    from fedsurrogate.server_app.monitoring.tensorboard import write_scalars
 
     console.print(str(write_scalars(run, logdir, timeout)), soft_wrap=True)
 

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from common.command_line import RunSettings, console
-from server_app.cli.options import MetricsAsJson
+from fedsurrogate.common.command_line import RunSettings, console
+from fedsurrogate.server_app.cli.options import MetricsAsJson
 
 Folder = Annotated[
     Path,
@@ -26,7 +26,7 @@ def key(folder: Folder) -> None:
     This command or `coordinator certs` makes the private key when it is missing. It stays in the
     folder.
     """
-    from server_app.deployment.request_key import make_request_key, request_public_key
+    from fedsurrogate.server_app.deployment.request_key import make_request_key, request_public_key
 
     make_request_key(folder)
     print(request_public_key(folder))
@@ -44,9 +44,9 @@ def request(
     """Write a signed request for sites without a network connection; `site release` replies with a
     bundle.
     """
-    from common.settings.flat import parse_overrides
-    from server_app.deployment.request_key import read_request_key
-    from server_app.offline import make_request
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.deployment.request_key import read_request_key
+    from fedsurrogate.server_app.offline import make_request
 
     made = make_request(parse_overrides(run_config or []), out, read_request_key(folder), days)
     until = f", valid until {made.expires}" if made.expires else ""
@@ -95,10 +95,10 @@ def learn(
     Only files signed by a listed key are used, unless you vouch for them: --trust-run-folder names
     a run whose surrogates arrived over your authenticated network, --unsigned a single surrogate.
     """
-    from common.settings.flat import parse_overrides
-    from server_app.offline import learn_from_files
-    from server_app.report.privacy_view import privacy_line
-    from server_app.runs.reader import read_run
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.offline import learn_from_files
+    from fedsurrogate.server_app.report.privacy_view import privacy_line
+    from fedsurrogate.server_app.runs.reader import read_run
 
     local = parse_overrides(run_config or [])
     folder = learn_from_files(
@@ -139,10 +139,10 @@ def exchange(
     02-north.request --out 02-north.reply` answers it. The command waits for the replies in OUT, and
     keeps running until the end. An empty file 02-north.lost tells that no reply will come.
     """
-    from common.settings.flat import parse_overrides
-    from server_app.cli.control import show_result
-    from server_app.exchange.run import run_by_files
-    from server_app.lifecycle.interruption import Interrupted, interruptible
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.cli.control import show_result
+    from fedsurrogate.server_app.exchange.run import run_by_files
+    from fedsurrogate.server_app.lifecycle.interruption import Interrupted, interruptible
 
     def show(line: str) -> None:
         console.print(line, soft_wrap=True)

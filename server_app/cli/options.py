@@ -1,5 +1,5 @@
 """Options of `coordinator` commands only, and what a shell completes in them; others are in
-`common.command_line`.
+`fedsurrogate.common.command_line`.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import typer
 
 def complete_keys(incomplete: str) -> list[tuple[str, str]]:
     """Settings of a run, and their meaning."""
-    from common.help import descriptions
+    from fedsurrogate.common.help import descriptions
 
     return [(row.key, row.text) for row in descriptions() if row.key.startswith(incomplete)]
 
 
 def complete_methods(incomplete: str) -> list[tuple[str, str]]:
     """Names of methods, and their papers."""
-    from common.methods import METHODS
+    from fedsurrogate.common.methods import METHODS
 
     return [(name, spec.paper) for name, spec in METHODS.items() if name.startswith(incomplete)]
 
 
 def complete_presets(incomplete: str) -> list[tuple[str, str]]:
     """Names of presets, and their notes."""
-    from server_app.runs.presets import preset_note, presets
+    from fedsurrogate.server_app.runs.presets import preset_note, presets
 
     return [(name, preset_note(name)) for name in presets() if name.startswith(incomplete)]
 
 
 def complete_runs(incomplete: str) -> list[str]:
     """Run folders, newest first: those in the folder that is typed so far, or in runs/."""
-    from server_app.runs.reader import run_folders
+    from fedsurrogate.server_app.runs.reader import run_folders
 
     typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     folders = dict.fromkeys(

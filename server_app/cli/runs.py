@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.command_line import Json, console, stderr_console
-from server_app.cli.control import Authority, Control, show_result
-from server_app.cli.options import MetricsAsJson, complete_runs
+from fedsurrogate.common.command_line import Json, console, stderr_console
+from fedsurrogate.server_app.cli.control import Authority, Control, show_result
+from fedsurrogate.server_app.cli.options import MetricsAsJson, complete_runs
 
 if TYPE_CHECKING:
-    from server_app.control_api.sites import KnownSite
+    from fedsurrogate.server_app.control_api.sites import KnownSite
 
 Handle = Annotated[
     str,
@@ -43,10 +43,10 @@ def runs(
     """
     from rich.table import Column, Table
 
-    from common.number_format import human_seconds
-    from server_app.control_api.overview import overview
-    from server_app.interrupted_runs import complete_killed
-    from server_app.runs.reader import run_folders
+    from fedsurrogate.common.number_format import human_seconds
+    from fedsurrogate.server_app.control_api.overview import overview
+    from fedsurrogate.server_app.interrupted_runs import complete_killed
+    from fedsurrogate.server_app.runs.reader import run_folders
 
     complete_killed(*run_folders(output)[:newest])
     rows, problem = overview(output, control, root_certificates, newest)
@@ -83,8 +83,8 @@ def attach(
 
     Ctrl-C ends only this command; the run continues.
     """
-    from server_app.deployment.control import attach as follow
-    from server_app.monitoring.progress import Progress
+    from fedsurrogate.server_app.deployment.control import attach as follow
+    from fedsurrogate.server_app.monitoring.progress import Progress
 
     output_console, progress = stderr_console(), Progress()
 
@@ -110,8 +110,8 @@ def stop(
     """Stop a run at its SuperLink. Its folder records that it was interrupted; runs in rounds can
     be continued.
     """
-    from server_app.deployment.control import stop as end
-    from server_app.lifecycle.resume import continuation
+    from fedsurrogate.server_app.deployment.control import stop as end
+    from fedsurrogate.server_app.lifecycle.resume import continuation
 
     handle = end(run, output, control, root_certificates)
     console.print(f"stopped {handle.folder or handle.id}", soft_wrap=True)
@@ -140,9 +140,9 @@ def sites(
     """
     from rich.table import Column, Table
 
-    from server_app.control_api.sites import NEWEST, known_sites
-    from server_app.interrupted_runs import complete_killed
-    from server_app.runs.reader import run_folders
+    from fedsurrogate.server_app.control_api.sites import NEWEST, known_sites
+    from fedsurrogate.server_app.interrupted_runs import complete_killed
+    from fedsurrogate.server_app.runs.reader import run_folders
 
     complete_killed(*run_folders(output)[:NEWEST])
     rows = known_sites(folder, output, control, root_certificates)
@@ -166,7 +166,7 @@ def sites(
 
 
 def _cells(site: KnownSite) -> tuple[str, ...]:
-    from common.number_format import human_seconds
+    from fedsurrogate.common.number_format import human_seconds
 
     now = datetime.now(UTC)
     since, seen = (

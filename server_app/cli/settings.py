@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from common.command_line import Json, console
-from server_app.cli.options import complete_keys, complete_methods, complete_presets
+from fedsurrogate.common.command_line import Json, console
+from fedsurrogate.server_app.cli.options import complete_keys, complete_methods, complete_presets
 
 
 def settings(
@@ -36,8 +36,8 @@ def settings(
     """
     from dataclasses import asdict
 
-    from common.help import descriptions
-    from common.settings_tables import setting_tables
+    from fedsurrogate.common.help import descriptions
+    from fedsurrogate.common.settings_tables import setting_tables
 
     rows = descriptions(key, method)
     if as_json:
@@ -57,7 +57,7 @@ def preset(
     ] = "",
 ) -> None:
     """List the presets, or print the settings of one."""
-    from server_app.runs.presets import preset_note, preset_settings, presets
+    from fedsurrogate.server_app.runs.presets import preset_note, preset_settings, presets
 
     if name:
         typer.echo(

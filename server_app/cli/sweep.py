@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.command_line import RunSettings, console, stderr_console
-from common.errors import ConfigError
-from server_app.cli.options import Preset
+from fedsurrogate.common.command_line import RunSettings, console, stderr_console
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.server_app.cli.options import Preset
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from common.settings.flat import Scalar
+    from fedsurrogate.common.settings.flat import Scalar
 
 
 def sweep(
@@ -47,13 +47,20 @@ def sweep(
 
     Example: coordinator sweep --seeds 2 -g 'method=["fedpft", "afl"]' -g 'alpha=[0.1, 1.0]'
     """
-    from common.extras.packages import is_installed, missing
-    from common.run import parse_run
-    from common.settings.flat import parse_overrides
-    from server_app.deployment.local_engine import simulate_here
-    from server_app.report.plots.sweep import draw_sweep
-    from server_app.runs.presets import preset_settings
-    from server_app.sweep import Trial, Varied, combinations, merged, run_trials, summarise
+    from fedsurrogate.common.extras.packages import is_installed, missing
+    from fedsurrogate.common.run import parse_run
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.deployment.local_engine import simulate_here
+    from fedsurrogate.server_app.report.plots.sweep import draw_sweep
+    from fedsurrogate.server_app.runs.presets import preset_settings
+    from fedsurrogate.server_app.sweep import (
+        Trial,
+        Varied,
+        combinations,
+        merged,
+        run_trials,
+        summarise,
+    )
 
     fixed = preset_settings(preset) | parse_overrides(run_config or [])
     trials = combinations(parse_grid(grid or []), range(seeds))
@@ -131,7 +138,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
 def _table(summaries: Sequence[Any]) -> Table:
     from rich.table import Table
 
-    from common.number_format import human_bytes
+    from fedsurrogate.common.number_format import human_bytes
 
     table = Table(*summaries[0].varied, "accuracy", "runs", "failed", "uplink")
     for each in summaries:

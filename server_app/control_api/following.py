@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from common.errors import RunError
-from common.flower.interface import FlowerRun, UnreachableError
-from server_app.control_api.runs import list_runs
-from server_app.interrupted_runs import complete_killed
-from server_app.runs.json_files import PARTS
-from server_app.runs.reader import POLL_SECONDS, LiveRun, run_folders
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower.interface import FlowerRun, UnreachableError
+from fedsurrogate.server_app.control_api.runs import list_runs
+from fedsurrogate.server_app.interrupted_runs import complete_killed
+from fedsurrogate.server_app.runs.json_files import PARTS
+from fedsurrogate.server_app.runs.reader import POLL_SECONDS, LiveRun, run_folders
 
 LATEST = "latest"
 LOOK_SECONDS = 5.0

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from common.errors import RunError
-from common.flower.interface import FlowerRun
-from server_app.control_api.following import flower_id
-from server_app.control_api.runs import list_runs
-from server_app.runs.json_values import as_table
-from server_app.runs.reader import LiveRun, run_folders
-from server_app.runs.state import RunState
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower.interface import FlowerRun
+from fedsurrogate.server_app.control_api.following import flower_id
+from fedsurrogate.server_app.control_api.runs import list_runs
+from fedsurrogate.server_app.runs.json_values import as_table
+from fedsurrogate.server_app.runs.reader import LiveRun, run_folders
+from fedsurrogate.server_app.runs.state import RunState
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.flower import flower
-from common.flower.interface import FlowerRun
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.interface import FlowerRun
 
 
 def list_runs(address: str, authority: Path | None) -> list[FlowerRun]:

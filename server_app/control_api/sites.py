@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from common.flower import flower
-from common.flower.interface import FlowerNode
-from server_app.deployment.supernodes import table_file
-from server_app.runs.reader import LiveRun, run_folders
-from server_app.runs.state import SiteState
-from strategies.base.registered import Registration, read_table
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.interface import FlowerNode
+from fedsurrogate.server_app.deployment.supernodes import table_file
+from fedsurrogate.server_app.runs.reader import LiveRun, run_folders
+from fedsurrogate.server_app.runs.state import SiteState
+from fedsurrogate.strategies.base.registered import Registration, read_table
 
 # Flower: a node is online until two intervals have passed since its last heartbeat.
 PATIENCE = 2
@@ -151,7 +151,7 @@ def _key(public: bytes) -> str:
     """SHA-256 of a public key, as `coordinator certs` shows it; empty without one."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    from server_app.deployment.certificates import key_fingerprint
+    from fedsurrogate.server_app.deployment.certificates import key_fingerprint
 
     if not public:
         return ""
@@ -161,6 +161,6 @@ def _key(public: bytes) -> str:
 
 
 def _line_key(line: str) -> str:
-    from server_app.deployment.certificates import key_fingerprint
+    from fedsurrogate.server_app.deployment.certificates import key_fingerprint
 
     return key_fingerprint(line.encode())

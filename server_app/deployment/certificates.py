@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from common.errors import ConfigError
-from common.files import replace_file
-from server_app.deployment import SERVER_DAYS
-from server_app.deployment.request_key import make_request_key
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.server_app.deployment import SERVER_DAYS
+from fedsurrogate.server_app.deployment.request_key import make_request_key
 
 # Mode of certificates and public keys.
 PUBLIC = 0o644

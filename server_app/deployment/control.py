@@ -11,13 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, RunError
-from common.flower.environment import is_loopback
-from common.flower.interface import FINISHED
-from common.settings.flat import Scalar
-from server_app.control_api.following import END_SECONDS, Handle, find_handle, follow_run
-from server_app.control_api.runs import stop as stop_at_superlink
-from server_app.deployment.submit import (
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.flower.environment import is_loopback
+from fedsurrogate.common.flower.interface import FINISHED
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.control_api.following import (
+    END_SECONDS,
+    Handle,
+    find_handle,
+    follow_run,
+)
+from fedsurrogate.server_app.control_api.runs import stop as stop_at_superlink
+from fedsurrogate.server_app.deployment.submit import (
     DONE,
     OnEvent,
     failure,
@@ -28,9 +33,9 @@ from server_app.deployment.submit import (
     stop_run,
     submit,
 )
-from server_app.interrupted_runs import complete_interrupted, final_metrics
-from server_app.lifecycle.interruption import Interrupted
-from server_app.lifecycle.resume import continuation
+from fedsurrogate.server_app.interrupted_runs import complete_interrupted, final_metrics
+from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.lifecycle.resume import continuation
 
 NAME = "coordinator"
 STOPPED = "stopped with `coordinator stop`"

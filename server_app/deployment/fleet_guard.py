@@ -9,7 +9,7 @@ could then reply as that site, or send it requests as if it were the coordinator
 
 from __future__ import annotations
 
-from common.flower.interface import FleetRequest
+from fedsurrogate.common.flower.interface import FleetRequest
 
 
 def refusal(request: FleetRequest) -> str:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.errors import ConfigError
-from server_app.deployment.request_key import PUBLIC
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.server_app.deployment.request_key import PUBLIC
 
 # The folder deploy/ is next to this package, in a checkout and in the image.
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -16,21 +16,21 @@ from pathlib import Path
 import torch
 from flwr.app import Context, Message
 
-from common.errors import RunError
-from common.help import without_effect
-from common.run import Run, parse_run
-from common.settings.flat import Scalar
-from server_app.deployment.local_grid import ClientApp, LocalGrid
-from server_app.deployment.submit import OnEvent, find_folder, remark
-from server_app.federate import federate
-from server_app.lifecycle.before_start import check_records, check_simulation
-from server_app.lifecycle.interruption import Interrupted
-from server_app.lifecycle.memory import check_local
-from server_app.lifecycle.site_folders import site_folders
-from server_app.runs.json_files import PARTS, EventFile
-from server_app.runs.reader import POLL_SECONDS
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.help import without_effect
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.deployment.local_grid import ClientApp, LocalGrid
+from fedsurrogate.server_app.deployment.submit import OnEvent, find_folder, remark
+from fedsurrogate.server_app.federate import federate
+from fedsurrogate.server_app.lifecycle.before_start import check_records, check_simulation
+from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.lifecycle.memory import check_local
+from fedsurrogate.server_app.lifecycle.site_folders import site_folders
+from fedsurrogate.server_app.runs.json_files import PARTS, EventFile
+from fedsurrogate.server_app.runs.reader import POLL_SECONDS
 
-CLIENT_APP = "client_app.app:app"
+CLIENT_APP = "fedsurrogate.client_app.clientapp:app"
 # Every run of Flower has its own id. Ledgers and checkpoints use it.
 RUN_IDS = itertools.count(time.time_ns() % 2**40)
 _active = 0

@@ -14,8 +14,8 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
-from common.flower import flower
-from common.settings.flat import Scalar
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.settings.flat import Scalar
 
 FIRST_NODE = 1001
 ClientApp = Callable[[Message, Context], Message]

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.files import create_file
-from common.security.sealing import SEED_BYTES, new_key, public_key
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.files import create_file
+from fedsurrogate.common.security.sealing import SEED_BYTES, new_key, public_key
 
 KEY, PUBLIC = "coordinator.key", "coordinator.pub"
 # Environment variable of the coordinator's app: the folder of the key. Without it the key is in

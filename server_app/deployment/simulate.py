@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.errors import RunError
-from common.flower import flower
-from common.flower.environment import OWN_CLUSTER, prepared_ray
-from common.help import without_effect
-from common.machine.ray_folder import ray_folder, remark_on
-from common.machine.user_folders import STATE, user_folder
-from common.settings.flat import Scalar
-from server_app.deployment.submit import (
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.environment import OWN_CLUSTER, prepared_ray
+from fedsurrogate.common.help import without_effect
+from fedsurrogate.common.machine.ray_folder import ray_folder, remark_on
+from fedsurrogate.common.machine.user_folders import STATE, user_folder
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.deployment.submit import (
     DONE,
     OnEvent,
     failure,
@@ -35,12 +35,12 @@ from server_app.deployment.submit import (
     stop_process,
     submit,
 )
-from server_app.interrupted_runs import complete_interrupted
-from server_app.lifecycle.before_start import check_records, check_simulation
-from server_app.lifecycle.interruption import Interrupted
-from server_app.lifecycle.memory import check_addresses, fitting_sites
-from server_app.lifecycle.ray_start import DID_NOT_START, REMEDY
-from server_app.lifecycle.site_folders import site_folders
+from fedsurrogate.server_app.interrupted_runs import complete_interrupted
+from fedsurrogate.server_app.lifecycle.before_start import check_records, check_simulation
+from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.lifecycle.memory import check_addresses, fitting_sites
+from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START, REMEDY
+from fedsurrogate.server_app.lifecycle.site_folders import site_folders
 
 START_SECONDS = 300.0
 ATTEMPTS = 3

@@ -19,15 +19,15 @@ from typing import Any
 
 import psutil
 
-from common.errors import RunError
-from common.flower.environment import QUIET, quoted_python, without_proxy_here
-from common.settings.flat import Scalar
-from server_app.interrupted_runs import final_metrics
-from server_app.lifecycle.interruption import Interrupted
-from server_app.runs.json_files import PARTS, EventFile
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower.environment import QUIET, quoted_python, without_proxy_here
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.interrupted_runs import final_metrics
+from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.runs.json_files import PARTS, EventFile
 
 APP_FOLDER = Path(__file__).resolve().parents[2]
-# The packages of the app, as `fab-include` in pyproject.toml names them.
+# The packages of the app next to `fedsurrogate`, as `fab-include` in pyproject.toml names them.
 PACKED = ("common", "client_app", "server_app", "strategies")
 # Flower's status of a successful run.
 DONE = "finished:completed"
@@ -113,8 +113,8 @@ def app_folder() -> Iterator[Path]:
     """The folder that `flwr run` packs: the checkout, or a temporary one that is put together from
     the installed wheel.
 
-    A wheel has the packages in site-packages, and pyproject.toml, which names the app, among its
-    data files.
+    A wheel has the packages in the folder `fedsurrogate` of site-packages, and pyproject.toml, which
+    names the app, among its data files.
 
     Yields:
         The folder.
@@ -137,7 +137,7 @@ def app_folder() -> Iterator[Path]:
     ]
     folders = (
         each
-        for each in (*recorded, APP_FOLDER / "share" / "fedsurrogate")
+        for each in (*recorded, APP_FOLDER.parent / "share" / "fedsurrogate")
         if (each / "pyproject.toml").is_file()
     )
     data = next(folders, None)
@@ -155,6 +155,9 @@ def app_folder() -> Iterator[Path]:
             shutil.copytree(
                 APP_FOLDER / package, app / package, ignore=shutil.ignore_patterns("__pycache__")
             )
+        (app / "fedsurrogate").mkdir()
+        for file in APP_FOLDER.glob("*.py"):
+            shutil.copy(file, app / "fedsurrogate")
         yield app
 
 

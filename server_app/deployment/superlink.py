@@ -12,13 +12,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.flower import flower
-from common.flower.environment import without_proxy_here
-from common.logs.output import configure_log
-from server_app.deployment.fleet_guard import refusal
-from server_app.deployment.request_key import KEY
-from server_app.deployment.request_key import VARIABLE as SIGNING
-from strategies.base.registered import TABLE, VARIABLE
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.environment import without_proxy_here
+from fedsurrogate.common.logs.output import configure_log
+from fedsurrogate.server_app.deployment.fleet_guard import refusal
+from fedsurrogate.server_app.deployment.request_key import KEY
+from fedsurrogate.server_app.deployment.request_key import VARIABLE as SIGNING
+from fedsurrogate.strategies.base.registered import TABLE, VARIABLE
 
 
 def serve(arguments: Sequence[str]) -> None:

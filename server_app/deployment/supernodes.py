@@ -9,11 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.flower import flower
-from common.flower.interface import Control, FlowerNode
-from common.wire.validation import SITE_NAME
-from strategies.base.registered import TABLE, VARIABLE, Registration, read_table, write_table
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.interface import Control, FlowerNode
+from fedsurrogate.common.wire.validation import SITE_NAME
+from fedsurrogate.strategies.base.registered import (
+    TABLE,
+    VARIABLE,
+    Registration,
+    read_table,
+    write_table,
+)
 
 
 def table_file(folder: Path) -> Path:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from common.errors import SealError, SurrogateError
-from common.exchange.message_files import (
+from fedsurrogate.common.errors import SealError, SurrogateError
+from fedsurrogate.common.exchange.message_files import (
     LARGEST_FILE,
     MessageReply,
     MessageRequest,
@@ -22,11 +22,11 @@ from common.exchange.message_files import (
     pack_request,
     unpack_reply,
 )
-from common.files import replace_file
-from common.flower import flower
-from common.settings.flat import Scalar
-from common.wire.records import from_record, to_record
-from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.wire.records import from_record, to_record
+from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 
 # Seconds without a change after which a file is no longer being copied.
 SETTLED = 5.0

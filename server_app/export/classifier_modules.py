@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError
-from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
-from common.models.networks import build
-from common.surrogates.columns import Frame
-from common.surrogates.surrogates import Header
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from fedsurrogate.common.models.networks import build
+from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.surrogates import Header
 
 
 def module_of(classifier: Classifier) -> nn.Module:
@@ -27,7 +27,7 @@ def module_of(classifier: Classifier) -> nn.Module:
         ConfigError: for a classifier that no graph can hold.
 
     Example:
-        >>> from common.surrogates.surrogates import Header
+        >>> from fedsurrogate.common.surrogates.surrogates import Header
         >>> header = Header("fedpft", "", "north", "features", ("benign", "malignant"))
         >>> head = Head(header, torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0.5, 0.0]))
         >>> module_of(head)(torch.tensor([[1.0, 1.0]])).tolist()
@@ -126,7 +126,7 @@ class LinearHead(nn.Module):
         if self.projection is not None:
             features = features @ self.projection.T
         if self.clip is not None:
-            # Double precision, as in `clip` of common.privacy.gaussian_mechanism.
+            # Double precision, as in `clip` of fedsurrogate.common.privacy.gaussian_mechanism.
             norms = torch.linalg.vector_norm(features.double(), dim=1, keepdim=True)
             features = (features.double() / norms.clamp_min(max(self.clip, 1e-30))).float()
         return torch.nn.functional.linear(features, self.weight, self.bias)

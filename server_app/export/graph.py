@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.backbones.backbones import load_backbone, load_network
-from common.backbones.feature_power import power_in, raised, with_power
-from common.backbones.preprocessing import Preprocessing
-from common.errors import BackboneError, ConfigError, RunError
-from common.extras.packages import EXTRAS, check_installed, needed_for
-from common.models.classifiers import Classifier, check_of_classes
-from common.signed_models.signed_model import SignedModel
-from server_app.export.classifier_modules import module_of
+from fedsurrogate.common.backbones.backbones import load_backbone, load_network
+from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
+from fedsurrogate.common.backbones.preprocessing import Preprocessing
+from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
+from fedsurrogate.common.extras.packages import EXTRAS, check_installed, needed_for
+from fedsurrogate.common.models.classifiers import Classifier, check_of_classes
+from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.server_app.export.classifier_modules import module_of
 
 # Largest difference of a probability between the written graph and this process.
 TOLERANCE = 1e-4

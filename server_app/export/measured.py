@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import RunError
-from common.escapes import for_markdown
-from common.signed_models.signed_model import SignedModel
-from server_app.report.counts_view import HIDDEN, where_noise
-from server_app.runs.json_files import read_json
-from server_app.runs.json_values import Json, as_number, as_table, at, clean
-from strategies.counting.evaluated import payload_of
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.escapes import for_markdown
+from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.server_app.report.counts_view import HIDDEN, where_noise
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.json_values import Json, as_number, as_table, at, clean
+from fedsurrogate.strategies.counting.evaluated import payload_of
 
 MEASURES = {"sensitivity": "sensitivity", "specificity": "specificity", "auroc": "AUROC"}
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from common.backbones.preprocessing import Preprocessing
-from common.escapes import for_markdown, for_terminal
-from common.methods import METHODS
-from common.privacy.mechanism import NOT_COVERED
-from common.signed_models.signed_model import SignedModel
-from server_app.export.measured import Measured, evaluated
-from server_app.runs.json_files import read_json
-from server_app.runs.json_values import Json, as_number, at
+from fedsurrogate.common.backbones.preprocessing import Preprocessing
+from fedsurrogate.common.escapes import for_markdown, for_terminal
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.privacy.mechanism import NOT_COVERED
+from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.server_app.export.measured import Measured, evaluated
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.json_values import Json, as_number, at
 
 # Licences of published weights, as far as this project knows them. Others must be looked up.
 LICENCES = {"torchvision": ("bsd-3-clause", "torchvision's weights, BSD-3-Clause; trained on ImageNet-1k, whose terms are "

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from server_app.report.build import write_report
-from server_app.runs.json_files import read_json
-from server_app.runs.json_values import as_list, as_table, at
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.json_values import as_list, as_table, at
 
 EVENTS, REPORT = "events.jsonl", "report.html"
 # JSON files of a run folder; the first two always exist.

@@ -8,11 +8,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from common.errors import RunError
-from common.signed_models.signed_model import SignedModel, save_signed_model
-from server_app.export.model_card import model_card
-from server_app.export.pseudonyms import write_pseudonymous
-from server_app.runs.json_files import read_json
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.signed_models.signed_model import SignedModel, save_signed_model
+from fedsurrogate.server_app.export.model_card import model_card
+from fedsurrogate.server_app.export.pseudonyms import write_pseudonymous
+from fedsurrogate.server_app.runs.json_files import read_json
 
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
 # Files that are passed on, with pseudonyms for sites. Surrogates stay: they are releases to the

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from common.errors import RunError
-from common.run import Run, parse_run
-from common.signed_models.making import make_signed_model
-from common.signed_models.signed_model import SUFFIX, SignedModel, read_signed_model
-from common.wire.model_files import load_model
-from server_app.deployment.request_key import read_request_key, signing_key
-from server_app.runs.json_files import read_json
-from server_app.runs.json_values import as_number, as_table, at
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, read_signed_model
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.server_app.deployment.request_key import read_request_key, signing_key
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.json_values import as_number, as_table, at
 
 
 def run_config_of(run: Path) -> Run:

@@ -9,21 +9,25 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from common.backbones.backbone_names import OWN_BACKBONE, check_backbone_name, check_weights_file
-from common.costs import check_payload, known_dimension
-from common.errors import ConfigError
-from common.extras.needed import check_packages, packages_for
-from common.extras.packages import check_installed, is_installed
-from common.flower.environment import is_loopback
-from common.models.devices import pick_device
-from common.run import Run, parse_run
-from common.settings import DataSettings
-from common.settings.flat import Scalar
-from server_app.lifecycle.resume import check_resume
+from fedsurrogate.common.backbones.backbone_names import (
+    OWN_BACKBONE,
+    check_backbone_name,
+    check_weights_file,
+)
+from fedsurrogate.common.costs import check_payload, known_dimension
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.extras.needed import check_packages, packages_for
+from fedsurrogate.common.extras.packages import check_installed, is_installed
+from fedsurrogate.common.flower.environment import is_loopback
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import DataSettings
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.lifecycle.resume import check_resume
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
-RECORD_CHECKS = "client_app.diagnostics.simulation_checks"
+RECORD_CHECKS = "fedsurrogate.client_app.diagnostics.simulation_checks"
 PATHS = ("data-dir", "weights-path")
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.command_line import handling
-from common.settings.flat import Scalar
-from server_app.lifecycle.resume import command_of
+from fedsurrogate.common.command_line import handling
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.lifecycle.resume import command_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NAMES = {

@@ -6,8 +6,8 @@ import math
 
 import psutil
 
-from common.errors import RunError
-from common.machine.memory import MIB, address_limit, available_memory
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.machine.memory import MIB, address_limit, available_memory
 
 # Measured with the digits: proportional set sizes at their highest, rounded up.
 # Flower's and Ray's processes (1.1 GiB) and this one; each site; all sites in this process.

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from common.flower import flower
-from common.flower.environment import RAY_PATIENCE
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.environment import RAY_PATIENCE
 
 DID_NOT_START = "Ray, which runs the simulated sites, did not start"
 REMEDY = (

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, RunError
-from common.run import Run, parse_run
-from common.settings import Settings
-from common.settings.flat import Scalar
-from server_app.runs.json_files import MANIFEST, METRICS, read_object
-from server_app.runs.json_values import Json, as_number, at
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.runs.json_files import MANIFEST, METRICS, read_object
+from fedsurrogate.server_app.runs.json_values import Json, as_number, at
 
 # What a run leaves to continue from, by the kind of its method.
 CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}

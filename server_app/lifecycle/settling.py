@@ -13,13 +13,13 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.errors import RunError
-from common.files import READABLE, replace_file
-from server_app.runs.json_files import EVENTS, METRICS, read_object
-from server_app.runs.json_values import Json
-from server_app.runs.killed import interrupted_metrics, why_killed
-from server_app.runs.reader import POLL_SECONDS
-from server_app.runs.writer_lock import forget_writer, writer_is_gone
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.files import READABLE, replace_file
+from fedsurrogate.server_app.runs.json_files import EVENTS, METRICS, read_object
+from fedsurrogate.server_app.runs.json_values import Json
+from fedsurrogate.server_app.runs.killed import interrupted_metrics, why_killed
+from fedsurrogate.server_app.runs.reader import POLL_SECONDS
+from fedsurrogate.server_app.runs.writer_lock import forget_writer, writer_is_gone
 
 
 def settle(folder: Path) -> bool:

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.machine.user_folders import CACHE, NAME, STATE, user_folder, why_not_writable
+from fedsurrogate.common.machine.user_folders import (
+    CACHE,
+    NAME,
+    STATE,
+    user_folder,
+    why_not_writable,
+)
 
 WHAT = {STATE: "log and state", CACHE: "computed features"}
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from common.errors import RunError
-from server_app.interrupted_runs import complete_killed
-from server_app.runs.json_values import Json
-from server_app.runs.reader import POLL_SECONDS, LiveRun, find_run
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.server_app.interrupted_runs import complete_killed
+from fedsurrogate.server_app.runs.json_values import Json
+from fedsurrogate.server_app.runs.reader import POLL_SECONDS, LiveRun, find_run
 
 
 def look(run: LiveRun) -> list[Json]:

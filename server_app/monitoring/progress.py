@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from common.number_format import human_bytes, human_seconds
-from server_app.runs.json_values import Json
-from server_app.runs.state import RunState, event_line
+from fedsurrogate.common.number_format import human_bytes, human_seconds
+from fedsurrogate.server_app.runs.json_values import Json
+from fedsurrogate.server_app.runs.state import RunState, event_line
 
 
 def progress_line(state: RunState, now: datetime | None = None) -> str:

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError, RunError
-from common.extras.packages import needed_for
-from server_app.monitoring.following import look
-from server_app.monitoring.watch_view import elapsed, silent_for
-from server_app.runs.json_values import natural_order
-from server_app.runs.reader import LiveRun, find_run, run_folders
-from server_app.runs.state import RunState, SiteState
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.server_app.monitoring.following import look
+from fedsurrogate.server_app.monitoring.watch_view import elapsed, silent_for
+from fedsurrogate.server_app.runs.json_values import natural_order
+from fedsurrogate.server_app.runs.reader import LiveRun, find_run, run_folders
+from fedsurrogate.server_app.runs.state import RunState, SiteState
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

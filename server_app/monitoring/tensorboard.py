@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from common.extras.packages import needed_for
-from server_app.monitoring.following import await_run, follow
-from server_app.runs.json_values import Json, as_number
-from server_app.runs.reader import LiveRun
-from server_app.runs.state import RunState, when
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.server_app.monitoring.following import await_run, follow
+from fedsurrogate.server_app.runs.json_values import Json, as_number
+from fedsurrogate.server_app.runs.reader import LiveRun
+from fedsurrogate.server_app.runs.state import RunState, when
 
 # File names of SummaryWriter.
 WRITTEN = "events.out.tfevents.*"

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from common.errors import RunError
-from server_app.monitoring.following import await_run, follow, look
-from server_app.monitoring.watch_view import elapsed, summary, view
-from server_app.runs.json_values import Json
-from server_app.runs.reader import LiveRun, find_run
-from server_app.runs.state import RunState, event_line
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.server_app.monitoring.following import await_run, follow, look
+from fedsurrogate.server_app.monitoring.watch_view import elapsed, summary, view
+from fedsurrogate.server_app.runs.json_values import Json
+from fedsurrogate.server_app.runs.reader import LiveRun, find_run
+from fedsurrogate.server_app.runs.state import RunState, event_line
 
 
 def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:

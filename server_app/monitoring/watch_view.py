@@ -11,12 +11,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from common.number_format import human_bytes, human_seconds, percent
-from server_app.lifecycle.resume import continuation
-from server_app.monitoring.progress import progress_line
-from server_app.runs.json_values import natural_order
-from server_app.runs.reader import LiveRun
-from server_app.runs.state import RunState, SiteState, event_line
+from fedsurrogate.common.number_format import human_bytes, human_seconds, percent
+from fedsurrogate.server_app.lifecycle.resume import continuation
+from fedsurrogate.server_app.monitoring.progress import progress_line
+from fedsurrogate.server_app.runs.json_values import natural_order
+from fedsurrogate.server_app.runs.reader import LiveRun
+from fedsurrogate.server_app.runs.state import RunState, SiteState, event_line
 
 STYLES = {
     "running": "bold cyan",

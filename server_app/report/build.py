@@ -10,27 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from common.escapes import for_html
-from common.number_format import human_bytes, human_seconds, percent
-from common.pages.html import render_page, trusted
-from common.pages.style import page_head
-from common.pages.svg import NAMED_SITES, undrawn
-from common.settings import Settings
-from common.settings.flat import flatten
-from server_app.report.comparison import compared, comparison_table, of_other_records
-from server_app.report.counts_view import CountsView, counts_views
-from server_app.report.layout import layout
-from server_app.report.plots import accuracy as plots
-from server_app.report.plots.downstream import downstream
-from server_app.report.plots.landscape import epsilons, radii, sheets
-from server_app.report.plots.progress import curves, progress, steps
-from server_app.report.plots.site_values import values_view
-from server_app.report.privacy_view import privacy_picture, privacy_view
-from server_app.report.site_map import drawn_map, site_map_of, words_of
-from server_app.report.tables import csv_link, tables_of, write_tables
-from server_app.report.warnings import data_of, warnings_of
-from server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
-from server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
+from fedsurrogate.common.escapes import for_html
+from fedsurrogate.common.number_format import human_bytes, human_seconds, percent
+from fedsurrogate.common.pages.html import render_page, trusted
+from fedsurrogate.common.pages.style import page_head
+from fedsurrogate.common.pages.svg import NAMED_SITES, undrawn
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import flatten
+from fedsurrogate.server_app.report.comparison import compared, comparison_table, of_other_records
+from fedsurrogate.server_app.report.counts_view import CountsView, counts_views
+from fedsurrogate.server_app.report.layout import layout
+from fedsurrogate.server_app.report.plots import accuracy as plots
+from fedsurrogate.server_app.report.plots.downstream import downstream
+from fedsurrogate.server_app.report.plots.landscape import epsilons, radii, sheets
+from fedsurrogate.server_app.report.plots.progress import curves, progress, steps
+from fedsurrogate.server_app.report.plots.site_values import values_view
+from fedsurrogate.server_app.report.privacy_view import privacy_picture, privacy_view
+from fedsurrogate.server_app.report.site_map import drawn_map, site_map_of, words_of
+from fedsurrogate.server_app.report.tables import csv_link, tables_of, write_tables
+from fedsurrogate.server_app.report.warnings import data_of, warnings_of
+from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
+from fedsurrogate.server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
 
 # Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end
 # in .md.

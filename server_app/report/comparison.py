@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.errors import RunError
-from common.settings.flat import flatten
-from server_app.lifecycle.resume import OF_RECORDS
-from server_app.report.plots.progress import AccuracyStep, steps
-from server_app.report.tables import Table
-from server_app.runs.json_values import as_table
-from server_app.runs.reader import RunFolder
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.settings.flat import flatten
+from fedsurrogate.server_app.lifecycle.resume import OF_RECORDS
+from fedsurrogate.server_app.report.plots.progress import AccuracyStep, steps
+from fedsurrogate.server_app.report.tables import Table
+from fedsurrogate.server_app.runs.json_values import as_table
+from fedsurrogate.server_app.runs.reader import RunFolder
 
 # Settings that decide which records a run trains and tests on.
 RECORDS = (*OF_RECORDS, "data-dir", "seed", "classes")

@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import RunError
-from common.number_format import percent
-from server_app.report.plots.counts import MEASURES, WithInterval, draw_measures, draw_records
-from server_app.runs.json_files import read_json
-from server_app.runs.json_values import Json, as_list, as_number, as_table, at, clean
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.number_format import percent
+from fedsurrogate.server_app.report.plots.counts import (
+    MEASURES,
+    WithInterval,
+    draw_measures,
+    draw_records,
+)
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table, at, clean
 
 HIDDEN = "hidden by the noise"
 KINDS = ("evaluation", "survey")

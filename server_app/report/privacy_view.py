@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from common.pages.svg import NAMED_SITES
-from server_app.report.plots.privacy import STATISTICS, noise_against_signal
-from server_app.runs.json_values import (
+from fedsurrogate.common.pages.svg import NAMED_SITES
+from fedsurrogate.server_app.report.plots.privacy import STATISTICS, noise_against_signal
+from fedsurrogate.server_app.runs.json_values import (
     Json,
     as_list,
     as_number,
@@ -16,7 +16,7 @@ from server_app.runs.json_values import (
     at,
     natural_order,
 )
-from server_app.runs.reader import RunFolder
+from fedsurrogate.server_app.runs.reader import RunFolder
 
 MECHANISMS = {
     "sums": "noisy class sums",

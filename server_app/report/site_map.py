@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.errors import FedSurrogateError
-from common.run import parse_run
-from common.surrogates.surrogates import SumsSurrogate, Surrogate
-from server_app.report.plots.site_map import draw_site_map
-from server_app.runs.json_values import as_table
-from server_app.runs.reader import RunFolder, read_payloads
-from strategies import stored_strategy
-from strategies.robustness.site_map import MOST_SITES, SiteMap, site_map
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
+from fedsurrogate.server_app.report.plots.site_map import draw_site_map
+from fedsurrogate.server_app.runs.json_values import as_table
+from fedsurrogate.server_app.runs.reader import RunFolder, read_payloads
+from fedsurrogate.strategies import stored_strategy
+from fedsurrogate.strategies.robustness.site_map import MOST_SITES, SiteMap, site_map
 
 # Above this dimension a covariance of a site is not read for a picture.
 LARGEST_DIMENSION = 4096

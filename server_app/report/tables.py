@@ -6,9 +6,9 @@ import base64
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.escapes import csv_text
-from server_app.runs.json_values import Json, as_list, as_number, as_table
-from server_app.runs.reader import DOWNSTREAM, RunFolder
+from fedsurrogate.common.escapes import csv_text
+from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table
+from fedsurrogate.server_app.runs.reader import DOWNSTREAM, RunFolder
 
 Table = list[Sequence[object]]
 ROUND_KEYS = ("round", "accuracy", "bytes_up", "used", "seconds", "epsilon", "radius", "moved")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from common.data_report import DataReport, reports_from
-from common.number_format import percent
-from server_app.runs.json_values import as_list, as_numbers, as_table
-from server_app.runs.missing_classes import missing_classes
-from server_app.runs.reader import RunFolder
+from fedsurrogate.common.data_report import DataReport, reports_from
+from fedsurrogate.common.number_format import percent
+from fedsurrogate.server_app.runs.json_values import as_list, as_numbers, as_table
+from fedsurrogate.server_app.runs.missing_classes import missing_classes
+from fedsurrogate.server_app.runs.reader import RunFolder
 
 # A model is compared with the largest class plus this: less is within the uncertainty of some
 # hundred test records.

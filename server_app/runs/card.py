@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from server_app.runs.missing_classes import MissingClasses
+from fedsurrogate.server_app.runs.missing_classes import MissingClasses
 
 if TYPE_CHECKING:
-    from strategies.base.outcome import Site
+    from fedsurrogate.strategies.base.outcome import Site
 
 # The card is red if at least this share of all records is missing.
 MUCH = 0.1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from common.errors import RunError
-from server_app.runs.json_values import Json, clean
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.server_app.runs.json_values import Json, clean
 
 METRICS = "metrics.json"
 MANIFEST = "manifest.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from common.escapes import for_terminal
+from fedsurrogate.common.escapes import for_terminal
 
 Json = dict[str, Any]
 

@@ -9,12 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.errors import FedSurrogateError
-from common.run import parse_run
-from server_app.runs.json_files import EVENTS, MANIFEST, METRICS, EventFile, read_object
-from server_app.runs.json_values import Json, as_number, as_table
-from server_app.runs.state import RunState, SiteState, state_of
-from server_app.runs.writer_lock import last_sign, writer_is_gone
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.runs.json_files import (
+    EVENTS,
+    MANIFEST,
+    METRICS,
+    EventFile,
+    read_object,
+)
+from fedsurrogate.server_app.runs.json_values import Json, as_number, as_table
+from fedsurrogate.server_app.runs.state import RunState, SiteState, state_of
+from fedsurrogate.server_app.runs.writer_lock import last_sign, writer_is_gone
 
 VANISHED = (
     "the process that wrote this run has ended without recording why: killed, out of "
@@ -81,7 +87,7 @@ def _from_events(folder: Path, metrics: Mapping[str, Any], why: str) -> Json:
         config = parse_run(as_table(read_object(folder / MANIFEST)[0]["config"]))
     except (OSError, ValueError, TypeError, LookupError, FedSurrogateError):
         return _bare(metrics, state, _rounds(events), seconds)
-    from server_app.runs.metrics import End, make_metrics
+    from fedsurrogate.server_app.runs.metrics import End, make_metrics
 
     known = make_metrics(config, _outcome(folder, state, events), End("interrupted", why, seconds))
     known["accuracy"]["per_site"] = {
@@ -114,7 +120,7 @@ def _rounds(events: Sequence[Json]) -> list[Json]:
 
 
 def _outcome(folder: Path, state: RunState, events: Sequence[Json]) -> Any:
-    from strategies.base.outcome import Outcome
+    from fedsurrogate.strategies.base.outcome import Outcome
 
     here = [site for site in state.sites.values() if site.doing != "absent"]
     sites = [_site(each) for each in here]
@@ -145,7 +151,7 @@ def _outcome(folder: Path, state: RunState, events: Sequence[Json]) -> Any:
 
 
 def _site(state: SiteState) -> Any:
-    from strategies.base.outcome import Site
+    from fedsurrogate.strategies.base.outcome import Site
 
     site = Site(state.name, bytes_up=int(state.bytes or 0), records=int(sum(state.counts.values())))
     site.reason, site.late = state.reason or UNFINISHED, state.doing == "late"
@@ -158,7 +164,7 @@ def _site(state: SiteState) -> Any:
 
 def _surrogates(folder: Path) -> list[Any]:
     """The stored surrogates that can be read; those of sites that were rejected are not stored."""
-    from common.wire.records import unpack_surrogate
+    from fedsurrogate.common.wire.records import unpack_surrogate
 
     surrogates = []
     for file in sorted((folder / "surrogates").glob("*.pb")):

@@ -10,8 +10,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from common.models.classifiers import Classifier
-from common.version import NAME, own_version
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.version import NAME, own_version
 
 PACKAGES = (
     "flwr",

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from common.methods.method import Plan
-from common.run import Run
-from common.targets.measures import added, metrics_of
-from server_app.runs.card import UNKNOWN, run_card
-from server_app.runs.json_values import as_numbers, as_table
-from server_app.runs.missing_classes import MissingClasses, missing_classes
-from server_app.runs.privacy_card import privacy_card
-from strategies.base.outcome import Fate, Outcome, Site
+from fedsurrogate.common.methods.method import Plan
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.targets.measures import added, metrics_of
+from fedsurrogate.server_app.runs.card import UNKNOWN, run_card
+from fedsurrogate.server_app.runs.json_values import as_numbers, as_table
+from fedsurrogate.server_app.runs.missing_classes import MissingClasses, missing_classes
+from fedsurrogate.server_app.runs.privacy_card import privacy_card
+from fedsurrogate.strategies.base.outcome import Fate, Outcome, Site
 
 Json = dict[str, Any]
 FATES: tuple[Fate, ...] = ("used", "rejected", "dropped")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.costs import Cost, costs
-from common.methods.fedpft import choices
-from common.methods.method import count
-from common.privacy.mechanism import JOINT_SUMS
-from common.run import Run
-from common.settings import Settings
-from server_app.runs.privacy_card import mean_noise
+from fedsurrogate.common.costs import Cost, costs
+from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.methods.method import count
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.server_app.runs.privacy_card import mean_noise
 
 STEP = (
     "the sum of clipped gradients of all records of all sites at the common model, and their "
@@ -92,7 +92,7 @@ def _shrinkage(settings: Settings) -> str:
         return f"; shrinkage {settings.head.shrinkage:g}, as set"
     restricted = chosen.family in ("diag", "spherical") or chosen.solver == "naive-bayes"
     if restricted and chosen.solver != "ridge":
-        # RESTRICTED in strategies.closed_form.solvers, whose import takes seconds
+        # RESTRICTED in fedsurrogate.strategies.closed_form.solvers, whose import takes seconds
         return "; shrinkage 0.01"
     how = {
         "ridge": "by generalised cross-validation",

@@ -8,10 +8,10 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from common.settings.flat import Scalar
+    from fedsurrogate.common.settings.flat import Scalar
 
 FOLDER = Path(__file__).parents[1] / "preset_files"
 

@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.methods.method import Plan
-from common.models.classifiers import Classifier
-from common.privacy.accounting import gaussian_epsilon
-from common.privacy.gaussian_mechanism import Noisy
-from common.privacy.mechanism import NOT_COVERED, Mechanism, relation_of
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.methods.method import Plan
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.privacy.accounting import gaussian_epsilon
+from fedsurrogate.common.privacy.gaussian_mechanism import Noisy
+from fedsurrogate.common.privacy.mechanism import NOT_COVERED, Mechanism, relation_of
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
 Json = dict[str, Any]
 

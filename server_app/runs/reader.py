@@ -8,11 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import RunError
-from common.methods import METHODS
-from common.methods.fedpft import SOLVERS_IN_WORDS
-from server_app.runs.json_files import EVENTS, MANIFEST, METRICS, PARTS, EventFile, read_object
-from server_app.runs.json_values import (
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.methods.fedpft import SOLVERS_IN_WORDS
+from fedsurrogate.server_app.runs.json_files import (
+    EVENTS,
+    MANIFEST,
+    METRICS,
+    PARTS,
+    EventFile,
+    read_object,
+)
+from fedsurrogate.server_app.runs.json_values import (
     Json,
     as_list,
     as_number,
@@ -22,8 +29,8 @@ from server_app.runs.json_values import (
     clean,
     natural_order,
 )
-from server_app.runs.killed import interrupted_metrics, why_killed
-from server_app.runs.state import RunState, SiteState, state_of
+from fedsurrogate.server_app.runs.killed import interrupted_metrics, why_killed
+from fedsurrogate.server_app.runs.state import RunState, SiteState, state_of
 
 OUTCOMES = {"invited": "no reply", "replied": "used"} | {
     each: each for each in ("rejected", "dropped", "late", "absent")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from common.methods import METHODS
-from common.number_format import human_bytes, human_seconds, percent
-from server_app.runs.json_values import Json, as_number, as_numbers, as_table, at
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.number_format import human_bytes, human_seconds, percent
+from fedsurrogate.server_app.runs.json_values import Json, as_number, as_numbers, as_table, at
 
 Fate = Literal["waiting", "used", "rejected", "dropped"]
 FATES: tuple[Fate, ...] = ("waiting", "used", "rejected", "dropped")

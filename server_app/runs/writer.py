@@ -12,16 +12,16 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from common.files import OWNER_ONLY, READABLE, replace_file, replacing
-from common.flower.environment import COMMAND_BEGAN
-from common.models.classifiers import Classifier
-from common.run import Run
-from common.signed_models.signed_model import SUFFIX
-from common.wire.model_files import save_model
-from server_app.runs.manifest import Start, make_manifest
-from server_app.runs.metrics import End, make_metrics, make_projection
-from server_app.runs.writer_lock import WriterLock
-from strategies.base.outcome import Outcome
+from fedsurrogate.common.files import OWNER_ONLY, READABLE, replace_file, replacing
+from fedsurrogate.common.flower.environment import COMMAND_BEGAN
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.signed_models.signed_model import SUFFIX
+from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.server_app.runs.manifest import Start, make_manifest
+from fedsurrogate.server_app.runs.metrics import End, make_metrics, make_projection
+from fedsurrogate.server_app.runs.writer_lock import WriterLock
+from fedsurrogate.strategies.base.outcome import Outcome
 
 # Bytes reserved on the disk, so that a failed run can write its reason: metrics, one event, a
 # report.
@@ -29,7 +29,7 @@ RESERVE = 2**18
 
 
 class RunWriter:
-    """Writes a run's files during the run; implements `strategies.base.collection.Recorder`.
+    """Writes a run's files during the run; implements `fedsurrogate.strategies.base.collection.Recorder`.
 
     Args:
         config: the run.

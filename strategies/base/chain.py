@@ -16,18 +16,18 @@ from dataclasses import dataclass, field, replace
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.errors import RunError, SurrogateError
-from common.surrogates.surrogates import Reply
-from common.wire.records import Info, to_record
-from common.wire.validation import Expectation, check_reply
-from strategies.base.collection import Collection, Recorder, check_quorum
-from strategies.base.federation import Federation
-from strategies.base.introductions import Group
-from strategies.base.outcome import NO_REPLY
-from strategies.base.reported import seconds_in, share_in
-from strategies.base.training import read_kept
-from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
-from strategies.flower.settings import Settings
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.surrogates.surrogates import Reply
+from fedsurrogate.common.wire.records import Info, to_record
+from fedsurrogate.common.wire.validation import Expectation, check_reply
+from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum
+from fedsurrogate.strategies.base.federation import Federation
+from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.outcome import NO_REPLY
+from fedsurrogate.strategies.base.reported import seconds_in, share_in
+from fedsurrogate.strategies.base.training import read_kept
+from fedsurrogate.strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
+from fedsurrogate.strategies.flower.settings import Settings
 
 STATE, RELAY = "chain.json", "relay.bin"
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.errors import RunError
+from fedsurrogate.common.errors import RunError
 
 POLL_SECONDS = 0.3
 # How long a run waits at its start for sites to connect; the deadline if that is shorter.

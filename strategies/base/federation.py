@@ -12,28 +12,28 @@ from typing import Any
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from common.data_report import DATA, reports_from
-from common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError, SurrogateError
-from common.models.devices import pick_device
-from common.signed_models.making import signed_values
-from common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
-from common.targets.measures import metrics_of
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import Info, check_form, from_record, record_bytes, to_record
-from common.wire.validation import SITE_NAME, VERSION, check_class_number
-from strategies.base.collection import (
+from fedsurrogate.common.data_report import DATA, reports_from
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError, SurrogateError
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.signed_models.making import signed_values
+from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
+from fedsurrogate.common.targets.measures import metrics_of
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import Info, check_form, from_record, record_bytes, to_record
+from fedsurrogate.common.wire.validation import SITE_NAME, VERSION, check_class_number
+from fedsurrogate.strategies.base.collection import (
     Collection,
     Recorder,
     Unrecorded,
     check_quorum,
     connected_nodes,
 )
-from strategies.base.defended import Defended
-from strategies.base.introductions import Group, Introduction, introduction, settle
-from strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
-from strategies.base.receipts import Receipts
-from strategies.base.registered import Registered, addressed, admit, check_name
-from strategies.base.reported import (
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.introductions import Group, Introduction, introduction, settle
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
+from fedsurrogate.strategies.base.receipts import Receipts
+from fedsurrogate.strategies.base.registered import Registered, addressed, admit, check_name
+from fedsurrogate.strategies.base.reported import (
     RefusedError,
     downstream_in,
     measures_in,
@@ -41,9 +41,9 @@ from strategies.base.reported import (
     share_in,
     whole_number,
 )
-from strategies.flower.settings import Settings, settings_of
-from strategies.flower.strategy import FlowerStrategy
-from strategies.flower.workers import no_reply
+from fedsurrogate.strategies.flower.settings import Settings, settings_of
+from fedsurrogate.strategies.flower.strategy import FlowerStrategy
+from fedsurrogate.strategies.flower.workers import no_reply
 
 COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.errors import SurrogateError
-from common.limits import LARGEST_DIMENSION, MOST_CLASSES
-from common.surrogates.columns import Frame, common_frame
-from common.surrogates.surrogates import in_class_order
-from common.wire.records import Info
-from common.wire.validation import is_name
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.limits import LARGEST_DIMENSION, MOST_CLASSES
+from fedsurrogate.common.surrogates.columns import Frame, common_frame
+from fedsurrogate.common.surrogates.surrogates import in_class_order
+from fedsurrogate.common.wire.records import Info
+from fedsurrogate.common.wire.validation import is_name
 
 
 @dataclass

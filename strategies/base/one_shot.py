@@ -15,22 +15,22 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.models.classifiers import Classifier
-from common.privacy.mechanism import check_stated
-from common.surrogates.columns import Frame, common_frame
-from common.surrogates.surrogates import Reply
-from common.wire.records import Info, pack_question, to_record
-from common.wire.surrogate_proto import centre_digest
-from common.wire.validation import Expectation, check_reply
-from strategies.base.collection import Collection, Recorder, check_quorum
-from strategies.base.defended import Defended
-from strategies.base.federation import Federation
-from strategies.base.introductions import misfits
-from strategies.base.outcome import PointSource, Site
-from strategies.base.reported import seconds_in
-from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
-from strategies.flower.settings import Settings
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.privacy.mechanism import check_stated
+from fedsurrogate.common.surrogates.columns import Frame, common_frame
+from fedsurrogate.common.surrogates.surrogates import Reply
+from fedsurrogate.common.wire.records import Info, pack_question, to_record
+from fedsurrogate.common.wire.surrogate_proto import centre_digest
+from fedsurrogate.common.wire.validation import Expectation, check_reply
+from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.federation import Federation
+from fedsurrogate.strategies.base.introductions import misfits
+from fedsurrogate.strategies.base.outcome import PointSource, Site
+from fedsurrogate.strategies.base.reported import seconds_in
+from fedsurrogate.strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
+from fedsurrogate.strategies.flower.settings import Settings
 
 CENTRE_FILE = "centre.pb"
 NAME = f"{MessageType.QUERY}.name"

@@ -6,11 +6,11 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from common.models.classifiers import Classifier
-from common.models.head_training import Batch
-from common.privacy.accounting import Unit
-from common.privacy.mechanism import Mechanism
-from common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.models.head_training import Batch
+from fedsurrogate.common.privacy.accounting import Unit
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 
 Fate = Literal["used", "rejected", "dropped"]
 NO_REPLY = "no reply before the deadline"

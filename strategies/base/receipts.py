@@ -13,12 +13,17 @@ from pathlib import Path
 
 from flwr.app import RecordDict
 
-from common.errors import SurrogateError
-from common.files import READABLE, replace_file
-from common.security.receipts import MOST_RECEIPTS, Receipt, join_receipts, parse_receipt
-from common.wire.records import INFO
-from common.wire.validation import SITE_NAME
-from strategies.base.collection import Recorder
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.files import READABLE, replace_file
+from fedsurrogate.common.security.receipts import (
+    MOST_RECEIPTS,
+    Receipt,
+    join_receipts,
+    parse_receipt,
+)
+from fedsurrogate.common.wire.records import INFO
+from fedsurrogate.common.wire.validation import SITE_NAME
+from fedsurrogate.strategies.base.collection import Recorder
 
 FOLDER = "receipts"
 MOST_SITES = 10_000

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, RecordDict
 
-from common.errors import RunError, SurrogateError
-from common.files import READABLE, replace_file
-from common.wire.records import INFO, Info
-from common.wire.validation import SITE_NAME
-from strategies.base.collection import Recorder
-from strategies.base.outcome import Outcome, Site, nameless
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.files import READABLE, replace_file
+from fedsurrogate.common.wire.records import INFO, Info
+from fedsurrogate.common.wire.validation import SITE_NAME
+from fedsurrogate.strategies.base.collection import Recorder
+from fedsurrogate.strategies.base.outcome import Outcome, Site, nameless
 
 # Environment variable of the coordinator's app: the path of the table.
 VARIABLE = "FEDSURROGATE_REGISTERED"

@@ -6,9 +6,9 @@ import json
 import math
 from typing import Any, cast
 
-from common.errors import SurrogateError
-from common.targets.measures import LONGEST, MEASURES, is_measure
-from common.wire.records import Info
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.targets.measures import LONGEST, MEASURES, is_measure
+from fedsurrogate.common.wire.records import Info
 
 DOWNSTREAM = "downstream."
 # A site's scores of a generator and their upper bounds: shares, and distances between embeddings of

@@ -14,22 +14,27 @@ from typing import Generic, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
-from common.models.classifiers import Classifier
-from common.models.parameters import Parameters, check_update, length_of
-from common.privacy.mechanism import check_stated
-from common.surrogates.synthetic import Synthetic
-from common.wire.records import Info, to_record
-from common.wire.validation import Expectation, check_reply
-from strategies.base.collection import Collection, Recorder, check_quorum, has_quorum
-from strategies.base.defended import Defended, Suspect
-from strategies.base.federation import Federation
-from strategies.base.introductions import introduction
-from strategies.base.outcome import NO_REPLY
-from strategies.base.reported import seconds_in
-from strategies.base.training import Training, read_kept
-from strategies.flower.records import arrays_of, check_no_settings, metrics_of, tensors_like
-from strategies.flower.settings import Settings
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.models.parameters import Parameters, check_update, length_of
+from fedsurrogate.common.privacy.mechanism import check_stated
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.wire.records import Info, to_record
+from fedsurrogate.common.wire.validation import Expectation, check_reply
+from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum, has_quorum
+from fedsurrogate.strategies.base.defended import Defended, Suspect
+from fedsurrogate.strategies.base.federation import Federation
+from fedsurrogate.strategies.base.introductions import introduction
+from fedsurrogate.strategies.base.outcome import NO_REPLY
+from fedsurrogate.strategies.base.reported import seconds_in
+from fedsurrogate.strategies.base.training import Training, read_kept
+from fedsurrogate.strategies.flower.records import (
+    arrays_of,
+    check_no_settings,
+    metrics_of,
+    tensors_like,
+)
+from fedsurrogate.strategies.flower.settings import Settings
 
 CHECKPOINT = "checkpoint.safetensors"
 # Timed parts of a FedLAP site's work.

@@ -17,17 +17,17 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from common.errors import RunError, SurrogateError
-from common.limits import largest_parameter
-from common.models.classifiers import Classifier, Head, Network
-from common.models.generators import fresh_generator, tensors_of
-from common.models.networks import fresh, parameters_of
-from common.models.parameters import CONTROL, Parameters, Tensors
-from common.run import Run
-from common.settings import DPCVAESettings
-from common.surrogates.columns import Frame
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import MOST_NUMBERS, pack_parameters
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.limits import largest_parameter
+from fedsurrogate.common.models.classifiers import Classifier, Head, Network
+from fedsurrogate.common.models.generators import fresh_generator, tensors_of
+from fedsurrogate.common.models.networks import fresh, parameters_of
+from fedsurrogate.common.models.parameters import CONTROL, Parameters, Tensors
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import DPCVAESettings
+from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import MOST_NUMBERS, pack_parameters
 
 FORMAT = 2
 # Flower's log line for every round repeats what is in the run folder.

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.surrogates.shared_covariances import LowRank
 
 # Part of the noise's largest eigenvalue that is added to all variances: directions below the noise
 # get small weights. Chosen on the features of benchmarks/secure_sums_head.py, which are in no

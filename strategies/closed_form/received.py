@@ -10,18 +10,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from common.models.classifiers import class_indices
-from common.models.parameters import Parameters
-from common.surrogates.class_sums import unfold
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.shared_covariances import Gram, LowRank
-from common.surrogates.surrogates import Header, Surrogate, without_classes
-from strategies.closed_form.factored import CovarianceSum, Factored
-from strategies.closed_form.statistics import Statistics, sum_of
-from strategies.pooling.plausibility import check_moments
-from strategies.pooling.total import Total
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.surrogates.class_sums import unfold
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.shared_covariances import Gram, LowRank
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, without_classes
+from fedsurrogate.strategies.closed_form.factored import CovarianceSum, Factored
+from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
+from fedsurrogate.strategies.pooling.plausibility import check_moments
+from fedsurrogate.strategies.pooling.total import Total
 
 
 def pooled(surrogates: Iterable[Surrogate], classes: Sequence[str]) -> Statistics:

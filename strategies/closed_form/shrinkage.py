@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.randomness import stream
-from strategies.closed_form.factored import sum_of_squares
-from strategies.closed_form.solving import factor_of
-from strategies.closed_form.statistics import Statistics
-from strategies.closed_form.tridiagonal import Tridiagonal
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.strategies.closed_form.factored import sum_of_squares
+from fedsurrogate.strategies.closed_form.solving import factor_of
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.tridiagonal import Tridiagonal
 
 # Shrinkages that are compared. The smallest one whose estimate is within TOLERANCE of the best
 # one's is taken.

@@ -14,12 +14,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.models.classifiers import Head, Quadratic
-from common.surrogates.surrogates import Header
-from strategies.closed_form.factored import Factored, dense, sum_of_squares
-from strategies.closed_form.shrinkage import chosen, cross_validated, oracle_approximating
-from strategies.closed_form.solving import factor_of, solved
-from strategies.closed_form.statistics import Statistics
+from fedsurrogate.common.models.classifiers import Head, Quadratic
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.closed_form.factored import Factored, dense, sum_of_squares
+from fedsurrogate.strategies.closed_form.shrinkage import (
+    chosen,
+    cross_validated,
+    oracle_approximating,
+)
+from fedsurrogate.strategies.closed_form.solving import factor_of, solved
+from fedsurrogate.strategies.closed_form.statistics import Statistics
 
 # For a diagonal or a single variance, which few numbers determine.
 RESTRICTED = 0.01

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.errors import RunError
+from fedsurrogate.common.errors import RunError
 
 # The first ridge that is tried, as a share of the mean variance. Each further one is ten times
 # larger.

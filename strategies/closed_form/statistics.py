@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from strategies.closed_form.factored import CovarianceSum, Factored, dense
+from fedsurrogate.strategies.closed_form.factored import CovarianceSum, Factored, dense
 
 
 @dataclass(frozen=True)

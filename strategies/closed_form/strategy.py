@@ -11,23 +11,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from common.errors import RunError, SurrogateError
-from common.methods.method import Plan, load
-from common.models.classifiers import Classifier, Head
-from common.models.parameters import Parameters, check_update
-from common.privacy.mechanism import Mechanism
-from common.run import Run
-from common.surrogates.class_sums import Sums, lengths, unfold
-from common.surrogates.surrogates import Header, class_order
-from strategies.base.defended import Defended
-from strategies.base.one_shot import Learned
-from strategies.closed_form.received import of_noisy_sums, of_sums, of_total
-from strategies.closed_form.statistics import Statistics, sum_of
-from strategies.heads.strategy import Heads
-from strategies.pooling.site_weights import FEWEST_SITES
-from strategies.pooling.total import Total
-from strategies.robustness.closed_form_sums import defend_sums
-from strategies.robustness.defence import cap_sums
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.methods.method import Plan, load
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.models.parameters import Parameters, check_update
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.class_sums import Sums, lengths, unfold
+from fedsurrogate.common.surrogates.surrogates import Header, class_order
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.one_shot import Learned
+from fedsurrogate.strategies.closed_form.received import of_noisy_sums, of_sums, of_total
+from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
+from fedsurrogate.strategies.heads.strategy import Heads
+from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
+from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.robustness.closed_form_sums import defend_sums
+from fedsurrogate.strategies.robustness.defence import cap_sums
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other
 # sites' dimension.

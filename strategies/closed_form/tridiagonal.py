@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.randomness import stream
-from strategies.closed_form.factored import Factored, dense
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.strategies.closed_form.factored import Factored, dense
 
 # Fewest dimensions for which LAPACK's reduction is worth it.
 FEWEST = 8

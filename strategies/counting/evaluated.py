@@ -7,15 +7,15 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import RunError, SurrogateError
-from common.limits import LARGEST_PRIVATE
-from common.methods.counting import JUDGING
-from common.models.classifiers import Classifier, Head
-from common.settings import CountingSettings
-from common.signed_models.signed_model import SUFFIX, read_signed_model
-from common.wire.model_files import load_model
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from strategies.base.collection import Recorder
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.limits import LARGEST_PRIVATE
+from fedsurrogate.common.methods.counting import JUDGING
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.settings import CountingSettings
+from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.strategies.base.collection import Recorder
 
 MODEL_FILE = "evaluated.pb"
 

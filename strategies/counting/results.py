@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.counting.counts import Counts
-from common.counting.counts_proto import check_tables
-from common.errors import RunError, SurrogateError
-from common.methods.counting import scored_classes
-from common.run import Run
-from common.settings import CountingSettings, Settings
-from strategies.base.collection import Recorder
-from strategies.counting.intervals import Interval, auroc, rate, total
-from strategies.pooling.total import Total
+from fedsurrogate.common.counting.counts import Counts
+from fedsurrogate.common.counting.counts_proto import check_tables
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.methods.counting import scored_classes
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import CountingSettings, Settings
+from fedsurrogate.strategies.base.collection import Recorder
+from fedsurrogate.strategies.counting.intervals import Interval, auroc, rate, total
+from fedsurrogate.strategies.pooling.total import Total
 
 Json = dict[str, Any]
 

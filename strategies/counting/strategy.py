@@ -12,15 +12,15 @@ import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.counting.counts import Counts
-from common.counting.counts_proto import check_counts, unpack_counts
-from common.errors import RunError, SurrogateError
-from common.methods.counting import JUDGING, tables_of
-from common.wire.records import Info, to_record
-from strategies.base.defended import Defended
-from strategies.base.one_shot import Learned, OneShot
-from strategies.counting.evaluated import evaluated_payload
-from strategies.counting.results import (
+from fedsurrogate.common.counting.counts import Counts
+from fedsurrogate.common.counting.counts_proto import check_counts, unpack_counts
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.methods.counting import JUDGING, tables_of
+from fedsurrogate.common.wire.records import Info, to_record
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.one_shot import Learned, OneShot
+from fedsurrogate.strategies.counting.evaluated import evaluated_payload
+from fedsurrogate.strategies.counting.results import (
     Json,
     PooledCounts,
     evaluation_result,

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from flwr.serverapp import Grid
 
-from common.methods.method import load
-from common.secure_sum.words import Words
-from strategies.base.introductions import Group
-from strategies.counting.evaluated import evaluated_payload
-from strategies.counting.results import keep_result
-from strategies.secure_sum.strategy import SecureSum
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.secure_sum.words import Words
+from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.counting.evaluated import evaluated_payload
+from fedsurrogate.strategies.counting.results import keep_result
+from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 
 
 class SecureCounting(SecureSum):

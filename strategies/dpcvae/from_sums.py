@@ -6,12 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.errors import SurrogateError
-from common.models.parameters import Parameters, by_name
-from strategies.base.training import Training
-from strategies.dpcvae.generating import check_first_round, expected_shapes, moved_by, with_classes
-from strategies.pooling.plausibility import false_numbers, weight_of
-from strategies.pooling.total import Total
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.parameters import Parameters, by_name
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.dpcvae.generating import (
+    check_first_round,
+    expected_shapes,
+    moved_by,
+    with_classes,
+)
+from fedsurrogate.strategies.pooling.plausibility import false_numbers, weight_of
+from fedsurrogate.strategies.pooling.total import Total
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:

@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.limits import LARGEST_COUNT, LARGEST_PRIVATE
-from common.methods.generators import first_round_shares
-from common.models.classifiers import Head
-from common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
-from common.models.head_training import train_on_features
-from common.models.parameters import Parameters, average
-from common.privacy.mechanism import Mechanism
-from common.randomness import stream
-from common.settings import DPCVAESettings, Settings
-from common.surrogates.class_sums import Sums
-from common.surrogates.surrogates import SumsSurrogate
-from strategies.base.training import Training
-from strategies.pooling.class_means import pool
-from strategies.pooling.robust_centres import POOLED, robust_tensors
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_PRIVATE
+from fedsurrogate.common.methods.generators import first_round_shares
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.parameters import Parameters, average
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.settings import DPCVAESettings, Settings
+from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.pooling.class_means import pool
+from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_tensors
 
 # Prefix of the reported class sizes of each site in the training's memory.
 SIZES = "sizes."

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from flwr.app import Message, MessageType
 
-from common.models.classifiers import Classifier
-from common.models.generators import Generator, labels_evenly
-from common.models.head_training import Batch
-from common.models.parameters import Parameters
-from common.randomness import stream
-from common.wire.generator_files import pack_generator
-from common.wire.model_proto import pack_parameters
-from common.wire.records import to_record
-from strategies.base.federation import Federation
-from strategies.base.training import Training
-from strategies.dpcvae.generating import expected_shapes, head_of
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.models.generators import Generator, labels_evenly
+from fedsurrogate.common.models.head_training import Batch
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.wire.generator_files import pack_generator
+from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.common.wire.records import to_record
+from fedsurrogate.strategies.base.federation import Federation
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.dpcvae.generating import expected_shapes, head_of
 
 FILE = "generator.safetensors"
 

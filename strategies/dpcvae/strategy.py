@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 from flwr.serverapp import Grid
 
-from common.errors import RunError, SurrogateError
-from common.models.generators import COUNTS
-from common.models.parameters import Parameters
-from common.wire.model_proto import unpack_parameters
-from strategies.base.defended import Defended
-from strategies.base.rounds import Rounds
-from strategies.base.training import Training
-from strategies.dpcvae.generating import check_first_round, expected_shapes, take_in
-from strategies.dpcvae.shared_generator import SharedGenerator
-from strategies.robustness.defence import cap_sums, defend_updates
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.models.generators import COUNTS
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.rounds import Rounds
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.dpcvae.generating import check_first_round, expected_shapes, take_in
+from fedsurrogate.strategies.dpcvae.shared_generator import SharedGenerator
+from fedsurrogate.strategies.robustness.defence import cap_sums, defend_updates
 
 
 class DPCVAE(SharedGenerator, Rounds[Parameters]):

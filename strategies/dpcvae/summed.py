@@ -4,8 +4,8 @@ weighted updates.
 
 from __future__ import annotations
 
-from strategies.dpcvae.shared_generator import SharedGenerator
-from strategies.secure_sum.rounds import SecureRounds
+from fedsurrogate.strategies.dpcvae.shared_generator import SharedGenerator
+from fedsurrogate.strategies.secure_sum.rounds import SecureRounds
 
 
 class SummedGenerators(SharedGenerator, SecureRounds):

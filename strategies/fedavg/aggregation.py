@@ -12,11 +12,11 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 from flwr.serverapp.strategy import FedAvg, FedProx, FedYogi
 from torch import Tensor
 
-from common.methods.method import Field, ModelTraining
-from common.models.parameters import CONTROL, Parameters, Tensors, split_control
-from common.run import Run
-from common.settings import FedAvgSettings
-from strategies.pooling.robust_centres import POOLED, robust_mean, robust_tensors
+from fedsurrogate.common.methods.method import Field, ModelTraining
+from fedsurrogate.common.models.parameters import CONTROL, Parameters, Tensors, split_control
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import FedAvgSettings
+from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_mean, robust_tensors
 
 # FedPFT's settings of FedYogi (appendix). Flower's moments start at zero; the paper's start at
 # 1e-6.

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.models.parameters import Parameters, by_name
-from common.privacy.mechanism import JOINT_SUMS
-from strategies.base.training import Training
-from strategies.fedavg.aggregation import aggregate
-from strategies.pooling.plausibility import check_gradients, weight_of
-from strategies.pooling.total import Total
+from fedsurrogate.common.models.parameters import Parameters, by_name
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.aggregation import aggregate
+from fedsurrogate.strategies.pooling.plausibility import check_gradients, weight_of
+from fedsurrogate.strategies.pooling.total import Total
 
 # Of the steps with joint noise. A bias acts as a feature of value one, and features of records have
 # norm one: at the full rate the bias alone would double the largest curvature.

@@ -7,16 +7,16 @@ from __future__ import annotations
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.errors import SurrogateError
-from common.models.classifiers import Classifier, Network
-from common.models.networks import body_of, fresh, parameters_of
-from common.wire.records import Info, to_record
-from strategies.base.collection import Collection
-from strategies.base.federation import COMPARE
-from strategies.base.outcome import Site
-from strategies.base.reported import share_in
-from strategies.base.training import Training
-from strategies.fedavg.strategy import Updates
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Network
+from fedsurrogate.common.models.networks import body_of, fresh, parameters_of
+from fedsurrogate.common.wire.records import Info, to_record
+from fedsurrogate.strategies.base.collection import Collection
+from fedsurrogate.strategies.base.federation import COMPARE
+from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.strategies.base.reported import share_in
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.strategy import Updates
 
 
 class Representation(Updates):

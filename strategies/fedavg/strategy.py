@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 from flwr.serverapp import Grid
 
-from common.models.parameters import Parameters
-from common.privacy.mechanism import Mechanism
-from common.settings import FedAvgSettings
-from common.wire.model_proto import unpack_parameters
-from strategies.base.defended import Defended
-from strategies.base.rounds import Rounds
-from strategies.base.training import Training
-from strategies.fedavg.aggregation import aggregate, fresh_memory
-from strategies.robustness.defence import defend_updates
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import FedAvgSettings
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.rounds import Rounds
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.aggregation import aggregate, fresh_memory
+from fedsurrogate.strategies.robustness.defence import defend_updates
 
 
 class Updates(Rounds[Parameters]):

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.models.augmentation import draws
-from common.models.classifiers import class_indices
-from common.models.loss_landscape import LandscapeRecords, distance, gradient, walk
-from common.models.networks import build, split_input
-from common.models.parameters import Tensors, length_of
-from common.randomness import stream
-from common.settings import FedLAPSettings
-from common.surrogates.synthetic import Synthetic
-from strategies.base.training import Training
+from fedsurrogate.common.models.augmentation import draws
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance, gradient, walk
+from fedsurrogate.common.models.networks import build, split_input
+from fedsurrogate.common.models.parameters import Tensors, length_of
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.settings import FedLAPSettings
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.strategies.base.training import Training
 
 # A radius this many times below the median counts as an error or an attack: it would stop the
 # descent for all sites.

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.surrogates.synthetic import Synthetic, check_synthetic
-from common.wire.model_proto import unpack_synthetic
-from strategies.base.defended import Defended
-from strategies.base.rounds import Rounds
-from strategies.base.training import Training
-from strategies.fedlap.landscapes import gradient_of, learn, limited_radii
-from strategies.robustness.defence import defend_synthetic
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.surrogates.synthetic import Synthetic, check_synthetic
+from fedsurrogate.common.wire.model_proto import unpack_synthetic
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.rounds import Rounds
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedlap.landscapes import gradient_of, learn, limited_radii
+from fedsurrogate.strategies.robustness.defence import defend_synthetic
 
 SHEETS = ("first", "middle", "last")
 

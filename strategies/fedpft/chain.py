@@ -5,18 +5,18 @@ from __future__ import annotations
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
-from common.errors import SurrogateError
-from common.models.classifiers import Head
-from common.models.parameters import check_numbers
-from common.privacy.mechanism import check_stated
-from common.surrogates.surrogates import AnySurrogate
-from common.wire.model_proto import unpack_classifier, unpack_relay
-from common.wire.records import Info, to_record, unpack_surrogate
-from common.wire.validation import Expectation, check_header, check_surrogate
-from strategies.base.chain import Chain, Walk
-from strategies.base.collection import Collection
-from strategies.base.introductions import Group
-from strategies.fedpft.learn import learn
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import check_numbers
+from fedsurrogate.common.privacy.mechanism import check_stated
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.common.wire.model_proto import unpack_classifier, unpack_relay
+from fedsurrogate.common.wire.records import Info, to_record, unpack_surrogate
+from fedsurrogate.common.wire.validation import Expectation, check_header, check_surrogate
+from fedsurrogate.strategies.base.chain import Chain, Walk
+from fedsurrogate.strategies.base.collection import Collection
+from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.fedpft.learn import learn
 
 GIVE_HEAD = f"{MessageType.QUERY}.head"
 

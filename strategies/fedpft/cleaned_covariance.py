@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.surrogates.shared_covariances import LowRank
-from strategies.pooling.class_means import Components
+from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.strategies.pooling.class_means import Components
 
 # Powers of the eigenvalues, and ratios of signal to noise, among which the spread of class means is
 # chosen.

@@ -10,25 +10,37 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from common.methods.fedpft import choices
-from common.models.classifiers import Head, Quadratic
-from common.models.head_training import Batch
-from common.run import Run
-from common.settings import HeadSettings
-from common.surrogates.covariances import Full
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.shared_covariances import Gram
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, class_order
-from common.wire.validation import check_class_number
-from strategies.base.defended import Defended
-from strategies.closed_form.received import pooled_by_class, summed
-from strategies.closed_form.solvers import Solution, fewest_records, lda, naive_bayes, qda, ridge
-from strategies.closed_form.statistics import Statistics
-from strategies.fedpft import private_head, sampling
-from strategies.pooling.robust_centres import POOLED
-from strategies.robustness.defence import defend_surrogates
-from strategies.robustness.robust_mixtures import pooled_mixture
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.models.classifiers import Head, Quadratic
+from fedsurrogate.common.models.head_training import Batch
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.surrogates.covariances import Full
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.shared_covariances import Gram
+from fedsurrogate.common.surrogates.surrogates import (
+    AnySurrogate,
+    SumsSurrogate,
+    Surrogate,
+    class_order,
+)
+from fedsurrogate.common.wire.validation import check_class_number
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.closed_form.received import pooled_by_class, summed
+from fedsurrogate.strategies.closed_form.solvers import (
+    Solution,
+    fewest_records,
+    lda,
+    naive_bayes,
+    qda,
+    ridge,
+)
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.fedpft import private_head, sampling
+from fedsurrogate.strategies.pooling.robust_centres import POOLED
+from fedsurrogate.strategies.robustness.defence import defend_surrogates
+from fedsurrogate.strategies.robustness.robust_mixtures import pooled_mixture
 
 SOLVERS = {"lda": lda, "ridge": ridge, "naive-bayes": naive_bayes}
 

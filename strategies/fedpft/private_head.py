@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from common.errors import RunError
-from common.models.classifiers import Head
-from common.surrogates.class_sums import PRESENT, unfold
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.shared_covariances import LowRank
-from common.surrogates.surrogates import Header, SumsSurrogate
-from strategies.closed_form.cleaned import cleaned
-from strategies.fedpft.cleaned_covariance import expected
-from strategies.pooling.class_means import Components, by_site, pool, robust, shrink
-from strategies.pooling.robust_centres import POOLED, robust_mean
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.surrogates.class_sums import PRESENT, unfold
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
+from fedsurrogate.strategies.closed_form.cleaned import cleaned
+from fedsurrogate.strategies.fedpft.cleaned_covariance import expected
+from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, robust, shrink
+from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_mean
 
 # If chance leaves more than this share of the differences between sites' class means unexplained,
 # one mean per class is not enough.

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from common.models.classifiers import Head
-from common.models.head_training import Batch, shuffled_batches, train_head
-from common.randomness import stream
-from common.settings import HeadSettings
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import Surrogate, class_order
-from common.wire.validation import check_class_number
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.head_training import Batch, shuffled_batches, train_head
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import Surrogate, class_order
+from fedsurrogate.common.wire.validation import check_class_number
 
 # Memory for samples at a time. It does not depend on the number of samples in a run.
 POOL_BYTES = 64 * 2**20

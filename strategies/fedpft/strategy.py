@@ -10,33 +10,38 @@ from hashlib import sha256
 
 from torch import Tensor
 
-from common.errors import RunError
-from common.methods.fedpft import choices
-from common.run import Run
-from common.surrogates.class_sums import Sums
-from common.surrogates.shared_covariances import Gram, StoredGram
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, without_classes
-from common.wire.records import unpack_surrogate
-from common.wire.validation import check_surrogate
-from strategies.base.collection import Recorder
-from strategies.base.defended import Defended
-from strategies.base.one_shot import Learned, OneShot
-from strategies.closed_form.received import of_total
-from strategies.closed_form.solving import repair_facts
-from strategies.fedpft.learn import (
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.shared_covariances import Gram, StoredGram
+from fedsurrogate.common.surrogates.surrogates import (
+    AnySurrogate,
+    SumsSurrogate,
+    Surrogate,
+    without_classes,
+)
+from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.common.wire.validation import check_surrogate
+from fedsurrogate.strategies.base.collection import Recorder
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.one_shot import Learned, OneShot
+from fedsurrogate.strategies.closed_form.received import of_total
+from fedsurrogate.strategies.closed_form.solving import repair_facts
+from fedsurrogate.strategies.fedpft.learn import (
     LearnedHead,
     given_shrinkage,
     learn,
     one_gaussian_a_class,
     solution,
 )
-from strategies.fedpft.private_head import learn_from_sums
-from strategies.flower.settings import Settings
-from strategies.pooling.columns import moved_surrogate
-from strategies.pooling.plausibility import check_moments
-from strategies.pooling.public_mean import read_centre
-from strategies.pooling.total import Total
-from strategies.robustness.defence import defend_surrogates
+from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
+from fedsurrogate.strategies.flower.settings import Settings
+from fedsurrogate.strategies.pooling.columns import moved_surrogate
+from fedsurrogate.strategies.pooling.plausibility import check_moments
+from fedsurrogate.strategies.pooling.public_mean import read_centre
+from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.robustness.defence import defend_surrogates
 
 
 class FedPFT(OneShot[AnySurrogate]):

@@ -8,9 +8,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from torch import Tensor
 
-from common.errors import ConfigError
-from common.models.classifiers import Classifier, Head
-from common.models.parameters import Tensors
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.models.parameters import Tensors
 
 # The key under which Flower's strategies put the round number into every request.
 ROUND_KEY = "server-round"

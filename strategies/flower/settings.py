@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common.errors import ConfigError
-from common.methods import METHODS, method_named
-from common.methods.method import load
-from common.run import Run, parse_run
-from common.settings.flat import Scalar
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.methods import METHODS, method_named
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
 
 Settings = Run | Mapping[str, Scalar] | None
 

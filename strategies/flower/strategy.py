@@ -11,11 +11,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.errors import ConfigError
-from common.run import Run
-from strategies.base.collection import Recorder
-from strategies.base.outcome import Outcome
-from strategies.flower.records import check_no_settings, metrics_of
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.run import Run
+from fedsurrogate.strategies.base.collection import Recorder
+from fedsurrogate.strategies.base.outcome import Outcome
+from fedsurrogate.strategies.flower.records import check_no_settings, metrics_of
 
 log = logging.getLogger("flwr")
 

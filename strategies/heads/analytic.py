@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from common.errors import RunError
-from common.surrogates.surrogates import Header
-from strategies.closed_form.solvers import Solution, gaussian, ridge
-from strategies.closed_form.solving import repair_facts
-from strategies.closed_form.statistics import Statistics
-from strategies.closed_form.strategy import FromStatistics, Made
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.closed_form.solvers import Solution, gaussian, ridge
+from fedsurrogate.strategies.closed_form.solving import repair_facts
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.strategy import FromStatistics, Made
 
 
 class Analytic(FromStatistics):

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.models.classifiers import Head, class_indices
-from common.models.parameters import Parameters
-from common.surrogates.surrogates import class_order
-from strategies.base.defended import Defended
-from strategies.base.one_shot import Learned
-from strategies.closed_form.strategy import cap_spreads, check_counts, of_classes
-from strategies.heads.strategy import Heads
-from strategies.pooling.site_weights import shares_kept
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Head, class_indices
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.surrogates.surrogates import class_order
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.one_shot import Learned
+from fedsurrogate.strategies.closed_form.strategy import cap_spreads, check_counts, of_classes
+from fedsurrogate.strategies.heads.strategy import Heads
+from fedsurrogate.strategies.pooling.site_weights import shares_kept
 
 
 class ClassMeans(Heads):

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.models.classifiers import Ensemble, Head, class_indices
-from common.models.head_training import train_on_features
-from common.models.parameters import Parameters, average
-from common.settings import Settings
-from strategies.pooling.robust_centres import POOLED, robust_tensors
+from fedsurrogate.common.models.classifiers import Ensemble, Head, class_indices
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.parameters import Parameters, average
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_tensors
 
 # The logit of a class that a head was not trained on: far below all others, and within half
 # precision.
@@ -143,7 +143,7 @@ def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
     Source: FedKT (Li et al. 2021).
 
     Example:
-        >>> from common.surrogates.surrogates import Header
+        >>> from fedsurrogate.common.surrogates.surrogates import Header
         >>> header = Header("fedkt", "0" * 16, "coordinator", "", ("a", "b"))
         >>> weight = torch.tensor([[0.0], [1.0]])
         >>> heads = [Head(header, weight, torch.tensor([bias, 0.0])) for bias in (1.0, 2.0, 5.0)]

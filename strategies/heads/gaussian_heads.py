@@ -7,14 +7,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.models.classifiers import Head
-from common.models.head_training import shuffled_batches
-from common.randomness import stream
-from common.surrogates.surrogates import Header
-from strategies.closed_form.solvers import LEAST_PRIOR, QuadraticSolution
-from strategies.closed_form.solving import factor_of, repair_facts
-from strategies.closed_form.statistics import Statistics
-from strategies.closed_form.strategy import FromStatistics, Made
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.head_training import shuffled_batches
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.closed_form.solvers import LEAST_PRIOR, QuadraticSolution
+from fedsurrogate.strategies.closed_form.solving import factor_of, repair_facts
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.strategy import FromStatistics, Made
 
 # The published settings: shrinkage of the covariance that defines the subspace, share of the
 # separation that it keeps, most dimensions; scale of the samples' deviation, samples of a class;

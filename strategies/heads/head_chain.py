@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from flwr.serverapp import Grid
 
-from common.errors import SurrogateError
-from common.models.classifiers import Head
-from common.models.parameters import Parameters, check_update
-from common.wire.model_proto import unpack_parameters
-from common.wire.validation import Expectation, check_header
-from strategies.base.chain import Chain, Walk
-from strategies.base.introductions import Group
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters, check_update
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.wire.validation import Expectation, check_header
+from fedsurrogate.strategies.base.chain import Chain, Walk
+from fedsurrogate.strategies.base.introductions import Group
 
 
 class HeadChain(Chain):

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.errors import SurrogateError
-from common.wire.records import to_record
-from strategies.base.collection import Collection
-from strategies.base.federation import COMPARE, Federation
-from strategies.base.outcome import Site
-from strategies.base.reported import share_in
-from strategies.flower.records import check_no_settings
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.wire.records import to_record
+from fedsurrogate.strategies.base.collection import Collection
+from fedsurrogate.strategies.base.federation import COMPARE, Federation
+from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.strategies.base.reported import share_in
+from fedsurrogate.strategies.flower.records import check_no_settings
 
 
 class Local(Federation):

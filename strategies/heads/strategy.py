@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import torch
 
-from common.methods.method import load
-from common.models.parameters import Parameters, check_update
-from common.surrogates.surrogates import class_order
-from common.wire.model_proto import unpack_parameters
-from strategies.base.defended import Defended
-from strategies.base.one_shot import Learned, OneShot
-from strategies.pooling.columns import moved_parameters
-from strategies.robustness.defence import defend_heads
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.models.parameters import Parameters, check_update
+from fedsurrogate.common.surrogates.surrogates import class_order
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.one_shot import Learned, OneShot
+from fedsurrogate.strategies.pooling.columns import moved_parameters
+from fedsurrogate.strategies.robustness.defence import defend_heads
 
 
 class Heads(OneShot[Parameters]):

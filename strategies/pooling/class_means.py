@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from common.errors import RunError
-from common.surrogates.class_sums import PRESENT
-from common.surrogates.surrogates import SumsSurrogate
-from strategies.pooling.robust_centres import robust_mean
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.surrogates.class_sums import PRESENT
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
+from fedsurrogate.strategies.pooling.robust_centres import robust_mean
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.models.parameters import Parameters
-from common.surrogates.class_sums import fold, unfold
-from common.surrogates.columns import Frame
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank, StoredGram
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.surrogates.class_sums import fold, unfold
+from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.shared_covariances import (
+    AnyCovariance,
+    Gram,
+    LowRank,
+    StoredGram,
+)
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
 
 @dataclass(frozen=True)

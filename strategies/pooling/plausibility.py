@@ -14,9 +14,9 @@ import math
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from common.surrogates.class_sums import Sums, lengths, unfold
-from strategies.pooling.total import Total
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.surrogates.class_sums import Sums, lengths, unfold
+from fedsurrogate.strategies.pooling.total import Total
 
 # Of the second moment's trace: a covariance that is further below zero cannot be repaired.
 TRACE_TOLERANCE = 0.01
@@ -97,7 +97,7 @@ def weight_of(total: Total, sites: int, each: float = 0.0) -> float:
         RunError: if there are no records.
 
     Example:
-        >>> from common.surrogates.surrogates import Header
+        >>> from fedsurrogate.common.surrogates.surrogates import Header
         >>> header = Header("fedavg", "0" * 16, "coordinator", "", ("a", "b"))
         >>> total = Total(header, {"records": torch.tensor([30.0], dtype=torch.float64)})
         >>> weight_of(total, sites=3), weight_of(total, sites=3, each=0.5)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.backbones.feature_power import raised
-from common.errors import ConfigError
-from common.wire.surrogate_proto import pack_centre, unpack_centre
+from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.wire.surrogate_proto import pack_centre, unpack_centre
 
 
 def read_centre(file: str, power: float = 1.0) -> Tensor | None:

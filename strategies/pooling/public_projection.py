@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.backbones.feature_power import raised
-from common.errors import ConfigError
-from common.run import Run
-from common.secure_sum.of_run import dimensions_of
-from common.surrogates.public_map import PublicMap
-from common.wire.float16 import pack
-from common.wire.surrogate_proto import unpack_projection
-from strategies.pooling.public_mean import read_centre, read_public
+from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.secure_sum.of_run import dimensions_of
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.wire.float16 import pack
+from fedsurrogate.common.wire.surrogate_proto import unpack_projection
+from fedsurrogate.strategies.pooling.public_mean import read_centre, read_public
 
 NAME = "projection"
 # Names that classification heads have in the weights of torchvision and timm models.

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
 # Below this number no cap applies: with two sites, the smaller one would cut the weight of the
 # larger one.

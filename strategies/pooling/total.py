@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from common.privacy.mechanism import Mechanism
-from common.surrogates.public_map import PublicMap
-from common.surrogates.surrogates import Header
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.surrogates import Header
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.robustness.class_points import ClassPoints
+from fedsurrogate.strategies.robustness.class_points import ClassPoints
 
 # Allowance for chance in standard errors; factor of the variance along the lines between classes
 # over the average one.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.pooling.robust_centres import coordinate_median
+from fedsurrogate.strategies.pooling.robust_centres import coordinate_median
 
 # Allowed distance from the centre: the larger of SPREAD times that by which the sites differ, and
 # the one that moves the pooled mean by SHARE of the way to the nearest other class; and SIGMAS

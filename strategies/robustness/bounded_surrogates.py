@@ -8,14 +8,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.models.classifiers import class_indices
-from common.surrogates.covariances import Full
-from common.surrogates.shared_covariances import Gram, LowRank
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate, class_order
-from strategies.base.defended import Suspect
-from strategies.robustness.bounded_influence import OUT, Bounds, SiteClasses, bounds
-from strategies.robustness.class_points import FLOOR, of_sums
-from strategies.robustness.reach import Moments
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.surrogates.covariances import Full
+from fedsurrogate.common.surrogates.shared_covariances import Gram, LowRank
+from fedsurrogate.common.surrogates.surrogates import (
+    AnySurrogate,
+    SumsSurrogate,
+    Surrogate,
+    class_order,
+)
+from fedsurrogate.strategies.base.defended import Suspect
+from fedsurrogate.strategies.robustness.bounded_influence import OUT, Bounds, SiteClasses, bounds
+from fedsurrogate.strategies.robustness.class_points import FLOOR, of_sums
+from fedsurrogate.strategies.robustness.reach import Moments
 
 # Most sites that are compared each with each, and numbers in their table of class means. In larger
 # federations one site has little weight.

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.models.classifiers import class_indices
-from common.surrogates.class_sums import PRESENT
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from strategies.robustness.reach import FEWEST, Moments, Reach
-from strategies.robustness.second_moments import oddness
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.surrogates.class_sums import PRESENT
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from fedsurrogate.strategies.robustness.reach import FEWEST, Moments, Reach
+from fedsurrogate.strategies.robustness.second_moments import oddness
 
 # Minimum number of sites with a class to judge it: with two sites that disagree, the wrong one is
 # unknown.

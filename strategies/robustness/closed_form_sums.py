@@ -10,14 +10,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.models.parameters import Parameters, Tensors
-from common.surrogates.class_sums import unfold
-from common.surrogates.covariances import Diagonal
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.shared_covariances import AnyCovariance, StoredGram
-from common.surrogates.surrogates import Surrogate
-from strategies.base.defended import Defended
-from strategies.robustness.defence import defend_surrogates
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.surrogates.class_sums import unfold
+from fedsurrogate.common.surrogates.covariances import Diagonal
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, StoredGram
+from fedsurrogate.common.surrogates.surrogates import Surrogate
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.robustness.defence import defend_surrogates
 
 
 def defend_sums(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strategies.robustness.class_points import Parts, standard_error
+from fedsurrogate.strategies.robustness.class_points import Parts, standard_error
 
 # Thresholds: how many times nearer (squared distance) to another class of the others than to its
 # own; squared distance to its own class, as a multiple of the others' spread.

@@ -11,17 +11,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from common.models.generators import COUNTS
-from common.models.parameters import Parameters, Tensors
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from common.surrogates.synthetic import Synthetic
-from strategies.base.defended import Defended, Suspect
-from strategies.pooling.site_weights import scaled, shares_kept
-from strategies.robustness.bounded_surrogates import bounded, can_bound, harmful
-from strategies.robustness.class_points import class_points
-from strategies.robustness.influence import bounded_heads, bounded_images, bounded_updates
-from strategies.robustness.screening import screen
-from strategies.robustness.update_screening import screen_updates
+from fedsurrogate.common.models.generators import COUNTS
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.strategies.base.defended import Defended, Suspect
+from fedsurrogate.strategies.pooling.site_weights import scaled, shares_kept
+from fedsurrogate.strategies.robustness.bounded_surrogates import bounded, can_bound, harmful
+from fedsurrogate.strategies.robustness.class_points import class_points
+from fedsurrogate.strategies.robustness.influence import (
+    bounded_heads,
+    bounded_images,
+    bounded_updates,
+)
+from fedsurrogate.strategies.robustness.screening import screen
+from fedsurrogate.strategies.robustness.update_screening import screen_updates
 
 # Most weight of an update or head with "screen", in weights of the usual site. A false one within the
 # bound is not found, so it must not count as much as three honest ones.

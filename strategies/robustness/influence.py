@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.models.parameters import CONTROL, Parameters
-from common.surrogates.synthetic import Synthetic
-from strategies.pooling.robust_centres import coordinate_median
-from strategies.pooling.site_weights import FEWEST_SITES
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.strategies.pooling.robust_centres import coordinate_median
+from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
 
 # Largest distance from the centre, in distances of the median site. Chosen on the digits with
 # Dirichlet 0.1: 1 costs honest sites five points there, 2 a tenth of a point.

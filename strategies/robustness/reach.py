@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.surrogates.surrogates import Surrogate
+from fedsurrogate.common.surrogates.surrogates import Surrogate
 
 # Minimum number of records for a meaningful class mean.
 FEWEST = 5

@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures
-from common.surrogates.shared_covariances import Gram, LowRank
-from common.surrogates.surrogates import Surrogate
-from strategies.pooling.robust_centres import coordinate_median, robust_mean
-from strategies.robustness.class_points import KNOWN_BY
-from strategies.robustness.reach import FEWEST, Moments, Reach
+from fedsurrogate.common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures
+from fedsurrogate.common.surrogates.shared_covariances import Gram, LowRank
+from fedsurrogate.common.surrogates.surrogates import Surrogate
+from fedsurrogate.strategies.pooling.robust_centres import coordinate_median, robust_mean
+from fedsurrogate.strategies.robustness.class_points import KNOWN_BY
+from fedsurrogate.strategies.robustness.reach import FEWEST, Moments, Reach
 
 # The share of sites, those with variances nearest the median, that determines the directions of the
 # covariance.

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.base.defended import Suspect
-from strategies.robustness.agreement import Pairs, correlations, unrelated
-from strategies.robustness.class_points import KNOWN_BY, ClassPoints, standard_error
-from strategies.robustness.component_screening import scores_of
+from fedsurrogate.strategies.base.defended import Suspect
+from fedsurrogate.strategies.robustness.agreement import Pairs, correlations, unrelated
+from fedsurrogate.strategies.robustness.class_points import KNOWN_BY, ClassPoints, standard_error
+from fedsurrogate.strategies.robustness.component_screening import scores_of
 
 # Thresholds of "label": how many times nearer (squared distance) to the others' class c' than to c;
 # certain position on the line from c (0) to c' (1); squared distance to c, as a multiple of the

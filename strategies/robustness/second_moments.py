@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.surrogates.class_sums import PRESENT, fold
-from common.surrogates.surrogates import SumsSurrogate
+from fedsurrogate.common.surrogates.class_sums import PRESENT, fold
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 
 # Allowed squared distance from the median: a multiple of the median site's, plus a multiple of the
 # median's squared length, plus a number of standard errors for noise.

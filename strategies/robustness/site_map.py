@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.models.classifiers import class_indices
-from common.surrogates.class_sums import as_mixtures
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate, class_order
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.surrogates.class_sums import as_mixtures
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, class_order
 
 # Directions in which distances are measured: those in which class means differ most.
 DIRECTIONS = 8

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.models.parameters import CONTROL, Parameters
-from strategies.base.defended import Suspect
-from strategies.pooling.robust_centres import median_weights
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
+from fedsurrogate.strategies.base.defended import Suspect
+from fedsurrogate.strategies.pooling.robust_centres import median_weights
 
 # Allowed distance from the others' geometric median, as a multiple of the median distance; the same of
 # control variates, which are long at sites with few steps. What passes is bounded (influence.py).

@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from common.secure_sum.keys import quoted
-from common.wire.records import DISPUTED
+from fedsurrogate.common.secure_sum.keys import quoted
+from fedsurrogate.common.wire.records import DISPUTED
 
 What = Literal["keys", "shares"]
 # For each kind, what is said of the site that complains, and of the one that it is about.

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from common.errors import RunError
-from common.methods.method import load
-from common.models.classifiers import Classifier
-from common.privacy.mechanism import JOINT_SUMS
-from common.secure_sum.keys import Member
-from common.secure_sum.words import Words
-from common.wire.records import Info
-from strategies.base.collection import Collection
-from strategies.base.introductions import Group
-from strategies.base.training import Training
-from strategies.flower.records import arrays_of, metrics_of, tensors_like
-from strategies.secure_sum.strategy import SecureSum
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
+from fedsurrogate.common.secure_sum.keys import Member
+from fedsurrogate.common.secure_sum.words import Words
+from fedsurrogate.common.wire.records import Info
+from fedsurrogate.strategies.base.collection import Collection
+from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.flower.records import arrays_of, metrics_of, tensors_like
+from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 
 
 class SecureRounds(SecureSum):

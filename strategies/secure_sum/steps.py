@@ -10,17 +10,17 @@ from typing import TypeVar
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from common.errors import RunError, SealError, SurrogateError
-from common.privacy.mechanism import JOINT_SUMS
-from common.secure_sum.keys import Member, check_distinct, check_member
-from common.secure_sum.of_run import context_of
-from common.secure_sum.rules import SumRules
-from common.wire import sum_proto
-from common.wire.records import Info, to_record
-from strategies.base.collection import Collection
-from strategies.base.federation import Federation
-from strategies.base.reported import RefusedError
-from strategies.secure_sum.disputes import Dispute, What, disputes_in, left_out, why
+from fedsurrogate.common.errors import RunError, SealError, SurrogateError
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
+from fedsurrogate.common.secure_sum.keys import Member, check_distinct, check_member
+from fedsurrogate.common.secure_sum.of_run import context_of
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire.records import Info, to_record
+from fedsurrogate.strategies.base.collection import Collection
+from fedsurrogate.strategies.base.federation import Federation
+from fedsurrogate.strategies.base.reported import RefusedError
+from fedsurrogate.strategies.secure_sum.disputes import Dispute, What, disputes_in, left_out, why
 
 T = TypeVar("T")
 

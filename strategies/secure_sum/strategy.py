@@ -15,32 +15,32 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from common.errors import FedSurrogateError, RunError, SurrogateError
-from common.methods.method import load
-from common.methods.secure_sum import WITHHELD
-from common.privacy.mechanism import JOINT_SUMS, Mechanism, check_stated
-from common.secure_sum.keys import list_digest
-from common.secure_sum.member import PURPOSE, signed_list
-from common.secure_sum.noise import noise_of_sum, site_variances, spare_of
-from common.secure_sum.of_run import local_epsilon, numbers_of, rules_of, shapes_of
-from common.secure_sum.shares import Dealt, check_dealt
-from common.secure_sum.unmasking import Shares, check_revealed, unmask
-from common.secure_sum.words import Words, words
-from common.security.sealing import verify
-from common.surrogates.public_map import PublicMap
-from common.surrogates.surrogates import Header
-from common.wire import sum_proto
-from common.wire.records import Info, to_record
-from common.wire.surrogate_proto import centre_digest
-from strategies.base.collection import Collection, check_quorum
-from strategies.base.federation import HELLO
-from strategies.base.introductions import Group
-from strategies.base.one_shot import Learned
-from strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
-from strategies.pooling.public_projection import read_map
-from strategies.pooling.total import Total
-from strategies.secure_sum.disputes import left_out
-from strategies.secure_sum.steps import Steps
+from fedsurrogate.common.errors import FedSurrogateError, RunError, SurrogateError
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.methods.secure_sum import WITHHELD
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism, check_stated
+from fedsurrogate.common.secure_sum.keys import list_digest
+from fedsurrogate.common.secure_sum.member import PURPOSE, signed_list
+from fedsurrogate.common.secure_sum.noise import noise_of_sum, site_variances, spare_of
+from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.shares import Dealt, check_dealt
+from fedsurrogate.common.secure_sum.unmasking import Shares, check_revealed, unmask
+from fedsurrogate.common.secure_sum.words import Words, words
+from fedsurrogate.common.security.sealing import verify
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire.records import Info, to_record
+from fedsurrogate.common.wire.surrogate_proto import centre_digest
+from fedsurrogate.strategies.base.collection import Collection, check_quorum
+from fedsurrogate.strategies.base.federation import HELLO
+from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.one_shot import Learned
+from fedsurrogate.strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
+from fedsurrogate.strategies.pooling.public_projection import read_map
+from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.secure_sum.disputes import left_out
+from fedsurrogate.strategies.secure_sum.steps import Steps
 
 TOTAL_FILE = "sum.pb"
 

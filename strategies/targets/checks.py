@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.errors import SurrogateError
-from strategies.targets.sums import CodedSums
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.strategies.targets.sums import CodedSums
 
 # Probability of refusing honest noise, and relative tolerance for the rounding of tables.
 FALSE_ALARM, TOLERANCE = 1e-7, 1e-2

@@ -10,10 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from strategies.closed_form.statistics import Statistics
-from strategies.targets.strength import Directions, Fitted, Outcomes, cross_validated, expected
-from strategies.targets.sums import CodedSums
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.targets.strength import (
+    Directions,
+    Fitted,
+    Outcomes,
+    cross_validated,
+    expected,
+)
+from fedsurrogate.strategies.targets.sums import CodedSums
 
 # With noise, fewer positives or negatives than this many deviations of it are none.
 PRESENT = 2.0

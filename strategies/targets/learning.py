@@ -10,19 +10,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from common.models.classifiers import Head
-from common.surrogates.surrogates import Header
-from common.targets.labels import Labels
-from common.targets.number import Number
-from common.targets.target import Target
-from common.targets.time import Time
-from strategies.targets.checks import check_cells, check_finite, check_labels, check_numbers
-from strategies.targets.labels import Annotated, label_heads, ridge_discriminant
-from strategies.targets.number import number_head
-from strategies.targets.sums import CodedSums
-from strategies.targets.survival import kaplan_meier
-from strategies.targets.time import cells_of, risk_head
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.labels import Labels
+from fedsurrogate.common.targets.number import Number
+from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.targets.time import Time
+from fedsurrogate.strategies.targets.checks import (
+    check_cells,
+    check_finite,
+    check_labels,
+    check_numbers,
+)
+from fedsurrogate.strategies.targets.labels import Annotated, label_heads, ridge_discriminant
+from fedsurrogate.strategies.targets.number import number_head
+from fedsurrogate.strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.targets.survival import kaplan_meier
+from fedsurrogate.strategies.targets.time import cells_of, risk_head
 
 
 @dataclass(frozen=True)

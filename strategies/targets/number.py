@@ -9,10 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from strategies.closed_form.solving import solved
-from strategies.targets.strength import Directions, Fitted, Outcomes, cross_validated, expected
-from strategies.targets.sums import CodedSums
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.strategies.closed_form.solving import solved
+from fedsurrogate.strategies.targets.strength import (
+    Directions,
+    Fitted,
+    Outcomes,
+    cross_validated,
+    expected,
+)
+from fedsurrogate.strategies.targets.sums import CodedSums
 
 # Share of the noise's largest eigenvalue that is added to every variance of the features.
 ADDED = 0.35

@@ -11,12 +11,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.errors import FedSurrogateError
-from common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERANCE
-from common.surrogates.coded_sums import unfolded
-from common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS, Target
-from strategies.closed_form.statistics import Statistics
-from strategies.targets.sums import CodedSums, Noise
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERANCE
+from fedsurrogate.common.surrogates.coded_sums import unfolded
+from fedsurrogate.common.targets.target import (
+    CODE,
+    PRODUCTS,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Target,
+)
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 
 Tables = Mapping[str, Tensor]
 Sigmas = Mapping[str, float]
@@ -156,7 +164,7 @@ def check_noisy(tensors: Tables, target: Target, sigmas: Sigmas, fault: Fault) -
     """Check that some records of features of norm at most one, and honest noise, have these sums.
 
     Honest noise exceeds the bounds with a probability of at most FALSE_ALARM; see
-    `common.surrogates.class_sums.lengths`.
+    `fedsurrogate.common.surrogates.class_sums.lengths`.
 
     Args:
         tensors: around zero, by statistic.

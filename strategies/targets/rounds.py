@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common.models.risk_sums import HazardSums, RiskSums
-from strategies.closed_form.solving import solved
+from fedsurrogate.common.models.risk_sums import HazardSums, RiskSums
+from fedsurrogate.strategies.closed_form.solving import solved
 
 # A likelihood that falls by less than this share of itself has only been rounded.
 ROUNDING = 1e-12

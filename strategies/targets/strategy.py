@@ -11,23 +11,23 @@ from functools import partial
 
 import torch
 
-from common.errors import RunError, SurrogateError
-from common.methods.method import Plan, load
-from common.models.classifiers import Head
-from common.models.parameters import Parameters, check_update
-from common.privacy.mechanism import Mechanism
-from common.run import Run
-from common.surrogates.surrogates import Header
-from common.targets.target import CODE, RECORDS, SQUARES, SUMS, Target
-from strategies.base.defended import Defended
-from strategies.base.one_shot import Learned
-from strategies.closed_form.strategy import FromStatistics
-from strategies.pooling.plausibility import false_numbers
-from strategies.pooling.site_weights import shares_kept
-from strategies.pooling.total import Total
-from strategies.targets.learning import check_sums
-from strategies.targets.received import around_zero, check_exact, check_noisy, of_site
-from strategies.targets.sums import CodedSums
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.methods.method import Plan, load
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters, check_update
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, Target
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.one_shot import Learned
+from fedsurrogate.strategies.closed_form.strategy import FromStatistics
+from fedsurrogate.strategies.pooling.plausibility import false_numbers
+from fedsurrogate.strategies.pooling.site_weights import shares_kept
+from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.targets.learning import check_sums
+from fedsurrogate.strategies.targets.received import around_zero, check_exact, check_noisy, of_site
+from fedsurrogate.strategies.targets.sums import CodedSums
 
 # What `Combination.learn` names, with the options of the plan: the model of a target from the sums
 # over all records, and facts about it.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.closed_form.cleaned import cleaned
+from fedsurrogate.strategies.closed_form.cleaned import cleaned
 
 # Ridges that are compared, in parts of the mean variance.
 STRENGTHS = torch.logspace(-8, 2, 61, dtype=torch.float64)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.statistics import Statistics
 
 
 @dataclass(frozen=True)

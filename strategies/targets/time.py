@@ -8,10 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import RunError
-from strategies.targets.strength import Directions, Fitted, Outcomes, cross_validated, expected
-from strategies.targets.sums import CodedSums
-from strategies.targets.survival import Cells, kaplan_meier
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.strategies.targets.strength import (
+    Directions,
+    Fitted,
+    Outcomes,
+    cross_validated,
+    expected,
+)
+from fedsurrogate.strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier
 
 # Variances of the log hazard between records, among which the prior is chosen.
 SPREADS = torch.linspace(-14, 6, 241, dtype=torch.float64).exp()

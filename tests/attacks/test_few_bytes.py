@@ -24,26 +24,26 @@ from safetensors.torch import save
 from torch import Tensor
 
 from benchmarks._fuzz_limits import ACCEPTED, MEMORY, REFUSED, outcome
-from client_app.datasets.dicom_pixels import open_dicom
-from client_app.offline.replies import is_message
-from common import surrogate_pb2 as pb
-from common.errors import ConfigError, DataError, RunError, SealError, SurrogateError
-from common.run import parse_run
-from common.security.sealing import public_key
-from common.signed_models.making import received_model, signed_values
-from common.signed_models.signed_model import (
+from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
+from fedsurrogate.client_app.offline.replies import is_message
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import ConfigError, DataError, RunError, SealError, SurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.sealing import public_key
+from fedsurrogate.common.signed_models.making import received_model, signed_values
+from fedsurrogate.common.signed_models.signed_model import (
     digest_of,
     read_signed_model,
     save_signed_model,
     unpack_gaussians,
 )
-from common.wire.float16 import pack
-from common.wire.generator_files import read_generator
-from common.wire.model_files import load_model
-from common.wire.model_proto import unpack_classifier, unpack_parameters
-from common.wire.records import unpack_question
-from server_app.offline import _read as stored_bytes
-from strategies.base.training import Training
+from fedsurrogate.common.wire.float16 import pack
+from fedsurrogate.common.wire.generator_files import read_generator
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.common.wire.model_proto import unpack_classifier, unpack_parameters
+from fedsurrogate.common.wire.records import unpack_question
+from fedsurrogate.server_app.offline import _read as stored_bytes
+from fedsurrogate.strategies.base.training import Training
 from tests.common.signed_models.test_signed_model import KEY, model
 from tests.dicom_files import image
 from tests.dicom_files import save as save_dicom
@@ -107,8 +107,8 @@ def signed_file(tensors: dict[str, Tensor], form: dict[str, str], signed: bool =
     facts = made.manifest.model_copy(update=changes)
     signature = bytes(64)
     if signed:
-        from common.security.sealing import sign
-        from common.signed_models.signed_model import PURPOSE
+        from fedsurrogate.common.security.sealing import sign
+        from fedsurrogate.common.signed_models.signed_model import PURPOSE
 
         signature = sign(facts.signed_bytes(), KEY, PURPOSE)
     metadata = {
@@ -262,11 +262,16 @@ def test_nothing_is_built_before_the_signature_fits(
     file = tmp_path / "model.fedsurrogate"
     file.write_bytes(save_signed_model(replace(made, signature=bytes(64))))
     values = signed_values(made) | {"signature": content}
-    for place in ("common.signed_models.signed_model.classifier_of", "common.signed_models.making"):
+    for place in (
+        "fedsurrogate.common.signed_models.signed_model.classifier_of",
+        "fedsurrogate.common.signed_models.making",
+    ):
         names = [""] if place.endswith("_of") else [".unpack_classifier", ".unpack_gaussians"]
         for name in names:
             monkeypatch.setattr(place + name, built)
-    monkeypatch.setattr("common.signed_models.signed_model.Manifest.model_validate_json", built)
+    monkeypatch.setattr(
+        "fedsurrogate.common.signed_models.signed_model.Manifest.model_validate_json", built
+    )
     with pytest.raises(SealError):
         read_signed_model(file)
     with pytest.raises((SealError, SurrogateError)):
@@ -279,7 +284,8 @@ def test_a_file_of_an_unknown_signer_is_not_built(
     file = tmp_path / "model.fedsurrogate"
     file.write_bytes(save_signed_model(model()))
     monkeypatch.setattr(
-        "common.signed_models.signed_model.classifier_of", lambda *_: pytest.fail("built")
+        "fedsurrogate.common.signed_models.signed_model.classifier_of",
+        lambda *_: pytest.fail("built"),
     )
     with pytest.raises(SealError, match="not a coordinator's key that this site knows"):
         read_signed_model(file, frozenset({bytes(64)}))

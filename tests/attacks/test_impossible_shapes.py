@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client_app.datasets.readers import read_safetensors
-from common.errors import FedSurrogateError
-from common.signed_models.signed_model import unpack_gaussians
-from common.wire import generator_files
-from common.wire.model_files import load_model
-from strategies.pooling import public_projection
-from strategies.pooling.public_mean import read_public
+from fedsurrogate.client_app.datasets.readers import read_safetensors
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.signed_models.signed_model import unpack_gaussians
+from fedsurrogate.common.wire import generator_files
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.strategies.pooling import public_projection
+from fedsurrogate.strategies.pooling.public_mean import read_public
 
 READERS: dict[str, Callable[[Path], object]] = {
     "features of a site": lambda file: read_safetensors(file.parent, "some"),

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.backbones.backbones import load_backbone, load_network
-from common.errors import BackboneError
+from fedsurrogate.common.backbones.backbones import load_backbone, load_network
+from fedsurrogate.common.errors import BackboneError
 
 NAME = "torchvision:shufflenet_v2_x0_5"
 

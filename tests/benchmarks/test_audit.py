@@ -11,9 +11,9 @@ import torch
 from benchmarks import audit
 from benchmarks._audit_attacks import of_sums
 from benchmarks._audit_faults import planted
-from common.methods import METHODS
-from common.settings import FedPFTSettings, Settings
-from common.surrogates.class_sums import fold
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.settings import FedPFTSettings, Settings
+from fedsurrogate.common.surrogates.class_sums import fold
 
 FAULTS = {each.fault for each in (*audit.MECHANISMS.values(), *audit.FURTHER.values())}
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from benchmarks import distributions
 from benchmarks._distribution_checks import Recorded, recorded, samplers
 from benchmarks._distribution_tests import Outcome, failed, of_counts, of_noise, of_uniform_words
-from common.privacy import discrete_gaussian as module
-from common.privacy import gaussian_mechanism
-from common.privacy.discrete_gaussian import discrete_gaussian
-from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.privacy import discrete_gaussian as module
+from fedsurrogate.common.privacy import gaussian_mechanism
+from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian
+from fedsurrogate.common.privacy.exact_sums import IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
 
 Sampler = Callable[[int, int], np.ndarray]
 RUNS, ENTRIES = 2, 25_000

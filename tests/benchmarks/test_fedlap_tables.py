@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.reproduce import _idx, fedlap_tables
-from common.run import parse_run
+from fedsurrogate.common.run import parse_run
 
 PIXELS = (torch.arange(60 * 28 * 28) % 251).to(torch.uint8).reshape(60, 28, 28)
 LABELS = (torch.arange(60) % 10).to(torch.uint8)

@@ -20,7 +20,7 @@ from benchmarks._fuzz_limits import ACCEPTED, REFUSED, in_child, limited
 from benchmarks._fuzz_own import OWN
 from benchmarks._fuzz_parser import Parser
 from benchmarks._fuzz_parsers import parsers
-from common.errors import SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
@@ -41,7 +41,7 @@ READERS = {
     *("load_pem_private_key", "load_ssh_private_key", "load_ssh_public_key", "ZipFile"),
     *("bytes_to_public_key", "tarfile.open", "unpack_archive", "pickle.loads", "yaml.safe_load"),
 }
-READING_MODULES = ("safetensors.torch", "common.wire.surrogate_proto")
+READING_MODULES = ("safetensors.torch", "fedsurrogate.common.wire.surrogate_proto")
 WRITERS = ("save", "save_file", "pack_", "centre_digest")
 FEW = 8
 

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import commands, federation, options, plots, results, samples, seeds, timing
-from common.run import parse_run
+from fedsurrogate.common.run import parse_run
 
 MODULES = [f"benchmarks.harness.{each.name}" for each in pkgutil.iter_modules(harness.__path__)]
 SMALL = {"partition": "iid", "head.min-steps": 10, "head.epochs": 1}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmarks import same_as_before
-from common.methods import METHODS
+from fedsurrogate.common.methods import METHODS
 
 
 def found(**changed: str) -> dict[str, dict[str, Any]]:

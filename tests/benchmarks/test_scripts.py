@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import federation
-from common.run import parse_run
+from fedsurrogate.common.run import parse_run
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 from tests.registry import SPECS, settings_of
 

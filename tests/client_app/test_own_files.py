@@ -18,14 +18,14 @@ import click
 import pytest
 import typer.main
 
-import client_app.cli.main
-import client_app.processes.app_process
-from client_app.model_use.store import models_folder, read_index
-from client_app.node_config import NodeConfig, parse_node_config
-from client_app.own_files import close_to_others, own_files, readable_by_others
-from common import files
-from common.settings.flat import parse_overrides
-from server_app.offline import make_request
+import fedsurrogate.client_app.cli.main
+import fedsurrogate.client_app.processes.app_process
+from fedsurrogate.client_app.model_use.store import models_folder, read_index
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.own_files import close_to_others, own_files, readable_by_others
+from fedsurrogate.common import files
+from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.server_app.offline import make_request
 from tests.client_app.methods.dpcvae.test_downstream import generator_file
 from tests.client_app.model_use.hospitals import (
     PRIVATE,
@@ -180,7 +180,7 @@ def leaves(command: click.Command, name: str = "") -> Iterator[str]:
 
 
 def test_every_command_is_tried() -> None:
-    every = set(leaves(typer.main.get_command(client_app.cli.main.app)))
+    every = set(leaves(typer.main.get_command(fedsurrogate.client_app.cli.main.app)))
     assert every == set(COMMANDS) | SERVE
 
 
@@ -228,7 +228,7 @@ def test_no_command_leaves_a_file_that_other_accounts_can_read(
 
 
 def files_key() -> str:
-    from common.security.sealing import public_key
+    from fedsurrogate.common.security.sealing import public_key
 
     return public_key(COORDINATOR).hex()
 
@@ -253,11 +253,14 @@ def test_no_command_of_generators_leaves_a_file_that_other_accounts_can_read(
 @pytest.mark.parametrize(
     ("words", "starts"),
     [
-        (("app", "--runtime", "127.0.0.1:1"), "client_app.processes.app_process.serve"),
-        (("node", "--runtime", "unix:/x"), "client_app.processes.node_process.serve"),
+        (
+            ("app", "--runtime", "127.0.0.1:1"),
+            "fedsurrogate.client_app.processes.app_process.serve",
+        ),
+        (("node", "--runtime", "unix:/x"), "fedsurrogate.client_app.processes.node_process.serve"),
         (
             ("join", "--superlink", "127.0.0.1:1", "--insecure"),
-            "client_app.processes.supervisor.Supervisor.run",
+            "fedsurrogate.client_app.processes.supervisor.Supervisor.run",
         ),
     ],
 )
@@ -283,7 +286,7 @@ def test_the_app_of_a_task_works_for_this_account_only(monkeypatch: pytest.Monke
         def client_task(self, *_: object) -> None:
             seen.append(os.umask(0o077))
 
-    module = client_app.processes.app_process
+    module = fedsurrogate.client_app.processes.app_process
     monkeypatch.setattr(module, "flower", Flower)
     monkeypatch.setattr(module, "AnswerOnTermination", lambda: None)
     with open_umask():

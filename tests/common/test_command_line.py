@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from common.command_line import new_app, run_command
-from common.errors import ConfigError
+from fedsurrogate.common.command_line import new_app, run_command
+from fedsurrogate.common.errors import ConfigError
 
 
 def test_an_expected_error_is_one_line_on_stderr_as_it_is_written_and_exit_code_1(

@@ -11,8 +11,8 @@ from markdown_it import MarkdownIt
 from rich.table import Table
 from rich.text import Text
 
-from common.command_line import SafeConsole
-from common.escapes import (
+from fedsurrogate.common.command_line import SafeConsole
+from fedsurrogate.common.escapes import (
     csv_rows,
     csv_text,
     for_csv,
@@ -21,7 +21,7 @@ from common.escapes import (
     for_terminal,
     from_csv,
 )
-from common.pages.html import render_page, trusted
+from fedsurrogate.common.pages.html import render_page, trusted
 from tests.hostile_names import Seen, formulas, hostile_texts, is_formula, unsafe
 
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import files
+from fedsurrogate.common import files
 from tests.documents import ROOT
 
 STEPS = ("open", "fdopen", "fsync", "replace")
@@ -162,7 +162,7 @@ def test_no_other_file_of_the_product_replaces_a_file() -> None:
                         found.add("fsync")
             if not found <= may.get(name, set()):
                 wrong[name] = found
-    assert wrong == {}, "use common.files.replace_file"
+    assert wrong == {}, "use fedsurrogate.common.files.replace_file"
 
 
 @given(st.binary(max_size=50), st.booleans())

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.help import Description, descriptions, without_effect
-from common.methods import METHODS
-from common.methods.counting import KINDS_OF_COUNTS
-from common.run import parse_run
-from common.settings.flat import flatten
-from server_app.deployment.local_engine import simulate_here
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.help import Description, descriptions, without_effect
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import flatten
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
 
 ROWS = descriptions()
 NUMBER = r"[\d.e+-]+"

@@ -8,12 +8,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from common.help import descriptions
-from common.models.devices import pick_device
-from common.run import Run, parse_run
-from common.settings import FedPFTSettings, HeadSettings, Settings
-from common.settings.flat import Scalar, known_keys, parse_overrides
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.help import descriptions
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
+from fedsurrogate.common.settings.flat import Scalar, known_keys, parse_overrides
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

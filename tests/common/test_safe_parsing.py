@@ -13,12 +13,16 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from common import surrogate_pb2 as pb
-from common.errors import RunError, SurrogateError
-from common.safe_parsing import MOST_FIELDS, read_message
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import unpack_classifier, unpack_parameters, unpack_synthetic
-from common.wire.records import (
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.safe_parsing import MOST_FIELDS, read_message
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import (
+    unpack_classifier,
+    unpack_parameters,
+    unpack_synthetic,
+)
+from fedsurrogate.common.wire.records import (
     INFO,
     LARGEST_INFO,
     PAYLOAD,
@@ -28,17 +32,17 @@ from common.wire.records import (
     to_record,
     unpack_surrogate,
 )
-from common.wire.validation import Expectation, check_header
-from strategies.base.introductions import Introduction, settle
+from fedsurrogate.common.wire.validation import Expectation, check_header
+from fedsurrogate.strategies.base.introductions import Introduction, settle
 
 ROOT = Path(__file__).parents[2]
 # Sixteen mebibytes each: tensors, classes, tables, noise, masks, numbers in a row.
 BOMBS = """
 import resource, sys
-from common.errors import SurrogateError
-from common.wire.model_proto import unpack_classifier, unpack_parameters, unpack_relay, unpack_synthetic
-from common.wire.records import unpack_surrogate
-from common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.wire.model_proto import unpack_classifier, unpack_parameters, unpack_relay, unpack_synthetic
+from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.common import surrogate_pb2 as pb
 
 SIZE = 2**24
 def inside(number, body):
@@ -195,7 +199,7 @@ def test_random_bytes_are_refused_by_every_reader(read: object) -> None:
 
 
 def test_sites_cannot_name_more_classes_together_than_a_run_can_have() -> None:
-    from common.wire.validation import check_class_number
+    from fedsurrogate.common.wire.validation import check_class_number
 
     message = {
         i: Introduction(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False)

@@ -16,18 +16,18 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as sup
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
 from typer.main import get_command
 
-import client_app.cli.main
-import server_app.cli.main
-from client_app.diagnostics.node_checks import is_isolated, is_supernode
-from client_app.node_config import parse_node_config
-from client_app.offline.keys import coordinator_key
-from common.errors import ConfigError
-from common.security.sealing import public_key
-from common.settings.flat import parse_overrides
+import fedsurrogate.client_app.cli.main
+import fedsurrogate.server_app.cli.main
 from deploy import lock
-from server_app.deployment.certificates import issue
-from server_app.deployment.kit import pack_kit
-from server_app.deployment.request_key import read_request_key
+from fedsurrogate.client_app.diagnostics.node_checks import is_isolated, is_supernode
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.offline.keys import coordinator_key
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.security.sealing import public_key
+from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.server_app.deployment.certificates import issue
+from fedsurrogate.server_app.deployment.kit import pack_kit
+from fedsurrogate.server_app.deployment.request_key import read_request_key
 from tests import documents
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -35,7 +35,10 @@ FILES = sorted(set(DEPLOY.glob("compose.*.yml")) - {DEPLOY / "compose.gpu.yml"})
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 # Commands that pass their arguments on to Flower.
 FLOWER = {"coordinator superlink": superlink, "site node": supernode, "flower-superexec": superexec}
-OURS = {"coordinator": server_app.cli.main.app, "site": client_app.cli.main.app}
+OURS = {
+    "coordinator": fedsurrogate.server_app.cli.main.app,
+    "site": fedsurrogate.client_app.cli.main.app,
+}
 PUBLIC_PORTS = {"9092"}
 
 

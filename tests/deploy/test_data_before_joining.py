@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import client_app.processes.joining as joining
-from client_app.node_config import NodeConfig, parse_node_config
-from client_app.processes.joining import (
+import fedsurrogate.client_app.processes.joining as joining
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.processes.joining import (
     LOOK_SECONDS,
     WAITS,
     await_data,
@@ -26,8 +26,8 @@ from client_app.processes.joining import (
     found_data,
     ready,
 )
-from common.errors import RunError
-from common.settings.flat import parse_overrides
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.settings.flat import parse_overrides
 from tests.client_app.model_use.hospitals import site
 from tests.e2e.processes import APP_FOLDER, free_ports, until
 
@@ -69,7 +69,7 @@ class Containers:
         if words[0] == "app":
             settings["FEDSURROGATE_NODE_CONFIG"] = self.config
         with output.open("w") as stream:
-            command = [sys.executable, "-m", "client_app.cli.main", *words]
+            command = [sys.executable, "-m", "fedsurrogate.client_app.cli.main", *words]
             self.running.append(
                 subprocess.Popen(command, env=settings, stdout=stream, stderr=stream)
             )
@@ -183,8 +183,8 @@ def test_what_cannot_be_read_is_a_reason_not_to_join(wrong: str, containers: Con
 def test_the_app_looks_without_loading_torch_into_its_own_process(containers: Containers) -> None:
     containers.fill()
     code = (
-        "import sys\nfrom client_app.cli.options import node_of\n"
-        "from client_app.processes.joining import found_data\n"
+        "import sys\nfrom fedsurrogate.client_app.cli.options import node_of\n"
+        "from fedsurrogate.client_app.processes.joining import found_data\n"
         "if __name__ == '__main__':\n"
         f"    with found_data({containers.runtime!r}, node_of([{containers.config!r}])):\n"
         "        assert 'torch' not in sys.modules\n"

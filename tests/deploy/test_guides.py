@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.run import parse_run
-from common.settings.flat import parse_overrides
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import parse_overrides
 from tests.deploy.test_compose import DEPLOY, OURS, check_ours, interpolated, settings_of_a_kit
 from tests.documents import DOCS, blocks, name_of, words
 

@@ -313,7 +313,8 @@ def project(tmp_path: Path) -> Path:
     for package in ("server_app", "client_app"):
         (root / package / "cli").mkdir(parents=True)
         (root / package / "cli" / "main.py").touch()
-    (root / "fedsurrogate.py").touch()
+    (root / "fedsurrogate").mkdir()
+    shutil.copy(ROOT / "fedsurrogate" / "__init__.py", root / "fedsurrogate")
     (root / "flwr.py").touch()
     (root / "torch.py").touch()
     shutil.copytree(

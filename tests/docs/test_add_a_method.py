@@ -15,15 +15,15 @@ import pytest
 import torch
 from sklearn.neighbors import NearestCentroid
 
-from common.costs import costs
-from common.errors import SurrogateError
-from common.methods import METHODS
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from common.wire.model_files import load_model
-from server_app.relearn import relearn
-from strategies import strategy_of
+from fedsurrogate.common.costs import costs
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.strategies import strategy_of
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 
 PAGE = ROOT / "docs" / "tutorials" / "add-a-method.md"
@@ -57,12 +57,12 @@ def added(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """The page's modules, imported, and its methods in the registry."""
     made: dict[str, ModuleType] = {}
     for path, text in blocks().items():
-        name = path.removesuffix(".py").replace("/", ".")
+        name = "fedsurrogate." + path.removesuffix(".py").replace("/", ".")
         made[name] = ModuleType(name)
         monkeypatch.setitem(sys.modules, name, made[name])
         exec(compile(text, path, "exec"), made[name].__dict__)
     for name, variable in (("nearest_mean", "NEAREST_MEAN"), ("fedavgm", "FEDAVGM")):
-        method = getattr(made[f"common.methods.{name}"], variable)
+        method = getattr(made[f"fedsurrogate.common.methods.{name}"], variable)
         monkeypatch.setitem(METHODS, method.name, method)
     return made
 
@@ -102,8 +102,8 @@ def test_the_nearest_mean_runs_in_every_way_and_costs_what_the_plan_says(
 
 @pytest.mark.usefixtures("added")
 def test_the_head_is_scikit_learns_nearest_centroid() -> None:
-    learn = sys.modules["strategies.nearest_mean"].learn
-    from strategies.closed_form.received import of_noisy_sums
+    learn = sys.modules["fedsurrogate.strategies.nearest_mean"].learn
+    from fedsurrogate.strategies.closed_form.received import of_noisy_sums
 
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(300, 7, generator=generator, dtype=torch.float64)
@@ -146,8 +146,8 @@ def test_it_is_learned_again_without_a_site_also_from_noisy_sums(tmp_path: Path)
 def test_sums_that_no_records_and_no_honest_noise_have_are_refused(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from common.wire.model_proto import pack_parameters
-    from server_app.runs.reader import read_payloads
+    from fedsurrogate.common.wire.model_proto import pack_parameters
+    from fedsurrogate.server_app.runs.reader import read_payloads
 
     settings = {"method": "nearest-mean", "classes": CLASSES} | PRIVATE
     folder = run_federation(tmp_path, sites(2), **settings)
@@ -166,8 +166,8 @@ def test_noise_on_the_sums_is_that_of_the_claim(
     added: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     """The same site sends the same sums many times; what differs is the noise."""
-    from common.wire.model_proto import unpack_parameters
-    from server_app.runs.reader import read_payloads
+    from fedsurrogate.common.wire.model_proto import unpack_parameters
+    from fedsurrogate.server_app.runs.reader import read_payloads
 
     assert added
     settings = {"method": "nearest-mean", "classes": CLASSES} | PRIVATE

@@ -10,19 +10,22 @@ import click
 import pytest
 from typer.main import get_command
 
-import client_app.cli.main
-import server_app.cli.main
-from client_app.governance.policy import load_policy
-from client_app.node_config import parse_node_config
-from common.run import parse_run
-from common.settings.flat import parse_overrides
-from server_app.deployment.submit import APP_FOLDER
-from server_app.runs.presets import preset_settings
+import fedsurrogate.client_app.cli.main
+import fedsurrogate.server_app.cli.main
+from fedsurrogate.client_app.governance.policy import load_policy
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.server_app.runs.presets import preset_settings
 from tests.commands import coordinator
 from tests.documents import DOCS, PAGES, blocks, commands, name_of, words
 
 TESTS = Path(__file__).parents[1]
-APPS = {"coordinator": server_app.cli.main.app, "site": client_app.cli.main.app}
+APPS = {
+    "coordinator": fedsurrogate.server_app.cli.main.app,
+    "site": fedsurrogate.client_app.cli.main.app,
+}
 QUICK = ("plan", "preset")
 # The test that runs each documented command. Commands not listed here fail a test, so a new one
 # needs a test or a reason.

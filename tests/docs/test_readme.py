@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.methods import METHODS
+from fedsurrogate.common.methods import METHODS
 from tests.documents import PAGES, README, ROOT, blocks, name_of
 
 GENERATED = "docs/reference/"

@@ -14,12 +14,12 @@ import pytest
 from click import Group
 from typer.main import get_command
 
-import client_app.cli.main
-import server_app.cli.main
-from client_app.governance.policy import DEFAULT, Policy, load_policy
-from client_app.node_config import NodeConfig
-from common.errors import PUBLIC_SENTENCES, FedSurrogateError
-from server_app.runs.presets import presets
+import fedsurrogate.client_app.cli.main
+import fedsurrogate.server_app.cli.main
+from fedsurrogate.client_app.governance.policy import DEFAULT, Policy, load_policy
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError
+from fedsurrogate.server_app.runs.presets import presets
 from tests.documents import DOCS, PAGES, ROOT, blocks, name_of
 
 # What a browser loads by itself; other links are for people.
@@ -102,7 +102,10 @@ def test_the_references_of_a_site_have_every_key(
 
 def test_the_reference_of_commands_has_every_command_and_option(site: Path) -> None:
     shown = words_of(site / "reference" / "commands.html")
-    for name, app in (("coordinator", server_app.cli.main.app), ("site", client_app.cli.main.app)):
+    for name, app in (
+        ("coordinator", fedsurrogate.server_app.cli.main.app),
+        ("site", fedsurrogate.client_app.cli.main.app),
+    ):
         group = get_command(app)
         assert isinstance(group, Group)
         for command in group.commands.values():

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import resnet18
 
-from client_app.cli import main as cli
-from common.backbones.own_backbones import own_backbone
+from fedsurrogate.client_app.cli import main as cli
+from fedsurrogate.common.backbones.own_backbones import own_backbone
 from tests.commands import site
 from tests.documents import DOCS, blocks, commands, words
 

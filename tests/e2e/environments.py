@@ -64,7 +64,7 @@ def simulate(
     cwd: Path,
     env: dict[str, str],
     before: Sequence[str] = (),
-    command: Sequence[str | Path] = (sys.executable, "-m", "server_app.cli.main"),
+    command: Sequence[str | Path] = (sys.executable, "-m", "fedsurrogate.server_app.cli.main"),
 ) -> subprocess.CompletedProcess[str]:
     """Run `coordinator simulate` with these options. before: a program that starts it, such as
     setpriv.

@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from common.flower.environment import QUIET
-from server_app.deployment.submit import APP_FOLDER, stop_process
-from strategies.base.registered import VARIABLE
+from fedsurrogate.common.flower.environment import QUIET
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from fedsurrogate.strategies.base.registered import VARIABLE
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]
@@ -48,7 +48,7 @@ def environment(home: Path) -> dict[str, str]:
 
 def coordinator(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the coordinator command as a user would, from `cwd`."""
-    command = [sys.executable, "-m", "server_app.cli.main", *arguments]
+    command = [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
     return subprocess.run(
         command,
@@ -63,7 +63,7 @@ def coordinator(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the site command as a hospital would."""
-    command = [sys.executable, "-m", "client_app.cli.main", *arguments]
+    command = [sys.executable, "-m", "fedsurrogate.client_app.cli.main", *arguments]
     settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
     return subprocess.run(
         command, env=settings, capture_output=True, text=True, timeout=PATIENCE, check=False

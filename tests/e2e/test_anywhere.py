@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server_app.deployment import simulate as flower_engine
-from server_app.deployment.submit import APP_FOLDER, flower_environment, stop_process
-from server_app.lifecycle.ray_start import DID_NOT_START
+from fedsurrogate.server_app.deployment import simulate as flower_engine
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, flower_environment, stop_process
+from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START
 from tests.e2e.environments import checkout_at, environment_at, simulate, variables
 from tests.e2e.processes import free_ports, submit, until, wait
 from tests.grid import events_of, metrics_of, run_folders
@@ -160,7 +160,7 @@ def watched(
     kind: str, act: Callable[[psutil.Process], object], *options: str, cwd: Path
 ) -> Iterator[subprocess.Popen[str]]:
     """A simulation, in which the first process with `kind` in its command line meets with `act`."""
-    words = [sys.executable, "-m", "server_app.cli.main", "simulate", *options]
+    words = [sys.executable, "-m", "fedsurrogate.server_app.cli.main", "simulate", *options]
     with subprocess.Popen(
         words, cwd=cwd, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:

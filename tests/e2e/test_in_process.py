@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from common import surrogate_pb2 as pb
-from common.errors import ConfigError, RunError
-from common.wire.records import from_record
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.wire.records import from_record
 from tests.grid import (
     FAST,
     SECRET,
@@ -48,7 +48,7 @@ CONTRACT = {
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.signed_models.signed_model import read_signed_model
+from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from tests.dicom_files import image, save
 from tests.e2e.processes import coordinator, federation, site_command
 from tests.samples import Samples

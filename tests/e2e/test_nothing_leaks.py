@@ -23,15 +23,15 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from client_app.governance.ledger import dataset_id
-from client_app.node_config import parse_node_config
-from client_app.offline.bundle_writer import release_to
-from common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError
-from common.methods import METHODS
-from common.run import Run, parse_run
-from common.security.sealing import new_key, public_key
-from common.security.signed_requests import Request
-from common.wire.records import INFO, to_record
+from fedsurrogate.client_app.governance.ledger import dataset_id
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.security.signed_requests import Request
+from fedsurrogate.common.wire.records import INFO, to_record
 from tests.e2e.processes import federation
 from tests.e2e.test_in_process import image_folder
 from tests.grid import (
@@ -87,7 +87,7 @@ class Hospital:
 
 @pytest.fixture
 def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hospital]:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
     monkeypatch.setenv("HOSPITAL_TOKEN", f"{MARK}-environment")
     monkeypatch.setattr(socket, "gethostname", lambda: f"{MARK}-host")
     monkeypatch.setattr(platform, "node", lambda: f"{MARK}-host")
@@ -197,7 +197,7 @@ def a_locked_ledger(h: Hospital) -> None:
     from filelock import FileLock
 
     (file,) = (h.state / "ledgers").glob("*.jsonl")
-    h.replaced("client_app.governance.ledger.LOCK_SECONDS", 0.01)
+    h.replaced("fedsurrogate.client_app.governance.ledger.LOCK_SECONDS", 0.01)
     h.undo.enter_context(FileLock(file.with_suffix(".lock")))
 
 
@@ -241,7 +241,7 @@ def a_full_disk(h: Hospital) -> None:
 
 
 def a_result_that_cannot_be_sent(h: Hospital) -> None:
-    import client_app.requests as answers
+    import fedsurrogate.client_app.requests as answers
 
     h.undo.enter_context(
         patch.dict(answers.WORK, {"surrogate": lambda asked: (None, {"note": Path(BOOM)})})
@@ -250,14 +250,16 @@ def a_result_that_cannot_be_sent(h: Hospital) -> None:
 
 def a_library_that_does_not_load(h: Hospital) -> None:
     """Remove the site's code from the imported modules, as at the first message of a process."""
-    import client_app.requests
+    import fedsurrogate.client_app.requests
 
-    h.undo.callback(sys.modules.update, {"client_app.requests": client_app.requests})
-    del sys.modules["client_app.requests"]
+    h.undo.callback(
+        sys.modules.update, {"fedsurrogate.client_app.requests": fedsurrogate.client_app.requests}
+    )
+    del sys.modules["fedsurrogate.client_app.requests"]
 
     class Broken:
         def find_spec(self, name: str, *_: object) -> None:
-            if name == "client_app.requests":
+            if name == "fedsurrogate.client_app.requests":
                 raise OSError(f"libtorch.so: cannot open shared object file: /opt/{MARK}/lib")
 
     finder = Broken()
@@ -269,22 +271,34 @@ MOBILENET = "torchvision:mobilenet_v2"
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "image-size": 8}
 # Deep inside a method's work. Other methods fail where their work begins.
 INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
-    "fedpft": ("client_app.methods.fedpft.surrogate.fit", {}),
-    "sums": ("client_app.methods.fedpft.surrogate.noisy_sums", PRIVATE),
-    "chain": ("client_app.methods.fedpft.chain.train_on_features", {"fedpft.topology": "chain"}),
-    "kd": ("client_app.methods.heads.distillation.train_on_features", {"method": "kd"}),
-    "average": ("client_app.methods.heads.local_head.train_on_features", {"method": "average"}),
-    "fedavg": ("client_app.methods.fedavg.update.train", {"method": "fedavg", "fedavg.rounds": 1}),
+    "fedpft": ("fedsurrogate.client_app.methods.fedpft.surrogate.fit", {}),
+    "sums": ("fedsurrogate.client_app.methods.fedpft.surrogate.noisy_sums", PRIVATE),
+    "chain": (
+        "fedsurrogate.client_app.methods.fedpft.chain.train_on_features",
+        {"fedpft.topology": "chain"},
+    ),
+    "kd": (
+        "fedsurrogate.client_app.methods.heads.distillation.train_on_features",
+        {"method": "kd"},
+    ),
+    "average": (
+        "fedsurrogate.client_app.methods.heads.local_head.train_on_features",
+        {"method": "average"},
+    ),
+    "fedavg": (
+        "fedsurrogate.client_app.methods.fedavg.update.train",
+        {"method": "fedavg", "fedavg.rounds": 1},
+    ),
     "dp-fedavg": (
-        "client_app.methods.fedavg.update.train_privately",
+        "fedsurrogate.client_app.methods.fedavg.update.train_privately",
         {"method": "dp-fedavg", "fedavg.rounds": 1} | PRIVATE,
     ),
     "fedlap": (
-        "client_app.methods.fedlap.approximation.stream",
+        "fedsurrogate.client_app.methods.fedlap.approximation.stream",
         {"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 1},
     ),
     "dpcvae": (
-        "client_app.methods.dpcvae.training.scaled",
+        "fedsurrogate.client_app.methods.dpcvae.training.scaled",
         {"method": "dpcvae", "dpcvae.rounds": 2},
     ),
 }
@@ -362,29 +376,45 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "state folder a file": (file_in_the_way("state-dir"), "config"),
     "cache folder a file": (file_in_the_way("cache-dir"), "data"),
     "key damaged": (broken_key, "seal"),
-    "another exception": (raising("client_app.requests.prepare", ValueError(BOOM)), "internal"),
+    "another exception": (
+        raising("fedsurrogate.client_app.requests.prepare", ValueError(BOOM)),
+        "internal",
+    ),
     "an exception that says it is ours": (
         raising(
-            "client_app.requests.prepare", type(f"{MARK}Error", (FedSurrogateError,), {})(BOOM)
+            "fedsurrogate.client_app.requests.prepare",
+            type(f"{MARK}Error", (FedSurrogateError,), {})(BOOM),
         ),
         "internal",
     ),
-    "no memory": (raising("client_app.requests.prepare", MemoryError(BOOM)), "internal"),
-    "too deep": (raising("client_app.requests.prepare", RecursionError(BOOM)), "internal"),
-    "a library that exits": (raising("client_app.requests.prepare", SystemExit(BOOM)), "internal"),
-    "a library that panics": (raising("client_app.requests.prepare", Sudden(BOOM)), "internal"),
+    "no memory": (
+        raising("fedsurrogate.client_app.requests.prepare", MemoryError(BOOM)),
+        "internal",
+    ),
+    "too deep": (
+        raising("fedsurrogate.client_app.requests.prepare", RecursionError(BOOM)),
+        "internal",
+    ),
+    "a library that exits": (
+        raising("fedsurrogate.client_app.requests.prepare", SystemExit(BOOM)),
+        "internal",
+    ),
+    "a library that panics": (
+        raising("fedsurrogate.client_app.requests.prepare", Sudden(BOOM)),
+        "internal",
+    ),
     "a library that does not load": (a_library_that_does_not_load, "internal"),
     "an exception after the release": (
-        raising("client_app.requests.to_record", TypeError(BOOM)),
+        raising("fedsurrogate.client_app.requests.to_record", TypeError(BOOM)),
         "internal",
     ),
     "a result that cannot be sent": (a_result_that_cannot_be_sent, "internal"),
     "settings that cannot be read": (
-        raising("client_app.requests.parse_run", KeyError(BOOM)),
+        raising("fedsurrogate.client_app.requests.parse_run", KeyError(BOOM)),
         "internal",
     ),
     "another run's digest": (
-        lambda h: h.replaced("client_app.requests.parse_run", of_another_digest),
+        lambda h: h.replaced("fedsurrogate.client_app.requests.parse_run", of_another_digest),
         "surrogate",
     ),
     **{
@@ -513,7 +543,7 @@ def test_a_person_who_stops_the_site_gets_no_answer(hospital: Hospital) -> None:
     forward it.
     """
     grid = InProcessGrid([hospital.node])
-    hospital.raising("client_app.requests.answer", KeyboardInterrupt())
+    hospital.raising("fedsurrogate.client_app.requests.answer", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         list(grid.push_messages([Message(RecordDict(), 1001, "train")]))
     assert not list(grid.pull_messages(list(grid._waiting)))

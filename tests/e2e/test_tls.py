@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from client_app.processes.joining import ready
-from server_app.deployment.certificates import issue
-from server_app.deployment.submit import APP_FOLDER
-from strategies.base.registered import TABLE, read_table
+from fedsurrogate.client_app.processes.joining import ready
+from fedsurrogate.server_app.deployment.certificates import issue
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.strategies.base.registered import TABLE, read_table
 from tests.e2e.processes import (
     BIN,
     PATIENCE,
@@ -176,7 +176,7 @@ def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(
     command = [
         sys.executable,
         "-m",
-        "client_app.cli.main",
+        "fedsurrogate.client_app.cli.main",
         "node",
         "--retry",
         "0.1",

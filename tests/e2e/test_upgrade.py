@@ -36,7 +36,10 @@ class Version:
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """Start `coordinator ...` or `site ...`."""
-        module = {"coordinator": "server_app.cli.main", "site": "client_app.cli.main"}[words[0]]
+        module = {
+            "coordinator": "fedsurrogate.server_app.cli.main",
+            "site": "fedsurrogate.client_app.cli.main",
+        }[words[0]]
         environment = os.environ | {
             "PYTHONPATH": str(self.source),
             "HOME": str(self.home),

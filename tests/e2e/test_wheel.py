@@ -25,11 +25,14 @@ from pathlib import Path
 
 import pytest
 
+from fedsurrogate.common.version import own_version
 from tests.documents import README, ROOT, blocks
+from tests.imports import OWN
 
 # Folders of the checkout that the build does not need; copying them takes longer than the build.
 NOT_NEEDED = {"tests", "docs", "benchmarks", "examples", "runs", "site", "build"}
 PACKAGES = ("common", "client_app", "server_app", "strategies", "fedsurrogate")
+NAMES = (OWN, *(f"{OWN}.{package}" for package in PACKAGES if package != OWN))
 
 
 def not_needed(folder: str, names: list[str]) -> set[str]:
@@ -82,35 +85,54 @@ def wheel(source: Path) -> Path:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment that has the wheel, and borrows the libraries; see above."""
-    folder = tmp_path_factory.mktemp("environment")
+    return environment_with(tmp_path_factory.mktemp("environment"), wheel)
+
+
+def environment_with(folder: Path, *wheels: Path) -> Path:
+    """The `bin` of a new environment, with wheels in this order and borrowed libraries."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     (own,) = folder.glob("lib/python*/site-packages")
     paths = sorted({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
     (own / "borrowed.pth").write_text("\n".join(paths) + "\n")
-    install = ("install", "--no-deps", "--no-index", "--quiet", wheel)
-    run(sys.executable, "-m", "pip", "--python", python, *install, folder=folder)
+    for wheel in wheels:
+        install = ("install", "--no-deps", "--no-index", "--quiet", wheel)
+        run(sys.executable, "-m", "pip", "--python", python, *install, folder=folder)
     return folder / "bin"
+
+
+def in_wheel(path: Path) -> str:
+    """Where a file of the checkout is in the wheel, and in site-packages."""
+    return path.as_posix() if path.parts[0] == OWN else f"{OWN}/{path.as_posix()}"
 
 
 def test_the_wheel_holds_every_file_of_the_packages(wheel: Path, source: Path) -> None:
     with zipfile.ZipFile(wheel) as content:
         names = set(content.namelist())
     wanted = {
-        path.relative_to(source).as_posix()
+        in_wheel(path.relative_to(source))
         for folder in (*PACKAGES, "deploy/kit")
         for path in (source / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {
-        "common/surrogate.proto",
-        "server_app/preset_files/fedlap.toml",
-        "deploy/kit/policy.toml",
+        "fedsurrogate/common/surrogate.proto",
+        "fedsurrogate/server_app/preset_files/fedlap.toml",
+        "fedsurrogate/deploy/kit/policy.toml",
     } <= wanted
     assert wanted - names == set()
-    assert not [
-        name for name in names if name.startswith(("tests/", "benchmarks/", "docs/", "examples/"))
-    ]
+    # One name in site-packages: nothing of ours can hide another package, or be hidden by one.
+    assert {name.partition("/")[0] for name in names} == {
+        "fedsurrogate",
+        f"fedsurrogate-{own_version()}.dist-info",
+        f"fedsurrogate-{own_version()}.data",
+    }
+    assert {name.split("/")[1] for name in names if name.count("/") > 1} & {
+        "tests",
+        "benchmarks",
+        "docs",
+        "examples",
+    } == set()
 
 
 def test_building_leaves_nothing_behind_and_warns_of_nothing(source: Path) -> None:
@@ -174,12 +196,9 @@ def test_the_version_of_python_that_the_package_needs_is_the_one_that_is_tested(
 
 
 def test_the_package_is_imported_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    code = (
-        f"import fedsurrogate, {', '.join(PACKAGES)}, sys; print(*(sys.modules[n].__file__ for "
-        f"n in {PACKAGES!r}))"
-    )
+    code = f"import {', '.join(NAMES)}, sys; print(*(sys.modules[n].__file__ for n in {NAMES!r}))"
     places = run(installed / "python", "-c", code, folder=tmp_path).split()
-    assert len(places) == len(PACKAGES)
+    assert len(places) == len(NAMES)
     assert all(Path(place).is_relative_to(installed.parent) for place in places)
 
 
@@ -211,7 +230,7 @@ def test_the_app_that_flower_packs_is_complete_without_a_checkout(
 ) -> None:
     code = """
 import shutil, subprocess, sys
-from server_app.deployment.submit import APP_FOLDER, app_folder
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, app_folder
 assert not (APP_FOLDER / "pyproject.toml").exists()
 with app_folder() as app:
     subprocess.run([sys.executable, "-m", "flwr.cli.app", "build", "--app", str(app)], check=True)

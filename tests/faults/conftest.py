@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from server_app.deployment.certificates import issue
-from server_app.deployment.submit import stop_process
+from fedsurrogate.server_app.deployment.certificates import issue
+from fedsurrogate.server_app.deployment.submit import stop_process
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import Federation, events, federation, newest, until
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from common.privacy.accounting import GaussianEvent, epsilon_spent
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from tests.containers import IMAGE, engine, started
 from tests.e2e.processes import until
 

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from server_app.deployment.certificates import issue
-from server_app.deployment.submit import APP_FOLDER, stop_process
+from fedsurrogate.server_app.deployment.certificates import issue
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.e2e.processes import (
     Federation,
     coordinator,
@@ -44,7 +44,7 @@ class Coordinator:
         words = ["run", *self.running.control, "-c", f'{settings} output-dir="{self.output}"']
         known = environment(self.home) | {"PYTHONPATH": str(APP_FOLDER), "HOME": str(self.home)}
         return subprocess.Popen(
-            [sys.executable, "-m", "server_app.cli.main", *words],
+            [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *words],
             env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import environment, events, federation, newest, until
 from tests.grid import metrics_of
 
@@ -23,7 +23,7 @@ def interrupt(tmp_path: Path, *words: str) -> tuple[int, str]:
     command = [
         sys.executable,
         "-m",
-        "server_app.cli.main",
+        "fedsurrogate.server_app.cli.main",
         *words,
         "-c",
         f'{SETTINGS} output-dir="{output}"',

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import PUBLIC_SENTENCES
-from common.privacy.accounting import GaussianEvent, epsilon_spent
-from server_app.deployment.submit import stop_process
+from fedsurrogate.common.errors import PUBLIC_SENTENCES
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
+from fedsurrogate.server_app.deployment.submit import stop_process
 from tests.e2e.processes import Federation, events, federation, newest, until
 
 pytestmark = pytest.mark.faults

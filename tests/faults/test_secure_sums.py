@@ -17,11 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.run import parse_run
-from common.secure_sum.of_run import numbers_of
-from common.secure_sum.words import words
-from common.surrogates.class_sums import fold
-from common.wire.sum_proto import unpack_state, unpack_total
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.of_run import numbers_of
+from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.wire.sum_proto import unpack_state, unpack_total
 from tests.e2e.hospitals import CLASSES
 from tests.e2e.processes import events, newest, until
 from tests.faults.conftest import Scene, opened

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import until
 from tests.faults.conftest import PRIVATE, Scene, apps
 
@@ -20,7 +20,14 @@ def test_without_the_coordinators_superexec_a_run_waits_and_says_so_and_goes_thr
 ) -> None:
     scene = isolated
     scene.running.execs[0].kill()
-    command = [sys.executable, "-m", "server_app.cli.main", "run", *scene.running.control, "-c"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedsurrogate.server_app.cli.main",
+        "run",
+        *scene.running.control,
+        "-c",
+    ]
     command += [f'{PRIVATE} sites=2 deadline=200.0 output-dir="{scene.output}"']
     message = scene.home / "message.txt"
     environment = os.environ | {"PYTHONPATH": str(APP_FOLDER)}

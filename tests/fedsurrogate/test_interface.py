@@ -15,11 +15,17 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
-from common.errors import ConfigError, DataError, FedSurrogateError, RunError, SurrogateError
-from common.models.classifiers import Head
-from common.wire.records import unpack_surrogate
-from server_app.export.source import run_config_of
-from server_app.site_values import stored
+from fedsurrogate.common.errors import (
+    ConfigError,
+    DataError,
+    FedSurrogateError,
+    RunError,
+    SurrogateError,
+)
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.server_app.export.source import run_config_of
+from fedsurrogate.server_app.site_values import stored
 from tests.replies import as_received
 
 DIGITS = load_digits()

@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
-from common.errors import ConfigError, DataError, FedSurrogateError
+from fedsurrogate.common.errors import ConfigError, DataError, FedSurrogateError
 from tests.replies import as_received
 
 DIGITS = load_digits()

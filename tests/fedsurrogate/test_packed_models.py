@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import fedsurrogate as fs
-from client_app.model_use.calibration import Calibration
-from client_app.model_use.inputs import find_inputs
-from client_app.model_use.prediction import Predictor, predict
-from common.backbones.backbones import load_backbone
-from common.models.classifiers import Classifier, Ensemble, Head, Quadratic
-from common.run import parse_run
-from common.signed_models.making import make_signed_model
-from common.signed_models.signed_model import save_signed_model
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.inputs import find_inputs
+from fedsurrogate.client_app.model_use.prediction import Predictor, predict
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import save_signed_model
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 
 KEY = bytes(range(32))
 SIDE = 6

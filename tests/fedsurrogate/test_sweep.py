@@ -12,10 +12,10 @@ import pytest
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
-import server_app.deployment.local_engine
-from common.errors import ConfigError, DataError
-from server_app.report.plots.sweep import draw_sweep
-from server_app.sweep import Summary
+import fedsurrogate.server_app.deployment.local_engine
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.server_app.report.plots.sweep import draw_sweep
+from fedsurrogate.server_app.sweep import Summary
 from tests.commands import coordinator
 
 DIGITS = load_digits()
@@ -55,7 +55,7 @@ def test_a_sweep_gives_what_single_runs_give(
 def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = server_app.deployment.local_engine.federate, []
+    real, calls = fedsurrogate.server_app.deployment.local_engine.federate, []
 
     def breaks_once(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -63,7 +63,7 @@ def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(
             raise MemoryError("no memory")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(server_app.deployment.local_engine, "federate", breaks_once)
+    monkeypatch.setattr(fedsurrogate.server_app.deployment.local_engine, "federate", breaks_once)
     grid = {"epsilon": [0.0, 2.0], "method": ["afl"]}
     found = fs.sweep(
         SITES, grid=grid, seeds=[0, 1], delta=1e-5, output_dir=tmp_path, progress=False

@@ -8,18 +8,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
-from client_app.governance.gate import Gate
-from client_app.governance.ledger import Ledger
-from client_app.governance.policy import Policy
-from client_app.governance.release import SurrogateRequest, planned
-from client_app.node_config import NodeConfig
-from common.costs import costs
-from common.methods import METHODS
-from common.methods.counting import KINDS_OF_COUNTS
-from common.methods.method import Field, Method, Plan, Sizes, Summed
-from common.privacy.mechanism import STATED, Mechanism, relation_of
-from common.run import Run, parse_run
-from common.secure_sum.of_run import (
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.governance.release import SurrogateRequest, planned
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.costs import costs
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
+from fedsurrogate.common.methods.method import Field, Method, Plan, Sizes, Summed
+from fedsurrogate.common.privacy.mechanism import STATED, Mechanism, relation_of
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.secure_sum.of_run import (
     context_of,
     dimensions_of,
     local_epsilon,
@@ -27,9 +27,9 @@ from common.secure_sum.of_run import (
     rules_of,
     shapes_of,
 )
-from common.settings import Settings
-from common.settings.flat import Scalar, flatten, known_keys
-from server_app.runs.plan import in_words, plan
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import Scalar, flatten, known_keys
+from fedsurrogate.server_app.runs.plan import in_words, plan
 
 Facts = dict[str, Any]
 # A run of three sites with three classes, and features of dimension 8 of sixty records.

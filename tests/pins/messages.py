@@ -19,32 +19,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.governance.budget import Budget
-from client_app.governance.entries import Release, canonical, digest
-from client_app.governance.ledger import Ledger
-from client_app.governance.witness import Witnessed
-from common.counting.counts import Counts
-from common.counting.counts_proto import pack_counts, unpack_counts
-from common.exchange.message_files import MessageReply, MessageRequest, pack_reply, unpack_reply
-from common.exchange.message_files import pack_request as pack_message_request
-from common.exchange.message_files import unpack_request as unpack_message_request
-from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
-from common.models.generators import Generator
-from common.models.parameters import Parameters
-from common.privacy.accounting import GaussianEvent
-from common.privacy.mechanism import Mechanism
-from common.run import parse_run
-from common.secure_sum.keys import Member, Secrets, announce, list_digest
-from common.secure_sum.masks import own_mask, pair_masks
-from common.secure_sum.member import SumState, signed_list
-from common.secure_sum.shamir import combine
-from common.secure_sum.shares import Dealt, share_digest
-from common.secure_sum.words import pack_words
-from common.security.receipts import join_receipts, parse_receipts
-from common.security.sealing import open_sealed, public_key, sign
-from common.security.signed_requests import Request
-from common.signed_models.gaussians import Gaussians, LowRankCovariance
-from common.signed_models.signed_model import (
+from fedsurrogate.client_app.governance.budget import Budget
+from fedsurrogate.client_app.governance.entries import Release, canonical, digest
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.witness import Witnessed
+from fedsurrogate.common.counting.counts import Counts
+from fedsurrogate.common.counting.counts_proto import pack_counts, unpack_counts
+from fedsurrogate.common.exchange.message_files import (
+    MessageReply,
+    MessageRequest,
+    pack_reply,
+    unpack_reply,
+)
+from fedsurrogate.common.exchange.message_files import pack_request as pack_message_request
+from fedsurrogate.common.exchange.message_files import unpack_request as unpack_message_request
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from fedsurrogate.common.models.generators import Generator
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.accounting import GaussianEvent
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.keys import Member, Secrets, announce, list_digest
+from fedsurrogate.common.secure_sum.masks import own_mask, pair_masks
+from fedsurrogate.common.secure_sum.member import SumState, signed_list
+from fedsurrogate.common.secure_sum.shamir import combine
+from fedsurrogate.common.secure_sum.shares import Dealt, share_digest
+from fedsurrogate.common.secure_sum.words import pack_words
+from fedsurrogate.common.security.receipts import join_receipts, parse_receipts
+from fedsurrogate.common.security.sealing import open_sealed, public_key, sign
+from fedsurrogate.common.security.signed_requests import Request
+from fedsurrogate.common.signed_models.gaussians import Gaussians, LowRankCovariance
+from fedsurrogate.common.signed_models.signed_model import (
     Manifest,
     Privacy,
     SignedModel,
@@ -53,17 +58,17 @@ from common.signed_models.signed_model import (
     sign_model,
     unpack_gaussians,
 )
-from common.surrogates.class_sums import Sums
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.public_map import PublicMap
-from common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
-from common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
-from common.surrogates.synthetic import Synthetic
-from common.wire.bundles import pack_bundle, unpack_bundle
-from common.wire.generator_files import pack_generator
-from common.wire.model_files import save_model
-from common.wire.model_proto import (
+from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.wire.bundles import pack_bundle, unpack_bundle
+from fedsurrogate.common.wire.generator_files import pack_generator
+from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
     pack_parameters,
     pack_relay,
@@ -73,14 +78,14 @@ from common.wire.model_proto import (
     unpack_relay,
     unpack_synthetic,
 )
-from common.wire.records import (
+from fedsurrogate.common.wire.records import (
     pack_question,
     pack_surrogate,
     to_record,
     unpack_question,
     unpack_surrogate,
 )
-from common.wire.sum_proto import (
+from fedsurrogate.common.wire.sum_proto import (
     pack_dealt,
     pack_delivery,
     pack_list,
@@ -97,7 +102,7 @@ from common.wire.sum_proto import (
     unpack_members,
     unpack_state,
 )
-from common.wire.surrogate_proto import centre_digest
+from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
 BEGINS = 24
 SITE, COORDINATOR, OTHER = (bytes([number]) * 32 for number in (1, 2, 3))

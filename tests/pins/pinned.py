@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.settings.flat import Scalar
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.settings.flat import Scalar
 from tests.pins import combinations, facts
 
 HERE = Path(__file__).parent

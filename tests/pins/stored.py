@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from client_app.governance.budget import Budget, spent
-from client_app.governance.ledger import Ledger
-from client_app.governance.witness import Witness
+from fedsurrogate.client_app.governance.budget import Budget, spent
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.witness import Witness
 from tests.grid import ROOT, InProcessGrid, NodeConfig, run_federation, run_folders
 
 STORED = Path(__file__).parent / "stored"
@@ -165,7 +165,10 @@ def _interrupted(home: Path, requests: int, settings: dict[str, Any]) -> Path:
 
 def command(home: Path, *words: str) -> str:
     """Run `coordinator ...` or `site ...` in `home`, and return its output."""
-    module = {"coordinator": "server_app.cli.main", "site": "client_app.cli.main"}[words[0]]
+    module = {
+        "coordinator": "fedsurrogate.server_app.cli.main",
+        "site": "fedsurrogate.client_app.cli.main",
+    }[words[0]]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", module, *words[1:]],

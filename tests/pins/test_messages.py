@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from common import surrogate_pb2
+from fedsurrogate.common import surrogate_pb2
 from tests.pins import messages, pinned
 
 # Parts of other messages.

@@ -15,29 +15,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client_app.governance.budget import spent
-from client_app.governance.entries import Release
-from client_app.governance.gate import Gate
-from client_app.governance.policy import Policy
-from client_app.node_config import NodeConfig
-from client_app.offline.keys import private_key
-from common.errors import BudgetError, LedgerError, RunError
-from common.models.classifiers import Head
-from common.privacy.accounting import GaussianEvent
-from common.run import parse_run
-from common.security.sealing import public_key, read_keys
-from common.security.signed_requests import read_request
-from common.signed_models.signed_model import read_signed_model
-from common.wire.bundles import unpack_bundle
-from common.wire.generator_files import read_generator
-from common.wire.model_files import load_model
-from common.wire.records import unpack_surrogate
-from common.wire.sum_proto import unpack_total
-from server_app.offline import learn_from_files
-from server_app.relearn import relearn
-from server_app.report.build import write_report
-from server_app.runs.reader import read_payloads, read_run
-from strategies.fedpft.learn import learn
+from fedsurrogate.client_app.governance.budget import spent
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.common.errors import BudgetError, LedgerError, RunError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy.accounting import GaussianEvent
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.sealing import public_key, read_keys
+from fedsurrogate.common.security.signed_requests import read_request
+from fedsurrogate.common.signed_models.signed_model import read_signed_model
+from fedsurrogate.common.wire.bundles import unpack_bundle
+from fedsurrogate.common.wire.generator_files import read_generator
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.common.wire.sum_proto import unpack_total
+from fedsurrogate.server_app.offline import learn_from_files
+from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.reader import read_payloads, read_run
+from fedsurrogate.strategies.fedpft.learn import learn
 from tests.grid import InProcessGrid, events_of, metrics_of
 from tests.pins.stored import (
     BEFORE_THE_BREAK,
@@ -172,7 +172,7 @@ def continued(copy: Copy, home: Path, name: str) -> Path:
 def test_an_interrupted_run_is_continued_to_its_end(
     copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
     folder = continued(copy, tmp_path, "fedavg-interrupted")
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
@@ -184,7 +184,7 @@ def test_an_interrupted_run_is_continued_to_its_end(
 def test_an_interrupted_chain_is_continued_by_the_last_site(
     copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
     folder = continued(copy, tmp_path, "fedpft-chain-interrupted")
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"

@@ -11,19 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-import client_app.cli.main
-import server_app.cli.main
-from client_app.governance.gate import open_gate
-from client_app.node_config import NodeConfig
-from client_app.offline.bundle_writer import release_to
-from client_app.offline.keys import private_key
-from common.errors import BudgetError, ConfigError, LedgerError, RunError, SurrogateError
-from common.run import parse_run
-from common.security.sealing import new_key, public_key
-from common.security.signed_requests import Request, read_request
-from common.surrogate_pb2 import Bundle
-from common.wire.bundles import pack_bundle, unpack_bundle
-from server_app.offline import learn_from_files, make_request
+import fedsurrogate.client_app.cli.main
+import fedsurrogate.server_app.cli.main
+from fedsurrogate.client_app.governance.gate import open_gate
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.common.errors import (
+    BudgetError,
+    ConfigError,
+    LedgerError,
+    RunError,
+    SurrogateError,
+)
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.security.signed_requests import Request, read_request
+from fedsurrogate.common.surrogate_pb2 import Bundle
+from fedsurrogate.common.wire.bundles import pack_bundle, unpack_bundle
+from fedsurrogate.server_app.offline import learn_from_files, make_request
 from tests.grid import FAST, SECRET, events_of, metrics_of, run_federation, sites
 
 COORDINATOR = new_key()
@@ -296,8 +302,8 @@ def test_the_commands_go_from_request_to_head(
 
     monkeypatch.chdir(tmp_path)
     given = " ".join(f"{key}={json.dumps(value)}" for key, value in PLAIN.items())
-    known = run(server_app.cli.main.main, "key", "papers").strip()
-    run(server_app.cli.main.main, "request", "papers", "--out", "r.json", "-c", given)
+    known = run(fedsurrogate.server_app.cli.main.main, "key", "papers").strip()
+    run(fedsurrogate.server_app.cli.main.main, "request", "papers", "--out", "r.json", "-c", given)
     keys = ""
     for index in range(2):
         text = (
@@ -305,9 +311,9 @@ def test_the_commands_go_from_request_to_head(
             f'state-dir="s{index}" cache-dir="c"'
         )
         text += f' coordinator-key="{known}"'
-        keys += run(client_app.cli.main.main, "key", "--node-config", text)
+        keys += run(fedsurrogate.client_app.cli.main.main, "key", "--node-config", text)
         message = run(
-            client_app.cli.main.main,
+            fedsurrogate.client_app.cli.main.main,
             "release",
             "r.json",
             "--out",
@@ -318,7 +324,13 @@ def test_the_commands_go_from_request_to_head(
         assert "it is in the ledger" in message
     (tmp_path / "keys.toml").write_text(keys)
     shown = run(
-        server_app.cli.main.main, "learn", "r.json", "0.bundle", "1.bundle", "--keys", "keys.toml"
+        fedsurrogate.server_app.cli.main.main,
+        "learn",
+        "r.json",
+        "0.bundle",
+        "1.bundle",
+        "--keys",
+        "keys.toml",
     ).splitlines()
     assert shown[:2] == ["used      north0", "used      north1"]
     assert (Path(shown[-1]) / "model.safetensors").is_file()

@@ -6,14 +6,14 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.errors import RunError, SurrogateError
-from common.models.classifiers import Head
-from common.settings import HeadSettings
-from common.surrogates.surrogates import without_classes
-from common.wire.records import unpack_surrogate
-from server_app.relearn import relearn
-from server_app.runs.reader import read_payloads
-from strategies.fedpft.sampling import learn
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.surrogates.surrogates import without_classes
+from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.runs.reader import read_payloads
+from fedsurrogate.strategies.fedpft.sampling import learn
 from tests.grid import Fault, InProcessGrid, run_federation, sites
 
 SETTINGS = {"head.min-steps": 20, "head.epochs": 2, "fedpft.components": 2, "partition": "iid"}
@@ -67,7 +67,7 @@ def test_a_head_without_a_site_is_learned_from_the_others_alone(run: Path) -> No
 def test_a_head_without_a_site_is_the_one_of_a_run_without_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
     assert same(
         relearn(run, without=["1"])[1], run_federation(tmp_path, grid, deadline=0.2, **SETTINGS)
@@ -85,7 +85,7 @@ STATISTICS = {
 def test_leaving_a_sum_of_statistics_is_exact_to_the_bit(
     settings: dict[str, str | int | float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
     whole = run_federation(tmp_path / "all", sites(3), partition="iid", **settings)
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
     without = run_federation(tmp_path / "two", grid, deadline=0.2, partition="iid", **settings)
@@ -105,7 +105,7 @@ def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
 def test_a_late_site_can_be_learned_from_later(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
     late = run_federation(tmp_path, grid, deadline=0.2, **SETTINGS)
     assert not same(late, run)
@@ -115,7 +115,7 @@ def test_a_late_site_can_be_learned_from_later(
 def test_a_site_that_joins_later_gives_a_sum_of_statistics_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
     settings = {"partition": "iid", "fedpft.covariance": "gram"}
     whole = run_federation(tmp_path / "whole", sites(3), report=False, **settings)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
@@ -128,7 +128,7 @@ def test_a_site_that_joins_later_gives_a_sum_of_statistics_to_the_bit(
 def test_a_late_site_with_fewer_bits_gives_the_head_of_a_run_in_time(
     bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
     settings = {"partition": "iid", "fedpft.bits": bits}
     whole = run_federation(tmp_path / "whole", sites(3), report=False, **settings)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})

@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from common.errors import RunError
-from server_app.deployment.local_engine import simulate_here
-from server_app.report.build import write_report
-from server_app.site_values import value_of_sites
-from strategies.robustness.site_values import site_values
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.site_values import value_of_sites
+from fedsurrogate.strategies.robustness.site_values import site_values
 
 KINDS = ("usual-1", "usual-2", "usual-3", "usual-4", "sketch", "swapped", "inverted")
 CLASSES = ("0", "1", "2", "3", "4")

@@ -11,14 +11,19 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.dp.linear_clipping import clipped_sums
-from client_app.methods.dp.record_chunks import per_record
-from client_app.methods.dp.record_gradients import add_clipped, norms_of, poisson_sample, sums_like
-from common.extras.packages import needed_for
-from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum
-from common.privacy.mechanism import Mechanism
-from common.settings import FedAvgSettings, Model
+from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
+from fedsurrogate.client_app.methods.dp.record_chunks import per_record
+from fedsurrogate.client_app.methods.dp.record_gradients import (
+    add_clipped,
+    norms_of,
+    poisson_sample,
+    sums_like,
+)
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.privacy.exact_sums import IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import FedAvgSettings, Model
 
 USER = "DP-SGD"
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.dp.record_chunks import per_record
-from client_app.methods.dp.record_gradients import clip_factors, sums_like
-from common.privacy.exact_sums import IntegerSum
+from fedsurrogate.client_app.methods.dp.record_chunks import per_record
+from fedsurrogate.client_app.methods.dp.record_gradients import clip_factors, sums_like
+from fedsurrogate.common.privacy.exact_sums import IntegerSum
 
 # Number of chunks of records whose layer inputs and gradients are in memory at a time.
 CHUNKS = 7

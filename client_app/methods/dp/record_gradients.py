@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from client_app.methods.dp.record_chunks import per_record
-from common.models.augmentation import Change
-from common.models.loss_landscape import LandscapeRecords
-from common.models.parameters import Tensors
-from common.privacy.exact_sums import ExactSum, IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum
-from common.privacy.secret_numbers import system_uniforms
+from fedsurrogate.client_app.methods.dp.record_chunks import per_record
+from fedsurrogate.common.models.augmentation import Change
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
+from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.privacy.secret_numbers import system_uniforms
 
 
 class PrivateGradient:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, DataError
-from common.extras.packages import needed_for
-from common.models.classifiers import Classifier, Head
-from common.models.head_training import train_on_features
-from common.privacy.gaussian_mechanism import clip
-from common.settings import HeadSettings
-from common.surrogates.surrogates import Header
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.surrogates.surrogates import Header
 
 # Candidate weights of a site's own head in the mixture, as in the paper.
 SHARES = torch.linspace(0, 1, 11)

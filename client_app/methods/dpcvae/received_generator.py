@@ -5,20 +5,25 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from client_app.features.site_features import SiteFeatures
-from client_app.governance.gate import Gate
-from client_app.governance.kept_files import has_room
-from client_app.methods.dpcvae.downstream import LabelledEmbeddings, fidelity, head_on, mix
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.errors import DataError, SurrogateError
-from common.files import replace_file
-from common.models.classifiers import class_indices
-from common.models.generators import Generator, labels_evenly
-from common.privacy.gaussian_mechanism import clip
-from common.randomness import stream
-from common.wire.generator_files import pack_generator
-from common.wire.records import Info
+from fedsurrogate.client_app.features.site_features import SiteFeatures
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.kept_files import has_room
+from fedsurrogate.client_app.methods.dpcvae.downstream import (
+    LabelledEmbeddings,
+    fidelity,
+    head_on,
+    mix,
+)
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.models.generators import Generator, labels_evenly
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.wire.generator_files import pack_generator
+from fedsurrogate.common.wire.records import Info
 
 log = logging.getLogger("fedsurrogate.site")
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from client_app.features.site_features import site_device
-from client_app.methods.dp.record_gradients import poisson_sample
-from client_app.methods.dpcvae.training_steps import (
+from fedsurrogate.client_app.features.site_features import site_device
+from fedsurrogate.client_app.methods.dp.record_gradients import poisson_sample
+from fedsurrogate.client_app.methods.dpcvae.training_steps import (
     Trainer,
     exact_gradient,
     private_gradient,
     trainer_of,
 )
-from client_app.methods.task import MethodOutput, SiteSums, Task
-from common.errors import StateError, SurrogateError
-from common.models.generators import (
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteSums, Task
+from fedsurrogate.common.errors import StateError, SurrogateError
+from fedsurrogate.common.models.generators import (
     COUNTS,
     SUMS,
     fresh_companion,
@@ -29,13 +29,13 @@ from common.models.generators import (
     load_into,
     scaled,
 )
-from common.models.networks import parameters_of
-from common.models.parameters import Parameters, Tensors, flat
-from common.privacy.gaussian_mechanism import BoundedSum, clip, with_noise
-from common.randomness import stream
-from common.settings import DPCVAESettings
-from common.surrogates.class_sums import class_sums
-from common.wire.model_proto import pack_parameters
+from fedsurrogate.common.models.networks import parameters_of
+from fedsurrogate.common.models.parameters import Parameters, Tensors, flat
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, clip, with_noise
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.settings import DPCVAESettings
+from fedsurrogate.common.surrogates.class_sums import class_sums
+from fedsurrogate.common.wire.model_proto import pack_parameters
 
 COMPANION = "companion."
 

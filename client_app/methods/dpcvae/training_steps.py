@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from client_app.methods.dp.linear_clipping import clipped_sums
-from common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerator, elbo
-from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum
-from common.privacy.secret_numbers import system_normals
+from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
+from fedsurrogate.common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerator, elbo
+from fedsurrogate.common.privacy.exact_sums import IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.privacy.secret_numbers import system_normals
 
 if TYPE_CHECKING:
-    from common.settings import DPCVAESettings
+    from fedsurrogate.common.settings import DPCVAESettings
 
 # Adam's settings in the paper's GAN.
 GAN_RATE, GAN_BETAS = 2e-4, (0.5, 0.999)

@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from client_app.governance.gate import Gate
-from client_app.methods.evaluation import checked_classifier, counted
-from client_app.methods.task import Task
-from common.models.classifiers import Classifier, class_indices
-from common.models.head_training import train_on_features
-from common.settings import HeadSettings
-from common.wire.records import Info
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.methods.evaluation import checked_classifier, counted
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.common.models.classifiers import Classifier, class_indices
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.wire.records import Info
 
 # Candidate weights of the site's own part in the mixture.
 SHARES = torch.linspace(0, 1, 11)

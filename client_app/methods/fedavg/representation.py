@@ -7,16 +7,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from client_app.methods.evaluation import checked_classifier
-from client_app.methods.local_training import network, train
-from client_app.methods.task import MethodOutput, Task
-from common.errors import SurrogateError
-from common.models.classifiers import Classifier, Network
-from common.models.head_training import train_on_features
-from common.models.networks import HEAD, body_of, embed, fresh
-from common.models.parameters import Parameters, Tensors
-from common.randomness import stream
-from common.wire.model_proto import pack_parameters
+from fedsurrogate.client_app.methods.evaluation import checked_classifier
+from fedsurrogate.client_app.methods.local_training import network, train
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Network
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.networks import HEAD, body_of, embed, fresh
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.wire.model_proto import pack_parameters
 
 
 def update_body(task: Task) -> MethodOutput:

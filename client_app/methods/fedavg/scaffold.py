@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from common.errors import DataError
-from common.files import replace_file
-from common.models.parameters import Tensors
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.parameters import Tensors
 
 
 def read_control(folder: Path, confirmed: int, like: Tensors) -> dict[str, Tensor]:

@@ -7,15 +7,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.dp.dp_sgd import clipped_gradients, train_privately
-from client_app.methods.fedavg import scaffold
-from client_app.methods.local_training import Variant, network, step_length, train
-from client_app.methods.task import MethodOutput, Task
-from common.models.parameters import CONTROL, Parameters, Tensors, flat, largest, split_control
-from common.privacy.gaussian_mechanism import clip
-from common.privacy.mechanism import JOINT_SUMS, Mechanism
-from common.randomness import stream
-from common.wire.model_proto import pack_parameters
+from fedsurrogate.client_app.methods.dp.dp_sgd import clipped_gradients, train_privately
+from fedsurrogate.client_app.methods.fedavg import scaffold
+from fedsurrogate.client_app.methods.local_training import Variant, network, step_length, train
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.models.parameters import (
+    CONTROL,
+    Parameters,
+    Tensors,
+    flat,
+    largest,
+    split_control,
+)
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.wire.model_proto import pack_parameters
 
 
 def update(task: Task) -> MethodOutput:

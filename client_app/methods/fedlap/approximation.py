@@ -13,26 +13,31 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from client_app.features.site_features import site_device
-from client_app.methods.dp.record_gradients import PrivateGradient
-from client_app.methods.fedlap.image_synthesis import Matching, RealStatistic, Synthesis, synthesise
-from client_app.methods.fedlap.statistics import GRADIENT, Batches, Statistic
-from client_app.methods.fedlap.trust_region import (
+from fedsurrogate.client_app.features.site_features import site_device
+from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
+from fedsurrogate.client_app.methods.fedlap.image_synthesis import (
+    Matching,
+    RealStatistic,
+    Synthesis,
+    synthesise,
+)
+from fedsurrogate.client_app.methods.fedlap.statistics import GRADIENT, Batches, Statistic
+from fedsurrogate.client_app.methods.fedlap.trust_region import (
     IMAGE_STEP,
     MODEL_STEP,
     Search,
     ServerWalk,
     effective_radius,
 )
-from client_app.methods.local_training import network
-from client_app.methods.task import MethodOutput, Task
-from common.models.augmentation import draws
-from common.models.loss_landscape import LandscapeRecords
-from common.models.networks import split_input
-from common.models.parameters import Parameters, Tensors
-from common.randomness import stream
-from common.surrogates.synthetic import LARGEST_VALUE, Synthetic
-from common.wire.model_proto import pack_synthetic
+from fedsurrogate.client_app.methods.local_training import network
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.models.augmentation import draws
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
+from fedsurrogate.common.models.networks import split_input
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.surrogates.synthetic import LARGEST_VALUE, Synthetic
+from fedsurrogate.common.wire.model_proto import pack_synthetic
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from client_app.methods.fedlap.approximation import Recipe, approximate
-from client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS
-from client_app.methods.task import MethodOutput, Task
-from common.models.networks import fresh, parameters_of
-from common.models.parameters import Tensors
-from common.randomness import stream
+from fedsurrogate.client_app.methods.fedlap.approximation import Recipe, approximate
+from fedsurrogate.client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.models.networks import fresh, parameters_of
+from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.randomness import stream
 
 
 def dsc(task: Task) -> MethodOutput:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.models.augmentation import Change
-from common.models.loss_landscape import LandscapeRecords, loss
-from common.models.parameters import Tensors
+from fedsurrogate.common.models.augmentation import Change
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, loss
+from fedsurrogate.common.models.parameters import Tensors
 
 # Length of a move of the model, as a share of one plus its norm. Longer moves bend; shorter ones
 # lose digits of 32 bits.

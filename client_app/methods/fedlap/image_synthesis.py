@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.fedlap.statistics import GRADIENT, Statistic
-from common.models.augmentation import Change
-from common.models.loss_landscape import LandscapeRecords, distance, gradient
-from common.models.parameters import Tensors
+from fedsurrogate.client_app.methods.fedlap.statistics import GRADIENT, Statistic
+from fedsurrogate.common.models.augmentation import Change
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance, gradient
+from fedsurrogate.common.models.parameters import Tensors
 
 if TYPE_CHECKING:
-    from common.settings import FedLAPSettings
+    from fedsurrogate.common.settings import FedLAPSettings
 
 
 class RealStatistic(Protocol):
@@ -42,7 +42,7 @@ class Matching:
         settings: of the run.
         rate: learning rate of the model along a trajectory.
         mse_weight: weight of the squared error in the mismatch (see
-            `common.models.loss_landscape.mismatch`).
+            `fedsurrogate.common.models.loss_landscape.mismatch`).
         statistic: what is matched.
         start: where the next trajectory begins, given the received model; FedLAP begins there
             itself.

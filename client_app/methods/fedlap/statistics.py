@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.fedlap.gradient_matching import matching_slope
-from common.models.augmentation import Change
-from common.models.loss_landscape import TOGETHER, LandscapeRecords, gradient, mismatch
-from common.models.networks import HEAD, embed
-from common.models.parameters import Tensors
+from fedsurrogate.client_app.methods.fedlap.gradient_matching import matching_slope
+from fedsurrogate.common.models.augmentation import Change
+from fedsurrogate.common.models.loss_landscape import TOGETHER, LandscapeRecords, gradient, mismatch
+from fedsurrogate.common.models.networks import HEAD, embed
+from fedsurrogate.common.models.parameters import Tensors
 
 # With this factor the default learning rate of images, which suits gradients, also suits means.
 SCALE = 0.1

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from common.models.augmentation import Change
-from common.models.loss_landscape import LandscapeRecords, distance, total_loss, walk
-from common.models.parameters import Tensors
+from fedsurrogate.common.models.augmentation import Change
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance, total_loss, walk
+from fedsurrogate.common.models.parameters import Tensors
 
 # The search may use this share of the forward passes of the synthesis: a tenth of its time, with a
 # margin.

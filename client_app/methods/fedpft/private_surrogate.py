@@ -12,21 +12,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_app.features.on_disk import clipped_features, forget
-from client_app.methods.dp.record_chunks import per_record
-from common.errors import ConfigError
-from common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
-from common.privacy.gaussian_mechanism import (
+from fedsurrogate.client_app.features.on_disk import clipped_features, forget
+from fedsurrogate.client_app.methods.dp.record_chunks import per_record
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
+from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,
     Noisy,
     unit_weights,
     with_noise,
 )
-from common.privacy.mechanism import Mechanism
-from common.privacy.shares import EM_STEPS
-from common.surrogates.class_sums import Sums, statistics
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.shares import EM_STEPS
+from fedsurrogate.common.surrogates.class_sums import Sums, statistics
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
 
 # Lower bound of variances, which noise may make negative; features have norm at most one.
 SMALLEST_VARIANCE = 1e-8

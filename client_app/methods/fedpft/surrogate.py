@@ -11,23 +11,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_app.features.columns import frame_of, framed
-from client_app.features.on_disk import forget
-from client_app.features.progress import progress
-from client_app.features.site_features import site_device
-from client_app.governance.site_limits import NO_LIMITS, SiteLimits
-from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, noisy_sums, theorem_4_1
-from client_app.methods.task import MethodOutput, Task
-from common.errors import DataError, SurrogateError
-from common.privacy.mechanism import Mechanism
-from common.randomness import stream
-from common.run import Run
-from common.settings import FedPFTSettings
-from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates.streamed_fit import PASSES, fit_streamed
-from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
-from common.wire.records import pack_surrogate, unpack_question
-from common.wire.surrogate_proto import centre_digest
+from fedsurrogate.client_app.features.columns import frame_of, framed
+from fedsurrogate.client_app.features.on_disk import forget
+from fedsurrogate.client_app.features.progress import progress
+from fedsurrogate.client_app.features.site_features import site_device
+from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
+from fedsurrogate.client_app.methods.fedpft.private_surrogate import (
+    Clipped,
+    dp_em,
+    noisy_sums,
+    theorem_4_1,
+)
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import FedPFTSettings
+from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from fedsurrogate.common.surrogates.streamed_fit import PASSES, fit_streamed
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_question
+from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import torch
 
-from client_app.methods.task import MethodOutput, Task
-from common.models.parameters import Parameters
-from common.randomness import stream
-from common.wire.model_proto import pack_parameters
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.wire.model_proto import pack_parameters
 
 
 def class_means(task: Task) -> MethodOutput:

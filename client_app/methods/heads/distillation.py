@@ -9,13 +9,13 @@ import json
 import torch
 from torch import Tensor
 
-from client_app.methods.chain_step import pass_on
-from client_app.methods.task import MethodOutput, Task
-from common.errors import SurrogateError
-from common.models.classifiers import Head
-from common.models.head_training import train_on_features
-from common.models.parameters import Parameters, check_update
-from common.wire.model_proto import pack_parameters, unpack_parameters
+from fedsurrogate.client_app.methods.chain_step import pass_on
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.parameters import Parameters, check_update
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 
 
 def distil_chain(task: Task) -> MethodOutput:

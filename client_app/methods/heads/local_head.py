@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from client_app.methods.task import MethodOutput, Task
-from common.models.classifiers import Head
-from common.models.head_training import train_on_features
-from common.models.parameters import Parameters
-from common.wire.model_proto import pack_parameters
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.wire.model_proto import pack_parameters
 
 
 def own_head(task: Task) -> MethodOutput:

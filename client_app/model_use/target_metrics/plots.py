@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.model_use.metrics import BINS, Array, Measure
-from client_app.model_use.target_metrics.numbers import Predictions, agreement
-from client_app.model_use.target_metrics.times import PURPOSE, THIRDS, Landmark, Observed, thirds
-from common.extras.packages import needed_for
-from common.pages.svg import INK
+from fedsurrogate.client_app.model_use.metrics import BINS, Array, Measure
+from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions, agreement
+from fedsurrogate.client_app.model_use.target_metrics.times import (
+    PURPOSE,
+    THIRDS,
+    Landmark,
+    Observed,
+    thirds,
+)
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.pages.svg import INK
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).
 BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"

@@ -1,5 +1,5 @@
 """The ClientApp of fedsurrogate, unchanged."""
 
-from client_app.app import app
+from fedsurrogate.client_app.clientapp import app
 
 __all__ = ["app"]

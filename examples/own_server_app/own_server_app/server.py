@@ -7,7 +7,7 @@ Run it where fedsurrogate is installed: flwr run examples/own_server_app --strea
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from strategies import DPCVAE, FedLAP, FedPFT
+from fedsurrogate.strategies import DPCVAE, FedLAP, FedPFT
 
 app = ServerApp()
 

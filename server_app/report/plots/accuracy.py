@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.extras.packages import needed_for
-from common.number_format import human_bytes, human_seconds, percent, shorten
-from common.pages.svg import (
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.number_format import human_bytes, human_seconds, percent, shorten
+from fedsurrogate.common.pages.svg import (
     BLUE,
     CLASS_COLOURS,
     FAINT,

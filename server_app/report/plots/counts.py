@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.number_format import shorten
-from common.pages.svg import (
+from fedsurrogate.common.number_format import shorten
+from fedsurrogate.common.pages.svg import (
     BLUE,
     FAINT,
     GREEN,

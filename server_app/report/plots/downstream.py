@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.number_format import shorten
-from common.pages.svg import (
+from fedsurrogate.common.number_format import shorten
+from fedsurrogate.common.pages.svg import (
     FAINT,
     QUIET,
     accuracy_range,
@@ -16,9 +16,9 @@ from common.pages.svg import (
     percent_axis,
     render,
 )
-from server_app.report.plots.progress import COLOURS
-from server_app.runs.json_values import as_numbers, as_table, natural_order
-from server_app.runs.reader import RunFolder
+from fedsurrogate.server_app.report.plots.progress import COLOURS
+from fedsurrogate.server_app.runs.json_values import as_numbers, as_table, natural_order
+from fedsurrogate.server_app.runs.reader import RunFolder
 
 SOURCES = {"local": "own records", "synthetic": "synthetic", "mixed": "both, mixed"}
 MARKS = ("o", "s", "D")

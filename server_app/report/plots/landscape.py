@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.number_format import shorten
-from common.pages.svg import BLUE, FAINT, INK, PURPLE, QUIET, make_axes, render
-from server_app.runs.json_values import (
+from fedsurrogate.common.number_format import shorten
+from fedsurrogate.common.pages.svg import BLUE, FAINT, INK, PURPLE, QUIET, make_axes, render
+from fedsurrogate.server_app.runs.json_values import (
     Json,
     as_list,
     as_number,
@@ -20,7 +20,7 @@ from server_app.runs.json_values import (
     as_table,
     natural_order,
 )
-from server_app.runs.reader import RunFolder
+from fedsurrogate.server_app.runs.reader import RunFolder
 
 SHEETS = ("first", "middle", "last")
 # Most classes on a sheet, and most images of a class. The legend counts the sites if there are more

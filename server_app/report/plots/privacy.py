@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.number_format import shorten
-from common.pages.svg import (
+from fedsurrogate.common.number_format import shorten
+from fedsurrogate.common.pages.svg import (
     BLUE,
     FAINT,
     GREEN,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.number_format import human_bytes, percent, shorten
-from common.pages.svg import (
+from fedsurrogate.common.number_format import human_bytes, percent, shorten
+from fedsurrogate.common.pages.svg import (
     BLUE,
     FAINT,
     GREEN,
@@ -20,8 +20,8 @@ from common.pages.svg import (
     percent_axis,
     render,
 )
-from server_app.runs.json_values import as_list, as_number, as_table
-from server_app.runs.reader import RunFolder
+from fedsurrogate.server_app.runs.json_values import as_list, as_number, as_table
+from fedsurrogate.server_app.runs.reader import RunFolder
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, QUIET)
 NAMED_STEPS = 8

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from common.number_format import shorten
-from common.pages.svg import BLUE, FAINT, ORANGE, QUIET, apart, make_axes, render
+from fedsurrogate.common.number_format import shorten
+from fedsurrogate.common.pages.svg import BLUE, FAINT, ORANGE, QUIET, apart, make_axes, render
 
 HEIGHT = 3.4
 # From a point to the centre of its label, as a share of the height.

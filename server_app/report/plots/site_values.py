@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import RunError
-from common.number_format import shorten
-from common.pages.svg import BLUE, FAINT, INK, ORANGE, legend_above, make_axes, percent_axis, render
-from server_app.runs.json_files import read_json
-from server_app.runs.json_values import as_list, as_number, as_numbers, as_table
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.number_format import shorten
+from fedsurrogate.common.pages.svg import (
+    BLUE,
+    FAINT,
+    INK,
+    ORANGE,
+    legend_above,
+    make_axes,
+    percent_axis,
+    render,
+)
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.json_values import as_list, as_number, as_numbers, as_table
 
 FILE, MOST_SITES = "values.json", 40
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common.extras.packages import needed_for
-from common.pages.svg import FAINT, INK, accuracy_range
-from common.settings.flat import Scalar
-from server_app.sweep import Summary, named
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.pages.svg import FAINT, INK, accuracy_range
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.sweep import Summary, named
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", INK)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from client_app.governance.gate import open_ledger
-from client_app.node_config import parse_node_config
-from common.run import parse_run
-from common.wire.records import INFO, to_record
+from fedsurrogate.client_app.governance.gate import open_ledger
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire.records import INFO, to_record
 from tests.client_app.model_use.hospitals import hospital, rows_of_classes
 from tests.grid import FAST, FIRST_NODE, InProcessGrid, events_of, run_federation
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.secure_sum.rules import SumRules
-from common.wire import sum_proto
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.wire import sum_proto
 from tests.attacks.coordinator.test_secure_sums import POLICY, open_hospitals
 
 SIX = ("a", "b", "c", "d", "e", "victim")

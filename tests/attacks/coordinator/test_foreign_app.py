@@ -19,8 +19,8 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from client_app.diagnostics.node_checks import check_isolation
-from server_app.deployment.submit import APP_FOLDER, stop_process
+from fedsurrogate.client_app.diagnostics.node_checks import check_isolation
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, PACKED, stop_process
 from tests import documents
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE
 from tests.e2e.processes import (
@@ -257,7 +257,7 @@ class Theft:
         theft.app.mkdir(parents=True)
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(APP_FOLDER / file, theft.app)
-        for room in ("common", "client_app", "server_app", "strategies"):
+        for room in (*PACKED, "fedsurrogate"):
             shutil.copytree(
                 APP_FOLDER / room, theft.app / room, ignore=shutil.ignore_patterns("__pycache__")
             )

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.features.extraction import Features
-from client_app.features.site_features import LabelledFeatures, SiteFeatures, usable
-from client_app.methods.evaluation import checked_classifier
-from common.errors import SurrogateError
-from common.models.classifiers import Classifier, Head, Quadratic
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.client_app.features.extraction import Features
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures, usable
+from fedsurrogate.client_app.methods.evaluation import checked_classifier
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Head, Quadratic
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 
 RUN = parse_run({})
 HEADER = Header("fedpft", RUN.digest, "coordinator", "backbone", ("a", "b"))

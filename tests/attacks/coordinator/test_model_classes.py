@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from common.run import parse_run
-from common.wire import sum_proto
-from strategies.base.training import Training
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import (
     CLASSES,
     NAMES,

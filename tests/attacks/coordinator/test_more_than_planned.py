@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.governance.gate import Gate
-from client_app.governance.ledger import Ledger
-from client_app.governance.policy import Policy
-from client_app.governance.release import entry
-from client_app.methods.task import MethodOutput
-from common.errors import BudgetError
-from common.run import parse_run
-from common.wire.records import INFO, to_record
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.governance.release import entry
+from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.common.errors import BudgetError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire.records import INFO, to_record
 from tests.attacks.privacy.neighbours import Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital
 

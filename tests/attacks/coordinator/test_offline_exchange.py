@@ -19,19 +19,24 @@ import pytest
 import torch
 from PIL import Image
 
-import client_app.cli.main
-import server_app.cli.main
-import server_app.federate
-from client_app.node_config import parse_node_config
-from common.errors import ConfigError
-from common.run import parse_run
-from common.security.sealing import new_key, sign
-from common.security.signed_requests import FIRST_LINE, LARGEST_REQUEST, Request, read_request
-from common.settings.flat import parse_overrides
-from common.surrogates.covariances import Spherical
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import Header, Surrogate
-from common.wire.records import pack_surrogate, unpack_surrogate
+import fedsurrogate.client_app.cli.main
+import fedsurrogate.server_app.cli.main
+import fedsurrogate.server_app.federate
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.sealing import new_key, sign
+from fedsurrogate.common.security.signed_requests import (
+    FIRST_LINE,
+    LARGEST_REQUEST,
+    Request,
+    read_request,
+)
+from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.surrogates.covariances import Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from tests.grid import FAST, events_of, metrics_of, run_federation, sites
 
 SETTINGS: dict[str, Any] = {"fedpft.covariance": "spherical", "head.max-samples": 2000, **FAST}
@@ -67,10 +72,10 @@ class World:
         return out
 
     def coordinator(self, *arguments: object, code: int = 0) -> str:
-        return self._run(server_app.cli.main.main, arguments, code)
+        return self._run(fedsurrogate.server_app.cli.main.main, arguments, code)
 
     def site(self, *arguments: object, code: int = 0) -> str:
-        return self._run(client_app.cli.main.main, arguments, code)
+        return self._run(fedsurrogate.client_app.cli.main.main, arguments, code)
 
     def node(self, index: int, pinned: str | None = None) -> str:
         own = (
@@ -122,7 +127,9 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> World:
     # Drawing a report takes longer than all other work.
-    monkeypatch.setattr(sys.modules["server_app.federate"], "write_report", lambda folder: None)
+    monkeypatch.setattr(
+        sys.modules["fedsurrogate.server_app.federate"], "write_report", lambda folder: None
+    )
     return World(tmp_path, monkeypatch, capsys)
 
 

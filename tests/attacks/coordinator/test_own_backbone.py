@@ -13,12 +13,12 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from PIL import Image
 
-from client_app.features.site_features import site_backbone
-from client_app.node_config import parse_node_config
-from common.backbones.own_backbones import own_backbone
-from common.errors import BackboneError, ConfigError, RunError
-from common.run import parse_run
-from common.wire.records import INFO, to_record
+from fedsurrogate.client_app.features.site_features import site_backbone
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.backbones.own_backbones import own_backbone
+from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire.records import INFO, to_record
 from tests.commands import coordinator
 from tests.grid import (
     FIRST_NODE,

@@ -17,24 +17,24 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import save_file
 
-from client_app.diagnostics.site_checks import check_site
-from client_app.governance.entries import Release
-from client_app.governance.gate import Gate
-from client_app.governance.ledger import Ledger
-from client_app.governance.policy import Policy
-from client_app.node_config import parse_node_config
-from client_app.offline.bundle_writer import release_to
-from client_app.offline.keys import private_key
-from common.errors import PolicyError
-from common.methods import METHODS as ALL
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.security.sealing import new_key, open_sealed, public_key, seal
-from common.security.signed_requests import Request
-from common.surrogate_pb2 import Sealed
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_classifier
-from common.wire.records import from_record, to_record
+from fedsurrogate.client_app.diagnostics.site_checks import check_site
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.common.errors import PolicyError
+from fedsurrogate.common.methods import METHODS as ALL
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.sealing import new_key, open_sealed, public_key, seal
+from fedsurrogate.common.security.signed_requests import Request
+from fedsurrogate.common.surrogate_pb2 import Sealed
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.records import from_record, to_record
 from tests.e2e.test_nothing_leaks import all_that_left
 from tests.grid import (
     FAST,
@@ -93,7 +93,7 @@ class Hospitals:
 
 @pytest.fixture
 def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospitals:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
     nodes: list[NodeConfig] = []
     for number, name in enumerate(NAMES):
         folder = tmp_path / name

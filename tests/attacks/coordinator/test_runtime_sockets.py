@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client_app.processes.joining import ready
-from server_app.deployment.submit import APP_FOLDER, stop_process
+from fedsurrogate.client_app.processes.joining import ready
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.e2e.processes import environment, free_ports, site_command, until
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
             "--node-config",
             'site="a" data="digits"',
         ]
-        command = ["client_app.cli.main", "node", "--runtime", f"unix:{socket}", *link]
+        command = ["fedsurrogate.client_app.cli.main", "node", "--runtime", f"unix:{socket}", *link]
     else:
         socket, opened = tmp_path / "app:9091", {fleet, control}
         addresses = [
@@ -61,7 +61,7 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
             f"127.0.0.1:{control}",
         ]
         command = [
-            "server_app.cli.main",
+            "fedsurrogate.server_app.cli.main",
             "superlink",
             "--insecure",
             "--isolation",

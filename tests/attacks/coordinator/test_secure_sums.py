@@ -17,22 +17,22 @@ import torch
 from flwr.app import Message
 from safetensors.torch import save_file
 
-from client_app.node_config import parse_node_config
-from client_app.offline.bundle_writer import release_to
-from client_app.offline.keys import private_key
-from common.errors import ConfigError, RunError
-from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
-from common.run import parse_run
-from common.secure_sum.keys import Member
-from common.secure_sum.of_run import context_of, local_epsilon, rules_of
-from common.secure_sum.shares import Dealt
-from common.security.sealing import new_key, public_key
-from common.security.signed_requests import Request
-from common.surrogates.public_map import PublicMap
-from common.wire import sum_proto
-from common.wire.records import from_record, to_record
-from server_app.offline import make_request
-from strategies.base.training import Training
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.keys import Member
+from fedsurrogate.common.secure_sum.of_run import context_of, local_epsilon, rules_of
+from fedsurrogate.common.secure_sum.shares import Dealt
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.security.signed_requests import Request
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire.records import from_record, to_record
+from fedsurrogate.server_app.offline import make_request
+from fedsurrogate.strategies.base.training import Training
 from tests.common.secure_sum.parties import Party
 from tests.grid import (
     FIRST_NODE,
@@ -396,7 +396,7 @@ def test_settings_whose_short_digests_are_equal_do_not_share_a_sum(
     """
     settings = PLAIN | {"method": "fedavg", "fedavg.learning-rate": 0.1}
     runs = [parse_run(settings | {"fedavg.learning-rate": rate}) for rate in (0.1, 1e-9)]
-    monkeypatch.setattr("common.run.Run.digest", "0" * 16)
+    monkeypatch.setattr("fedsurrogate.common.run.Run.digest", "0" * 16)
     assert runs[0].digest == runs[1].digest
     name = secrets.token_hex(16)
     assert context_of(runs[0], name) != context_of(runs[1], name)
@@ -447,9 +447,9 @@ def test_a_site_that_requires_secure_sums_needs_the_keys_of_its_peers(hospitals:
 
 
 def test_the_evaluation_of_the_model_shows_no_number_of_one_site(hospitals: Hospitals) -> None:
-    from common.models.classifiers import Head
-    from common.surrogates.surrogates import Header
-    from common.wire.model_proto import pack_classifier
+    from fedsurrogate.common.models.classifiers import Head
+    from fedsurrogate.common.surrogates.surrogates import Header
+    from fedsurrogate.common.wire.model_proto import pack_classifier
 
     run = parse_run(hospitals.settings)
     header = Header("fedpft", run.digest, "coordinator", "f" * 16, tuple(CLASSES.split(",")))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from client_app.governance.policy import Policy
-from client_app.secure_sum.steps import _check_colluding
-from common.errors import ConfigError, PolicyError
-from common.run import parse_run
-from common.secure_sum.of_run import context_of, rules_of
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.secure_sum.steps import _check_colluding
+from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.of_run import context_of, rules_of
 
 RUN: dict[str, Any] = {"fedpft.covariance": "gram", "classes": "a,b", "secure-sum": True}
 

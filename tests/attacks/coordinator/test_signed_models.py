@@ -13,18 +13,18 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from client_app.model_use.store import models_folder, read_index
-from client_app.node_config import NodeConfig, parse_node_config
-from client_app.requests import answer
-from common.errors import FedSurrogateError, SealError, SurrogateError
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.security.sealing import new_key, public_key, sign
-from common.signed_models.making import make_signed_model, signed_values
-from common.signed_models.signed_model import PURPOSE, SignedModel, read_signed_model
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_classifier
-from common.wire.records import Info, from_record, to_record
+from fedsurrogate.client_app.model_use.store import models_folder, read_index
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.requests import answer
+from fedsurrogate.common.errors import FedSurrogateError, SealError, SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.sealing import new_key, public_key, sign
+from fedsurrogate.common.signed_models.making import make_signed_model, signed_values
+from fedsurrogate.common.signed_models.signed_model import PURPOSE, SignedModel, read_signed_model
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.records import Info, from_record, to_record
 from tests.client_app.model_use.hospitals import PRIVATE, federation
 from tests.grid import FAST, default_run_config
 
@@ -173,7 +173,7 @@ def test_gaussians_that_would_divide_by_zero_are_refused(ran: Any, send: Send) -
     _, _, kept = ran
     from dataclasses import replace
 
-    from common.signed_models.signed_model import pack_gaussians
+    from fedsurrogate.common.signed_models.signed_model import pack_gaussians
 
     assert kept.gaussians is not None
     broken = replace(kept.gaussians, within=replace(kept.gaussians.within, rest=torch.zeros(1)))

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.counting import summed_counts
-from client_app.methods.task import SiteLimits, Task
-from client_app.node_config import NodeConfig
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from common.wire import sum_proto
-from common.wire.model_proto import pack_classifier
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.counting import summed_counts
+from fedsurrogate.client_app.methods.task import SiteLimits, Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire.model_proto import pack_classifier
 from tests.attacks.coordinator.test_secure_sums import (
     CLASSES,
     NAMES,

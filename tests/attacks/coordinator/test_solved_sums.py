@@ -16,21 +16,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from client_app.cli.main import app
-from client_app.governance import release
-from client_app.governance.ledger import Ledger
-from client_app.node_config import parse_node_config
-from client_app.offline.keys import private_key
-from common import surrogate_pb2 as pb
-from common.errors import LedgerError
-from common.run import parse_run
-from common.secure_sum.of_run import rules_of
-from common.secure_sum.unmasking import check_revealed, unmask
-from common.secure_sum.words import Words, unpack_words
-from common.security.sealing import public_key
-from common.surrogates.public_map import PublicMap
-from common.wire import sum_proto
-from strategies.base.training import Training
+from fedsurrogate.client_app.cli.main import app
+from fedsurrogate.client_app.governance import release
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import LedgerError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.of_run import rules_of
+from fedsurrogate.common.secure_sum.unmasking import check_revealed, unmask
+from fedsurrogate.common.secure_sum.words import Words, unpack_words
+from fedsurrogate.common.security.sealing import public_key
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import (
     CLASSES,
     PLAIN,

@@ -17,14 +17,14 @@ from filelock import FileLock
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from client_app.governance.entries import Release
-from client_app.governance.gate import Gate, open_ledger
-from client_app.governance.policy import DEFAULT, PUBLIC_DATA, policy_of
-from client_app.governance.work_limits import REQUESTS_FILE, check_size, check_work
-from client_app.methods.fedpft.private_surrogate import Clipped, dp_em
-from client_app.node_config import NodeConfig
-from client_app.requests import answer
-from common.errors import (
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.gate import Gate, open_ledger
+from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA, policy_of
+from fedsurrogate.client_app.governance.work_limits import REQUESTS_FILE, check_size, check_work
+from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, dp_em
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.requests import answer
+from fedsurrogate.common.errors import (
     BudgetError,
     ConfigError,
     DataError,
@@ -32,10 +32,10 @@ from common.errors import (
     PolicyError,
     SurrogateError,
 )
-from common.run import parse_run
-from common.surrogates.columns import Frame
-from common.wire.model_proto import pack_parameters, unpack_parameters
-from common.wire.records import to_record
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+from fedsurrogate.common.wire.records import to_record
 
 PRIVATE: dict[str, Any] = {
     "epsilon": 1.0,
@@ -102,7 +102,7 @@ def test_invented_class_names_neither_compute_nor_store_features_again(
 
 
 def test_features_of_some_classes_are_those_of_the_same_records(hospital: NodeConfig) -> None:
-    from client_app.features.site_features import load_site
+    from fedsurrogate.client_app.features.site_features import load_site
 
     every = load_site(
         parse_run(PRIVATE | {"classes": "a,b,c"}), hospital, policy_of(hospital).cache_mib
@@ -299,7 +299,7 @@ def test_a_release_that_the_budget_cannot_pay_for_costs_no_work(
     node = with_policy(hospital, "epsilon-total = 1.0\nepsilon-per-run = 1.0\nmechanisms = ['*']")
     worked: list[str] = []
     monkeypatch.setattr(
-        "client_app.governance.release.with_records",
+        "fedsurrogate.client_app.governance.release.with_records",
         lambda run, *_: worked.append(run.settings.method) or _unused(),
     )
     run = PRIVATE | {"method": method}
@@ -310,7 +310,7 @@ def test_a_release_that_the_budget_cannot_pay_for_costs_no_work(
     monkeypatch.undo()
     release(node, "2", epsilon=1.0)
     monkeypatch.setattr(
-        "client_app.governance.release.with_records",
+        "fedsurrogate.client_app.governance.release.with_records",
         lambda run, *_: worked.append(run.settings.method) or _unused(),
     )
     with pytest.raises(BudgetError, match="epsilon-total = 1"):
@@ -443,7 +443,7 @@ def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
 
 
 def test_a_received_model_may_not_name_more_classes_than_the_policy_allows(tmp_path: Path) -> None:
-    from client_app.methods.task import SiteLimits
+    from fedsurrogate.client_app.methods.task import SiteLimits
     from tests.client_app.methods.dpcvae.test_training import Site, run
 
     task = Site(tmp_path, run()).task()

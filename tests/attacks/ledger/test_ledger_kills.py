@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from client_app.governance.ledger import Ledger
-from client_app.governance.witness import Witness
-from common.errors import BudgetError, LedgerError
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.common.errors import BudgetError, LedgerError
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 # A fork has everything imported already.

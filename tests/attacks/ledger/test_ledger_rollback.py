@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from flwr.app import RecordDict
 
-from client_app.governance.gate import open_ledger, own_ledger
-from client_app.governance.ledger import Ledger
-from client_app.node_config import parse_node_config
-from client_app.offline.bundle_writer import release_to
-from client_app.offline.keys import private_key
-from common.errors import PUBLIC_SENTENCES, ConfigError, LedgerError, RunError
-from common.security.receipts import MOST_RECEIPTS
-from common.security.sealing import new_key, public_key
-from server_app.offline import learn_from_files, make_request
-from strategies.base.receipts import FOLDER, Receipts
+from fedsurrogate.client_app.governance.gate import open_ledger, own_ledger
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, ConfigError, LedgerError, RunError
+from fedsurrogate.common.security.receipts import MOST_RECEIPTS
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.server_app.offline import learn_from_files, make_request
+from fedsurrogate.strategies.base.receipts import FOLDER, Receipts
 from tests.e2e.hospitals import CLASSES, write_features
 from tests.grid import (
     FAST,
@@ -56,7 +56,7 @@ ANSWERED, LEDGER, BUDGET = "", PUBLIC_SENTENCES["ledger"], PUBLIC_SENTENCES["bud
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
 
 
 class Hospital:
@@ -160,7 +160,7 @@ def test_a_site_that_comes_back_as_another_node_is_shown_what_was_seen_of_it(
     assert hospital.run() == ANSWERED
     restore()
     other = Hospital(hospital.home, "south", 1)
-    for module in ("tests.grid", "server_app.deployment.local_grid"):
+    for module in ("tests.grid", "fedsurrogate.server_app.deployment.local_grid"):
         monkeypatch.setattr(f"{module}.FIRST_NODE", 5001)
     assert hospital.run(before=(other.node,)) == LEDGER
     assert other.receipts.exists(), "the other site has answered"
@@ -324,7 +324,7 @@ def test_a_hostile_site_can_neither_fill_the_coordinators_disk_nor_speak_for_ano
             record.config_records["info"]["receipt"] = text
 
         west = Hospital(hospital.home / f"{number}", "west", 2)
-        for module in ("tests.grid", "server_app.deployment.local_grid"):
+        for module in ("tests.grid", "fedsurrogate.server_app.deployment.local_grid"):
             monkeypatch.setattr(f"{module}.FIRST_NODE", 5001)
         grid = InProcessGrid([south.node, west.node], {1: Fault(reply=lie)})
         with suppress(RunError):

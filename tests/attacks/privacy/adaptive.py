@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from common.privacy.accounting import GaussianEvent
+from fedsurrogate.common.privacy.accounting import GaussianEvent
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

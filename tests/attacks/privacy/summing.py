@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.models.classifiers import Head
-from common.run import Run, parse_run
-from common.secure_sum.of_run import context_of, rules_of, shapes_of
-from common.secure_sum.unmasking import unmask
-from common.secure_sum.words import Words
-from common.security.sealing import new_key
-from common.surrogates.public_map import PublicMap
-from common.surrogates.surrogates import Header
-from common.wire import sum_proto
-from common.wire.model_proto import pack_classifier
-from common.wire.records import Info, from_record, to_record
-from strategies.base.training import Training
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.secure_sum.of_run import context_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.unmasking import unmask
+from fedsurrogate.common.secure_sum.words import Words
+from fedsurrogate.common.security.sealing import new_key
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.records import Info, from_record, to_record
+from fedsurrogate.strategies.base.training import Training
 from tests.attacks.privacy.neighbours import Data, write
 from tests.attacks.privacy.visits import DEFAULTS, Hospital
 from tests.common.secure_sum.parties import Party

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from client_app.governance.gate import Gate
-from client_app.governance.ledger import Ledger
-from client_app.governance.policy import Policy
-from client_app.governance.release import entry
-from client_app.methods.task import MethodOutput
-from common.errors import BudgetError
-from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
-from common.run import Run, parse_run
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.governance.release import entry
+from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.common.errors import BudgetError
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
+from fedsurrogate.common.run import Run, parse_run
 from tests.attacks.privacy.adaptive import adaptive_delta, adaptive_epsilon
 
 DELTA = 1e-5
@@ -209,6 +209,6 @@ def test_a_generative_run_that_samples_does_not_borrow_the_gaussian_rule(tmp_pat
 
 
 def gaussian_precision(epsilon: float) -> float:
-    from common.privacy.accounting import gaussian_noise_multiplier
+    from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 
     return gaussian_noise_multiplier(epsilon, DELTA) ** -2

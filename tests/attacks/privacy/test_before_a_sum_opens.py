@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from client_app import requests as answers_of
-from client_app.features.site_features import load_site
-from client_app.governance import release
-from client_app.governance.uncharged import Failure
-from client_app.secure_sum import masked
-from client_app.secure_sum.masked import _random
-from common.secure_sum.fixed_point import BITS
+from fedsurrogate.client_app import requests as answers_of
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.governance import release
+from fedsurrogate.client_app.governance.uncharged import Failure
+from fedsurrogate.client_app.secure_sum import masked
+from fedsurrogate.client_app.secure_sum.masked import _random
+from fedsurrogate.common.secure_sum.fixed_point import BITS
 from tests.attacks.privacy.neighbours import FAULTS, LABELS, Data, Record
 from tests.attacks.privacy.summing import SMALLEST, SUMS, Summing
 from tests.attacks.privacy.visits import close_logs

@@ -16,22 +16,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedsurrogate as fs
-from client_app.audit.release_audit import audit_release
-from client_app.datasets.duplicates import once
-from client_app.datasets.records import Records
-from client_app.governance.site_limits import SiteLimits
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from client_app.secure_sum import same_sites
-from common.errors import ConfigError, DataError
-from common.privacy.gaussian_mechanism import clip, unit_weights
-from common.run import parse_run
-from common.settings.flat import Scalar
-from common.surrogates.class_sums import unfold
-from common.surrogates.coded_sums import coded_statistics
-from common.targets.target import CODE, SUMS, TOTALS
-from common.wire.model_proto import unpack_parameters
 from fedsurrogate import _surrogate
+from fedsurrogate.client_app.audit.release_audit import audit_release
+from fedsurrogate.client_app.datasets.duplicates import once
+from fedsurrogate.client_app.datasets.records import Records
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.secure_sum import same_sites
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.surrogates.class_sums import unfold
+from fedsurrogate.common.surrogates.coded_sums import coded_statistics
+from fedsurrogate.common.targets.target import CODE, SUMS, TOTALS
+from fedsurrogate.common.wire.model_proto import unpack_parameters
 
 PRIVATE: dict[str, Scalar] = {"epsilon": 2.0, "delta": 1e-5}
 KINDS: dict[str, dict[str, Scalar]] = {

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
-from client_app.datasets.dataset import DataSource, load
-from client_app.datasets.duplicates import once
-from client_app.datasets.records import Records
-from client_app.diagnostics.site_checks import check_site
-from client_app.features.site_features import load_site
-from client_app.governance.policy import policy_of
-from client_app.node_config import parse_node_config
-from common.errors import DataError
-from common.run import parse_run
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.datasets.duplicates import once
+from fedsurrogate.client_app.datasets.records import Records
+from fedsurrogate.client_app.diagnostics.site_checks import check_site
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.run import parse_run
 from tests.attacks.privacy.neighbours import Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, Visit, close_logs
 

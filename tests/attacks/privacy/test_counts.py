@@ -16,19 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from client_app.methods.counting import count_decisions, scores_alone
-from common.backbones.backbones import load_backbone
-from common.counting.counts import Counts
-from common.counting.counts_proto import pack_counts, unpack_counts
-from common.errors import ConfigError, RunError, SurrogateError
-from common.methods.counting import tables_of
-from common.models.classifiers import Ensemble, Head
-from common.privacy.gaussian_mechanism import unit_weights
-from common.run import Run, parse_run
-from common.surrogates.surrogates import Header
-from common.wire.model_files import save_model
-from common.wire.records import INFO, to_record
-from strategies.counting.evaluated import payload_of, read_model
+from fedsurrogate.client_app.methods.counting import count_decisions, scores_alone
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.counting.counts import Counts
+from fedsurrogate.common.counting.counts_proto import pack_counts, unpack_counts
+from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
+from fedsurrogate.common.methods.counting import tables_of
+from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.wire.records import INFO, to_record
+from fedsurrogate.strategies.counting.evaluated import payload_of, read_model
 from tests.client_app.model_use.hospitals import CLASSES
 from tests.grid import FIRST_NODE, Fault, InProcessGrid, NodeConfig, default_run_config, events_of
 from tests.strategies.counting.hospitals import POLICY, allow, counted, entries, evaluated, learned

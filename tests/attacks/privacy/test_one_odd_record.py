@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
-from client_app.datasets import dataset
-from client_app.features.site_features import SiteFeatures
-from client_app.governance.uncharged import with_records
-from client_app.node_config import NodeConfig, parse_node_config
-from common.privacy.gaussian_mechanism import clip, unit_weights
-from common.run import parse_run
-from common.surrogates.class_sums import statistics
+from fedsurrogate.client_app.datasets import dataset
+from fedsurrogate.client_app.features.site_features import SiteFeatures
+from fedsurrogate.client_app.governance.uncharged import with_records
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.class_sums import statistics
 from tests.attacks.privacy.odd_records import KINDS, NO_TEXT, PICTURES, Case, Odd, cases, write
 from tests.attacks.privacy.visits import PRIVATE
 

@@ -21,20 +21,20 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from client_app.methods.dp import dp_sgd as private_training
-from client_app.methods.dp import record_chunks
-from client_app.methods.dp.linear_clipping import clipped_sums
-from client_app.methods.dp.record_gradients import clipped_sum
-from client_app.methods.dpcvae.training_steps import CVAETrainer, GanTrainer, Trainer
-from client_app.methods.fedpft.private_surrogate import Clipped
-from common.errors import ConfigError
-from common.models.augmentation import draws
-from common.models.generators import fresh_companion, fresh_generator
-from common.models.loss_landscape import LandscapeRecords
-from common.models.networks import fresh, split_input
-from common.privacy.exact_sums import IntegerSum
-from common.run import parse_run
-from common.surrogates.class_sums import statistics
+from fedsurrogate.client_app.methods.dp import dp_sgd as private_training
+from fedsurrogate.client_app.methods.dp import record_chunks
+from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
+from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum
+from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, GanTrainer, Trainer
+from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.augmentation import draws
+from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
+from fedsurrogate.common.models.networks import fresh, split_input
+from fedsurrogate.common.privacy.exact_sums import IntegerSum
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.class_sums import statistics
 
 CLIP_KEYS = ("fedavg.clip", "fedlap.clip", "dpcvae.clip", "fedpft.clip")
 # Ways to sum gradients: from the selected rows to one flat vector for all parameters.

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client_app import requests as answers
-from client_app.features.site_features import load_site
-from client_app.governance import release
-from common.errors import DataError
-from common.wire.records import Info
+from fedsurrogate.client_app import requests as answers
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.governance import release
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.wire.records import Info
 from tests.attacks.privacy.neighbours import KINDS, Data, Record, pairs
 from tests.attacks.privacy.visits import EXCEPTION, METHODS, TARGETS, Hospital, Visit, close_logs
 from tests.grid import Scalar

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from client_app import requests as answers
-from client_app.features.site_features import load_site
-from client_app.governance import uncharged
+from fedsurrogate.client_app import requests as answers
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.governance import uncharged
 from tests.attacks.privacy.neighbours import Record
 from tests.attacks.privacy.visits import METHODS, Hospital, close_logs
 from tests.grid import FAST, NodeConfig, metrics_of, run_federation

@@ -15,16 +15,16 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from client_app.governance.ledger import Ledger, dataset_id
-from common.backbones.backbones import load_backbone
-from common.models.classifiers import Head
-from common.run import Run, parse_run
-from common.security.receipts import parse_receipt
-from common.security.sealing import SEED_BYTES
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_classifier
-from common.wire.records import INFO, Info, to_record
-from strategies.base.training import Training
+from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.receipts import parse_receipt
+from fedsurrogate.common.security.sealing import SEED_BYTES
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.records import INFO, Info, to_record
+from fedsurrogate.strategies.base.training import Training
 from tests.attacks.privacy.neighbours import DIMENSION, FINGERPRINT, Data, write
 from tests.grid import FIRST_NODE, InProcessGrid, Scalar, default_run_config, open_new
 

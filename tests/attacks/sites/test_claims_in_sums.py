@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import client_app.secure_sum.masked as masked
-from common import surrogate_pb2 as pb
-from common.run import parse_run
-from common.secure_sum.noise import spare_of, spare_variances
-from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from strategies.fedpft import strategy
-from strategies.pooling.total import Total
+import fedsurrogate.client_app.secure_sum.masked as masked
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.noise import spare_of, spare_variances
+from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
+from fedsurrogate.strategies.fedpft import strategy
+from fedsurrogate.strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
@@ -50,7 +50,7 @@ def noise_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[int
     """The variance that is left of the noise for lost sites in the class sums, as a multiple of one
     site's.
     """
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
     totals: list[Total] = []
     added: list[np.ndarray] = []
     exact: list[np.ndarray] = []

@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-import client_app.secure_sum.masked as masked
-from client_app.node_config import parse_node_config
-from client_app.offline.keys import private_key
-from common.errors import RunError
-from common.run import parse_run
-from common.secure_sum.keys import PURPOSE
-from common.secure_sum.of_run import context_of
-from common.secure_sum.words import words
-from common.security.sealing import sign
-from common.wire import sum_proto
-from common.wire.records import DISPUTED, INFO, PAYLOAD
-from strategies.secure_sum.disputes import Dispute, left_out, why
+import fedsurrogate.client_app.secure_sum.masked as masked
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.keys import PURPOSE
+from fedsurrogate.common.secure_sum.of_run import context_of
+from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.security.sealing import sign
+from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire.records import DISPUTED, INFO, PAYLOAD
+from fedsurrogate.strategies.secure_sum.disputes import Dispute, left_out, why
 from tests.attacks.coordinator.test_secure_sums import NAMES, Hospitals, open_hospitals
 from tests.attacks.coordinator.test_secure_sums import PLAIN as EXACT
 from tests.attacks.coordinator.test_secure_sums import PRIVATE as NOISY
@@ -46,7 +46,7 @@ SHARES = "query.sum_shares"
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
 
 
 def spoiled(readers: Collection[str]) -> Callable[[bytes], bytes]:

@@ -14,18 +14,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import client_app.secure_sum.masked as masked
-from client_app.node_config import parse_node_config
-from client_app.secure_sum.same_sites import forget
-from common.errors import RunError
-from common.run import parse_run
-from common.secure_sum.of_run import numbers_of
-from strategies.base.training import Training
-from strategies.dpcvae.from_sums import absorb_total as absorb_generator
-from strategies.dpcvae.generating import expected_shapes
-from strategies.fedavg.from_sums import absorb_total
-from strategies.pooling.plausibility import check_gradients, check_moments
-from strategies.pooling.total import Total
+import fedsurrogate.client_app.secure_sum.masked as masked
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.secure_sum.same_sites import forget
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.of_run import numbers_of
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.dpcvae.from_sums import absorb_total as absorb_generator
+from fedsurrogate.strategies.dpcvae.generating import expected_shapes
+from fedsurrogate.strategies.fedavg.from_sums import absorb_total
+from fedsurrogate.strategies.pooling.plausibility import check_gradients, check_moments
+from fedsurrogate.strategies.pooling.total import Total
 from tests.grid import NodeConfig, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
@@ -39,7 +39,7 @@ Lie = Callable[[np.ndarray], None]
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
 
 
 def run_with_a_liar(folder: Path, lie: Lie, settings: dict[str, Any]) -> Path:

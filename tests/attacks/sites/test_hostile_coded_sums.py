@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import fedsurrogate as fs
-from common.errors import RunError, SurrogateError
-from common.privacy.mechanism import Mechanism
-from common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
-from common.wire.model_proto import pack_parameters, unpack_parameters
-from strategies import stored_strategy
-from strategies.pooling.total import Total
-from strategies.targets.strategy import learn_from_sum
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+from fedsurrogate.strategies import stored_strategy
+from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.targets.strategy import learn_from_sum
 
 Tensors = dict[str, torch.Tensor]
 Lie = Callable[[Tensors], Tensors]

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.run import parse_run
-from common.surrogates.covariances import Diagonal
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import AnySurrogate, Surrogate
-from strategies.fedpft.learn import LearnedHead, learn
-from strategies.robustness.class_points import class_points
-from strategies.robustness.component_screening import SHARE
-from strategies.robustness.screening import screen
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.covariances import Diagonal
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate
+from fedsurrogate.strategies.fedpft.learn import LearnedHead, learn
+from fedsurrogate.strategies.robustness.class_points import class_points
+from fedsurrogate.strategies.robustness.component_screening import SHARE
+from fedsurrogate.strategies.robustness.screening import screen
 from tests.hostile_sites import claiming_each, digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))
@@ -130,7 +130,7 @@ def test_a_class_that_one_honest_site_alone_has_stays() -> None:
 
 
 def with_classes(sent: AnySurrogate, dropped: set[str]) -> AnySurrogate:
-    from common.surrogates.surrogates import without_classes
+    from fedsurrogate.common.surrogates.surrogates import without_classes
 
     kept = without_classes(sent, [name for name in sent.header.classes if name not in dropped])
     assert kept is not None

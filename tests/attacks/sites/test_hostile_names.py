@@ -28,35 +28,39 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from client_app.audit.disclosure_page import page_of as disclosure_page
-from client_app.audit.nearest import NearestRecords
-from client_app.audit.page import page_of as audit_page
-from client_app.audit.release_audit import ReleaseAudit, StandingOut
-from client_app.model_use.calibration import Calibration
-from client_app.model_use.inputs import PATIENT, find_inputs
-from client_app.model_use.metrics import Judged, report
-from client_app.model_use.page import page_of as evaluation_page
-from client_app.model_use.prediction import Predictor, by_patient, predict
-from client_app.model_use.store import keep_model
-from client_app.node_config import NodeConfig
-from common.backbones.backbones import load_backbone
-from common.command_line import SafeConsole
-from common.errors import FedSurrogateError, SurrogateError
-from common.escapes import as_utf8, csv_rows, csv_text, for_terminal
-from common.logs.output import TextLines, in_one_line
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.signed_models.making import make_signed_model
-from common.signed_models.signed_model import SignedModel, read_signed_model, save_signed_model
-from common.surrogates.surrogates import Header
-from server_app.export.model_card import model_card
-from server_app.export.research_object import write_research_object
-from server_app.monitoring.prometheus import RunCollector
-from server_app.monitoring.tensorboard import scalars_of
-from server_app.monitoring.watch import show_once, watch
-from server_app.report.build import write_csv, write_report
-from server_app.runs.json_files import EventFile
-from strategies.counting.evaluated import payload_of
+from fedsurrogate.client_app.audit.disclosure_page import page_of as disclosure_page
+from fedsurrogate.client_app.audit.nearest import NearestRecords
+from fedsurrogate.client_app.audit.page import page_of as audit_page
+from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, StandingOut
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.inputs import PATIENT, find_inputs
+from fedsurrogate.client_app.model_use.metrics import Judged, report
+from fedsurrogate.client_app.model_use.page import page_of as evaluation_page
+from fedsurrogate.client_app.model_use.prediction import Predictor, by_patient, predict
+from fedsurrogate.client_app.model_use.store import keep_model
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.command_line import SafeConsole
+from fedsurrogate.common.errors import FedSurrogateError, SurrogateError
+from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text, for_terminal
+from fedsurrogate.common.logs.output import TextLines, in_one_line
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import (
+    SignedModel,
+    read_signed_model,
+    save_signed_model,
+)
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.server_app.export.model_card import model_card
+from fedsurrogate.server_app.export.research_object import write_research_object
+from fedsurrogate.server_app.monitoring.prometheus import RunCollector
+from fedsurrogate.server_app.monitoring.tensorboard import scalars_of
+from fedsurrogate.server_app.monitoring.watch import show_once, watch
+from fedsurrogate.server_app.report.build import write_csv, write_report
+from fedsurrogate.server_app.runs.json_files import EventFile
+from fedsurrogate.strategies.counting.evaluated import payload_of
 from tests.client_app.audit.test_release_audit import attacked, hospital
 from tests.client_app.model_use.hospitals import site
 from tests.hostile_names import faults_of_page, formulas, hostile_texts, unsafe

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from common.models.parameters import Parameters
-from common.run import parse_run
-from common.surrogates.surrogates import SumsSurrogate
-from common.surrogates.synthetic import Synthetic
-from common.wire.model_proto import (
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.wire.model_proto import (
     pack_parameters,
     pack_relay,
     pack_synthetic,
@@ -23,7 +23,7 @@ from common.wire.model_proto import (
     unpack_relay,
     unpack_synthetic,
 )
-from common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 ALIKE: dict[str, Any] = {"alpha": 100.0, "head.min-steps": 100, "head.epochs": 2}
@@ -40,7 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def times(factor: float, of: Callable[[str], bool] = lambda name: True) -> Fault:

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.sums import released_sums
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.errors import RunError, SurrogateError
-from common.models.classifiers import Head
-from common.models.parameters import Parameters
-from common.run import parse_run
-from common.surrogates.class_sums import fold
-from common.wire.model_proto import pack_parameters
-from strategies.closed_form import strategy as closed_form
-from strategies.heads.analytic import Analytic
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.sums import released_sums
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.strategies.closed_form import strategy as closed_form
+from fedsurrogate.strategies.heads.analytic import Analytic
 
 CLASSES, D, SITES = ("a", "b", "c"), 6, 9
 RUN = {"method": "afl", "sites": SITES + 1}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from server_app.relearn import relearn
+from fedsurrogate.server_app.relearn import relearn
 from tests.grid import (
     Fault,
     InProcessGrid,
@@ -32,7 +32,7 @@ Change = Callable[[bytes], bytes]
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.001)
 
 
 def federate(folder: Path, count: int, hostile: dict[int, Change], **settings: Any) -> Path:
@@ -131,7 +131,7 @@ def test_updates_and_heads_of_a_site_that_claims_too_much_are_capped(
     tmp_path: Path, method: str
 ) -> None:
     def lie(payload: bytes) -> bytes:
-        from common import surrogate_pb2 as pb
+        from fedsurrogate.common import surrogate_pb2 as pb
 
         message = pb.Parameters.FromString(payload)
         message.records = 10**8

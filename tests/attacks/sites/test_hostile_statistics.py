@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.errors import RunError, SurrogateError
-from common.run import parse_run
-from common.surrogates.covariances import Diagonal
-from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates.shared_covariances import AnyCovariance, LowRank
-from common.surrogates.surrogates import Header, Surrogate
-from common.wire.records import pack_surrogate, unpack_surrogate
-from common.wire.validation import Expectation, check_surrogate
-from strategies.closed_form.received import pooled, pooled_by_class
-from strategies.closed_form.shrinkage import chosen
-from strategies.closed_form.solvers import lda
-from strategies.fedpft.learn import learn
-from strategies.fedpft.strategy import FedPFT
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.covariances import Diagonal
+from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, LowRank
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.common.wire.validation import Expectation, check_surrogate
+from fedsurrogate.strategies.closed_form.received import pooled, pooled_by_class
+from fedsurrogate.strategies.closed_form.shrinkage import chosen
+from fedsurrogate.strategies.closed_form.solvers import lda
+from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import FedPFT
 
 QUADRATIC = {"fedpft.covariance": "diag", "head.solver": "qda", "defence": "none"}
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import SurrogateError
-from common.run import Run, parse_run
-from common.surrogates.class_sums import PRESENT
-from common.surrogates.covariances import cholesky
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from common.wire.validation import Expectation, check_surrogate
-from strategies.fedpft.learn import learn
-from strategies.robustness.class_points import class_points
-from strategies.robustness.defence import defend_surrogates
-from strategies.robustness.screening import screen
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.class_sums import PRESENT
+from fedsurrogate.common.surrogates.covariances import cholesky
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.wire.validation import Expectation, check_surrogate
+from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.robustness.class_points import class_points
+from fedsurrogate.strategies.robustness.defence import defend_surrogates
+from fedsurrogate.strategies.robustness.screening import screen
 from tests.hostile_sites import digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))

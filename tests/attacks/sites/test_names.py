@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from common.errors import RunError
-from common.methods import FEDPFT_CHAIN
-from common.run import parse_run
-from server_app.report.build import write_report
-from server_app.runs.card import missing_line
-from server_app.runs.reader import read_run
-from server_app.runs.state import event_line, state_of
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.methods import FEDPFT_CHAIN
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.card import missing_line
+from fedsurrogate.server_app.runs.reader import read_run
+from fedsurrogate.server_app.runs.state import event_line, state_of
 from tests.grid import (
     FAST,
     FIRST_NODE,
@@ -44,7 +44,7 @@ NAMES = ("north", "south", "west")
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def named(*names: str, **config: Any) -> list[NodeConfig]:
@@ -86,7 +86,9 @@ def test_a_site_that_answers_first_in_the_name_of_another_does_not_take_it(
 ) -> None:
     # A hostile site would not run this check.
     monkeypatch.setattr(
-        "client_app.requests.check_addressee", lambda question, site: None, raising=False
+        "fedsurrogate.client_app.requests.check_addressee",
+        lambda question, site: None,
+        raising=False,
     )
     kinds = {kind: Fault(pulls=3, kind=kind) for kind in ("train", "query.hello", "evaluate")}
     spec = METHODS[method]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.run import parse_run
-from common.surrogates.surrogates import AnySurrogate
-from strategies.robustness.class_points import class_points
-from strategies.robustness.screening import screen
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.strategies.robustness.class_points import class_points
+from fedsurrogate.strategies.robustness.screening import screen
 from tests.hostile_sites import surrogate_of
 
 CLASSES, D = tuple("abcdefg"), 1280

@@ -12,11 +12,11 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
 
-from common.errors import PUBLIC_SENTENCES, RunError
-from common.run import parse_run
-from server_app.deployment import local_engine
-from server_app.federate import federate
-from strategies.flower.workers import worker_failure
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.deployment import local_engine
+from fedsurrogate.server_app.federate import federate
+from fedsurrogate.strategies.flower.workers import worker_failure
 from tests.grid import (
     FAST,
     SECRET,

@@ -31,9 +31,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 
-from common.flower.v134 import guard_fleet
-from server_app.deployment.fleet_guard import refusal
-from server_app.deployment.superlink import table_of_registered
+from fedsurrogate.common.flower.v134 import guard_fleet
+from fedsurrogate.server_app.deployment.fleet_guard import refusal
+from fedsurrogate.server_app.deployment.superlink import table_of_registered
 from tests.e2e.processes import free_ports
 
 

@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 
-from common.run import parse_run
-from common.surrogates.surrogates import AnySurrogate
-from strategies.fedpft.learn import learn
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.strategies.fedpft.learn import learn
 from tests.hostile_sites import ATTACKS, Data, surrogate_of, uneven_digits
 
 ALPHA, SEED, SITES = 0.5, 0, 10

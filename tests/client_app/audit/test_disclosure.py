@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from client_app.audit import disclosure
-from client_app.audit.disclosure import disclose
-from client_app.features.site_features import site_name
-from client_app.governance.gate import open_gate, open_ledger
-from client_app.governance.release import SurrogateRequest, disclosure_of, prepare
-from common.files import replace_file
-from common.run import parse_run
+from fedsurrogate.client_app.audit import disclosure
+from fedsurrogate.client_app.audit.disclosure import disclose
+from fedsurrogate.client_app.features.site_features import site_name
+from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
+from fedsurrogate.client_app.governance.release import SurrogateRequest, disclosure_of, prepare
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.run import parse_run
 from tests import commands
 from tests.client_app.audit.test_release_audit import OPEN, hospital
 

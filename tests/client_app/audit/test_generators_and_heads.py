@@ -11,12 +11,12 @@ from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import one_hot
 
-from client_app.audit.generators import closest_synthetic, generator_scores, likelihood
-from client_app.audit.membership import Trials
-from client_app.audit.reference import rmia, rmia_of
-from client_app.audit.release_audit import RMIA
-from common.models.generators import Decoder, fresh_generator, scaled
-from common.run import parse_run
+from fedsurrogate.client_app.audit.generators import closest_synthetic, generator_scores, likelihood
+from fedsurrogate.client_app.audit.membership import Trials
+from fedsurrogate.client_app.audit.reference import rmia, rmia_of
+from fedsurrogate.client_app.audit.release_audit import RMIA
+from fedsurrogate.common.models.generators import Decoder, fresh_generator, scaled
+from fedsurrogate.common.run import parse_run
 from tests.client_app.audit.test_release_audit import attacked, hospital
 
 

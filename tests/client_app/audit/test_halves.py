@@ -9,11 +9,11 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from client_app.audit import release_audit
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.task import MethodOutput, Task
-from client_app.node_config import NodeConfig
-from common.run import parse_run
+from fedsurrogate.client_app.audit import release_audit
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.run import parse_run
 
 RUN = parse_run({"backbone": "none", "fedpft.covariance": "spherical", "fedpft.components": 1})
 # Each patient's number of records, in an order of its own.

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from client_app.audit.claim_check import allowed_auc
-from client_app.audit.membership import Trials, answers, distinct, lira, success
-from common.errors import ConfigError
+from fedsurrogate.client_app.audit.claim_check import allowed_auc
+from fedsurrogate.client_app.audit.membership import Trials, answers, distinct, lira, success
+from fedsurrogate.common.errors import ConfigError
 
 RECORDS = 500
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from client_app.audit import release_audit
-from client_app.audit.membership import Matrix, Trials, lira
+from fedsurrogate.client_app.audit import release_audit
+from fedsurrogate.client_app.audit.membership import Matrix, Trials, lira
 from tests import commands
 from tests.client_app.audit.test_release_audit import OPEN, attacked, hospital
 from tests.samples import Samples

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from client_app.audit.claim_check import Excess
-from client_app.audit.output import check_attacks, claim_broken, limit_broken
-from client_app.audit.page import page_of
-from client_app.audit.release_audit import ReleaseAudit, audit_release
-from client_app.governance.policy import Policy
-from client_app.node_config import NodeConfig, parse_node_config
-from common.errors import ConfigError, DataError, PolicyError
-from common.privacy import gaussian_mechanism
-from common.run import parse_run
+from fedsurrogate.client_app.audit.claim_check import Excess
+from fedsurrogate.client_app.audit.output import check_attacks, claim_broken, limit_broken
+from fedsurrogate.client_app.audit.page import page_of
+from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, audit_release
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.errors import ConfigError, DataError, PolicyError
+from fedsurrogate.common.privacy import gaussian_mechanism
+from fedsurrogate.common.run import parse_run
 from tests import commands
 from tests.uses_of_extras import hidden
 

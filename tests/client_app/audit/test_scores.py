@@ -18,16 +18,23 @@ from sklearn.metrics import roc_curve
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from client_app.audit.membership import Trials, _rates, distinct, lira, scores_of, success
-from client_app.audit.nearest import means_of, nearest, summary
-from client_app.audit.reference import rmia_of
-from common.errors import ConfigError
-from common.models.parameters import Parameters
-from common.privacy.mechanism import NoisySums
-from common.surrogates.class_sums import Sums
-from common.surrogates.covariances import Diagonal
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
+from fedsurrogate.client_app.audit.membership import (
+    Trials,
+    _rates,
+    distinct,
+    lira,
+    scores_of,
+    success,
+)
+from fedsurrogate.client_app.audit.nearest import means_of, nearest, summary
+from fedsurrogate.client_app.audit.reference import rmia_of
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.mechanism import NoisySums
+from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.covariances import Diagonal
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
 
 CLASSES, D = ("a", "b", "c"), 3
 SENT = st.permutations(("a", "b", "other")).flatmap(

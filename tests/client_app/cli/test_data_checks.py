@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
-from client_app.cli.join import check_settings
-from client_app.datasets.dataset import DataSource, load
-from client_app.diagnostics.first_look import check_files
-from client_app.node_config import parse_node_config
-from common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.client_app.cli.join import check_settings
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.diagnostics.first_look import check_files
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from tests.commands import site
 from tests.grid import Scalar
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from client_app.cli.doctor import settings_in
+from fedsurrogate.client_app.cli.doctor import settings_in
 from tests.commands import site
 from tests.e2e.processes import PATIENCE
 
 ROOT = Path(__file__).parents[3]
-COMMAND = [sys.executable, "-m", "client_app.cli.main", "doctor"]
+COMMAND = [sys.executable, "-m", "fedsurrogate.client_app.cli.main", "doctor"]
 
 
 def environment(home: Path) -> dict[str, str]:

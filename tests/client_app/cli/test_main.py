@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from client_app.cli import main as cli
-from client_app.governance.gate import open_gate, open_ledger
-from client_app.node_config import parse_node_config
-from common.settings.flat import parse_overrides
+from fedsurrogate.client_app.cli import main as cli
+from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.settings.flat import parse_overrides
 from tests.client_app.governance.ledger_processes import release
 
 Captured = pytest.CaptureFixture[str]

@@ -10,8 +10,14 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from client_app.datasets.dataset import DataSource, class_order, load, load_all, stratified_split
-from common.errors import DataError
+from fedsurrogate.client_app.datasets.dataset import (
+    DataSource,
+    class_order,
+    load,
+    load_all,
+    stratified_split,
+)
+from fedsurrogate.common.errors import DataError
 
 
 def picture(path: Path, level: int = 100, size: int = 12) -> Path:

@@ -15,17 +15,17 @@ from pydicom.data import get_testdata_file
 from pydicom.pixels import get_decoder
 from pydicom.uid import HTJ2K, MPEG2MPML, HTJ2KLossless, SecondaryCaptureImageStorage
 
-from client_app.datasets.dataset import DataSource, load
-from client_app.diagnostics.site_checks import check_site
-from client_app.features.extraction import extract
-from client_app.features.site_features import load_site
-from client_app.governance.policy import policy_of
-from client_app.node_config import NodeConfig, parse_node_config
-from common.backbones.backbones import load_backbone
-from common.errors import DataError
-from common.privacy.gaussian_mechanism import unit_weights
-from common.run import parse_run
-from common.settings.flat import parse_overrides
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.diagnostics.site_checks import check_site
+from fedsurrogate.client_app.features.extraction import extract
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import parse_overrides
 from tests.dicom_files import header, image, save
 from tests.grid import FAST, InProcessGrid, files_with, metrics_of, run_federation
 

@@ -16,9 +16,9 @@ from pydicom.pixels import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
 from pydicom.uid import JPEG2000Lossless, RLELossless
 
-from client_app.datasets import dicom_pixels
-from client_app.datasets.dicom_pixels import open_dicom
-from common.errors import DataError
+from fedsurrogate.client_app.datasets import dicom_pixels
+from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
+from fedsurrogate.common.errors import DataError
 from tests.dicom_files import Array, image, lookup, save
 
 RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)

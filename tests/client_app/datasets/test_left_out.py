@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.cli import main as cli
-from client_app.datasets.dataset import DataSource, load
-from client_app.datasets.dicom import KEYS
-from client_app.datasets.left_out import LeftOut
-from client_app.datasets.system_files import FolderWalk
-from client_app.diagnostics.site_checks import check_site
-from client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
-from client_app.governance import uncharged
-from client_app.governance.policy import policy_of
-from client_app.governance.uncharged import FALLBACK, with_records, without_records
-from client_app.node_config import NodeConfig, parse_node_config
-from client_app.offline.bundle_writer import release_to
-from client_app.offline.dry_run import dry_run
-from common.errors import ConfigError, DataError
-from common.run import Run, parse_run
-from common.security.sealing import new_key, public_key
-from common.security.signed_requests import Request
-from common.settings import Settings
+from fedsurrogate.client_app.cli import main as cli
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.datasets.dicom import KEYS
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.system_files import FolderWalk
+from fedsurrogate.client_app.diagnostics.site_checks import check_site
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
+from fedsurrogate.client_app.governance import uncharged
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.governance.uncharged import FALLBACK, with_records, without_records
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.dry_run import dry_run
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.security.signed_requests import Request
+from fedsurrogate.common.settings import Settings
 from tests.attacks.privacy.neighbours import FAULTS, Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, close_logs
 

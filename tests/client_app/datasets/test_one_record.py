@@ -11,17 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
-from client_app.datasets import dicom, dicom_pixels, duplicates, image_folders
-from client_app.datasets.one_record import attempt, described
-from client_app.datasets.tables import ParquetImages
-from client_app.datasets.whole_site import SourceError
-from client_app.features.parts import in_parts
-from client_app.features.site_features import SiteFeatures
-from client_app.governance.uncharged import with_records
-from client_app.node_config import NodeConfig, parse_node_config
-from common.backbones.backbones import Backbone
-from common.backbones.preprocessing import OwnTransform, Preprocessing
-from common.run import parse_run
+from fedsurrogate.client_app.datasets import dicom, dicom_pixels, duplicates, image_folders
+from fedsurrogate.client_app.datasets.one_record import attempt, described
+from fedsurrogate.client_app.datasets.tables import ParquetImages
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.client_app.features.parts import in_parts
+from fedsurrogate.client_app.features.site_features import SiteFeatures
+from fedsurrogate.client_app.governance.uncharged import with_records
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
+from fedsurrogate.common.run import parse_run
 from tests.attacks.privacy.neighbours import Record, write
 from tests.attacks.privacy.visits import METHODS, PRIVATE
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from client_app.datasets import tables
-from client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.datasets import tables
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from tests.dicom_files import image, save
 
 LEVELS = np.random.default_rng(5).integers(0, 256, (6, 8, 8), dtype=np.uint8)

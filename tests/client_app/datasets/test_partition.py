@@ -9,13 +9,13 @@ from hypothesis import settings as h_settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from client_app.datasets import partition as partition_module
-from client_app.datasets.dataset import Dataset, stratified_split
-from client_app.datasets.partition import partition, share, split_test, whole
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, DataError
-from common.run import Run
-from common.settings import Settings
+from fedsurrogate.client_app.datasets import partition as partition_module
+from fedsurrogate.client_app.datasets.dataset import Dataset, stratified_split
+from fedsurrogate.client_app.datasets.partition import partition, share, split_test, whole
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import Settings
 
 LABELS = torch.arange(10).repeat_interleave(40)
 ORIGIN = ["north" if i % 3 else "south" for i in range(400)]
@@ -84,9 +84,10 @@ def test_dirichlet_gives_the_parts_of_flowers_partitioner(alpha: float, seed: in
 @pytest.mark.slow
 def test_parts_are_the_same_in_every_process() -> None:
     program = (
-        "import torch; from client_app.datasets.partition import partition; from common.run import "
-        "parse_run\nlabels, settings = torch.arange(10).repeat_interleave(40), parse_run({'seed': "
-        "5}).settings\nprint([p.tolist() for p in partition(labels, None, settings, 3)])"
+        "import torch; from fedsurrogate.client_app.datasets.partition import partition; "
+        "from fedsurrogate.common.run import parse_run\n"
+        "labels, settings = torch.arange(10).repeat_interleave(40), parse_run({'seed': 5}).settings\n"
+        "print([p.tolist() for p in partition(labels, None, settings, 3)])"
     )
     folder = Path(__file__).parents[3]
     outcome = subprocess.run(
@@ -204,7 +205,7 @@ def test_a_patient_is_at_one_site_with_all_records_and_a_split_made_here_divides
     sides: dict[str, set[str]] = {}
     seen: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("client_app.datasets.partition.load_all", lambda *_: [dataset])
+        patch.setattr("fedsurrogate.client_app.datasets.partition.load_all", lambda *_: [dataset])
         for place in range(sites):
             node = NodeConfig(partition_id=place, num_partitions=sites)
             part = share(run(partition=kind, seed=seed), node)

@@ -16,10 +16,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from client_app.datasets.dataset import Dataset, DataSource, load
-from common.errors import DataError
-from common.run import parse_run
-from common.settings.flat import Scalar
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import Scalar
 from tests import dicom_files
 
 Cells = list[tuple[Any, Any]]

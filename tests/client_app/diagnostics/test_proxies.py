@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from client_app.diagnostics import way_checks
-from client_app.diagnostics.connection_checks import check_link
-from client_app.diagnostics.findings import Finding, Link
-from client_app.diagnostics.proxies import proxy_for
-from common.errors import ConfigError
-from common.flower.environment import PROXIES, without_proxy_here
-from server_app.deployment.certificates import issue
+from fedsurrogate.client_app.diagnostics import way_checks
+from fedsurrogate.client_app.diagnostics.connection_checks import check_link
+from fedsurrogate.client_app.diagnostics.findings import Finding, Link
+from fedsurrogate.client_app.diagnostics.proxies import proxy_for
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.flower.environment import PROXIES, without_proxy_here
+from fedsurrogate.server_app.deployment.certificates import issue
 from tests.faults.proxies import ConnectProxy
 
 
@@ -132,7 +132,7 @@ def test_the_certificate_of_another_federation_is_no_inspection(
 def test_packets_that_are_lost_when_they_are_large_are_noticed(
     papers: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client_app.diagnostics.connection_checks.SECONDS", 1.0)
+    monkeypatch.setattr("fedsurrogate.client_app.diagnostics.connection_checks.SECONDS", 1.0)
     monkeypatch.setenv("https_proxy", ConnectProxy(hole=4000).url)
     found = examined(papers, port)
     assert found["TLS"].state == "PASS"

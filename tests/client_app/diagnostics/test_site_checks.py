@@ -21,23 +21,23 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from client_app.cli import main as cli
-from client_app.diagnostics import site_checks
-from client_app.diagnostics.connection_checks import check_link
-from client_app.diagnostics.findings import Finding, Link
-from client_app.diagnostics.node_checks import (
+from fedsurrogate.client_app.cli import main as cli
+from fedsurrogate.client_app.diagnostics import site_checks
+from fedsurrogate.client_app.diagnostics.connection_checks import check_link
+from fedsurrogate.client_app.diagnostics.findings import Finding, Link
+from fedsurrogate.client_app.diagnostics.node_checks import (
     check_isolation,
     is_isolated,
     is_supernode,
     starts_client_apps,
 )
-from client_app.diagnostics.site_checks import check_site
-from client_app.governance.gate import open_gate, open_ledger
-from client_app.node_config import NodeConfig, parse_node_config
-from common.errors import ConfigError
-from common.run import parse_run
-from common.settings.flat import parse_overrides
-from server_app.deployment.certificates import _make_server, _private, issue
+from fedsurrogate.client_app.diagnostics.site_checks import check_site
+from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.server_app.deployment.certificates import _make_server, _private, issue
 from tests.client_app.governance.ledger_processes import release
 
 Captured = pytest.CaptureFixture[str]
@@ -236,7 +236,11 @@ def test_a_supernode_that_would_start_foreign_code_is_found_by_its_number(tmp_pa
             False,
         ),
         ("python -W ignore /venv/bin/site join --superlink flower-supernode", False, False),
-        ("python -W ignore -m client_app.cli.main doctor flower_supernode", False, False),
+        (
+            "python -W ignore -m fedsurrogate.client_app.cli.main doctor flower_supernode",
+            False,
+            False,
+        ),
     ],
 )
 def test_isolation_is_read_from_a_command_line(

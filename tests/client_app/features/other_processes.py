@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from client_app.datasets.dataset import Dataset
-from client_app.features import extraction, shards
-from common.backbones.backbones import Backbone
-from common.backbones.own_backbones import own_backbone
+from fedsurrogate.client_app.datasets.dataset import Dataset
+from fedsurrogate.client_app.features import extraction, shards
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.own_backbones import own_backbone
 
 COUNT, SHARD, SIZE = 86, 16, 16
 BROKEN = (3, 17, 18, 40, 85)

@@ -18,17 +18,17 @@ import psutil
 import pytest
 import torch
 
-from client_app.features import device_processes, extraction, shards
-from client_app.features.device_processes import Devices, in_processes
-from client_app.features.extraction import Features, extract
-from client_app.features.parts import Part, in_parts
-from client_app.features.site_features import load_site
-from client_app.governance.policy import policy_of
-from client_app.node_config import parse_node_config
-from common.backbones.backbones import Backbone, load_backbone
-from common.errors import BackboneError, FedSurrogateError
-from common.models import devices
-from common.run import parse_run
+from fedsurrogate.client_app.features import device_processes, extraction, shards
+from fedsurrogate.client_app.features.device_processes import Devices, in_processes
+from fedsurrogate.client_app.features.extraction import Features, extract
+from fedsurrogate.client_app.features.parts import Part, in_parts
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
+from fedsurrogate.common.errors import BackboneError, FedSurrogateError
+from fedsurrogate.common.models import devices
+from fedsurrogate.common.run import parse_run
 from tests.client_app.features.other_processes import (
     BROKEN,
     COUNT,

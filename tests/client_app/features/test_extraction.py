@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from client_app.datasets.dataset import Dataset, DataSource, load
-from client_app.features.extraction import extract
-from client_app.features.parts import in_parts
-from client_app.features.shards import SHARDS
-from common.backbones.backbones import Backbone, load_backbone
-from common.errors import BackboneError, DataError
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
+from fedsurrogate.client_app.features.extraction import extract
+from fedsurrogate.client_app.features.parts import in_parts
+from fedsurrogate.client_app.features.shards import SHARDS
+from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
+from fedsurrogate.common.errors import BackboneError, DataError
 from tests.samples import Samples
 
 

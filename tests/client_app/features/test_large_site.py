@@ -20,17 +20,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from client_app.features.on_disk import written
-from client_app.features.parts import Part
-from client_app.features.shards import SHARD, ShardWriter
-from client_app.features.site_features import load_site
-from client_app.governance.policy import policy_of
-from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
-from client_app.methods.sums import class_moments, released_sums
-from client_app.methods.task import Task
-from client_app.node_config import parse_node_config
-from common.run import Run, parse_run
-from common.surrogates.class_sums import statistics
+from fedsurrogate.client_app.features.on_disk import written
+from fedsurrogate.client_app.features.parts import Part
+from fedsurrogate.client_app.features.shards import SHARD, ShardWriter
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
+from fedsurrogate.client_app.methods.sums import class_moments, released_sums
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.class_sums import statistics
 
 ROOT = Path(__file__).parents[3]
 IMAGES = 6 * SHARD
@@ -40,12 +40,12 @@ import logging
 import sys
 from pathlib import Path
 logging.basicConfig(level=logging.INFO)
-from client_app.features.site_features import load_site
-from client_app.governance.policy import policy_of
-from client_app.methods.fedpft.surrogate import fedpft_surrogate
-from client_app.methods.task import Task
-from client_app.node_config import parse_node_config
-from common.run import parse_run
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.methods.fedpft.surrogate import fedpft_surrogate
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.run import parse_run
 
 data, cache, result = sys.argv[1:]
 node = parse_node_config({"data": "parquet", "data-dir": data, "cache-dir": cache, "features-in-memory-mib": 1})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.features.transfers import CudaTransfers, overlapped
+from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
 
 
 class Recorded:

@@ -5,11 +5,11 @@ import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from client_app.governance.budget import Budget
-from client_app.governance.entries import Release
-from client_app.governance.ledger import Ledger
-from common.errors import BudgetError, LedgerError
-from common.privacy.accounting import GaussianEvent
+from fedsurrogate.client_app.governance.budget import Budget
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.common.errors import BudgetError, LedgerError
+from fedsurrogate.common.privacy.accounting import GaussianEvent
 
 TOTAL = Budget(epsilon_total=4.0, delta=1e-5, epsilon_per_run=4.0)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
-from client_app.governance.ledger import Ledger
-from client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy
-from client_app.node_config import NodeConfig
-from common.errors import BudgetError, PolicyError
-from common.privacy.accounting import gaussian_noise_multiplier
-from common.run import parse_run
+from fedsurrogate.client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import BudgetError, PolicyError
+from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
+from fedsurrogate.common.run import parse_run
 from tests.client_app.governance.ledger_processes import release
 
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client_app.governance.budget import Budget, check_budget
-from client_app.governance.entries import Release
-from client_app.governance.gate import Gate
-from client_app.governance.ledger import Ledger
-from client_app.governance.policy import Policy
-from client_app.node_config import NodeConfig
-from common.errors import BudgetError, PolicyError
-from common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
-from common.run import Run, parse_run
+from fedsurrogate.client_app.governance.budget import Budget, check_budget
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import BudgetError, PolicyError
+from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
+from fedsurrogate.common.run import Run, parse_run
 from tests.client_app.governance.ledger_processes import release
 
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}

@@ -12,17 +12,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client_app.datasets.whole_site import CAUSES, SYSTEM, AcceleratorError, cause_of
-from client_app.diagnostics.site_checks import check_site
-from client_app.features.site_features import SiteFeatures
-from client_app.governance import uncharged
-from client_app.governance.held import why_held
-from client_app.governance.uncharged import FALLBACK, with_records
-from client_app.node_config import NodeConfig, parse_node_config
-from client_app.offline.dry_run import dry_run
-from common.errors import DataError, LedgerError
-from common.run import parse_run
-from common.wire.records import to_record
+from fedsurrogate.client_app.datasets.whole_site import CAUSES, SYSTEM, AcceleratorError, cause_of
+from fedsurrogate.client_app.diagnostics.site_checks import check_site
+from fedsurrogate.client_app.features.site_features import SiteFeatures
+from fedsurrogate.client_app.governance import uncharged
+from fedsurrogate.client_app.governance.held import why_held
+from fedsurrogate.client_app.governance.uncharged import FALLBACK, with_records
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.offline.dry_run import dry_run
+from fedsurrogate.common.errors import DataError, LedgerError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire.records import to_record
 from tests.attacks.privacy.neighbours import Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, close_logs
 
@@ -134,7 +134,7 @@ def test_the_records_are_held_before_a_release_leaves(
         raise LedgerError("not in this test")
 
     monkeypatch.setattr(uncharged, "load_site", failing(ValueError("x")))
-    monkeypatch.setattr("client_app.requests.charge_and_release", charged)
+    monkeypatch.setattr("fedsurrogate.client_app.requests.charge_and_release", charged)
     ask(site)
     assert held
     assert all("ValueError: x" in each for each in held)

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from client_app.governance.budget import Budget
-from client_app.governance.ledger import Ledger, dataset_id
-from common.errors import BudgetError, ConfigError, LedgerError
-from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_noise_multiplier
+from fedsurrogate.client_app.governance.budget import Budget
+from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
+from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError
+from fedsurrogate.common.privacy.accounting import (
+    GaussianEvent,
+    epsilon_spent,
+    gaussian_noise_multiplier,
+)
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 
@@ -202,7 +206,7 @@ def test_read_only_it_refuses(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -
         raise PermissionError(30, "Read-only file system")
 
     with monkeypatch.context() as patched:
-        patched.setattr("client_app.governance.ledger.os.open", denied)
+        patched.setattr("fedsurrogate.client_app.governance.ledger.os.open", denied)
         with pytest.raises(LedgerError, match="Read-only file system"):
             ledger.charge(release(), TOTAL)
     assert len(ledger.entries()) == 3
@@ -215,7 +219,7 @@ def test_where_only_the_head_finds_no_room_the_release_stays_and_counts_once(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("client_app.governance.ledger.replace_file", full)
+        patched.setattr("fedsurrogate.client_app.governance.ledger.replace_file", full)
         for _ in range(3):
             with pytest.raises(LedgerError, match="No space left on device"):
                 ledger.charge(release(run="4"), TOTAL)
@@ -256,7 +260,7 @@ def test_a_new_beginning_that_fails_half_way_never_brings_a_fresh_budget(
                 raise OSError(28, "No space left on device")
             flush(descriptor)
 
-        monkeypatch.setattr("client_app.governance.ledger.os.fsync", full)
+        monkeypatch.setattr("fedsurrogate.client_app.governance.ledger.os.fsync", full)
         try:
             ledger.reopen("disk failure", 3.0, 1e-5)
         except LedgerError:

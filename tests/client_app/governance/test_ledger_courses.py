@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.governance.entries import events_of
-from client_app.governance.ledger import Ledger
-from client_app.governance.witness import Witness
-from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_noise_multiplier
+from fedsurrogate.client_app.governance.entries import events_of
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.common.privacy.accounting import (
+    GaussianEvent,
+    epsilon_spent,
+    gaussian_noise_multiplier,
+)
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 DELTA = 1e-5

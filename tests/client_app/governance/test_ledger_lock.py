@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from client_app.governance import ledger as module
-from client_app.governance.ledger import Ledger
-from client_app.governance.witness import Witness
-from common.errors import LedgerError
+from fedsurrogate.client_app.governance import ledger as module
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.common.errors import LedgerError
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from client_app.governance.entries import Release
-from client_app.governance.gate import Gate
-from client_app.governance.ledger import Ledger
-from client_app.governance.release import charge_and_release
-from common.files import stage_file
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.release import charge_and_release
+from fedsurrogate.common.files import stage_file
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 

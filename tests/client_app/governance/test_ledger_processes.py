@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.ledger import Ledger
 from tests.client_app.governance.ledger_processes import (
     TOTAL,
     charge_for_ever,

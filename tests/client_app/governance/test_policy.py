@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
-from common.errors import ConfigError, PolicyError
+from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
+from fedsurrogate.common.errors import ConfigError, PolicyError
 from tests.grid import ROOT
 
 

@@ -12,17 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.governance import release as module
-from client_app.governance.budget import Budget
-from client_app.governance.entries import Release
-from client_app.governance.gate import Gate
-from client_app.governance.ledger import Ledger
-from client_app.governance.policy import Policy
-from client_app.governance.release import SurrogateRequest, charge_and_release, entry, planned
-from client_app.methods.task import MethodOutput
-from client_app.node_config import NodeConfig
-from common.errors import BudgetError, FedSurrogateError
-from common.run import parse_run
+from fedsurrogate.client_app.governance import release as module
+from fedsurrogate.client_app.governance.budget import Budget
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.governance.release import (
+    SurrogateRequest,
+    charge_and_release,
+    entry,
+    planned,
+)
+from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import BudgetError, FedSurrogateError
+from fedsurrogate.common.run import parse_run
 from tests.client_app.governance.ledger_processes import release
 
 PRIVATE = parse_run({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"})

@@ -6,11 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.governance.policy import Policy
-from client_app.governance.sealed_only import IN_CLEAR, check_counting, check_work, in_clear
-from client_app.requests import WORK
-from common.errors import PolicyError
-from common.run import Run, parse_run
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.governance.sealed_only import (
+    IN_CLEAR,
+    check_counting,
+    check_work,
+    in_clear,
+)
+from fedsurrogate.client_app.requests import WORK
+from fedsurrogate.common.errors import PolicyError
+from fedsurrogate.common.run import Run, parse_run
 
 COUNTS = {"counting.kind": "survey", "classes": "a,b", "sites": 9}
 TRAINS = parse_run({"classes": "a,b"})

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.governance.ledger import Ledger
-from client_app.governance.witness import Witness
-from common.errors import LedgerError, SurrogateError
-from common.security.receipts import (
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.common.errors import LedgerError, SurrogateError
+from fedsurrogate.common.security.receipts import (
     MOST_RECEIPTS,
     Receipt,
     join_receipts,
@@ -134,7 +134,9 @@ def test_a_witness_folder_that_cannot_be_written_is_refused_before_the_charge(
     ledger = ledger_of(tmp_path)
     before = ledger.path.read_bytes()
     # Root may write everywhere, and the tests may run as root.
-    monkeypatch.setattr("client_app.governance.witness.os.access", lambda path, mode: False)
+    monkeypatch.setattr(
+        "fedsurrogate.client_app.governance.witness.os.access", lambda path, mode: False
+    )
     with pytest.raises(LedgerError, match="set witness-dir in the node-config"):
         ledger.charge(release(), TOTAL)
     assert ledger.path.read_bytes() == before
@@ -149,7 +151,7 @@ def test_where_only_the_witness_finds_no_room_nothing_leaves_and_the_entry_count
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("client_app.governance.witness.replace_file", full)
+        patched.setattr("fedsurrogate.client_app.governance.witness.replace_file", full)
         for _ in range(3):
             with pytest.raises(LedgerError, match="No space left on device"):
                 ledger.charge(release(), TOTAL)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client_app.governance import work_limits
-from client_app.governance.work_limits import (
+from fedsurrogate.client_app.governance import work_limits
+from fedsurrogate.client_app.governance.work_limits import (
     DAY,
     HOUR,
     REQUESTS_FILE,
@@ -20,9 +20,9 @@ from client_app.governance.work_limits import (
     check_size,
     check_work,
 )
-from client_app.node_config import NodeConfig
-from common.errors import PolicyError
-from common.run import Run, parse_run
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import PolicyError
+from fedsurrogate.common.run import Run, parse_run
 from tests.registry import SPECS, settings_of
 
 SAME_FOLDER = [HealthCheck.function_scoped_fixture]

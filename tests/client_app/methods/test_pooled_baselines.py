@@ -11,14 +11,14 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score
 
-from client_app.features.site_features import load_site
-from client_app.methods.pooled_baselines import compare
-from client_app.node_config import NodeConfig
-from common.errors import DataError
-from common.models.classifiers import Head
-from common.models.head_training import train_on_features
-from common.run import Run, parse_run
-from common.surrogates.surrogates import Header
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.methods.pooled_baselines import compare
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
 
 SITES = 3
 SETTINGS: dict[str, Any] = {

@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.counting import counts
-from client_app.methods.task import SiteLimits, Task
-from client_app.node_config import NodeConfig
-from common.counting.counts_proto import unpack_counts
-from common.errors import DataError
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_classifier
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.counting import counts
+from fedsurrogate.client_app.methods.task import SiteLimits, Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.counting.counts_proto import unpack_counts
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_classifier
 
 CLASSES = ("a", "b", "c")
 # A score beyond single precision is not finite: such a record cannot be counted.

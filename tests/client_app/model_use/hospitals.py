@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from client_app.model_use.store import read_index, use_model
-from client_app.node_config import parse_node_config
+from fedsurrogate.client_app.model_use.store import read_index, use_model
+from fedsurrogate.client_app.node_config import parse_node_config
 from tests import commands
 from tests.grid import FAST, InProcessGrid, NodeConfig, run_federation
 

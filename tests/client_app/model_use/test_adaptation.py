@@ -19,7 +19,7 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from client_app.model_use.adaptation import (
+from fedsurrogate.client_app.model_use.adaptation import (
     FOLDS,
     PENALTIES,
     STEPS,
@@ -37,16 +37,20 @@ from client_app.model_use.adaptation import (
     adapt,
     adapted,
 )
-from client_app.model_use.adapted import adapted_classifier, adapted_file, store_adapted
-from client_app.model_use.held_out import HeldOut
-from client_app.model_use.metrics import bootstrap_weights
-from client_app.node_config import NodeConfig
-from common.errors import DataError, SealError
-from common.models.classifiers import Head, Quadratic
-from common.run import parse_run
-from common.signed_models.making import make_signed_model
-from common.signed_models.signed_model import SignedModel
-from common.surrogates.surrogates import Header
+from fedsurrogate.client_app.model_use.adapted import (
+    adapted_classifier,
+    adapted_file,
+    store_adapted,
+)
+from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.metrics import bootstrap_weights
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import DataError, SealError
+from fedsurrogate.common.models.classifiers import Head, Quadratic
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.surrogates.surrogates import Header
 from tests.client_app.model_use.hospitals import federation, site, text
 
 HEADER = Header("fedpft", "run", "coordinator", "f" * 64, ("a", "b", "c"))
@@ -67,7 +71,7 @@ def records(count: int, seed: int, turned: float = 0.0) -> tuple[Tensor, Tensor]
 
 def shared_head() -> Head:
     """A good head for sites that are not turned."""
-    from common.models.head_training import train_on_features
+    from fedsurrogate.common.models.head_training import train_on_features
 
     x, y = records(4000, 1)
     return Head(HEADER, *train_on_features(x, y, 3, SETTINGS, 0))
@@ -92,7 +96,7 @@ def gained(
 ) -> tuple[Adaptation, float, float, float]:
     """Accuracy on many new records of the site: shared, own alone, adapted."""
     found = adapt(shared, held(count, seed, turned), SETTINGS, seed)
-    from common.models.head_training import train_on_features
+    from fedsurrogate.common.models.head_training import train_on_features
 
     x, y = records(count, seed, turned)
     own = Head(HEADER, *train_on_features(x, y, 3, SETTINGS, seed))
@@ -159,7 +163,7 @@ def test_a_model_that_is_no_head_is_mixed_too() -> None:
 def test_a_stored_model_gives_the_same_scores_and_a_changed_file_is_refused(
     shared: Head, chosen: str, tmp_path: Path
 ) -> None:
-    from client_app.model_use.adaptation import _head, _nearest
+    from fedsurrogate.client_app.model_use.adaptation import _head, _nearest
 
     x, y = records(60, 2)
     own = _head(shared, x, y, SETTINGS, 0) if chosen == "own head" else _nearest(shared, x, y)
@@ -204,7 +208,7 @@ def test_the_command_stores_what_it_chose_and_predictions_use_it(tmp_path: Path)
 
 def test_a_model_with_a_projection_and_a_centre_is_adapted_in_its_own_dimensions() -> None:
     """As secure sums learn it: features are centred, projected and clipped before the head."""
-    from common.models.head_training import train_on_features
+    from fedsurrogate.common.models.head_training import train_on_features
 
     turn = torch.linalg.qr(
         torch.randn(DIMENSION, DIMENSION, generator=torch.Generator().manual_seed(3))

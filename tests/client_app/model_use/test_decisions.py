@@ -18,9 +18,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
-from client_app.datasets.dataset import stratified_split
-from client_app.model_use.adapted import adapted_classifier, store_adapted
-from client_app.model_use.calibration import (
+from fedsurrogate.client_app.datasets.dataset import stratified_split
+from fedsurrogate.client_app.model_use.adapted import adapted_classifier, store_adapted
+from fedsurrogate.client_app.model_use.calibration import (
     ABSTAIN,
     SCORES,
     Calibration,
@@ -29,17 +29,17 @@ from client_app.model_use.calibration import (
     read_calibration,
     store_calibration,
 )
-from client_app.model_use.evaluation import Wish, evaluate
-from client_app.model_use.held_out import HeldOut
-from client_app.model_use.prediction import Predictor
-from client_app.node_config import NodeConfig, parse_node_config
-from common.errors import ConfigError, SealError
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.signed_models.gaussians import fit_gaussians
-from common.signed_models.making import make_signed_model
-from common.signed_models.signed_model import SignedModel, sign_model
-from common.surrogates.surrogates import Header
+from fedsurrogate.client_app.model_use.evaluation import Wish, evaluate
+from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.prediction import Predictor
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.errors import ConfigError, SealError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.gaussians import fit_gaussians
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import SignedModel, sign_model
+from fedsurrogate.common.surrogates.surrogates import Header
 from tests.client_app.model_use.hospitals import (
     CLASSES,
     federation,
@@ -210,7 +210,7 @@ def test_the_stored_threshold_decides_in_the_command(tmp_path: Path) -> None:
     nodes, _ = federation(tmp_path)
     write_images(tmp_path / "new", rows_of_classes()[240:320], labelled=False)
     node = parse_node_config(nodes[0])
-    from client_app.model_use.store import open_model
+    from fedsurrogate.client_app.model_use.store import open_model
 
     model = open_model("in-use", node)
 

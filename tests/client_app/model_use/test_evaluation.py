@@ -17,21 +17,21 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import accuracy_score, recall_score
 
-from client_app.datasets.dataset import stratified_split
-from client_app.model_use.calibration import (
+from fedsurrogate.client_app.datasets.dataset import stratified_split
+from fedsurrogate.client_app.model_use.calibration import (
     Calibration,
     abstain_limit,
     fit_temperature,
     threshold_for,
 )
-from client_app.model_use.evaluation import Wish
-from client_app.model_use.evaluation import evaluate as judge
-from client_app.model_use.held_out import Source, held_out
-from client_app.model_use.store import open_model, read_index
-from client_app.node_config import parse_node_config
-from common.errors import ConfigError
-from common.settings.flat import parse_overrides
-from common.signed_models.gaussians import fit_gaussians
+from fedsurrogate.client_app.model_use.evaluation import Wish
+from fedsurrogate.client_app.model_use.evaluation import evaluate as judge
+from fedsurrogate.client_app.model_use.held_out import Source, held_out
+from fedsurrogate.client_app.model_use.store import open_model, read_index
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use.hospitals import (
     federation,
     rows_of_classes,

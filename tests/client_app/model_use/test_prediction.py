@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 
 import fedsurrogate as fs
-from client_app.features.site_features import site_backbone
-from client_app.model_use.calibration import Calibration
-from client_app.model_use.inputs import find_inputs
-from client_app.model_use.prediction import Predictor, by_patient, predict
-from client_app.model_use.store import open_model
-from client_app.node_config import NodeConfig, parse_node_config
-from common.backbones.backbones import Backbone, load_backbone
-from common.errors import BackboneError, ConfigError, DataError
-from common.signed_models.signed_model import SignedModel
+from fedsurrogate.client_app.features.site_features import site_backbone
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.inputs import find_inputs
+from fedsurrogate.client_app.model_use.prediction import Predictor, by_patient, predict
+from fedsurrogate.client_app.model_use.store import open_model
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
+from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.signed_models.signed_model import SignedModel
 from tests.client_app.model_use.hospitals import (
     CLASSES,
     federation,
@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def node(home: Path) -> NodeConfig:
-    from common.settings.flat import parse_overrides
+    from fedsurrogate.common.settings.flat import parse_overrides
 
     return parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from client_app.model_use.promise import Promise, check_promise, clopper_pearson
-from common.models.classifiers import Head
-from common.signed_models.gaussians import Gaussians, fit_gaussians
-from common.surrogates.surrogates import Header
+from fedsurrogate.client_app.model_use.promise import Promise, check_promise, clopper_pearson
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
+from fedsurrogate.common.surrogates.surrogates import Header
 
 D = 128
 

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from client_app.model_use.store import (
+from fedsurrogate.client_app.model_use.store import (
     go_back,
     keep_model,
     keep_received,
@@ -25,11 +25,11 @@ from client_app.model_use.store import (
     read_kept,
     use_model,
 )
-from client_app.node_config import NodeConfig, parse_node_config
-from common.errors import SealError, StateError
-from common.security.sealing import new_key, public_key
-from common.signed_models.making import make_signed_model
-from common.signed_models.signed_model import SignedModel, read_signed_model
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.errors import SealError, StateError
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import SignedModel, read_signed_model
 from tests.client_app.model_use.hospitals import CLASSES, federation
 from tests.common.signed_models.test_signed_model import PRIVATE, head
 
@@ -98,7 +98,7 @@ def test_a_changed_file_is_refused(node: NodeConfig) -> None:
 
 
 def test_a_file_signed_by_a_stranger_is_refused(node: NodeConfig, tmp_path: Path) -> None:
-    from common.signed_models.signed_model import save_signed_model
+    from fedsurrogate.common.signed_models.signed_model import save_signed_model
 
     file = tmp_path / "stranger.fedsurrogate"
     file.write_bytes(save_signed_model(other(1, new_key())))

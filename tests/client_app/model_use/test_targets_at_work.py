@@ -12,10 +12,10 @@ import pytest
 from safetensors import safe_open
 from sklearn.datasets import load_digits
 
-from client_app.model_use.store import read_index, use_model
-from client_app.node_config import parse_node_config
-from common.errors import RunError
-from common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.client_app.model_use.store import read_index, use_model
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from tests.client_app.model_use.hospitals import hospital, site, text, write_images
 from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, run_federation
 

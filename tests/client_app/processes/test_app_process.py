@@ -8,8 +8,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.exit.exit_handler import trigger_exit_handlers
 
-from client_app.processes.app_process import ENDS, AnswerOnTermination
-from common.flower.v134 import guard_task
+from fedsurrogate.client_app.processes.app_process import ENDS, AnswerOnTermination
+from fedsurrogate.common.flower.v134 import guard_task
 
 
 @pytest.mark.parametrize("answered", [False, True])

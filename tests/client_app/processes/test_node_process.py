@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from client_app.processes import node_process
+from fedsurrogate.client_app.processes import node_process
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import psutil
 import pytest
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode_arguments
 
-from client_app.cli.join import check_settings
-from client_app.node_config import parse_node_config
-from client_app.processes.child_process import Child
-from client_app.processes.supervisor import site_commands
-from common.errors import ConfigError, FedSurrogateError
-from common.settings.flat import parse_overrides
-from server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.client_app.cli.join import check_settings
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.processes.child_process import Child
+from fedsurrogate.client_app.processes.supervisor import site_commands
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError
+from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, heed_signals, until
 
 # The SuperNode: logs as Flower's does, and sends a reply when the app has given it. The app has its
@@ -62,10 +62,10 @@ time.sleep(60)
 """
 SITE = """
 import json, pathlib, sys
-from client_app.processes import child_process as child
-from client_app.processes import supervisor as join
-from client_app.diagnostics.findings import Finding
-from common.errors import RunError
+from fedsurrogate.client_app.processes import child_process as child
+from fedsurrogate.client_app.processes import supervisor as join
+from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.common.errors import RunError
 home, words, findings, port = pathlib.Path(sys.argv[1]), *json.loads(sys.argv[2])
 child.FIRST_PAUSE = 0.1
 node, task_app = json.loads(sys.argv[3])
@@ -319,8 +319,8 @@ def test_a_node_config_that_cannot_work_is_refused_by_name(
 def test_flags_that_cannot_work_are_refused_before_any_process_starts(
     flags: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client_app.cli.join import join as command
-    from client_app.processes import supervisor as join
+    from fedsurrogate.client_app.cli.join import join as command
+    from fedsurrogate.client_app.processes import supervisor as join
 
     monkeypatch.setattr(
         join, "Supervisor", lambda *_: pytest.fail("a process would have been started")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.governance.site_limits import SiteLimits
-from client_app.node_config import parse_node_config
-from client_app.secure_sum import same_sites
-from common.errors import PolicyError, StateError
-from common.run import parse_run
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.secure_sum import same_sites
+from fedsurrogate.common.errors import PolicyError, StateError
+from fedsurrogate.common.run import parse_run
 
 
 @dataclass(frozen=True)

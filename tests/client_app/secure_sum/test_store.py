@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.governance.policy import Policy
-from client_app.node_config import NodeConfig, parse_node_config
-from client_app.secure_sum import store
-from common.errors import StateError, SurrogateError
-from common.run import parse_run
-from common.secure_sum.member import PHASES, begin
-from common.secure_sum.of_run import context_of
-from common.security.sealing import new_key
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.secure_sum import store
+from fedsurrogate.common.errors import StateError, SurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.member import PHASES, begin
+from fedsurrogate.common.secure_sum.of_run import context_of
+from fedsurrogate.common.security.sealing import new_key
 
 RUN = parse_run({"classes": "a,b", "secure-sum": True, "fedpft.covariance": "gram"})
 NAMES = [digit * 32 for digit in "0123"]

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torchvision import models
 from torchvision.transforms import functional
 
-from common.backbones.backbones import load_backbone
-from common.errors import BackboneError
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.errors import BackboneError
 
 MOBILENET = "torchvision:mobilenet_v2"
 

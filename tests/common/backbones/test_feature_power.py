@@ -5,10 +5,10 @@ fingerprint.
 import pytest
 import torch
 
-from common.backbones.backbones import load_backbone
-from common.backbones.feature_power import power_for, power_in, raised, with_power
-from common.errors import ConfigError
-from common.run import parse_run
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.backbones.feature_power import power_for, power_in, raised, with_power
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.run import parse_run
 
 
 def test_signs_stay_and_one_changes_nothing():
@@ -101,7 +101,7 @@ def test_features_that_privacy_clips_stay_as_they_are_unless_the_settings_say_ot
     ],
 )
 def test_features_of_backbones_with_power_one_half_are_never_negative(name, tmp_path, monkeypatch):
-    from common.backbones import backbones
+    from fedsurrogate.common.backbones import backbones
 
     library, _, model = name.rpartition(":")
     library = library or "torchvision"

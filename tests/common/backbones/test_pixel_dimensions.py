@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from client_app.governance.policy import DEFAULT
-from client_app.governance.work_limits import check_size, check_work
-from common.backbones.backbones import load_backbone
-from common.costs import find_dimension
-from common.errors import PolicyError
-from common.run import parse_run
+from fedsurrogate.client_app.governance.policy import DEFAULT
+from fedsurrogate.client_app.governance.work_limits import check_size, check_work
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.costs import find_dimension
+from fedsurrogate.common.errors import PolicyError
+from fedsurrogate.common.run import parse_run
 
 NAMES = st.sampled_from(["pixels", "pixels:rgb"])
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from client_app.diagnostics.first_look import check_files
-from client_app.governance.gate import open_ledger, own_ledger
-from client_app.node_config import packages_of, parse_node_config
-from client_app.offline.dry_run import dry_run
-from common.backbones.backbone_names import LIBRARIES
-from common.errors import PUBLIC_SENTENCES, ConfigError, PackageError, RunError
-from common.extras.needed import OF_DATA, check_packages, packages_for
-from common.extras.packages import (
+from fedsurrogate.client_app.diagnostics.first_look import check_files
+from fedsurrogate.client_app.governance.gate import open_ledger, own_ledger
+from fedsurrogate.client_app.node_config import packages_of, parse_node_config
+from fedsurrogate.client_app.offline.dry_run import dry_run
+from fedsurrogate.common.backbones.backbone_names import LIBRARIES
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, ConfigError, PackageError, RunError
+from fedsurrogate.common.extras.needed import OF_DATA, check_packages, packages_for
+from fedsurrogate.common.extras.packages import (
     DISTRIBUTIONS,
     EXTRAS,
     check_installed,
@@ -26,9 +26,9 @@ from common.extras.packages import (
     is_installed,
     needed_for,
 )
-from common.methods import METHODS
-from common.run import parse_run
-from server_app.lifecycle.before_start import flower_engine
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.lifecycle.before_start import flower_engine
 from tests import commands
 from tests.grid import FAST, InProcessGrid, events_of, run_federation, run_folders
 from tests.uses_of_extras import PRIVATE, USES, hidden

@@ -16,8 +16,8 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import sql_mixin
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from common.flower.v134 import let_writers_wait
-from server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.common.flower.v134 import let_writers_wait
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 
 FLOWERS_PATIENCE = 5.0
 
@@ -50,7 +50,7 @@ def test_the_tables_are_made_wherever_flower_is_installed(tmp_path: Path, folder
     code = (
         "from flwr.supercore.object_store.sql_object_store import SqlObjectStore\n"
         "import flwr; print(flwr.__file__)\n"
-        "from common.flower.v134 import find_migrations\n"
+        "from fedsurrogate.common.flower.v134 import find_migrations\n"
         "find_migrations(); SqlObjectStore('state.db').initialize()\n"
     )
     settings = os.environ | {"PYTHONPATH": os.pathsep.join([str(where), str(APP_FOLDER)])}

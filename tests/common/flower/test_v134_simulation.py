@@ -19,10 +19,10 @@ from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.simulation.ray_transport.ray_actor import BasicActorPool
 from ray.exceptions import RayActorError
 
-from common.flower import flower, v134_simulation
-from common.flower.environment import RAY_HOOK, prepared_ray
-from common.flower.v134_simulation import patient, with_ports
-from server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.common.flower import flower, v134_simulation
+from fedsurrogate.common.flower.environment import RAY_HOOK, prepared_ray
+from fedsurrogate.common.flower.v134_simulation import patient, with_ports
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 
 # Starts Ray as Flower's simulation does, in the main thread, and ends when Ray begins to start its
 # servers.

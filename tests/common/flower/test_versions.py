@@ -7,17 +7,19 @@ from typing import Any
 import flwr
 import pytest
 
-import common.flower
-from common.errors import ConfigError
-from common.flower import VERSIONS, flower
-from common.flower.interface import Flower
+import fedsurrogate.common.flower
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.flower import VERSIONS, flower
+from fedsurrogate.common.flower.interface import Flower
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Plays an installed version."""
     flower.cache_clear()
-    yield lambda number: monkeypatch.setattr(common.flower, "version", lambda package: number)
+    yield lambda number: monkeypatch.setattr(
+        fedsurrogate.common.flower, "version", lambda package: number
+    )
     flower.cache_clear()
 
 
@@ -49,7 +51,7 @@ def test_a_missing_flower_is_named(
     def missing(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(common.flower, "version", missing)
+    monkeypatch.setattr(fedsurrogate.common.flower, "version", missing)
     with pytest.raises(ConfigError, match="flwr is not installed"):
         flower()
 

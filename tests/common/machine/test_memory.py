@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from common.machine import memory
-from common.machine.memory import MIB, available_memory, no_room
+from fedsurrogate.common.machine import memory
+from fedsurrogate.common.machine.memory import MIB, available_memory, no_room
 
 MACHINE = 8000 * MIB
 

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from client_app.cli.join import check_settings
-from client_app.node_config import parse_node_config
-from client_app.requests import _open_log
-from common.errors import ConfigError
-from common.machine.user_folders import CACHE, STATE, home_folder, user_folder, why_not_writable
-from server_app.lifecycle.site_folders import site_folders
+from fedsurrogate.client_app.cli.join import check_settings
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.requests import _open_log
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.machine.user_folders import (
+    CACHE,
+    STATE,
+    home_folder,
+    user_folder,
+    why_not_writable,
+)
+from fedsurrogate.server_app.lifecycle.site_folders import site_folders
 
 # A folder that nobody can make, not even root.
 NOWHERE = "/proc/nowhere"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.models.decisions import (
+from fedsurrogate.common.models.decisions import (
     least_cost,
     mean_rank,
     median_rank,

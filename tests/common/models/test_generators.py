@@ -17,8 +17,8 @@ from safetensors.torch import save
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import one_hot
 
-from common.errors import DataError, SurrogateError
-from common.models.generators import (
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.models.generators import (
     COUNTS,
     MEANS,
     Decoder,
@@ -32,10 +32,10 @@ from common.models.generators import (
     scaled,
     tensors_of,
 )
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from common.wire import generator_files
-from common.wire.generator_files import (
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire import generator_files
+from fedsurrogate.common.wire.generator_files import (
     pack_generator,
     read_generator,
     read_synthetic_set,

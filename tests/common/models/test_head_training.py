@@ -6,10 +6,10 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from common.models.classifiers import Head
-from common.models.head_training import shuffled_batches, train_head, train_on_features
-from common.settings import HeadSettings
-from common.surrogates.surrogates import Header
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.head_training import shuffled_batches, train_head, train_on_features
+from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.surrogates.surrogates import Header
 
 CLASSES = tuple("0123456789")
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.models.augmentation import draw, draws
-from common.models.loss_landscape import (
+from fedsurrogate.common.models.augmentation import draw, draws
+from fedsurrogate.common.models.loss_landscape import (
     LandscapeRecords,
     distance,
     gradient,
@@ -17,8 +17,8 @@ from common.models.loss_landscape import (
     total_loss,
     walk,
 )
-from common.models.networks import convnet, linear, mlp, parameters_of, split_input
-from common.settings import AUGMENTATIONS
+from fedsurrogate.common.models.networks import convnet, linear, mlp, parameters_of, split_input
+from fedsurrogate.common.settings import AUGMENTATIONS
 
 
 def records(count: int = 12, seed: int = 0, weights: Tensor | None = None) -> LandscapeRecords:
@@ -151,7 +151,7 @@ def test_a_gradient_without_length_does_no_harm() -> None:
 def test_gradients_in_parts_equal_those_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     body, model = body_and_model()
     whole = gradient(body, model, records())
-    monkeypatch.setattr("common.models.loss_landscape.TOGETHER", 5)
+    monkeypatch.setattr("fedsurrogate.common.models.loss_landscape.TOGETHER", 5)
     for name, part in gradient(body, model, records()).items():
         assert torch.allclose(part, whole[name], atol=1e-6)
     assert total_loss(body, model, records()) == pytest.approx(

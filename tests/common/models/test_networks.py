@@ -3,8 +3,14 @@
 import pytest
 import torch
 
-from common.errors import ConfigError
-from common.models.networks import convnet, image_shape, linear, parameters_of, run_network
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.networks import (
+    convnet,
+    image_shape,
+    linear,
+    parameters_of,
+    run_network,
+)
 
 
 @pytest.mark.parametrize(("inputs", "count"), [(3 * 32 * 32, 320_010), (28 * 28, 317_706)])

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from common.errors import ConfigError
-from common.privacy.accounting import (
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     _smallest,
     calibrate,
@@ -208,7 +208,7 @@ def test_a_full_release_after_sampled_ones_gets_what_is_left(
             sum(e.count * (e.sample_rate / e.noise_multiplier) ** 2 for e in events) ** -0.5, delta
         )
 
-    monkeypatch.setattr("common.privacy.accounting.pld_epsilon", closed_form)
+    monkeypatch.setattr("fedsurrogate.common.privacy.accounting.pld_epsilon", closed_form)
     spent = [GaussianEvent(2.0, 0.1, 5)]
     for epsilon in (0.5, 4.0):
         noise = calibrate(epsilon, 1e-5, count=2, spent=spent)

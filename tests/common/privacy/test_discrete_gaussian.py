@@ -20,18 +20,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.privacy import discrete_gaussian as module
-from common.privacy.accounting import gaussian_delta, gaussian_epsilon
-from common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian, seeded
-from common.privacy.mechanism import Mechanism
-from common.privacy.shares import JOINT
-from common.run import Run, parse_run
-from common.secure_sum import noise
-from common.secure_sum.fixed_point import FixedPoint
-from common.secure_sum.noise import noise_of_sum, site_variances, spare_variances
-from common.secure_sum.of_run import numbers_of
-from common.secure_sum.rules import SumRules
-from common.secure_sum.words import words
+from fedsurrogate.common.privacy import discrete_gaussian as module
+from fedsurrogate.common.privacy.accounting import gaussian_delta, gaussian_epsilon
+from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian, seeded
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.shares import JOINT
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.secure_sum import noise
+from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
+from fedsurrogate.common.secure_sum.noise import noise_of_sum, site_variances, spare_variances
+from fedsurrogate.common.secure_sum.of_run import numbers_of
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.secure_sum.words import words
 
 
 def probabilities(variance: float) -> np.ndarray:
@@ -256,7 +256,7 @@ def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
     """All three move by their whole sensitivity at once, and only the honest sites' noise counts."""
     if fault.startswith("a tenth"):
         # Past the check of shares, which refuses them.
-        monkeypatch.setattr("common.privacy.mechanism.math.fsum", lambda shares: 1.0)
+        monkeypatch.setattr("fedsurrogate.common.privacy.mechanism.math.fsum", lambda shares: 1.0)
         monkeypatch.setitem(JOINT, "sums", JOINT["sums"] + 0.1)
     config = run_config(epsilon=2.0, delta=1e-5)
     claim, rules = config.mechanism, SumRules.of(10, 1 / 3, 0.1)

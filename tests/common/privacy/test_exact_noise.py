@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from client_app.methods.dp.record_gradients import add_clipped, norms_of, sums_like
-from client_app.methods.fedpft.private_surrogate import Clipped
-from common.errors import ConfigError
-from common.privacy import gaussian_mechanism
-from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
-from common.privacy.discrete_gaussian import CONTINUOUS
-from common.privacy.exact_sums import BITS, ExactSum, IntegerSum, power_above
-from common.privacy.gaussian_mechanism import MOST_STEPS, BoundedSum, Noisy
-from common.surrogates.class_sums import fold, statistics, unfold
+from fedsurrogate.client_app.methods.dp.record_gradients import add_clipped, norms_of, sums_like
+from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy import gaussian_mechanism
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
+from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS
+from fedsurrogate.common.privacy.exact_sums import BITS, ExactSum, IntegerSum, power_above
+from fedsurrogate.common.privacy.gaussian_mechanism import MOST_STEPS, BoundedSum, Noisy
+from fedsurrogate.common.surrogates.class_sums import fold, statistics, unfold
 
 BOUNDS = st.floats(1e-6, 1e6)
 SIGMAS = st.floats(0.05, 1e4)
@@ -228,7 +228,7 @@ def test_opendp_draws_the_same_noise() -> None:
     noise = dp.m.make_gaussian(
         dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64"), scale=20.0
     )
-    from common.privacy.discrete_gaussian import discrete_gaussian
+    from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian
 
     theirs, ours = noise([0] * 20_000), discrete_gaussian(400, 20_000)
     assert stats.ks_2samp(theirs, ours).pvalue > 1e-6

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.privacy.exact_sums import COARSE, FINE, ExactSum, power_above, toward_zero
+from fedsurrogate.common.privacy.exact_sums import COARSE, FINE, ExactSum, power_above, toward_zero
 
 
 def contributions(count: int, width: int, bound: float, seed: int = 0) -> Tensor:

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from client_app.methods.fedpft.private_surrogate import Clipped
-from common.privacy.accounting import gaussian_noise_multiplier
-from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import (
+from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped
+from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
+from fedsurrogate.common.privacy.exact_sums import IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,
     Noisy,
     clip,
     unit_weights,
 )
-from common.privacy.shares import budget_shares
-from common.surrogates.class_sums import fold, statistics, unfold
+from fedsurrogate.common.privacy.shares import budget_shares
+from fedsurrogate.common.surrogates.class_sums import fold, statistics, unfold
 
 FAMILIES = ("spherical", "diag", "full", "lowrank")
 

@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError, SurrogateError
-from common.methods.generators import first_round_shares
-from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_delta, pld_epsilon
-from common.privacy.mechanism import check_stated
-from common.privacy.shares import EM_STEPS
-from common.run import Run, parse_run
-from common.wire.surrogate_proto import pack_claim, unpack_claim
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.methods.generators import first_round_shares
+from fedsurrogate.common.privacy.accounting import (
+    GaussianEvent,
+    epsilon_spent,
+    gaussian_delta,
+    pld_epsilon,
+)
+from fedsurrogate.common.privacy.mechanism import check_stated
+from fedsurrogate.common.privacy.shares import EM_STEPS
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.wire.surrogate_proto import pack_claim, unpack_claim
 
 
 def run(**settings: object) -> Run:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from common.errors import ConfigError
-from common.privacy.accounting import gaussian_epsilon
-from common.privacy.one_run import (
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.accounting import gaussian_epsilon
+from fedsurrogate.common.privacy.one_run import (
     Guesses,
     best_count,
     epsilon_bound,

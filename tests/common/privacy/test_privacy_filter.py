@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_noise_multiplier
-from common.privacy.privacy_filter import PrivacyFilter, best_order, renyi_budget, renyi_divergence
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.accounting import (
+    GaussianEvent,
+    epsilon_spent,
+    gaussian_noise_multiplier,
+)
+from fedsurrogate.common.privacy.privacy_filter import (
+    PrivacyFilter,
+    best_order,
+    renyi_budget,
+    renyi_divergence,
+)
 from tests.attacks.privacy.adaptive import adaptive_delta, least_noise
 
 RATES = st.sampled_from([1.0, 0.5, 0.2, 0.05, 0.01, 1e-3, 1e-4])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from common.privacy.secret_numbers import system_normals
+from fedsurrogate.common.privacy.secret_numbers import system_normals
 
 
 def test_noise_is_standard_normal() -> None:

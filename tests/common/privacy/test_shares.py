@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.methods.class_sums import class_sums_plan
-from common.privacy.accounting import GaussianEvent, epsilon_spent
-from common.privacy.mechanism import NoisyRounds, NoisySums
-from common.settings import Settings
+from fedsurrogate.common.methods.class_sums import class_sums_plan
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
+from fedsurrogate.common.privacy.mechanism import NoisyRounds, NoisySums
+from fedsurrogate.common.settings import Settings
 
 SHARES = st.dictionaries(
     st.sampled_from(["counts", "sums", "squares"]), st.floats(-0.2, 1.0) | st.just(0.0), min_size=1

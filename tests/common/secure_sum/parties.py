@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from common.secure_sum.keys import Member
-from common.secure_sum.member import SumState, agree, begin, mask, reveal, share
-from common.secure_sum.rules import SumRules
-from common.secure_sum.shares import Dealt
-from common.secure_sum.unmasking import check_revealed, unmask
-from common.secure_sum.words import Words
-from common.security.sealing import new_key, public_key
+from fedsurrogate.common.secure_sum.keys import Member
+from fedsurrogate.common.secure_sum.member import SumState, agree, begin, mask, reveal, share
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.secure_sum.shares import Dealt
+from fedsurrogate.common.secure_sum.unmasking import check_revealed, unmask
+from fedsurrogate.common.secure_sum.words import Words
+from fedsurrogate.common.security.sealing import new_key, public_key
 
 CONTEXT = b"a run and a sum"
 

@@ -18,15 +18,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import DisputeError, FedSurrogateError
-from common.secure_sum import shamir
-from common.secure_sum.keys import Member
-from common.secure_sum.member import PURPOSE, signed_list, spare_seed
-from common.secure_sum.rules import SumRules
-from common.secure_sum.shares import KINDS, Dealt
-from common.secure_sum.unmasking import check_revealed, unmask
-from common.secure_sum.words import Words, words
-from common.security.sealing import new_key, public_key, sign
+from fedsurrogate.common.errors import DisputeError, FedSurrogateError
+from fedsurrogate.common.secure_sum import shamir
+from fedsurrogate.common.secure_sum.keys import Member
+from fedsurrogate.common.secure_sum.member import PURPOSE, signed_list, spare_seed
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.secure_sum.shares import KINDS, Dealt
+from fedsurrogate.common.secure_sum.unmasking import check_revealed, unmask
+from fedsurrogate.common.secure_sum.words import Words, words
+from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from tests.common.secure_sum.parties import Party, values_of
 
 # The step after which a site is lost.

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from common.privacy.accounting import GaussianEvent, epsilon_spent
-from common.privacy.discrete_gaussian import CONTINUOUS
-from common.privacy.mechanism import JOINT_SUMS, Mechanism, NoisySums
-from common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
-from common.secure_sum.noise import (
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
+from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism, NoisySums
+from fedsurrogate.common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
+from fedsurrogate.common.secure_sum.noise import (
     ROOM,
     Shapes,
     noise_of_site,
@@ -21,7 +21,7 @@ from common.secure_sum.noise import (
     spare_of,
     spare_variances,
 )
-from common.secure_sum.rules import MOST_SPARED, SumRules
+from fedsurrogate.common.secure_sum.rules import MOST_SPARED, SumRules
 
 
 @dataclass(frozen=True)

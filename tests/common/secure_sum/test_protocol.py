@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import PolicyError, SealError, StateError, SurrogateError
-from common.secure_sum.fixed_point import FixedPoint
-from common.secure_sum.keys import announce, check_members
-from common.secure_sum.member import begin
-from common.secure_sum.rules import SumRules
-from common.secure_sum.shamir import combine, split
-from common.secure_sum.unmasking import check_revealed, unmask
-from common.secure_sum.words import words
-from common.security.sealing import new_key, public_key
-from common.wire.sum_proto import pack_dealt, pack_state, unpack_dealt, unpack_state
+from fedsurrogate.common.errors import PolicyError, SealError, StateError, SurrogateError
+from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
+from fedsurrogate.common.secure_sum.keys import announce, check_members
+from fedsurrogate.common.secure_sum.member import begin
+from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.secure_sum.shamir import combine, split
+from fedsurrogate.common.secure_sum.unmasking import check_revealed, unmask
+from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.wire.sum_proto import pack_dealt, pack_state, unpack_dealt, unpack_state
 from tests.common.secure_sum.parties import CONTEXT, Party, complete, parties, run, values_of
 
 
@@ -313,7 +313,7 @@ def test_the_modulus_holds_the_sum_of_all_sites(sites: int, records: int, bound:
 
 
 def test_a_modulus_too_small_is_refused() -> None:
-    from common.errors import ConfigError
+    from fedsurrogate.common.errors import ConfigError
 
     with pytest.raises(ConfigError, match="secure-sum-records"):
         FixedPoint.of(1.0, 10**9, 100)

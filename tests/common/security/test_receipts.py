@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import SurrogateError
-from common.security.receipts import (
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.security.receipts import (
     MOST_RECEIPTS,
     Receipt,
     join_receipts,

@@ -5,8 +5,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import SealError
-from common.security.sealing import (
+from fedsurrogate.common.errors import SealError
+from fedsurrogate.common.security.sealing import (
     _halves,
     _shared,
     _signed,
@@ -15,7 +15,7 @@ from common.security.sealing import (
     public_key,
     seal,
 )
-from common.surrogate_pb2 import Sealed
+from fedsurrogate.common.surrogate_pb2 import Sealed
 
 CONTENT = b"means and covariances" * 20
 CONTEXT = b"run\0lineage\0north\x001"

@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError, SealError
-from common.security.sealing import (
+from fedsurrogate.common.errors import ConfigError, SealError
+from fedsurrogate.common.security.sealing import (
     PUBLIC_BYTES,
     SEED_BYTES,
     new_key,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError, FedSurrogateError, SealError
-from common.methods.method import Method
-from common.run import parse_run
-from common.security import signed_requests
-from common.security.sealing import new_key, public_key, sign
-from common.security.signed_requests import (
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SealError
+from fedsurrogate.common.methods.method import Method
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security import signed_requests
+from fedsurrogate.common.security.sealing import new_key, public_key, sign
+from fedsurrogate.common.security.signed_requests import (
     FIRST_LINE,
     LARGEST_REQUEST,
     MOST_SETTINGS,

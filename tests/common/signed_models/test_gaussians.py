@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import mahalanobis
 from sklearn.metrics import roc_auc_score
 
-from common.errors import SurrogateError
-from common.signed_models.gaussians import Gaussians, fit_gaussians
-from common.signed_models.signed_model import gaussians_of
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
+from fedsurrogate.common.signed_models.signed_model import gaussians_of
 
 
 def records(

@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from common.errors import SealError, SurrogateError
-from common.models.classifiers import Classifier, Ensemble, Head, Quadratic
-from common.run import Run, parse_run
-from common.security.sealing import new_key, public_key, sign
-from common.signed_models.making import (
+from fedsurrogate.common.errors import SealError, SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.sealing import new_key, public_key, sign
+from fedsurrogate.common.signed_models.making import (
     WITHOUT_PRIVACY,
     make_signed_model,
     received_model,
     signed_values,
 )
-from common.signed_models.signed_model import (
+from fedsurrogate.common.signed_models.signed_model import (
     PURPOSE,
     SignedModel,
     read_signed_model,
     save_signed_model,
 )
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 
 KEY = bytes(range(32))
 PRIVATE = parse_run(

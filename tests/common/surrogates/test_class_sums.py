@@ -5,7 +5,7 @@ variances.
 import pytest
 import torch
 
-from common.surrogates.class_sums import Sums, as_mixtures
+from fedsurrogate.common.surrogates.class_sums import Sums, as_mixtures
 
 D = 4
 

@@ -12,11 +12,11 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from common.errors import DataError
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.k_means import k_means
-from common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures, MixtureSettings, fit
-from common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.k_means import k_means
+from fedsurrogate.common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures, MixtureSettings, fit
+from fedsurrogate.common.surrogates.shared_covariances import LowRank
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")
 # Families that scikit-learn's GaussianMixture knows under the same name.

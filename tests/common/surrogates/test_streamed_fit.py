@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import DataError
-from common.surrogates import streamed_fit
-from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates.streamed_fit import fit_streamed, sample
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.surrogates import streamed_fit
+from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from fedsurrogate.common.surrogates.streamed_fit import fit_streamed, sample
 
 CLASSES, DIMENSION = 3, 6
 

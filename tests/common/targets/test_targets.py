@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.errors import ConfigError
-from common.run import Run, parse_run
-from common.settings.flat import Scalar
-from common.targets.target import CODE, PRODUCTS, Target
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.targets.answers import answers_of, checked_target
+from fedsurrogate.common.targets.target import CODE, PRODUCTS, Target
 
 Flat = dict[str, Scalar]
 NUMBER: Flat = {"target": "number", "target-range": "-3,5; 0,1", "value-columns": "age,dose"}
@@ -135,3 +137,31 @@ def test_a_wrong_unit_and_clipped_numbers_are_remarked() -> None:
 def test_what_does_not_agree_is_refused_before_the_start(flat: Flat, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_run(flat)
+
+
+values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+facts = st.recursive(
+    values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["number", "labels", "time", "other"]),
+    st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3, unique=True),
+    st.dictionaries(st.sampled_from(["deviation", "prevalence", "hazard", "edges"]), facts),
+    facts | st.lists(st.text(max_size=3)),
+)
+def test_a_model_with_any_facts_is_refused_or_answers(
+    name: str, outputs: list[str], more: dict[str, object], columns: object
+) -> None:
+    text = json.dumps({"name": name, "columns": columns, **more})
+    try:
+        checked_target(text, tuple(outputs))
+    except SurrogateError:
+        return
+    found = answers_of(text, tuple(outputs), torch.randn(4, len(outputs)))
+    assert found
+    assert {len(column) for column in found.values()} == {4}

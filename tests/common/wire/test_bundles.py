@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from common.errors import SurrogateError
-from common.security.sealing import new_key, public_key, sign
-from common.security.signed_requests import Request
-from common.surrogate_pb2 import Bundle
-from common.wire.bundles import LARGEST_MANIFEST, PURPOSE, VERSION, pack_bundle, unpack_bundle
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.security.sealing import new_key, public_key, sign
+from fedsurrogate.common.security.signed_requests import Request
+from fedsurrogate.common.surrogate_pb2 import Bundle
+from fedsurrogate.common.wire.bundles import (
+    LARGEST_MANIFEST,
+    PURPOSE,
+    VERSION,
+    pack_bundle,
+    unpack_bundle,
+)
 
 SITE, PAYLOAD = new_key(), b"a surrogate"
 KEYS = {"north": public_key(SITE)}

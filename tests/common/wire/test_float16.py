@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import SurrogateError
-from common.surrogate_pb2 import Halves
-from common.wire.float16 import pack, unpack
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.surrogate_pb2 import Halves
+from fedsurrogate.common.wire.float16 import pack, unpack
 
 
 @pytest.mark.parametrize("logarithm", [False, True])

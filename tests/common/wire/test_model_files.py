@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.errors import SurrogateError
-from common.models.classifiers import Classifier, Ensemble, Head, Quadratic
-from common.surrogates.surrogates import Header
-from common.wire.model_files import classifier_of, file_content, load_model, save_model
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_files import classifier_of, file_content, load_model, save_model
 
 HEADER = Header("", "", "coordinator", "print", ("a", "b, c", "ü"))
 CLASSES, DIMENSION, INNER = 3, 4, 2

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common import surrogate_pb2 as pb
-from common.errors import SurrogateError
-from common.models.classifiers import Ensemble, Head, Network
-from common.models.networks import convnet, parameters_of
-from common.models.parameters import Parameters, check_update, largest
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import (
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Ensemble, Head, Network
+from fedsurrogate.common.models.networks import convnet, parameters_of
+from fedsurrogate.common.models.parameters import Parameters, check_update, largest
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
     pack_parameters,
     pack_relay,

@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common import surrogate_pb2 as pb
-from common.errors import SurrogateError
-from common.models.classifiers import Head
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates.shared_covariances import LowRank
-from common.surrogates.surrogates import Header, Surrogate, without_classes
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import (
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, without_classes
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import (
     from_record,
     pack_surrogate,
     record_bytes,
     to_record,
     unpack_surrogate,
 )
-from common.wire.validation import Expectation, check_surrogate
+from fedsurrogate.common.wire.validation import Expectation, check_surrogate
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")
 CLASSES = ("cat", "dog", "red panda")

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common import surrogate_pb2 as pb
-from common.errors import StateError, SurrogateError
-from common.secure_sum.keys import Member, Secrets
-from common.secure_sum.member import PHASES, SumState
-from common.secure_sum.shares import Dealt
-from common.surrogates.surrogates import Header
-from common.wire import sum_proto
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import StateError, SurrogateError
+from fedsurrogate.common.secure_sum.keys import Member, Secrets
+from fedsurrogate.common.secure_sum.member import PHASES, SumState
+from fedsurrogate.common.secure_sum.shares import Dealt
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire import sum_proto
 
 NAMES = st.lists(st.sampled_from(["north", "south", "west", "ö st"]), unique=True, max_size=4)
 BYTES = st.binary(max_size=8)

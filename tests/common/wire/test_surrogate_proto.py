@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import SurrogateError
-from common.privacy.mechanism import Mechanism
-from common.surrogates.class_sums import Sums
-from common.surrogates.public_map import PublicMap
-from common.surrogates.surrogates import Header
-from common.wire.float16 import pack
-from common.wire.sum_proto import map_digest, pack_map, unpack_map
-from common.wire.surrogate_proto import (
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.float16 import pack
+from fedsurrogate.common.wire.sum_proto import map_digest, pack_map, unpack_map
+from fedsurrogate.common.wire.surrogate_proto import (
     SCHEMA,
     centre_digest,
     pack_centre,

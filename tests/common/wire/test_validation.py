@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.errors import RunError, SurrogateError
-from common.run import Run, parse_run
-from common.surrogates.class_sums import Sums, lengths
-from common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
-from common.wire.validation import (
+from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.class_sums import Sums, lengths
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
+from fedsurrogate.common.wire.validation import (
     LARGEST_COUNT,
     LARGEST_NUMBER,
     LONGEST_NAME,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from client_app.datasets.dataset import Dataset, DataSource, load
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
 
 SIDE = 4
 PRIVATE: dict[str, Any] = {"one_by_one": True, "noisy": True}

@@ -16,16 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsurrogate as fs
-from client_app.diagnostics.site_checks import check_site
-from client_app.features.site_features import load_site
-from client_app.node_config import NodeConfig, parse_node_config
-from common.data_report import MOST, DataReport, Loss, merged, report_from, reports_from
-from common.run import parse_run
-from server_app.deployment.local_engine import simulate_here
-from server_app.report.build import write_report
-from server_app.report.warnings import warnings_of
-from server_app.runs.card import missing_line
-from server_app.runs.reader import read_run
+from fedsurrogate.client_app.diagnostics.site_checks import check_site
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.data_report import (
+    MOST,
+    DataReport,
+    Loss,
+    merged,
+    report_from,
+    reports_from,
+)
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.report.warnings import warnings_of
+from fedsurrogate.server_app.runs.card import missing_line
+from fedsurrogate.server_app.runs.reader import read_run
 from tests.data_kinds.identity.sources import csv_source, folders, picture
 
 BACKBONE: dict[str, Any] = {"backbone": "pixels", "image-size": 4, "device": "cpu"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from client_app.datasets.dataset import Dataset, DataSource, load_all
-from common.identity import likely_one
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load_all
+from fedsurrogate.common.identity import likely_one
 from tests.data_kinds.identity.sources import csv_source, folders, picture, read
 
 

@@ -20,7 +20,7 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 
 import fedsurrogate as fs
-from common.errors import DataError, FedSurrogateError
+from fedsurrogate.common.errors import DataError, FedSurrogateError
 
 N = 24
 X = np.random.default_rng(0).normal(size=(N, 3)) + np.arange(N)[:, None] % 2 * 6
@@ -248,7 +248,7 @@ def test_a_number_is_one_class_in_every_type(same: list[Any]) -> None:
 
 def test_units_of_privacy_are_patients_after_normalisation(monkeypatch: Any) -> None:
     """Two ways to write an ID were two units, each with its own share of the noise's protection."""
-    from client_app.methods import task
+    from fedsurrogate.client_app.methods import task
 
     seen: list[Any] = []
     made = task.Task.__init__

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from client_app.datasets.dataset import DataSource, load
-from client_app.datasets.schema import read_schema
-from common.errors import DataError, FedSurrogateError
-from common.identity import likely_one, name_of, normal
-from common.run import parse_run
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.common.errors import DataError, FedSurrogateError
+from fedsurrogate.common.identity import likely_one, name_of, normal
+from fedsurrogate.common.run import parse_run
 from tests.data_kinds.identity.sources import (
     PRIVATE,
     WRITERS,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from client_app.model_use.calibration import Calibration
-from client_app.model_use.inputs import find_inputs
-from client_app.model_use.prediction import Predictor, predict
-from client_app.node_config import Frames
-from common.backbones.backbones import load_backbone
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.inputs import find_inputs
+from fedsurrogate.client_app.model_use.prediction import Predictor, predict
+from fedsurrogate.client_app.node_config import Frames
+from fedsurrogate.common.backbones.backbones import load_backbone
 from tests.attacks.sites.test_hostile_names import model_of
 
 

@@ -27,9 +27,9 @@ from pydicom.uid import (
 )
 
 import fedsurrogate as fs
-from client_app.datasets.dataset import DataSource, load
-from client_app.datasets.dicom_pixels import open_dicom
-from common.errors import DataError
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
+from fedsurrogate.common.errors import DataError
 from tests.data_kinds.images.predictions import predicted
 from tests.dicom_files import Array, image, lookup, save
 

@@ -22,21 +22,21 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import fedsurrogate as fs
-from client_app.datasets.dataset import DataSource, load
-from client_app.datasets.dicom import scan_images
-from client_app.datasets.dicom_pixels import open_dicom
-from client_app.datasets.image_folders import IMAGE_SUFFIXES
-from client_app.datasets.left_out import LeftOut
-from client_app.features import extraction
-from client_app.features.extraction import extract
-from client_app.features.parts import in_parts
-from client_app.model_use.calibration import Calibration
-from client_app.model_use.inputs import find_inputs
-from client_app.model_use.prediction import Predictor, predict
-from common.backbones.backbones import load_backbone
-from common.errors import DataError, FedSurrogateError
 from fedsurrogate._data import picture
 from fedsurrogate._model import ImageModel
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.datasets.dicom import scan_images
+from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
+from fedsurrogate.client_app.datasets.image_folders import IMAGE_SUFFIXES
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.features import extraction
+from fedsurrogate.client_app.features.extraction import extract
+from fedsurrogate.client_app.features.parts import in_parts
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.inputs import find_inputs
+from fedsurrogate.client_app.model_use.prediction import Predictor, predict
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.errors import DataError, FedSurrogateError
 from tests.attacks.sites.test_hostile_names import model_of
 from tests.data_kinds.images.corpus import (
     COLOURS,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from client_app.model_use.calibration import Calibration
-from client_app.model_use.inputs import find_inputs
-from client_app.model_use.prediction import Predictor, by_patient, predict
-from common.backbones.backbones import load_backbone
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.inputs import find_inputs
+from fedsurrogate.client_app.model_use.prediction import Predictor, by_patient, predict
+from fedsurrogate.common.backbones.backbones import load_backbone
 from tests.attacks.sites.test_hostile_names import model_of
 from tests.data_kinds.images.corpus import LEVELS
 from tests.data_kinds.images.predictions import predicted

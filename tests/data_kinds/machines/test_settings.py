@@ -10,15 +10,15 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from client_app.cli.join import check_settings
-from client_app.diagnostics.first_look import check_enough
-from client_app.diagnostics.simulation_checks import check_records
-from client_app.node_config import NodeConfig
-from common.costs import check_payload, payload_bytes
-from common.errors import ConfigError, DataError
-from common.run import parse_run
-from server_app.cli.main import app
-from server_app.lifecycle.before_start import check_simulation, check_submission
+from fedsurrogate.client_app.cli.join import check_settings
+from fedsurrogate.client_app.diagnostics.first_look import check_enough
+from fedsurrogate.client_app.diagnostics.simulation_checks import check_records
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.costs import check_payload, payload_bytes
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.cli.main import app
+from fedsurrogate.server_app.lifecycle.before_start import check_simulation, check_submission
 
 TINY = {"max-payload-mib": 1}
 

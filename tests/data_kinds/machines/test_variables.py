@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from common.flower.environment import OWN_CLUSTER
-from common.machine.ray_folder import LONGEST, VARIABLE, ray_folder, remark_on
-from common.machine.user_folders import CACHE, STATE, user_folder
-from server_app.lifecycle.site_folders import site_folders
+from fedsurrogate.common.flower.environment import OWN_CLUSTER
+from fedsurrogate.common.machine.ray_folder import LONGEST, VARIABLE, ray_folder, remark_on
+from fedsurrogate.common.machine.user_folders import CACHE, STATE, user_folder
+from fedsurrogate.server_app.lifecycle.site_folders import site_folders
 
 USELESS = ["/proc/nowhere", "/dev/null", "/scratch/" + "a" * LONGEST, "/tmp/with blank", "/tmp/ü"]
 

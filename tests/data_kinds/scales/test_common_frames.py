@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsurrogate as fs
-from client_app.features.columns import frame_of
-from common.errors import SurrogateError
-from common.models.classifiers import Ensemble, Head, Network, Quadratic
-from common.models.networks import fresh, parameters_of
-from common.surrogates.columns import Frame, common_frame
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
-from common.surrogates.surrogates import Header, Surrogate
-from common.wire.model_files import classifier_of, file_content
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import pack_surrogate, unpack_surrogate
-from server_app.export.classifier_modules import module_of
-from strategies.closed_form.received import of_mixtures
-from strategies.pooling.columns import moved_surrogate
+from fedsurrogate.client_app.features.columns import frame_of
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Ensemble, Head, Network, Quadratic
+from fedsurrogate.common.models.networks import fresh, parameters_of
+from fedsurrogate.common.surrogates.columns import Frame, common_frame
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.common.wire.model_files import classifier_of, file_content
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.server_app.export.classifier_modules import module_of
+from fedsurrogate.strategies.closed_form.received import of_mixtures
+from fedsurrogate.strategies.pooling.columns import moved_surrogate
 from tests.data_kinds.scales.affine import RECORDS, Affine, affine, oracle, records
 
 HEADER = Header("fedpft", "0" * 16, "north", "features-3", ("a", "b"))

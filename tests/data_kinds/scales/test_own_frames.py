@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import fedsurrogate as fs
-from client_app.features.columns import frame_of, odd_columns
+from fedsurrogate.client_app.features.columns import frame_of, odd_columns
 from tests.data_kinds.scales.affine import DIMENSION, RECORDS, Affine, affine, oracle, records
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import fedsurrogate as fs
-from server_app.export.source import run_config_of
-from server_app.relearn import relearn
-from server_app.report.site_map import site_map_of
-from server_app.runs.reader import read_run
-from server_app.site_values import model_of, stored
+from fedsurrogate.server_app.export.source import run_config_of
+from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.report.site_map import site_map_of
+from fedsurrogate.server_app.runs.reader import read_run
+from fedsurrogate.server_app.site_values import model_of, stored
 from tests.data_kinds.scales.affine import RECORDS, records
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from client_app.diagnostics.simulation_checks import check_records
-from client_app.features import site_features
-from client_app.features.columns import warning_of
-from client_app.features.site_features import load_site
-from client_app.node_config import NodeConfig
-from common.run import parse_run
+from fedsurrogate.client_app.diagnostics.simulation_checks import check_records
+from fedsurrogate.client_app.features import site_features
+from fedsurrogate.client_app.features.columns import warning_of
+from fedsurrogate.client_app.features.site_features import load_site
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.run import parse_run
 from tests.data_kinds.scales.affine import records
 
 WITHOUT: list[dict[str, Any]] = [

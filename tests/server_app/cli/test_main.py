@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from common.help import descriptions
-from server_app.cli import main as cli
-from strategies.closed_form.solvers import RESTRICTED
+from fedsurrogate.common.help import descriptions
+from fedsurrogate.server_app.cli import main as cli
+from fedsurrogate.strategies.closed_form.solvers import RESTRICTED
 from tests.commands import coordinator
 from tests.grid import run_federation, sites
 

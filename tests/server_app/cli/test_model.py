@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from tests.commands import coordinator
 
 

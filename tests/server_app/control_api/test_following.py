@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from common.errors import RunError
-from common.run import parse_run
-from server_app.control_api.following import Handle, find_handle, follow_run
-from server_app.control_api.overview import overview
-from server_app.deployment.control import stop
-from server_app.runs.writer import RunWriter
-from strategies.base.outcome import Outcome, Site
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.control_api.following import Handle, find_handle, follow_run
+from fedsurrogate.server_app.control_api.overview import overview
+from fedsurrogate.server_app.deployment.control import stop
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.strategies.base.outcome import Outcome, Site
 from tests.commands import coordinator
 
 # Nothing listens there.

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from common.flower.interface import FlowerNode
-from server_app.control_api import sites
-from server_app.deployment.certificates import issue, key_fingerprint
-from server_app.runs.state import SiteState
-from strategies.base.registered import Registration, write_table
+from fedsurrogate.common.flower.interface import FlowerNode
+from fedsurrogate.server_app.control_api import sites
+from fedsurrogate.server_app.deployment.certificates import issue, key_fingerprint
+from fedsurrogate.server_app.runs.state import SiteState
+from fedsurrogate.strategies.base.registered import Registration, write_table
 
 
 @pytest.fixture

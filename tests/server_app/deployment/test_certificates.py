@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from common.errors import ConfigError
-from server_app.cli import main as cli
-from server_app.deployment.certificates import hosts_of, issue, papers
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.server_app.cli import main as cli
+from fedsurrogate.server_app.deployment.certificates import hosts_of, issue, papers
 
 Captured = pytest.CaptureFixture[str]
 HOSTS = ("fl.example.org", "10.0.0.5", "localhost")

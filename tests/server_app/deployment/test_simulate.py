@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from common.errors import RunError
-from common.flower.environment import RAY_HOOK
-from server_app.deployment import simulate
-from server_app.deployment.simulate import KILLED, Machine, cause
-from server_app.deployment.submit import DONE
-from server_app.lifecycle.ray_start import DID_NOT_START
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower.environment import RAY_HOOK
+from fedsurrogate.server_app.deployment import simulate
+from fedsurrogate.server_app.deployment.simulate import KILLED, Machine, cause
+from fedsurrogate.server_app.deployment.submit import DONE
+from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START
 
 TRACE = """
 INFO :      Starting Flower Simulation
@@ -125,7 +125,7 @@ def test_a_simulation_names_the_function_that_ray_calls_before_it_starts(
 ) -> None:
     played = attempts("")
     run(tmp_path, [])
-    assert played.environment[RAY_HOOK] == "common.flower.environment.before_ray"
+    assert played.environment[RAY_HOOK] == "fedsurrogate.common.flower.environment.before_ray"
 
 
 def test_without_a_run_folder_the_error_is_one_line_with_the_cause(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server_app.deployment import submit
+from fedsurrogate.server_app.deployment import submit
 from tests import commands
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from server_app.deployment import superlink
+from fedsurrogate.server_app.deployment import superlink
 
 
 @pytest.mark.parametrize("arguments", [["--insecure"], ["--fleet-api-address", "unix:/run/fleet"]])

@@ -17,13 +17,19 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from client_app.governance.gate import open_gate, open_ledger
-from client_app.node_config import NodeConfig, parse_node_config
-from client_app.offline import replies
-from client_app.offline.keys import private_key
-from client_app.offline.replies import is_message, reply_to
-from common.errors import ConfigError, FedSurrogateError, RunError, SealError, StateError
-from common.exchange.message_files import (
+from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.offline import replies
+from fedsurrogate.client_app.offline.keys import private_key
+from fedsurrogate.client_app.offline.replies import is_message, reply_to
+from fedsurrogate.common.errors import (
+    ConfigError,
+    FedSurrogateError,
+    RunError,
+    SealError,
+    StateError,
+)
+from fedsurrogate.common.exchange.message_files import (
     MessageReply,
     digest,
     pack_reply,
@@ -31,12 +37,16 @@ from common.exchange.message_files import (
     unpack_reply,
     unpack_request,
 )
-from common.security.sealing import new_key, public_key
-from common.signed_models.signed_model import read_signed_model
-from common.wire.sum_proto import pack_dealt, unpack_dealt
-from server_app.deployment.request_key import VARIABLE, make_request_key, read_request_key
-from server_app.exchange.run import run_by_files
-from server_app.offline import make_request
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.signed_models.signed_model import read_signed_model
+from fedsurrogate.common.wire.sum_proto import pack_dealt, unpack_dealt
+from fedsurrogate.server_app.deployment.request_key import (
+    VARIABLE,
+    make_request_key,
+    read_request_key,
+)
+from fedsurrogate.server_app.exchange.run import run_by_files
+from fedsurrogate.server_app.offline import make_request
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.commands import coordinator, site
 from tests.grid import CACHE, FAST, events_of, metrics_of, run_federation

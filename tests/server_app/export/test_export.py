@@ -17,17 +17,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from common.backbones.backbones import load_backbone
-from common.backbones.feature_power import power_for, raised, with_power
-from common.errors import BackboneError, ConfigError
-from common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
-from common.models.networks import fresh, parameters_of
-from common.run import parse_run
-from common.signed_models.making import make_signed_model
-from common.signed_models.signed_model import SignedModel, read_signed_model
-from common.surrogates.surrogates import Header
-from server_app.export.classifier_modules import module_of
-from server_app.export.graph import check_onnx, graph_of, write_graph
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.backbones.feature_power import power_for, raised, with_power
+from fedsurrogate.common.errors import BackboneError, ConfigError
+from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from fedsurrogate.common.models.networks import fresh, parameters_of
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import SignedModel, read_signed_model
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.server_app.export.classifier_modules import module_of
+from fedsurrogate.server_app.export.graph import check_onnx, graph_of, write_graph
 from tests import commands
 from tests.client_app.model_use.hospitals import federation
 

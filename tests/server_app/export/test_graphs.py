@@ -17,11 +17,15 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from common.backbones.backbones import load_backbone
-from common.backbones.feature_power import raised
-from common.models.classifiers import Head
-from common.signed_models.signed_model import SignedModel, read_signed_model, save_signed_model
-from server_app.export.graph import graph_of
+from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.signed_models.signed_model import (
+    SignedModel,
+    read_signed_model,
+    save_signed_model,
+)
+from fedsurrogate.server_app.export.graph import graph_of
 from tests import commands
 from tests.client_app.model_use.hospitals import hospital
 from tests.grid import FAST, InProcessGrid, run_federation

@@ -13,13 +13,13 @@ from urllib.parse import unquote_to_bytes
 
 import pytest
 
-from common.signed_models.signed_model import read_signed_model
-from server_app.counting import CountingBudget
-from server_app.deployment.local_engine import simulate_here
-from server_app.export.measured import evaluated as measured
-from server_app.export.pseudonyms import write_pseudonymous
-from server_app.export.source import signed_model_of
-from server_app.site_values import noisy_values, value_settings
+from fedsurrogate.common.signed_models.signed_model import read_signed_model
+from fedsurrogate.server_app.counting import CountingBudget
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.export.measured import evaluated as measured
+from fedsurrogate.server_app.export.pseudonyms import write_pseudonymous
+from fedsurrogate.server_app.export.source import signed_model_of
+from fedsurrogate.server_app.site_values import noisy_values, value_settings
 from tests import commands
 from tests.client_app.model_use.hospitals import PRIVATE, hospital, rows_of_classes, site, text
 from tests.grid import FAST, InProcessGrid, NodeConfig, run_federation
@@ -217,7 +217,7 @@ def test_the_claim_of_the_signed_model_names_what_the_sites_protect(
 
 
 def test_the_evaluation_of_a_simulated_run_is_on_its_card(tmp_path: Path) -> None:
-    from server_app.counting import evaluation_settings
+    from fedsurrogate.server_app.counting import evaluation_settings
 
     settings = {
         "output-dir": str(tmp_path),

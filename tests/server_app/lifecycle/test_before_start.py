@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.backbones.backbone_names import check_backbone_name
-from common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
-from common.run import parse_run
-from server_app.deployment import simulate as flower_engine
-from server_app.lifecycle.before_start import (
+from fedsurrogate.common.backbones.backbone_names import check_backbone_name
+from fedsurrogate.common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.deployment import simulate as flower_engine
+from fedsurrogate.server_app.lifecycle.before_start import (
     check_output,
     check_records,
     check_simulation,
     check_submission,
 )
-from server_app.lifecycle.resume import CHECKPOINTS
-from strategies.base.chain import STATE
-from strategies.base.rounds import CHECKPOINT
+from fedsurrogate.server_app.lifecycle.resume import CHECKPOINTS
+from fedsurrogate.strategies.base.chain import STATE
+from fedsurrogate.strategies.base.rounds import CHECKPOINT
 from tests.commands import coordinator
 from tests.grid import FAST, run_federation, sites
 
@@ -107,8 +107,8 @@ def test_what_needs_no_data_is_checked_without_torch(tmp_path: Path) -> None:
     """Importing torch takes over a second, a library of backbones several."""
     code = """
 import sys
-from common.errors import FedSurrogateError
-from server_app.lifecycle.before_start import check_simulation
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.server_app.lifecycle.before_start import check_simulation
 for backbone in ("torchvision:mobilenet_v9", "timm:resnet50", "open_clip:ViT-B-32/openai", "open_clip:x/y"):
     try:
         check_simulation({"backbone": backbone, "output-dir": sys.argv[1]})

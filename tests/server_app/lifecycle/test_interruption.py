@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from server_app.deployment.submit import APP_FOLDER
-from server_app.lifecycle.interruption import Interrupted, interruptible
-from server_app.lifecycle.settling import mark_interrupted
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.server_app.lifecycle.interruption import Interrupted, interruptible
+from fedsurrogate.server_app.lifecycle.settling import mark_interrupted
 from tests.commands import coordinator
 from tests.e2e.processes import PATIENCE, until
 from tests.grid import events_of, metrics_of, run_folders
@@ -39,7 +39,7 @@ def interrupted(tmp_path: Path, engine: str, number: signal.Signals) -> tuple[in
         f'{SETTINGS} output-dir="{tmp_path}/runs"',
     ]
     with subprocess.Popen(
-        [sys.executable, "-m", "server_app.cli.main", *words],
+        [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *words],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(APP_FOLDER), "HOME": str(tmp_path)},
         stdout=subprocess.DEVNULL,

@@ -15,18 +15,23 @@ from pathlib import Path
 
 import pytest
 
-from common.run import parse_run
-from server_app.deployment.submit import APP_FOLDER
-from server_app.interrupted_runs import complete_killed
-from server_app.lifecycle import settling
-from server_app.lifecycle.resume import continuation
-from server_app.lifecycle.settling import settle
-from server_app.monitoring.following import look
-from server_app.report.build import write_report
-from server_app.runs.reader import LiveRun, read_run
-from server_app.runs.writer import RunWriter
-from server_app.runs.writer_lock import FILE, SILENT_SECONDS, WriterLock, writer_is_gone
-from strategies.base.outcome import Outcome, Site
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.server_app.interrupted_runs import complete_killed
+from fedsurrogate.server_app.lifecycle import settling
+from fedsurrogate.server_app.lifecycle.resume import continuation
+from fedsurrogate.server_app.lifecycle.settling import settle
+from fedsurrogate.server_app.monitoring.following import look
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.reader import LiveRun, read_run
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.server_app.runs.writer_lock import (
+    FILE,
+    SILENT_SECONDS,
+    WriterLock,
+    writer_is_gone,
+)
+from fedsurrogate.strategies.base.outcome import Outcome, Site
 from tests.commands import coordinator
 from tests.e2e.processes import until
 from tests.grid import events_of, metrics_of, run_folders
@@ -217,7 +222,7 @@ def test_a_killed_simulation_is_reported_and_the_printed_command_continues_it(
         f'{SETTINGS} output-dir="{tmp_path}/runs"',
     ]
     with subprocess.Popen(
-        [sys.executable, "-m", "server_app.cli.main", *words],
+        [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *words],
         env=os.environ | {"PYTHONPATH": str(APP_FOLDER), "HOME": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -253,7 +258,7 @@ def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
     folder = RunWriter(parse_run({"output-dir": str(tmp_path)}), 7)
     assert not writer_is_gone(folder.path)
     check = (
-        "from server_app.runs.writer_lock import writer_is_gone; from pathlib import Path; "
+        "from fedsurrogate.server_app.runs.writer_lock import writer_is_gone; from pathlib import Path; "
         "import sys"
     )
     command = [

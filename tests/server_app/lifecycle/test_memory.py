@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from common.errors import RunError
-from common.machine.memory import MIB
-from server_app.lifecycle import memory
-from server_app.lifecycle.memory import (
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.machine.memory import MIB
+from fedsurrogate.server_app.lifecycle import memory
+from fedsurrogate.server_app.lifecycle.memory import (
     FLOWER_MIB,
     LOCAL_MIB,
     SITE_MIB,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.errors import ConfigError
-from common.run import parse_run
-from server_app.lifecycle.before_start import check_start
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.lifecycle.before_start import check_start
 
 BUDGET = {"delta": 1e-5, "classes": "a,b"}
 

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 from flwr.supercore.exit import exit_handler
 
-from common.errors import RunError
-from common.flower import flower
-from common.run import parse_run
-from server_app.federate import fail_before_start
-from server_app.lifecycle.ray_start import DID_NOT_START, ray_start
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.federate import fail_before_start
+from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START, ray_start
 from tests.grid import events_of, metrics_of, run_folders
 
 log = logging.getLogger("flwr")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from server_app.monitoring.progress import Progress, progress_line
-from server_app.runs.state import RunState, event_line, state_of, when
+from fedsurrogate.server_app.monitoring.progress import Progress, progress_line
+from fedsurrogate.server_app.runs.state import RunState, event_line, state_of, when
 
 
 def event(second: float, kind: str, **fields: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server_app.cli import main as cli
-from server_app.monitoring.tensorboard import scalars_at_end, scalars_of, write_scalars
-from server_app.runs.state import state_of
+from fedsurrogate.server_app.cli import main as cli
+from fedsurrogate.server_app.monitoring.tensorboard import scalars_at_end, scalars_of, write_scalars
+from fedsurrogate.server_app.runs.state import state_of
 from tests.grid import FAST, events_of, metrics_of, run_federation, sites
 from tests.uses_of_extras import hidden
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common.errors import RunError
-from server_app.cli import monitoring as monitor_cli
-from server_app.monitoring.watch import watch
-from server_app.monitoring.watch_view import sparkline, view
-from server_app.runs.reader import LiveRun
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.server_app.cli import monitoring as monitor_cli
+from fedsurrogate.server_app.monitoring.watch import watch
+from fedsurrogate.server_app.monitoring.watch_view import sparkline, view
+from fedsurrogate.server_app.runs.reader import LiveRun
 from tests.commands import coordinator
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.server_app.runs.test_reader import make_run

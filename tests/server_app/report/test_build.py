@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common import number_format as units
-from common.errors import RunError
-from common.pages import svg
-from server_app.report.build import write_csv, write_report
-from server_app.report.plots import accuracy as plots
+from fedsurrogate.common import number_format as units
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.pages import svg
+from fedsurrogate.server_app.report.build import write_csv, write_report
+from fedsurrogate.server_app.report.plots import accuracy as plots
 
 DIGITS = [str(digit) for digit in range(10)]
 

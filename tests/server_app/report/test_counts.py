@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from server_app.report.build import write_report
+from fedsurrogate.server_app.report.build import write_report
 from tests.server_app.report.test_build import flat, make_run
 
 

@@ -16,18 +16,18 @@ import pytest
 from flwr.cli.build import get_filtered_fab_paths
 from matplotlib.figure import Figure
 
-from common.flower.environment import COMMAND_BEGAN
-from common.methods import METHODS
-from common.pages.svg import THEME
-from common.run import parse_run
-from server_app.report.build import TEMPLATES, write_csv, write_report
-from server_app.report.layout import SIMILAR, layout
-from server_app.report.plots.progress import steps
-from server_app.report.tables import csv_text
-from server_app.report.warnings import warnings_of
-from server_app.runs.reader import read_run
-from server_app.runs.writer import RunWriter
-from strategies.base.outcome import Outcome
+from fedsurrogate.common.flower.environment import COMMAND_BEGAN
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.pages.svg import THEME
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.report.build import TEMPLATES, write_csv, write_report
+from fedsurrogate.server_app.report.layout import SIMILAR, layout
+from fedsurrogate.server_app.report.plots.progress import steps
+from fedsurrogate.server_app.report.tables import csv_text
+from fedsurrogate.server_app.report.warnings import warnings_of
+from fedsurrogate.server_app.runs.reader import read_run
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.strategies.base.outcome import Outcome
 from tests.documents import ROOT
 from tests.server_app.report.test_build import flat, make_run, report
 
@@ -143,7 +143,7 @@ def test_no_two_ticks_have_the_same_text(tmp_path: Path, figures: list[Figure]) 
 def test_no_row_is_half_empty(
     tmp_path: Path, left_out: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from server_app.report import build
+    from fedsurrogate.server_app.report import build
 
     shown: list[tuple[str, str, str]] = []
     heights: dict[str, float] = {}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server_app.report.plots.privacy import noise_against_signal
+from fedsurrogate.server_app.report.plots.privacy import noise_against_signal
 from tests.server_app.report.test_build import flat, make_run, report
 
 

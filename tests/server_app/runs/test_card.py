@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import RunError
-from server_app.relearn import relearn
-from server_app.report.build import write_report
-from server_app.runs.card import missing_line, run_card
-from server_app.runs.missing_classes import MissingClasses, missing_classes
-from strategies.base.outcome import Site
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.card import missing_line, run_card
+from fedsurrogate.server_app.runs.missing_classes import MissingClasses, missing_classes
+from fedsurrogate.strategies.base.outcome import Site
 from tests.grid import (
     FAST,
     Fault,
@@ -29,7 +29,7 @@ SHORT = {"deadline": 0.15}
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def used(name: str, records: int = 0) -> Site:

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 import pytest
 import torch
 
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from server_app.runs.manifest import Start, make_manifest
-from server_app.runs.metrics import End, make_metrics, make_projection
-from strategies.base.outcome import Outcome, Points, Site
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.server_app.runs.manifest import Start, make_manifest
+from fedsurrogate.server_app.runs.metrics import End, make_metrics, make_projection
+from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
 
 HEADER = Header("fedpft", "r", "coordinator", "f" * 64, ("cat", "dog"))
 HEAD = Head(HEADER, torch.zeros(2, 3), torch.zeros(2))

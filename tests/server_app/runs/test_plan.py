@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.costs import KNOWN_DIMENSIONS, Cost, find_dimension
-from common.errors import ConfigError
-from common.privacy.accounting import gaussian_noise_multiplier
-from common.run import Run, parse_run
-from common.settings import Settings
-from server_app.runs.plan import plan
+from fedsurrogate.common.costs import KNOWN_DIMENSIONS, Cost, find_dimension
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.server_app.runs.plan import plan
 from tests.grid import FAST, InProcessGrid, run_federation, sites
 from tests.registry import sent_numbers
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.models.classifiers import Head
-from common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
-from common.privacy.mechanism import NOT_COVERED
-from common.run import Run, parse_run
-from common.surrogates.surrogates import AnySurrogate
-from common.wire.records import pack_surrogate, unpack_surrogate
-from server_app.report.privacy_view import privacy_line
-from server_app.runs.privacy_card import Json, mean_noise, privacy_card
-from strategies.fedpft.learn import learn
+from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
+from fedsurrogate.common.privacy.mechanism import NOT_COVERED
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.server_app.report.privacy_view import privacy_line
+from fedsurrogate.server_app.runs.privacy_card import Json, mean_noise, privacy_card
+from fedsurrogate.strategies.fedpft.learn import learn
 from tests.grid import FAST, metrics_of, run_federation, sites
 
 CLASSES = ("a", "b", "c")

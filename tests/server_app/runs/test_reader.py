@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import RunError
-from server_app.monitoring.following import await_run, follow
-from server_app.runs.json_files import EventFile
-from server_app.runs.reader import LiveRun, find_run
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.server_app.monitoring.following import await_run, follow
+from fedsurrogate.server_app.runs.json_files import EventFile
+from fedsurrogate.server_app.runs.reader import LiveRun, find_run
 
 
 def make_run(output: Path, name: str, status: str = "running", *events: dict[str, object]) -> Path:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from common.errors import RunError
-from server_app.runs.state import RunState, event_line, state_of
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.server_app.runs.state import RunState, event_line, state_of
 from tests.grid import FAST, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 ROUNDS = {"method": "fedavg", "fedavg.rounds": 3, "fedavg.local-epochs": 1}

@@ -6,17 +6,17 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from common.errors import RunError
-from common.models.classifiers import Head
-from common.run import Run, parse_run
-from common.settings import Settings
-from common.surrogates.surrogates import Header
-from common.wire.model_files import save_model
-from common.wire.records import unpack_surrogate
-from server_app.runs.json_files import read_json
-from server_app.runs.reader import read_payloads
-from server_app.runs.writer import RunWriter
-from strategies.base.outcome import Outcome, Points, Site
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.server_app.runs.json_files import read_json
+from fedsurrogate.server_app.runs.reader import read_payloads
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
 from tests.grid import InProcessGrid, default_run_config, run_federation, sites
 
 HEADER = Header("fedpft", "r", "coordinator", "f" * 64, ("cat", "dog"))
@@ -166,7 +166,7 @@ def test_a_run_that_is_stopped_leaves_a_complete_folder(
     def fail(*_: object) -> None:
         raise stop
 
-    monkeypatch.setattr("strategies.fedpft.strategy.learn", fail)
+    monkeypatch.setattr("fedsurrogate.strategies.fedpft.strategy.learn", fail)
     with pytest.raises(type(stop)):
         run_federation(tmp_path, InProcessGrid(sites(2)), report=True)
     (folder,) = (tmp_path / "runs").iterdir()

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import RunError
-from strategies.base import collection
-from strategies.base.collection import (
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.strategies.base import collection
+from fedsurrogate.strategies.base.collection import (
     CONNECT_SECONDS,
     POLL_SECONDS,
     RETURN_SECONDS,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from common.errors import ConfigError, RunError
+from fedsurrogate.common.errors import ConfigError, RunError
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
 
 SMALL: dict[str, Any] = {
@@ -32,7 +32,7 @@ PRIVATE: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def used(folder: Path) -> Json:

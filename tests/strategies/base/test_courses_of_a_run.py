@@ -11,19 +11,19 @@ from flwr.app import Context, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import RunError, SurrogateError
-from common.run import parse_run
-from common.signed_models.signed_model import SignedModel
-from common.surrogates.mixtures import MixtureSettings, fit
-from common.surrogates.surrogates import Header, Surrogate
-from common.wire.model_proto import pack_classifier
-from common.wire.records import pack_surrogate, to_record
-from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
-from strategies.base import collection
-from strategies.base.collection import has_quorum
-from strategies.base.federation import HELLO
-from strategies.base.outcome import NO_REPLY, Outcome
-from strategies.fedpft.strategy import FedPFT
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.records import pack_surrogate, to_record
+from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+from fedsurrogate.strategies.base import collection
+from fedsurrogate.strategies.base.collection import has_quorum
+from fedsurrogate.strategies.base.federation import HELLO
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome
+from fedsurrogate.strategies.fedpft.strategy import FedPFT
 from tests.strategies.base.test_collecting import Clock
 
 SMALL = {

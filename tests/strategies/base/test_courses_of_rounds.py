@@ -13,17 +13,17 @@ from flwr.app import Context, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import RunError
-from common.models.parameters import Parameters
-from common.run import Run, parse_run
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_parameters, unpack_parameters
-from common.wire.records import from_record, to_record
-from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
-from strategies.base import collection
-from strategies.base.outcome import NO_REPLY
-from strategies.base.training import Training
-from strategies.fedavg.strategy import Updates
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+from fedsurrogate.common.wire.records import from_record, to_record
+from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+from fedsurrogate.strategies.base import collection
+from fedsurrogate.strategies.base.outcome import NO_REPLY
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.strategy import Updates
 from tests.strategies.base.test_collecting import Clock
 from tests.strategies.base.test_courses_of_a_run import Kept
 

@@ -19,7 +19,7 @@ import matplotlib
 import pytest
 from safetensors.torch import load_file
 
-from common import surrogate_pb2 as pb
+from fedsurrogate.common import surrogate_pb2 as pb
 from tests.grid import (
     FAST,
     InProcessGrid,
@@ -141,7 +141,7 @@ matplotlib.get_configdir(), matplotlib.get_cachedir()
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.001)
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,15 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
-from common.run import parse_run
-from common.surrogates.mixtures import MixtureSettings, fit
-from common.surrogates.surrogates import Header, Surrogate
-from common.wire.records import pack_surrogate, to_record
-from server_app.deployment.local_grid import FIRST_NODE, LocalGrid
-from strategies.base.outcome import Outcome
-from strategies.base.receipts import Receipts
-from strategies.base.registered import Registered, Registration, write_table
-from strategies.fedpft.strategy import FedPFT
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.common.wire.records import pack_surrogate, to_record
+from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+from fedsurrogate.strategies.base.outcome import Outcome
+from fedsurrogate.strategies.base.receipts import Receipts
+from fedsurrogate.strategies.base.registered import Registered, Registration, write_table
+from fedsurrogate.strategies.fedpft.strategy import FedPFT
 
 
 class Passes(dict[Any, Any]):

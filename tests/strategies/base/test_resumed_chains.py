@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.run import parse_run
-from strategies.base.chain import RELAY, STATE, Walk
-from strategies.base.introductions import Group
-from strategies.base.outcome import Site
-from strategies.fedpft.chain import FedPFTChain
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.strategies.base.chain import RELAY, STATE, Walk
+from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.strategies.fedpft.chain import FedPFTChain
 
 few = settings(max_examples=60, deadline=None)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from common.run import parse_run
-from common.settings import DPCVAESettings, FedLAPSettings
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings import DPCVAESettings, FedLAPSettings
 from tests.grid import run_federation, sites
 
 FEW = {"fedlap.image-steps": 1, "fedlap.loops": 1, "fedlap.server-steps": 1, "head.min-steps": 2}

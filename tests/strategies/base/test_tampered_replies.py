@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from common import surrogate_pb2 as pb
-from common.errors import RunError
-from common.wire.float16 import pack, unpack
-from common.wire.records import INFO, PAYLOAD
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.wire.records import INFO, PAYLOAD
 from tests.grid import (
     FAST,
     SECRET,
@@ -37,7 +37,7 @@ DIGITS = ",".join(map(str, range(10)))
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def edit(change: Change) -> Fault:

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import RunError, SurrogateError
-from common.limits import MOST_CLASSES
-from common.security.receipts import Receipt, parse_receipts
-from strategies.base import receipts as receipts_module
-from strategies.base.introductions import Introduction, introduction, misfits, settle
-from strategies.base.outcome import Outcome, Site
-from strategies.base.receipts import Receipts, stored_receipts
-from strategies.base.registered import (
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.limits import MOST_CLASSES
+from fedsurrogate.common.security.receipts import Receipt, parse_receipts
+from fedsurrogate.strategies.base import receipts as receipts_module
+from fedsurrogate.strategies.base.introductions import Introduction, introduction, misfits, settle
+from fedsurrogate.strategies.base.outcome import Outcome, Site
+from fedsurrogate.strategies.base.receipts import Receipts, stored_receipts
+from fedsurrogate.strategies.base.registered import (
     NOT_REGISTERED,
     Registered,
     Registration,
@@ -27,7 +27,13 @@ from strategies.base.registered import (
     read_table,
     write_table,
 )
-from strategies.base.reported import downstream_in, numbers_in, seconds_in, share_in, whole_number
+from fedsurrogate.strategies.base.reported import (
+    downstream_in,
+    numbers_in,
+    seconds_in,
+    share_in,
+    whole_number,
+)
 from tests.strategies.base.test_collecting import Events
 
 SAME_FOLDER = [HealthCheck.function_scoped_fixture]

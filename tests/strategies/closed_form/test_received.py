@@ -13,11 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.surrogates.class_sums import fold
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import Header, Surrogate
-from strategies.closed_form.received import of_mixtures, of_noisy_sums, pooled, pooled_by_class
+from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.strategies.closed_form.received import (
+    of_mixtures,
+    of_noisy_sums,
+    pooled,
+    pooled_by_class,
+)
 from tests.examples import statistics_of
 
 CLASSES, D = ("a", "b", "c", "d"), 3

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.closed_form.shrinkage import chosen
-from strategies.closed_form.solvers import lda, ridge
-from strategies.closed_form.statistics import Statistics
-from strategies.closed_form.tridiagonal import Tridiagonal
+from fedsurrogate.strategies.closed_form.shrinkage import chosen
+from fedsurrogate.strategies.closed_form.solvers import lda, ridge
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.tridiagonal import Tridiagonal
 
 
 def statistics(n: int, d: int, classes: int, decay: float = 1.0, seed: int = 0) -> Statistics:
@@ -54,7 +54,7 @@ def test_the_chosen_values_are_those_of_all_eigenvectors(
 ) -> None:  # type: ignore[no-untyped-def]
     found = statistics(*case)
     fast = lda(found), ridge(found)
-    monkeypatch.setattr("strategies.closed_form.tridiagonal.FEWEST", 10**9)
+    monkeypatch.setattr("fedsurrogate.strategies.closed_form.tridiagonal.FEWEST", 10**9)
     slow = lda(found), ridge(found)
     for ours, exact in zip(fast, slow, strict=True):
         assert ours.shrinkage == pytest.approx(exact.shrinkage, abs=1e-6)
@@ -69,7 +69,7 @@ def test_the_values_chosen_in_a_krylov_space_are_those_of_all_eigenvectors(
 ) -> None:  # type: ignore[no-untyped-def]
     found = statistics(*case)
     fast = chosen(found)
-    monkeypatch.setattr("strategies.closed_form.tridiagonal.MOST_PROJECTED", 0)
+    monkeypatch.setattr("fedsurrogate.strategies.closed_form.tridiagonal.MOST_PROJECTED", 0)
     assert fast == pytest.approx(chosen(found), abs=1e-6)
 
 

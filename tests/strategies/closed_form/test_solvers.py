@@ -8,18 +8,18 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
-from common.errors import RunError, SurrogateError
-from common.run import parse_run
-from common.surrogates.mixtures import MixtureSettings, fit
-from common.surrogates.surrogates import Header, Surrogate, class_order
-from common.wire.model_files import load_model, save_model
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.closed_form.factored import Factored
-from strategies.closed_form.received import pooled, summed
-from strategies.closed_form.shrinkage import SHRINKAGES, chosen
-from strategies.closed_form.solvers import lda, naive_bayes, ridge
-from strategies.fedpft.learn import learn
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, class_order
+from fedsurrogate.common.wire.model_files import load_model, save_model
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.strategies.closed_form.factored import Factored
+from fedsurrogate.strategies.closed_form.received import pooled, summed
+from fedsurrogate.strategies.closed_form.shrinkage import SHRINKAGES, chosen
+from fedsurrogate.strategies.closed_form.solvers import lda, naive_bayes, ridge
+from fedsurrogate.strategies.fedpft.learn import learn
 
 CLASSES = tuple("abcd")
 

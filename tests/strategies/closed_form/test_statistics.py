@@ -18,21 +18,21 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.naive_bayes import GaussianNB
 from torch import Tensor
 
-import strategies.closed_form
-from common.errors import RunError
-from common.surrogates.class_sums import fold
-from common.surrogates.surrogates import Header
-from strategies.closed_form.factored import Factored
-from strategies.closed_form.received import of_sums, of_total
-from strategies.closed_form.solvers import lda
-from strategies.closed_form.solving import factor_of, solved
-from strategies.closed_form.statistics import Statistics, sum_of
-from strategies.pooling.total import Total
+import fedsurrogate.strategies.closed_form
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.closed_form.factored import Factored
+from fedsurrogate.strategies.closed_form.received import of_sums, of_total
+from fedsurrogate.strategies.closed_form.solvers import lda
+from fedsurrogate.strategies.closed_form.solving import factor_of, solved
+from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
+from fedsurrogate.strategies.pooling.total import Total
 from tests.examples import CLASSES, records, statistics_of, three_hospitals
 
 MODULES = [
-    f"strategies.closed_form.{each.name}"
-    for each in pkgutil.iter_modules(strategies.closed_form.__path__)
+    f"fedsurrogate.strategies.closed_form.{each.name}"
+    for each in pkgutil.iter_modules(fedsurrogate.strategies.closed_form.__path__)
 ]
 EYE = torch.eye(2, dtype=torch.float64)
 

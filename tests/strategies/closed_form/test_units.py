@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.closed_form.solvers import Solution, gaussian, lda, naive_bayes, ridge
-from strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.solvers import Solution, gaussian, lda, naive_bayes, ridge
+from fedsurrogate.strategies.closed_form.statistics import Statistics
 
 SOLVERS = {"lda": lda, "naive bayes": naive_bayes, "ridge": ridge, "gaussian": gaussian}
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from client_app.governance.ledger import Ledger, dataset_id
-from server_app.counting import CountingBudget, evaluation_settings, survey_settings
+from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
+from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
 from tests.client_app.model_use.hospitals import CLASSES, federation, rows_of_classes, write_images
 from tests.grid import Fault, InProcessGrid, NodeConfig, run_federation
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.limits import LARGEST_PRIVATE
-from common.models.classifiers import Head
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import unpack_classifier
-from strategies.counting.evaluated import bounded, payload_of
+from fedsurrogate.common.limits import LARGEST_PRIVATE
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import unpack_classifier
+from fedsurrogate.strategies.counting.evaluated import bounded, payload_of
 
 HEADER = Header("fedpft", "run", "coordinator", "f", ("no", "yes", "perhaps"))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strategies.counting.intervals import UNDEFINED, Z, auroc, rate, total
+from fedsurrogate.strategies.counting.intervals import UNDEFINED, Z, auroc, rate, total
 
 CELLS = st.lists(st.integers(60, 400), min_size=3, max_size=8)
 

@@ -14,17 +14,17 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from client_app.methods.counting import count_decisions
-from common.methods.counting import Counted, tables_of
-from common.privacy.exact_sums import IntegerSum
-from common.privacy.gaussian_mechanism import BoundedSum, with_noise
-from common.privacy.mechanism import Mechanism, NoisySums
-from common.run import Run, parse_run
-from common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
-from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from common.secure_sum.words import words
-from strategies.counting.intervals import UNDEFINED, Z, auroc, rate, total
-from strategies.counting.results import PooledCounts, evaluation_result
+from fedsurrogate.client_app.methods.counting import count_decisions
+from fedsurrogate.common.methods.counting import Counted, tables_of
+from fedsurrogate.common.privacy.exact_sums import IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, with_noise
+from fedsurrogate.common.privacy.mechanism import Mechanism, NoisySums
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
+from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.strategies.counting.intervals import UNDEFINED, Z, auroc, rate, total
+from fedsurrogate.strategies.counting.results import PooledCounts, evaluation_result
 
 RUNS, SITES, DELTA = 500, 2, 1e-5
 # Of 500 runs at 95 %, fewer than this many hold the truth in one of ten thousand tests.

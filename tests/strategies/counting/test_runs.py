@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from sklearn.datasets import load_digits
 
-from client_app.model_use.held_out import Source, held_out
-from client_app.node_config import parse_node_config
-from common.errors import RunError
-from common.privacy.accounting import gaussian_noise_multiplier
-from common.signed_models.signed_model import read_signed_model
-from server_app.counting import CountingBudget, evaluation_settings
-from server_app.deployment.local_engine import simulate_here
+from fedsurrogate.client_app.model_use.held_out import Source, held_out
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
+from fedsurrogate.common.signed_models.signed_model import read_signed_model
+from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes
 from tests.grid import Fault, NodeConfig, events_of, metrics_of
 from tests.strategies.counting.hospitals import allow, entries, evaluated, learned, surveyed
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
     return tmp_path
 
 

@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 import torch
 
-import client_app.secure_sum.masked as masked
-from common.errors import ConfigError, RunError
-from common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
-from common.privacy.discrete_gaussian import CONTINUOUS
-from common.run import parse_run
-from common.secure_sum.noise import site_variances
-from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from common.secure_sum.words import words
-from common.wire.sum_proto import unpack_total
-from server_app.counting import CountingBudget, evaluation_settings, survey_settings
-from server_app.deployment.local_engine import simulate_here
-from server_app.report.build import write_report
-from server_app.site_values import noisy_values, value_settings
-from server_app.survey_estimate import estimate_of, features_with
+import fedsurrogate.client_app.secure_sum.masked as masked
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
+from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.noise import site_variances
+from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.wire.sum_proto import unpack_total
+from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.site_values import noisy_values, value_settings
+from fedsurrogate.server_app.survey_estimate import estimate_of, features_with
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation
 from tests.strategies.counting.hospitals import (
@@ -54,7 +54,7 @@ def learned_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[N
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
     return tmp_path
 
 
@@ -353,9 +353,9 @@ def four_hospitals(home: Path, policy: str = "") -> list[NodeConfig]:
     """Hospitals without a split in their files, with 30 held-out images each, which know each
     other's keys.
     """
-    from client_app.node_config import parse_node_config
-    from client_app.offline.keys import private_key
-    from common.security.sealing import public_key
+    from fedsurrogate.client_app.node_config import parse_node_config
+    from fedsurrogate.client_app.offline.keys import private_key
+    from fedsurrogate.common.security.sealing import public_key
 
     rows = rows_of_classes()
     nodes: list[NodeConfig] = []

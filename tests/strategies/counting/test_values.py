@@ -11,16 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.model_use.held_out import Source, held_out
-from client_app.node_config import parse_node_config
-from common.errors import RunError
-from common.models.classifiers import Ensemble, Head
-from common.signed_models.signed_model import read_signed_model
-from server_app.counting import CountingBudget
-from server_app.export.source import run_config_of
-from server_app.site_values import model_of, noisy_values, stored, subsets_of, value_settings
-from strategies.counting.evaluated import bounded, read_model
-from strategies.robustness.site_values import site_values
+from fedsurrogate.client_app.model_use.held_out import Source, held_out
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.signed_models.signed_model import read_signed_model
+from fedsurrogate.server_app.counting import CountingBudget
+from fedsurrogate.server_app.export.source import run_config_of
+from fedsurrogate.server_app.site_values import (
+    model_of,
+    noisy_values,
+    stored,
+    subsets_of,
+    value_settings,
+)
+from fedsurrogate.strategies.counting.evaluated import bounded, read_model
+from fedsurrogate.strategies.robustness.site_values import site_values
 from tests.client_app.model_use.hospitals import CLASSES
 from tests.grid import NodeConfig
 from tests.strategies.counting.hospitals import allow, counted, entries, learned

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import RunError, SurrogateError
-from common.limits import LARGEST_COUNT
-from common.models.generators import COUNTS, MEANS, SUMS
-from common.models.parameters import Parameters
-from common.run import Run, parse_run
-from common.surrogates.surrogates import Header
-from strategies.base.training import Training
-from strategies.dpcvae.generating import (
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.dpcvae.generating import (
     SIZES,
     check_first_round,
     class_means,
@@ -119,7 +119,7 @@ def test_a_checkpoint_keeps_the_sizes_and_the_means() -> None:
 
 
 def test_a_head_of_what_is_drawn_tells_the_classes_apart() -> None:
-    from common.models.generators import Generator
+    from fedsurrogate.common.models.generators import Generator
 
     training = begun(run(**{"dpcvae.synthetic": 200}))
     model = training.model | {MEANS: 20 * torch.eye(3, 4)}

@@ -16,15 +16,15 @@ import torch
 from flwr.app import ConfigRecord
 from safetensors.torch import load_file
 
-from common.errors import PUBLIC_SENTENCES, RunError
-from common.models.generators import COUNTS
-from common.models.parameters import Parameters
-from common.privacy.accounting import GaussianEvent, epsilon_spent
-from common.wire.generator_files import read_generator, read_manifest
-from common.wire.model_proto import pack_parameters, unpack_parameters
-from common.wire.records import INFO, PAYLOAD
-from server_app.report.build import write_report
-from server_app.runs.plan import plan
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
+from fedsurrogate.common.models.generators import COUNTS
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
+from fedsurrogate.common.wire.generator_files import read_generator, read_manifest
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+from fedsurrogate.common.wire.records import INFO, PAYLOAD
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.plan import plan
 from tests.grid import (
     FIRST_NODE,
     Fault,
@@ -50,7 +50,7 @@ PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5, "classes": "0,1,2,3,4
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def tampered(change: Callable[[Parameters], Parameters]) -> Fault:
@@ -120,7 +120,7 @@ def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Pat
     ]
     config = json.loads((folder / "manifest.json").read_text())["config"]
     assert config["dpcvae.hidden"] == 16
-    from common.run import parse_run
+    from fedsurrogate.common.run import parse_run
 
     size = sent_numbers(parse_run(settings), 64, 10, 0)
     # Each tensor is sent with a name, a scale and a shape.
@@ -349,7 +349,7 @@ def test_a_site_that_takes_anothers_name_during_the_run_is_refused_by_name(tmp_p
 def test_a_full_disk_costs_a_site_the_round_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, failed = sys.modules["client_app.requests"].stage_file, []
+    stage, failed = sys.modules["fedsurrogate.client_app.requests"].stage_file, []
 
     def full(file: Path, content: bytes) -> Path:
         if file.name == "kept-2.safetensors" and file.parent.name.endswith("-1") and not failed:
@@ -357,7 +357,7 @@ def test_a_full_disk_costs_a_site_the_round_and_not_the_run(
             raise OSError("no space left on device")
         return stage(file, content)
 
-    monkeypatch.setattr(sys.modules["client_app.requests"], "stage_file", full)
+    monkeypatch.setattr(sys.modules["fedsurrogate.client_app.requests"], "stage_file", full)
     folder = run_federation(tmp_path, sites(2), **SMALL | PRIVATE)
     assert [e["round"] for e in events_of(folder) if e["event"] == "rejected"] == [2]
     assert [

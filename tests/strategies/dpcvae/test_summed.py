@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import client_app.secure_sum.masked as masked
-from client_app.methods.dpcvae.training import generator_sums
-from common.errors import RunError, SurrogateError
-from common.models.generators import COUNTS, MEANS
-from common.secure_sum.words import words
-from common.wire.generator_files import read_generator, read_manifest
-from common.wire.sum_proto import unpack_total
+import fedsurrogate.client_app.secure_sum.masked as masked
+from fedsurrogate.client_app.methods.dpcvae.training import generator_sums
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.models.generators import COUNTS, MEANS
+from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.wire.generator_files import read_generator, read_manifest
+from fedsurrogate.common.wire.sum_proto import unpack_total
 from tests.client_app.methods.dpcvae.test_training import Site, run
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, events_of, metrics_of, run_federation, sites
@@ -36,7 +36,7 @@ PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5}
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
 
 
 @pytest.mark.slow

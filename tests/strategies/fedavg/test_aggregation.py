@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.models.parameters import CONTROL, Parameters
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from strategies.base.training import Training
-from strategies.fedavg.aggregation import aggregate, fresh_memory
-from strategies.fedavg.strategy import absorb, with_memory
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.aggregation import aggregate, fresh_memory
+from fedsurrogate.strategies.fedavg.strategy import absorb, with_memory
 
 HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.fedavg.update import update
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.models.parameters import flat
-from common.run import parse_run
-from common.wire.model_proto import unpack_parameters
-from strategies.base.training import Training
-from strategies.fedavg.strategy import noise_of_update
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.fedavg.update import update
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.models.parameters import flat
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.strategy import noise_of_update
 
 CLASSES = tuple("abcdefghij")
 

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.errors import RunError
-from common.models.parameters import Parameters
-from common.privacy.mechanism import JOINT_SUMS
-from common.run import Run, parse_run
-from common.surrogates.surrogates import Header
-from strategies.base.training import Training
-from strategies.fedavg.aggregation import aggregate
-from strategies.fedavg.from_sums import absorb_total
-from strategies.pooling.plausibility import weight_of
-from strategies.pooling.total import Total
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.aggregation import aggregate
+from fedsurrogate.strategies.fedavg.from_sums import absorb_total
+from fedsurrogate.strategies.pooling.plausibility import weight_of
+from fedsurrogate.strategies.pooling.total import Total
 
 HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
 SUMMED: dict[str, Any] = {

@@ -12,18 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from common import surrogate_pb2 as pb
-from common.errors import SurrogateError
-from common.models.loss_landscape import LandscapeRecords, distance
-from common.models.networks import convnet, parameters_of, split_input
-from common.models.parameters import Tensors
-from common.run import parse_run
-from common.settings import FedLAPSettings
-from common.surrogates.surrogates import Header
-from common.surrogates.synthetic import Synthetic, check_synthetic
-from common.wire.model_proto import pack_synthetic, unpack_synthetic
-from strategies.base.training import Training
-from strategies.fedlap.landscapes import common_radius, gradient_of, learn, limited_radii
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance
+from fedsurrogate.common.models.networks import convnet, parameters_of, split_input
+from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings import FedLAPSettings
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.surrogates.synthetic import Synthetic, check_synthetic
+from fedsurrogate.common.wire.model_proto import pack_synthetic, unpack_synthetic
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedlap.landscapes import (
+    common_radius,
+    gradient_of,
+    learn,
+    limited_radii,
+)
 
 CLASSES = ("a", "b", "c")
 SETTINGS = FedLAPSettings(
@@ -253,7 +258,7 @@ def test_what_is_learned_is_what_the_sites_get(kind: str) -> None:
     sets = [synthetic("a"), synthetic("b", classes=CLASSES)]
     learn(training, sets)
     module_input = torch.rand(7, 64)
-    from common.models.networks import build
+    from fedsurrogate.common.models.networks import build
 
     body, values = split_input(build(kind, 64, 3, training.model), module_input)  # type: ignore[arg-type]
     wanted = torch.func.functional_call(body, dict(training.model), (values,))

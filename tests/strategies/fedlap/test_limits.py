@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.models.loss_landscape import LandscapeRecords
-from strategies.fedlap.landscapes import (
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
+from fedsurrogate.strategies.fedlap.landscapes import (
     FAR_BELOW,
     LONGEST,
     REMEMBERED,

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.errors import ConfigError, RunError
-from common.privacy.accounting import GaussianEvent, epsilon_spent
-from common.run import parse_run
-from common.surrogates.synthetic import Synthetic
-from common.wire.model_proto import pack_synthetic, unpack_synthetic
-from common.wire.records import INFO
-from server_app.report.build import write_report
-from server_app.runs.presets import preset_settings, presets
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.wire.model_proto import pack_synthetic, unpack_synthetic
+from fedsurrogate.common.wire.records import INFO
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.presets import preset_settings, presets
 from tests.grid import (
     FIRST_NODE,
     Fault,
@@ -49,7 +49,7 @@ PRIVATE: dict[str, Any] = {"epsilon": 50.0, "delta": 1e-5, "classes": "0,1,2,3,4
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def tampered(change: Callable[[Synthetic], Synthetic]) -> Fault:

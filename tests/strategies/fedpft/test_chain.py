@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from common import surrogate_pb2 as pb
-from common.errors import RunError
-from common.wire.model_proto import pack_parameters, pack_relay, unpack_parameters, unpack_relay
-from common.wire.records import unpack_surrogate
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.wire.model_proto import (
+    pack_parameters,
+    pack_relay,
+    unpack_parameters,
+    unpack_relay,
+)
+from fedsurrogate.common.wire.records import unpack_surrogate
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
 
 CHAIN: dict[str, Any] = {
@@ -30,7 +35,7 @@ ORDER = {"fedpft.order": "0,1,2"}
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def hops(folder: Path) -> list[Json]:
@@ -268,7 +273,7 @@ def test_several_samples_a_record_are_worth_it(
     """
     found = {}
     for draws in (1, 10):
-        monkeypatch.setattr("client_app.methods.fedpft.chain.MOST_DRAWS", draws)
+        monkeypatch.setattr("fedsurrogate.client_app.methods.fedpft.chain.MOST_DRAWS", draws)
         runs = [
             run_federation(
                 tmp_path / f"{draws}-{seed}",

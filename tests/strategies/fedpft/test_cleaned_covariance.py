@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.surrogates.shared_covariances import LowRank
-from strategies.closed_form.cleaned import RIDGE, cleaned
-from strategies.fedpft.cleaned_covariance import expected
-from strategies.pooling.class_means import Components
+from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.strategies.closed_form.cleaned import RIDGE, cleaned
+from fedsurrogate.strategies.fedpft.cleaned_covariance import expected
+from fedsurrogate.strategies.pooling.class_means import Components
 
 D = 120
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common import surrogate_pb2 as pb
-from common.run import parse_run
-from common.surrogates.surrogates import SumsSurrogate
-from common.wire.records import unpack_surrogate
-from server_app.relearn import relearn
+from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
+from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.server_app.relearn import relearn
 from tests.grid import (
     FAST,
     Fault,

@@ -10,17 +10,17 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.errors import RunError
-from common.privacy.gaussian_mechanism import clip
-from common.run import parse_run
-from common.surrogates.class_sums import Sums, as_mixtures, fold
-from common.surrogates.shared_covariances import LowRank
-from common.surrogates.surrogates import SumsSurrogate, without_classes
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.fedpft.learn import learn
-from strategies.fedpft.private_head import (
+from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.class_sums import Sums, as_mixtures, fold
+from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, without_classes
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.private_head import (
     SITES_DIFFER,
     _diagonal,
     _spiked,
@@ -29,7 +29,7 @@ from strategies.fedpft.private_head import (
     least_squares,
     within,
 )
-from strategies.pooling.class_means import Components, by_site, pool, shrink
+from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, shrink
 
 CLASSES = ("a", "b", "c")
 DIMENSION = 6

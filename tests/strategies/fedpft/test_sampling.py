@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.errors import RunError
-from common.models.classifiers import Head
-from common.settings import HeadSettings
-from common.surrogates.covariances import Diagonal
-from common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from common.surrogates.surrogates import Header, Surrogate, class_order
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import pack_surrogate, unpack_surrogate
-from strategies.fedpft import sampling
-from strategies.fedpft.sampling import Share, learn, sample, stream
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.surrogates.covariances import Diagonal
+from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, class_order
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.strategies.fedpft import sampling
+from fedsurrogate.strategies.fedpft.sampling import Share, learn, sample, stream
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")
 NAMES = ("cat", "dog", "eel", "fox")

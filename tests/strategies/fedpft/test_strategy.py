@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Message
 from safetensors.torch import load_file
 
-from common.errors import RunError
+from fedsurrogate.common.errors import RunError
 from tests.grid import (
     FAST,
     SECRET,
@@ -33,7 +33,7 @@ SHORT = {"deadline": 0.15}
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def test_an_offline_site_is_dropped_by_the_deadline(tmp_path: Path) -> None:

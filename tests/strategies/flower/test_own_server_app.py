@@ -10,8 +10,8 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
-from server_app.deployment.simulate import superlink
-from server_app.deployment.submit import DONE, flower_environment
+from fedsurrogate.server_app.deployment.simulate import superlink
+from fedsurrogate.server_app.deployment.submit import DONE, flower_environment
 from tests.e2e.processes import submit, wait
 from tests.grid import FAST, ROOT, InProcessGrid, sites
 
@@ -35,7 +35,7 @@ def test_the_example_runs_each_strategy(
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
     config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
         "config"
     ]

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError, RunError
-from common.methods import FEDPFT_CHAIN, METHODS
-from common.methods.method import load
-from common.run import parse_run
-from common.settings import FedPFTSettings, Settings
-from strategies import DPCVAE, Federation, FedLAP, FedPFT, strategy_of
-from strategies.flower.records import arrays_of, tensors_like
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.methods import FEDPFT_CHAIN, METHODS
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings import FedPFTSettings, Settings
+from fedsurrogate.strategies import DPCVAE, Federation, FedLAP, FedPFT, strategy_of
+from fedsurrogate.strategies.flower.records import arrays_of, tensors_like
 from tests.grid import FAST, FIRST_NODE, Fault, InProcessGrid, sites
 
 FEW: dict[str, Any] = {
@@ -64,7 +64,7 @@ class FlowerGrid(InProcessGrid):
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
 
 
 def settings_of(tmp_path: Path, **settings: Any) -> dict[str, Any]:

@@ -9,14 +9,14 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from common.errors import RunError, SurrogateError
-from common.models.classifiers import Head
-from common.models.parameters import Parameters
-from common.run import parse_run
-from common.surrogates.class_sums import fold
-from common.wire.model_proto import pack_parameters
-from strategies.closed_form.strategy import pooled_sums
-from strategies.heads.analytic import Analytic, afl_model
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.strategies.closed_form.strategy import pooled_sums
+from fedsurrogate.strategies.heads.analytic import Analytic, afl_model
 from tests.examples import CLASSES, Hospital, records, three_hospitals
 
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.heads.class_means import class_means
-from client_app.methods.task import SiteLimits, Task
-from client_app.node_config import NodeConfig
-from common.costs import costs
-from common.errors import SurrogateError
-from common.models.classifiers import Head
-from common.models.parameters import Parameters
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_parameters
-from strategies.heads.class_means import ClassMeans, Groups, fedcof_weight
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.heads.class_means import class_means
+from fedsurrogate.client_app.methods.task import SiteLimits, Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.costs import costs
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.strategies.heads.class_means import ClassMeans, Groups, fedcof_weight
 from tests.grid import InProcessGrid, run_federation, sites
 
 CLASSES, D = ("a", "b", "c"), 5

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.methods.method import load
-from common.models.classifiers import Ensemble, Head
-from common.models.parameters import Parameters
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import pack_parameters
-from strategies import stored_strategy
-from strategies.base.collection import Unrecorded
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.strategies import stored_strategy
+from fedsurrogate.strategies.base.collection import Unrecorded
 
 CLASSES = ("a", "b", "c")
 

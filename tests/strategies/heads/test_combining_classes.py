@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from common.errors import ConfigError
-from common.models.classifiers import Ensemble
-from common.models.parameters import Parameters
-from common.run import parse_run
-from common.settings import Settings
-from common.surrogates.surrogates import Header
-from strategies.heads.combining import average_head, ensemble, fedbe, fedkt
-from strategies.pooling.public_projection import read_map
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.classifiers import Ensemble
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.heads.combining import average_head, ensemble, fedbe, fedkt
+from fedsurrogate.strategies.pooling.public_projection import read_map
 
 CLASSES = ("a", "b", "c", "d")
 SITES = st.lists(

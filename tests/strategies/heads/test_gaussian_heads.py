@@ -14,17 +14,17 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.naive_bayes import GaussianNB
 from torch import Tensor
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.sums import released_sums
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.errors import SurrogateError
-from common.models.classifiers import Classifier, Head, Quadratic
-from common.models.parameters import Parameters
-from common.run import parse_run
-from common.wire.model_proto import pack_parameters
-from strategies.closed_form.strategy import pooled_sums
-from strategies.heads.gaussian_heads import GaussianHeads, fisher_mix, fisher_subspace
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.sums import released_sums
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Classifier, Head, Quadratic
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.strategies.closed_form.strategy import pooled_sums
+from fedsurrogate.strategies.heads.gaussian_heads import GaussianHeads, fisher_mix, fisher_subspace
 
 CLASSES, D = ("a", "b", "c"), 5
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.models.classifiers import Head
-from common.models.parameters import Parameters
-from strategies.closed_form.solvers import gaussian
-from strategies.closed_form.strategy import pooled_sums
-from strategies.heads.analytic import GlobalStatistics
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.strategies.closed_form.solvers import gaussian
+from fedsurrogate.strategies.closed_form.strategy import pooled_sums
+from fedsurrogate.strategies.heads.analytic import GlobalStatistics
 from tests.examples import CLASSES, Hospital, records, three_hospitals
 
 

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.run import parse_run
-from common.surrogates.surrogates import SumsSurrogate
-from strategies.pooling.class_means import by_site
-from strategies.pooling.site_weights import scaled
-from strategies.robustness.class_points import of_sums
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
+from fedsurrogate.strategies.pooling.class_means import by_site
+from fedsurrogate.strategies.pooling.site_weights import scaled
+from fedsurrogate.strategies.robustness.class_points import of_sums
 from tests.hostile_sites import digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))

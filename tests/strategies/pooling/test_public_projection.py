@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from common.errors import ConfigError, SurrogateError
-from common.run import parse_run
-from common.secure_sum.of_run import dimensions_of
-from common.surrogates.public_map import PublicMap
-from common.wire.sum_proto import map_digest, pack_map, unpack_map
-from strategies.pooling.public_projection import RIDGE, read_map, whitened
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.of_run import dimensions_of
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.wire.sum_proto import map_digest, pack_map, unpack_map
+from fedsurrogate.strategies.pooling.public_projection import RIDGE, read_map, whitened
 
 SECURE: dict[str, Any] = {
     "secure-sum": True,

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
-from common.errors import ConfigError
-from common.models.parameters import CONTROL, Parameters
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from strategies.pooling.robust_centres import (
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.pooling.robust_centres import (
     coordinate_median,
     median_weights,
     robust_tensors,
     trimmed_mean,
 )
-from strategies.pooling.site_weights import shares_kept
-from strategies.robustness.class_points import ClassPoints
-from strategies.robustness.screening import screen
-from strategies.robustness.update_screening import screen_updates
+from fedsurrogate.strategies.pooling.site_weights import shares_kept
+from fedsurrogate.strategies.robustness.class_points import ClassPoints
+from fedsurrogate.strategies.robustness.screening import screen
+from fedsurrogate.strategies.robustness.update_screening import screen_updates
 
 SITES, CLASSES, DIMENSION = 8, 5, 20
 

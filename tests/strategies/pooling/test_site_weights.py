@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.surrogates.covariances import Spherical
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import Header, Surrogate
-from strategies.pooling.site_weights import FEWEST_RECORDS, scaled, shares_kept
+from fedsurrogate.common.surrogates.covariances import Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.strategies.pooling.site_weights import FEWEST_RECORDS, scaled, shares_kept
 
 COUNTS = st.integers(1, 3).flatmap(
     lambda classes: st.lists(

@@ -13,15 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.models.parameters import Parameters
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.shared_covariances import LowRank, StoredGram
-from common.surrogates.surrogates import Header, Surrogate
-from strategies.robustness.bounded_influence import OUT, SiteClasses, bounds
-from strategies.robustness.class_points import ClassPoints
-from strategies.robustness.closed_form_sums import defend_sums, gaussians, with_gaussians
-from strategies.robustness.defence import defend_surrogates
-from strategies.robustness.screening import screen
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.shared_covariances import LowRank, StoredGram
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.strategies.robustness.bounded_influence import OUT, SiteClasses, bounds
+from fedsurrogate.strategies.robustness.class_points import ClassPoints
+from fedsurrogate.strategies.robustness.closed_form_sums import (
+    defend_sums,
+    gaussians,
+    with_gaussians,
+)
+from fedsurrogate.strategies.robustness.defence import defend_surrogates
+from fedsurrogate.strategies.robustness.screening import screen
 
 QUICK = settings(max_examples=20, deadline=None)
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.robustness.class_points import Parts
-from strategies.robustness.component_screening import scores_of
+from fedsurrogate.strategies.robustness.class_points import Parts
+from fedsurrogate.strategies.robustness.component_screening import scores_of
 
 D, CLASSES = 8, 4
 

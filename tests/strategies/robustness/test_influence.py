@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.models.parameters import CONTROL, Parameters
-from common.surrogates.surrogates import Header
-from common.surrogates.synthetic import Synthetic
-from strategies.fedlap.landscapes import LONGEST as LONGEST_GRADIENT
-from strategies.fedlap.landscapes import limited_weights
-from strategies.robustness.defence import defend_updates
-from strategies.robustness.influence import (
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.strategies.fedlap.landscapes import LONGEST as LONGEST_GRADIENT
+from fedsurrogate.strategies.fedlap.landscapes import limited_weights
+from fedsurrogate.strategies.robustness.defence import defend_updates
+from fedsurrogate.strategies.robustness.influence import (
     LONGEST,
     TIMES,
     bounded,

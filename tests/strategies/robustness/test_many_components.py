@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client_app.datasets.partition import partition
-from common.run import parse_run
-from common.surrogates.mixtures import MixtureSettings, fit
-from common.surrogates.surrogates import Header, Surrogate
-from strategies.robustness.class_points import Parts, class_points
-from strategies.robustness.component_screening import scores_of
-from strategies.robustness.screening import screen
+from fedsurrogate.client_app.datasets.partition import partition
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.strategies.robustness.class_points import Parts, class_points
+from fedsurrogate.strategies.robustness.component_screening import scores_of
+from fedsurrogate.strategies.robustness.screening import screen
 from tests.hostile_sites import surrogate_of
 from tests.samples import Samples
 

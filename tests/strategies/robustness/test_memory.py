@@ -5,12 +5,12 @@ several.
 import pytest
 import torch
 
-from common.surrogates.covariances import Spherical
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import Header, Surrogate
-from strategies.robustness import screening
-from strategies.robustness.class_points import of_mixtures
-from strategies.robustness.screening import compare, screen
+from fedsurrogate.common.surrogates.covariances import Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.strategies.robustness import screening
+from fedsurrogate.strategies.robustness.class_points import of_mixtures
+from fedsurrogate.strategies.robustness.screening import compare, screen
 
 CLASSES = ("a", "b", "c")
 

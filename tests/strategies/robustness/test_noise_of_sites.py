@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.privacy.mechanism import NoisySums
-from common.surrogates.class_sums import Sums, fold, unfold
-from common.surrogates.surrogates import Header, SumsSurrogate
-from strategies.robustness.agreement import _length, agreement, correlations
-from strategies.robustness.bounded_surrogates import MOST_SITES, can_bound
-from strategies.robustness.class_points import ClassPoints, of_sums, standard_error
-from strategies.robustness.second_moments import oddness, within
-from strategies.robustness.site_map import _unbiased
+from fedsurrogate.common.privacy.mechanism import NoisySums
+from fedsurrogate.common.surrogates.class_sums import Sums, fold, unfold
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
+from fedsurrogate.strategies.robustness.agreement import _length, agreement, correlations
+from fedsurrogate.strategies.robustness.bounded_surrogates import MOST_SITES, can_bound
+from fedsurrogate.strategies.robustness.class_points import ClassPoints, of_sums, standard_error
+from fedsurrogate.strategies.robustness.second_moments import oddness, within
+from fedsurrogate.strategies.robustness.site_map import _unbiased
 
 CLAIM = NoisySums("sums", 1.0, 1e-5, {"counts": 0.1, "sums": 0.9}).mechanism()
 SITES = 300

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.surrogates.covariances import Diagonal
-from common.surrogates.mixtures import Mixtures
-from common.surrogates.surrogates import Header, Surrogate
-from strategies.robustness.class_points import of_mixtures
-from strategies.robustness.reach import Moments, Reach, _median_of_others
+from fedsurrogate.common.surrogates.covariances import Diagonal
+from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.strategies.robustness.class_points import of_mixtures
+from fedsurrogate.strategies.robustness.reach import Moments, Reach, _median_of_others
 
 CLASSES = ("a", "b", "c")
 

@@ -12,7 +12,7 @@ from ot.gaussian import bures_wasserstein_distance
 from torch import Tensor
 
 import fedsurrogate as fs
-from strategies.robustness.site_map import _scaled, site_map
+from fedsurrogate.strategies.robustness.site_map import _scaled, site_map
 
 DIMENSION, RECORDS = 24, 450
 
@@ -45,7 +45,7 @@ def surrogates(kinds: list[str], **settings: object) -> list[fs.Surrogate]:
 
 
 def parsed(made: list[fs.Surrogate]) -> list[object]:
-    from strategies import stored_strategy
+    from fedsurrogate.strategies import stored_strategy
 
     return [stored_strategy(each.config)(each.config).unpack(each.payload) for each in made]
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.surrogates.mixtures import MixtureSettings, fit
-from common.surrogates.surrogates import Header, Surrogate
-from strategies.robustness.class_points import class_points
-from strategies.robustness.screening import screen
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.strategies.robustness.class_points import class_points
+from fedsurrogate.strategies.robustness.screening import screen
 
 CLASSES, DIMENSION, SITES = "abcdefghij", 24, 40
 FAMILIES = ("spherical", "diag", "lowrank", "gram")

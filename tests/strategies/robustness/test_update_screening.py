@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.models.parameters import Parameters
-from common.surrogates.surrogates import Header
-from strategies.robustness.update_screening import FEWEST, screen_updates
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.robustness.update_screening import FEWEST, screen_updates
 
 few = settings(max_examples=60, deadline=None)
 

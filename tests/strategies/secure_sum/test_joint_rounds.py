@@ -12,17 +12,17 @@ import pytest
 import torch
 from scipy import stats
 
-import client_app.secure_sum.masked as masked
-from common.errors import ConfigError, RunError
-from common.run import parse_run
-from common.secure_sum.noise import noise_of_sum, site_variances
-from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from common.secure_sum.words import words
-from common.surrogates.surrogates import Header
-from common.wire.sum_proto import unpack_total
-from strategies.base.training import Training
-from strategies.fedavg.from_sums import BIAS, MOMENTUM, absorb_total
-from strategies.pooling.total import Total
+import fedsurrogate.client_app.secure_sum.masked as masked
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.noise import noise_of_sum, site_variances
+from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.sum_proto import unpack_total
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.from_sums import BIAS, MOMENTUM, absorb_total
+from fedsurrogate.strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
@@ -40,7 +40,7 @@ JOINT: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
 
 
 def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import client_app.secure_sum.masked as masked
-from common.errors import ConfigError, RunError
-from common.run import parse_run
+import fedsurrogate.client_app.secure_sum.masked as masked
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.run import parse_run
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
@@ -31,7 +31,7 @@ SECURE = PLAIN | {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2}
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
 
 
 @pytest.mark.slow
@@ -118,11 +118,11 @@ def test_noise_of_training_at_each_site_is_as_without_secure_sums(
     both runs learn the same model: nothing is wrapped, scaled, or added twice.
     """
     monkeypatch.setattr(
-        "common.privacy.gaussian_mechanism.discrete_gaussian",
+        "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
     monkeypatch.setattr(
-        "client_app.methods.dp.record_gradients.system_uniforms",
+        "fedsurrogate.client_app.methods.dp.record_gradients.system_uniforms",
         lambda count: (torch.arange(count) % 20) / 20,
     )
     settings = {

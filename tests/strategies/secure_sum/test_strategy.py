@@ -16,22 +16,22 @@ from flwr.app import ConfigRecord, RecordDict
 from safetensors.torch import save_file
 from scipy import stats
 
-import client_app.secure_sum.masked as masked
-from common import surrogate_pb2 as pb
-from common.errors import ConfigError, RunError
-from common.methods import METHODS
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.secure_sum.noise import noise_of_sum, spare_of
-from common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from common.secure_sum.words import words
-from common.wire.model_files import load_model
-from common.wire.model_proto import pack_classifier, unpack_classifier
-from common.wire.records import INFO
-from common.wire.sum_proto import unpack_total
-from server_app.relearn import relearn
-from strategies.fedpft import strategy
-from strategies.pooling.total import Total
+import fedsurrogate.client_app.secure_sum.masked as masked
+from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.noise import noise_of_sum, spare_of
+from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.records import INFO
+from fedsurrogate.common.wire.sum_proto import unpack_total
+from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.strategies.fedpft import strategy
+from fedsurrogate.strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
@@ -43,7 +43,7 @@ Vectors = dict[str, np.ndarray]
 
 @pytest.fixture(autouse=True)
 def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
 
 
 def total_in(folder: Path) -> tuple[tuple[str, ...], np.ndarray]:
@@ -231,7 +231,7 @@ def test_a_site_that_answers_nonsense_is_named(tmp_path: Path) -> None:
 
 
 def test_a_forged_share_is_noticed_by_the_coordinator(tmp_path: Path, vectors: Vectors) -> None:
-    from common.wire.sum_proto import pack_revealed, unpack_revealed
+    from fedsurrogate.common.wire.sum_proto import pack_revealed, unpack_revealed
 
     def forge(payload: bytes) -> bytes:
         found = unpack_revealed(payload)

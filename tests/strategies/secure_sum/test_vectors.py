@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import SurrogateError
-from common.run import parse_run
-from common.surrogates.surrogates import Header
-from common.wire.sum_proto import pack_masked
-from strategies.pooling.public_projection import PublicMap
-from strategies.secure_sum.strategy import SecureSum
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.sum_proto import pack_masked
+from fedsurrogate.strategies.pooling.public_projection import PublicMap
+from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 
 ASKED = Header("fedpft", "0" * 16, "coordinator", "f" * 16, ("benign", "malign", "other"))
 TEXT = st.text("abf0", min_size=1, max_size=16)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.errors import SurrogateError
-from strategies.closed_form.statistics import Statistics
-from strategies.targets.checks import check_cells, check_labels, check_numbers
-from strategies.targets.sums import CodedSums
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.targets.checks import check_cells, check_labels, check_numbers
+from fedsurrogate.strategies.targets.sums import CodedSums
 from tests.coded import coded, exact_code, noisy, number_sums
 
 

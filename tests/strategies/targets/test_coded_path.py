@@ -14,15 +14,15 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 
 import fedsurrogate as fs
-from client_app.methods.coded_sums import CodedRecords, exact_sums
-from common.costs import payload_bytes
-from common.run import Run, parse_run
-from common.settings.flat import Scalar
-from strategies.closed_form.statistics import Statistics
-from strategies.targets import received
-from strategies.targets.number import number_head
-from strategies.targets.sums import CodedSums
-from strategies.targets.time import risk_head
+from fedsurrogate.client_app.methods.coded_sums import CodedRecords, exact_sums
+from fedsurrogate.common.costs import payload_bytes
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.targets import received
+from fedsurrogate.strategies.targets.number import number_head
+from fedsurrogate.strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.targets.time import risk_head
 
 NUMBER: dict[str, Scalar] = {"target": "number", "target-range": "0,400"}
 TIME: dict[str, Scalar] = {"target": "time", "horizon": 3.0, "bins": 6}

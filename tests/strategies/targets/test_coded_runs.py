@@ -12,11 +12,11 @@ import torch
 from sklearn.linear_model import Ridge
 
 import fedsurrogate as fs
-from common.errors import ConfigError
-from common.signed_models.making import make_signed_model
-from server_app.export.model_card import model_card
-from server_app.export.source import run_config_of
-from server_app.relearn import relearn
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.server_app.export.model_card import model_card
+from fedsurrogate.server_app.export.source import run_config_of
+from fedsurrogate.server_app.relearn import relearn
 
 NUMBER: dict[str, Any] = {"target": "number", "target_range": (-4, 4)}
 LABELS: dict[str, Any] = {"target": "labels"}

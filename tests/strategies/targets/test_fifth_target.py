@@ -13,16 +13,16 @@ import pytest
 from torch import Tensor
 
 import fedsurrogate as fs
-from common.models.classifiers import target_of_model
-from common.settings import Settings
-from common.settings.target import ranges
-from common.targets import TARGETS
-from common.targets.number import Number
-from common.targets.target import Facts, Kind, Target
-from strategies.targets import learning
-from strategies.targets.learning import Answering
-from strategies.targets.number import number_head
-from strategies.targets.sums import CodedSums
+from fedsurrogate.common.models.classifiers import target_of_model
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.target import ranges
+from fedsurrogate.common.targets.number import Number
+from fedsurrogate.common.targets.registry import TARGETS
+from fedsurrogate.common.targets.target import Facts, Kind, Target
+from fedsurrogate.strategies.targets import learning
+from fedsurrogate.strategies.targets.learning import Answering
+from fedsurrogate.strategies.targets.number import number_head
+from fedsurrogate.strategies.targets.sums import CodedSums
 
 
 # The file in common/targets/.

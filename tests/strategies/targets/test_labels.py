@@ -11,14 +11,14 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from common.errors import RunError
-from strategies.targets.labels import (
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.strategies.targets.labels import (
     Annotated,
     discriminant,
     label_heads,
     ridge_discriminant,
 )
-from strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.targets.sums import CodedSums
 from tests.coded import capped_code, coded, exact_code, moment_of, noisy
 
 NAMES = ["edema", "fracture", "effusion"]
@@ -109,7 +109,7 @@ def test_both_moments_rank_alike_where_sites_are_alike() -> None:
 def test_probabilities_are_calibrated_and_a_prior_shift_is_one_offset() -> None:
     import statsmodels.api as sm
 
-    from common.models.decisions import with_prevalence
+    from fedsurrogate.common.models.decisions import with_prevalence
 
     draw = torch.Generator().manual_seed(0)
     labels = (torch.rand(20_000, 1, generator=draw) < 0.3).double()
@@ -232,7 +232,7 @@ def test_the_noise_of_positives_and_of_all_is_counted_once() -> None:
         cross(Annotated.exact(released(x, labels, 20.0, seed), 3))[0, 0] for seed in range(300)
     ]
     one = Annotated.exact(released(x, labels, 20.0, 0), 3)
-    from strategies.targets.labels import _outcome
+    from fedsurrogate.strategies.targets.labels import _outcome
 
     stated = float(_outcome(one, 0)[0].noise[0])
     assert stated == pytest.approx(float(torch.stack(drawn).std()), rel=0.12)

@@ -11,10 +11,16 @@ from sklearn.datasets import load_diabetes
 from sklearn.linear_model import Ridge, RidgeCV
 from torch import Tensor
 
-from common.errors import RunError
-from strategies.targets.number import coefficients, interval, number_head
-from strategies.targets.strength import STRENGTHS, Directions, Outcomes, cross_validated, expected
-from strategies.targets.sums import CodedSums
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.strategies.targets.number import coefficients, interval, number_head
+from fedsurrogate.strategies.targets.strength import (
+    STRENGTHS,
+    Directions,
+    Outcomes,
+    cross_validated,
+    expected,
+)
+from fedsurrogate.strategies.targets.sums import CodedSums
 from tests.coded import noisy, number_sums
 
 LOW, HIGH = 25.0, 346.0

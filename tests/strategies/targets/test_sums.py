@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strategies.closed_form.statistics import Statistics
-from strategies.targets.sums import CodedSums, Noise
+from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 from tests.coded import coded, noisy, number_sums
 
 

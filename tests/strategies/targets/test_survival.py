@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.targets_survival import coverage
-from common.errors import RunError
-from common.models.risk_sums import hazard_sums, risk_sums, survival_probabilities
-from strategies.targets.rounds import CoxSearch, HazardSearch, Newton, baseline
-from strategies.targets.sums import CodedSums
-from strategies.targets.survival import Cells, kaplan_meier, log_rank, widening_edges
-from strategies.targets.time import (
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.risk_sums import hazard_sums, risk_sums, survival_probabilities
+from fedsurrogate.strategies.targets.rounds import CoxSearch, HazardSearch, Newton, baseline
+from fedsurrogate.strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier, log_rank, widening_edges
+from fedsurrogate.strategies.targets.time import (
     cells_of,
     pseudo_value_head,
     risk_head,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.dp.linear_clipping import clipped_sums
-from client_app.methods.dp.record_gradients import add_clipped, norms_of, sums_like
-from client_app.methods.dpcvae.training_steps import trainer_of
-from common.models.generators import fresh_companion, fresh_generator
-from common.run import parse_run
+from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
+from fedsurrogate.client_app.methods.dp.record_gradients import add_clipped, norms_of, sums_like
+from fedsurrogate.client_app.methods.dpcvae.training_steps import trainer_of
+from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
+from fedsurrogate.common.run import parse_run
 
 
 def one_by_one(

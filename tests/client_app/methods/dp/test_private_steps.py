@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from client_app.methods.dp import dp_sgd, record_gradients
-from client_app.methods.dp.dp_sgd import train_privately
-from client_app.methods.dp.record_gradients import PrivateGradient, poisson_sample
-from client_app.methods.dpcvae import training as dpcvae
-from common.models.loss_landscape import LandscapeRecords
-from common.models.networks import linear, parameters_of
+from fedsurrogate.client_app.methods.dp import dp_sgd, record_gradients
+from fedsurrogate.client_app.methods.dp.dp_sgd import train_privately
+from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient, poisson_sample
+from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
+from fedsurrogate.common.models.networks import linear, parameters_of
 
 RECORDS, CLIP, RATE = 9, 0.4, 0.3
 GENERATOR = torch.Generator().manual_seed(0)
@@ -93,7 +93,7 @@ def test_a_step_is_the_sum_over_its_sample_over_a_public_number(
             lambda count: torch.tensor(drawn[:count], dtype=torch.float64),
         )
         patch.setattr(
-            "common.privacy.gaussian_mechanism.discrete_gaussian",
+            "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
             lambda variance, count: np.zeros(count, dtype=np.int64),
         )
         found = WAYS[way](public)

@@ -9,9 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.dp import record_chunks
-from client_app.methods.dp.record_chunks import TOGETHER, WideLinear, per_record, way_of
-from client_app.methods.fedpft import private_surrogate
+from fedsurrogate.client_app.methods.dp import record_chunks
+from fedsurrogate.client_app.methods.dp.record_chunks import (
+    TOGETHER,
+    WideLinear,
+    per_record,
+    way_of,
+)
+from fedsurrogate.client_app.methods.fedpft import private_surrogate
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from client_app.cli.main import app
-from client_app.governance.policy import policy_of
-from client_app.methods.dpcvae.downstream import (
+from fedsurrogate.client_app.cli.main import app
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.methods.dpcvae.downstream import (
     LabelledEmbeddings,
     fidelity,
     grouped,
@@ -24,14 +24,20 @@ from client_app.methods.dpcvae.downstream import (
     ranks_above,
     score,
 )
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, DataError
-from common.models.classifiers import Head
-from common.models.generators import COUNTS, MEANS, Generator, fresh_generator, tensors_of
-from common.run import parse_run
-from common.settings import HeadSettings
-from common.surrogates.surrogates import Header
-from common.wire.generator_files import pack_generator
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.generators import (
+    COUNTS,
+    MEANS,
+    Generator,
+    fresh_generator,
+    tensors_of,
+)
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.generator_files import pack_generator
 
 HEADER = Header("dpcvae", "run", "s", "f", ("a", "b", "c"))
 QUICK = HeadSettings(min_steps=200, epochs=1, learning_rate=0.05)
@@ -154,9 +160,9 @@ def test_distances_are_zero_between_equals_and_grow_as_sets_part() -> None:
 @pytest.fixture
 def generator_file(tmp_path: Path) -> Path:
     """A generator with the class means of the digits."""
-    from client_app.datasets.partition import share
-    from client_app.features.site_features import dataset_features
-    from common.models.generators import scaled
+    from fedsurrogate.client_app.datasets.partition import share
+    from fedsurrogate.client_app.features.site_features import dataset_features
+    from fedsurrogate.common.models.generators import scaled
 
     run, node = (
         parse_run({"method": "dpcvae", "dpcvae.hidden": 0}),

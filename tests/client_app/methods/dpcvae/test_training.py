@@ -14,27 +14,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import entry
-from client_app.methods.dp.linear_clipping import clipped_sums
-from client_app.methods.dpcvae import training as dpcvae
-from client_app.methods.dpcvae.training import train_generator
-from client_app.methods.dpcvae.training_steps import CVAETrainer, private_gradient, trainer_of
-from client_app.methods.task import MethodOutput, Task
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, StateError, SurrogateError
-from common.files import replace_file
-from common.models.generators import COUNTS, MEANS, SUMS, fresh_companion, fresh_generator
-from common.privacy.accounting import (
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.release import entry
+from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
+from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
+from fedsurrogate.client_app.methods.dpcvae.training import train_generator
+from fedsurrogate.client_app.methods.dpcvae.training_steps import (
+    CVAETrainer,
+    private_gradient,
+    trainer_of,
+)
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, StateError, SurrogateError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.generators import (
+    COUNTS,
+    MEANS,
+    SUMS,
+    fresh_companion,
+    fresh_generator,
+)
+from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     calibrate,
     epsilon_spent,
     gaussian_noise_multiplier,
 )
-from common.run import Run, parse_run
-from common.wire.model_proto import unpack_parameters
-from strategies.base.training import Training
-from strategies.dpcvae.generating import take_in
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.dpcvae.generating import take_in
 
 CLASSES = ("a", "b", "c")
 PRIVATE: dict[str, Any] = {"epsilon": 6.0, "delta": 1e-5, "classes": ",".join(CLASSES)}
@@ -218,7 +228,7 @@ def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "common.privacy.gaussian_mechanism.discrete_gaussian",
+        "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
         lambda variance, count: np.zeros(count, dtype=np.int64),
     )
     config, part = run(**PRIVATE), records()

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.fedavg.personalization import (
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.fedavg.personalization import (
     _share,
     nearest_records,
     own_head,
     personal_accuracy,
 )
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from client_app.offline.keys import private_key, received_keys
-from common.errors import ConfigError, SealError
-from common.models.classifiers import Head
-from common.run import parse_run
-from common.security.sealing import public_key, read_keys
-from common.surrogates.surrogates import Header
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.keys import private_key, received_keys
+from fedsurrogate.common.errors import ConfigError, SealError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.sealing import public_key, read_keys
+from fedsurrogate.common.surrogates.surrogates import Header
 
 HEAD = {"head.min-steps": 100, "head.learning-rate": 0.05}
 OWN = parse_run({"method": "fedlambda"} | HEAD).settings

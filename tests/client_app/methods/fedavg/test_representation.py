@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.methods.fedavg.representation import own_head, own_network, update_body
-from client_app.methods.heads.local_head import local_head
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, SurrogateError
-from common.models.classifiers import Network
-from common.models.networks import HEAD, body_of, fresh, parameters_of
-from common.models.parameters import Parameters
-from common.run import Run, parse_run
-from common.surrogates.surrogates import Header
-from common.wire.model_proto import (
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.fedavg.representation import own_head, own_network, update_body
+from fedsurrogate.client_app.methods.heads.local_head import local_head
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.models.classifiers import Network
+from fedsurrogate.common.models.networks import HEAD, body_of, fresh, parameters_of
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
     pack_parameters,
     unpack_classifier,
     unpack_parameters,
 )
-from common.wire.records import from_record
+from fedsurrogate.common.wire.records import from_record
 from tests.grid import FAST, InProcessGrid, run_federation, sites
 
 CLASSES = ("a", "b", "c")

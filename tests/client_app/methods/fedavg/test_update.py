@@ -13,26 +13,26 @@ import torch
 from opacus import GradSampleModule
 from torch import Tensor
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import entry, site_function
-from client_app.methods.dp import dp_sgd as private_training
-from client_app.methods.dp.dp_sgd import train_privately
-from client_app.methods.fedavg import scaffold
-from client_app.methods.fedavg.update import weighted_update
-from client_app.methods.local_training import Variant, network, step_length, train
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, SurrogateError
-from common.models.networks import convnet, linear, parameters_of
-from common.models.parameters import CONTROL, Parameters, split_control
-from common.privacy.accounting import epsilon_spent
-from common.privacy.mechanism import Mechanism
-from common.randomness import stream
-from common.run import Run, parse_run
-from common.wire.model_proto import pack_parameters, unpack_parameters
-from strategies.base.training import Training
-from strategies.fedavg.aggregation import aggregate
-from strategies.fedavg.strategy import absorb, with_memory
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.release import entry, site_function
+from fedsurrogate.client_app.methods.dp import dp_sgd as private_training
+from fedsurrogate.client_app.methods.dp.dp_sgd import train_privately
+from fedsurrogate.client_app.methods.fedavg import scaffold
+from fedsurrogate.client_app.methods.fedavg.update import weighted_update
+from fedsurrogate.client_app.methods.local_training import Variant, network, step_length, train
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.models.networks import convnet, linear, parameters_of
+from fedsurrogate.common.models.parameters import CONTROL, Parameters, split_control
+from fedsurrogate.common.privacy.accounting import epsilon_spent
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.aggregation import aggregate
+from fedsurrogate.strategies.fedavg.strategy import absorb, with_memory
 
 CLASSES = ("a", "b", "c")
 
@@ -362,7 +362,7 @@ def test_one_record_moves_the_sums_for_joint_noise_by_at_most_one(
     if not clips:
         for module in ("record_gradients", "linear_clipping"):
             monkeypatch.setattr(
-                f"client_app.methods.dp.{module}.clip_factors",
+                f"fedsurrogate.client_app.methods.dp.{module}.clip_factors",
                 lambda norms, clip: torch.ones_like(norms),
             )
     features, labels = data(40)
@@ -393,10 +393,12 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
     config, claim = private(**{"fedavg.local-epochs": 1, "fedavg.sample-rate": 0.5})
     features, labels = data()
     monkeypatch.setattr(
-        "common.privacy.gaussian_mechanism.discrete_gaussian",
+        "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
-    monkeypatch.setattr("client_app.methods.dp.record_gradients.system_uniforms", torch.zeros)
+    monkeypatch.setattr(
+        "fedsurrogate.client_app.methods.dp.record_gradients.system_uniforms", torch.zeros
+    )
     sigma, _ = claim.noise["gradients"]
     for mu in (0.0, 5.0):
         module = linear(16, 3)

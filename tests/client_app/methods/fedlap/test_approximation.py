@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import entry
-from client_app.methods.dp import record_chunks
-from client_app.methods.dp.record_gradients import (
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.release import entry
+from fedsurrogate.client_app.methods.dp import record_chunks
+from fedsurrogate.client_app.methods.dp.record_gradients import (
     PrivateGradient,
     add_clipped,
     clipped_sum,
@@ -25,10 +25,10 @@ from client_app.methods.dp.record_gradients import (
     poisson_sample,
     sums_like,
 )
-from client_app.methods.fedlap import approximation as fedlap
-from client_app.methods.fedlap.approximation import approximate
-from client_app.methods.fedlap.image_synthesis import Matching, synthesise
-from client_app.methods.fedlap.trust_region import (
+from fedsurrogate.client_app.methods.fedlap import approximation as fedlap
+from fedsurrogate.client_app.methods.fedlap.approximation import approximate
+from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.trust_region import (
     IMAGE_STEP,
     MODEL_STEP,
     SHARE,
@@ -36,19 +36,25 @@ from client_app.methods.fedlap.trust_region import (
     ServerWalk,
     effective_radius,
 )
-from client_app.methods.task import MethodOutput, Task
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, SurrogateError
-from common.files import replace_file
-from common.models.augmentation import draws
-from common.models.loss_landscape import LandscapeRecords, distance, gradient, total_loss, walk
-from common.models.networks import convnet, parameters_of, split_input
-from common.privacy.accounting import GaussianEvent
-from common.run import Run, parse_run
-from common.settings import FedLAPSettings
-from common.surrogates.synthetic import Synthetic, check_synthetic
-from common.wire.model_proto import unpack_synthetic
-from strategies.base.training import Training
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.augmentation import draws
+from fedsurrogate.common.models.loss_landscape import (
+    LandscapeRecords,
+    distance,
+    gradient,
+    total_loss,
+    walk,
+)
+from fedsurrogate.common.models.networks import convnet, parameters_of, split_input
+from fedsurrogate.common.privacy.accounting import GaussianEvent
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import FedLAPSettings
+from fedsurrogate.common.surrogates.synthetic import Synthetic, check_synthetic
+from fedsurrogate.common.wire.model_proto import unpack_synthetic
+from fedsurrogate.strategies.base.training import Training
 
 CLASSES = ("a", "b", "c", "d")
 PRIVATE: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(CLASSES)}

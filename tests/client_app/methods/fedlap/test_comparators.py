@@ -11,23 +11,23 @@ import torch
 from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
-from client_app.features.site_features import LabelledFeatures, SiteFeatures
-from client_app.governance.release import entry
-from client_app.methods.dp.record_gradients import PrivateGradient
-from client_app.methods.fedlap import comparators
-from client_app.methods.fedlap.comparators import dsc, feddm, perturbed, psg
-from client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS, Batches
-from client_app.methods.task import MethodOutput, Task
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError
-from common.models.augmentation import draws
-from common.models.loss_landscape import LandscapeRecords
-from common.models.networks import convnet, mlp, parameters_of, split_input
-from common.randomness import stream
-from common.run import Run, parse_run
-from common.surrogates.synthetic import Synthetic
-from common.wire.model_proto import unpack_synthetic
-from strategies.base.training import Training
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.release import entry
+from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
+from fedsurrogate.client_app.methods.fedlap import comparators
+from fedsurrogate.client_app.methods.fedlap.comparators import dsc, feddm, perturbed, psg
+from fedsurrogate.client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS, Batches
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.augmentation import draws
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
+from fedsurrogate.common.models.networks import convnet, mlp, parameters_of, split_input
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.wire.model_proto import unpack_synthetic
+from fedsurrogate.strategies.base.training import Training
 
 CLASSES = ("a", "b", "c", "d")
 # The site has two of the run's four classes.

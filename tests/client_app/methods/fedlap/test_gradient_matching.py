@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.fedlap.gradient_matching import matching_slope
-from client_app.methods.fedlap.statistics import CLASS_GRADIENTS, real_class_gradients
-from common.models.augmentation import Change, draw
-from common.models.loss_landscape import LandscapeRecords, gradient, loss, mismatch
-from common.models.networks import convnet, linear, mlp, parameters_of, split_input
+from fedsurrogate.client_app.methods.fedlap.gradient_matching import matching_slope
+from fedsurrogate.client_app.methods.fedlap.statistics import CLASS_GRADIENTS, real_class_gradients
+from fedsurrogate.common.models.augmentation import Change, draw
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords, gradient, loss, mismatch
+from fedsurrogate.common.models.networks import convnet, linear, mlp, parameters_of, split_input
 
 LABELS = torch.arange(12) % 3
 NETWORKS = {"convnet": convnet(256, 4, 16), "mlp": mlp(256, 4, 16), "linear": linear(256, 4)}

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from client_app.methods.fedlap.image_synthesis import Matching, synthesise
-from client_app.methods.fedlap.statistics import (
+from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.statistics import (
     CLASS_GRADIENTS,
     Batches,
     Statistic,
@@ -22,10 +22,10 @@ from client_app.methods.fedlap.statistics import (
     class_means,
     real_class_means,
 )
-from client_app.methods.fedlap.trust_region import MODEL_STEP, Search
-from common.models.loss_landscape import LandscapeRecords
-from common.models.networks import linear, mlp, parameters_of
-from common.settings import FedLAPSettings
+from fedsurrogate.client_app.methods.fedlap.trust_region import MODEL_STEP, Search
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
+from fedsurrogate.common.models.networks import linear, mlp, parameters_of
+from fedsurrogate.common.settings import FedLAPSettings
 
 
 def same(values: Tensor) -> Tensor:

@@ -18,12 +18,12 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
-from client_app.methods.fedpft import private_surrogate as fedpft_private
-from client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
-from common.privacy.gaussian_mechanism import BoundedSum, Noisy
-from common.privacy.mechanism import Mechanism
-from common.run import parse_run
-from common.surrogates.class_sums import statistics
+from fedsurrogate.client_app.methods.fedpft import private_surrogate as fedpft_private
+from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.class_sums import statistics
 
 EPSILON, DELTA = 3.0, 0.01
 RUNS = {"spherical": 24_000, "lowrank": 16_000}

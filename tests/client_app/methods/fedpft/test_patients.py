@@ -13,16 +13,16 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from client_app.datasets.dataset import DataSource, load, stratified_split
-from client_app.datasets.partition import share
-from client_app.features.extraction import Features
-from client_app.features.site_features import load_site, usable
-from client_app.governance.policy import policy_of
-from client_app.methods.task import Task
-from client_app.node_config import NodeConfig
-from common.errors import ConfigError, DataError
-from common.run import Run, parse_run
-from common.settings.flat import Scalar
+from fedsurrogate.client_app.datasets.dataset import DataSource, load, stratified_split
+from fedsurrogate.client_app.datasets.partition import share
+from fedsurrogate.client_app.features.extraction import Features
+from fedsurrogate.client_app.features.site_features import load_site, usable
+from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
 
 BUDGET: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1"}
 

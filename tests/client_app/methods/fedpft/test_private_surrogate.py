@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.methods.fedpft import private_surrogate as fedpft_private
-from client_app.methods.fedpft.private_surrogate import Clipped, dp_em, theorem_4_1
-from client_app.methods.fedpft.surrogate import SiteData, make_surrogate
-from common.errors import ConfigError
-from common.privacy.accounting import GaussianEvent, epsilon_spent
-from common.privacy.gaussian_mechanism import BoundedSum, Noisy, clip
-from common.privacy.mechanism import Mechanism
-from common.privacy.shares import EM_STEPS, budget_shares
-from common.run import Run, parse_run
-from common.settings.flat import Scalar
-from common.surrogates.covariances import Diagonal, Full, Spherical
-from common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.client_app.methods.fedpft import private_surrogate as fedpft_private
+from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, dp_em, theorem_4_1
+from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy, clip
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.shares import EM_STEPS, budget_shares
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
 CLASSES = ("a", "b", "c")
 PLENTY = 1e9
@@ -274,7 +274,7 @@ def test_theorem_4_1_adds_the_published_noise_to_every_entry(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     monkeypatch.setattr(
-        "common.privacy.gaussian_mechanism.discrete_gaussian",
+        "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
     features, labels = records(40)

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from client_app.model_use.metrics import Measure
-from client_app.model_use.target_metrics.labels import label_report
-from client_app.model_use.target_metrics.numbers import (
+from fedsurrogate.client_app.model_use.metrics import Measure
+from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
+from fedsurrogate.client_app.model_use.target_metrics.numbers import (
     Predictions,
     _points,
     agreement_of_raters,
     number_measures,
     ordinal_measures,
 )
-from client_app.model_use.target_metrics.resampling import measured
-from client_app.model_use.target_metrics.times import (
+from fedsurrogate.client_app.model_use.target_metrics.resampling import measured
+from fedsurrogate.client_app.model_use.target_metrics.times import (
     Observed,
     Survival,
     _mean_time,

@@ -1,0 +1,43 @@
+"""The registry of targets: each kind of target has one file here. A new one is such a file, its name in
+`TARGETS`, and a head with its line in strategies/targets/learning.py.
+"""
+
+from __future__ import annotations
+
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import short
+from fedsurrogate.common.targets.labels import LABELS
+from fedsurrogate.common.targets.number import NUMBER
+from fedsurrogate.common.targets.target import Kind, Target
+from fedsurrogate.common.targets.time import TIME
+
+TARGETS: dict[str, Kind] = {kind.name: kind for kind in (LABELS, NUMBER, TIME)}
+CLASS = "class"
+
+
+def target_of(settings: Settings) -> Target | None:
+    """The target of a run; None for classes, which need no code.
+
+    Args:
+        settings: of the run.
+
+    Raises:
+        ConfigError: for an unknown one, or settings that do not agree.
+    """
+    if settings.target != CLASS and settings.target not in TARGETS:
+        *names, last = (repr(name) for name in (CLASS, *TARGETS))
+        raise ConfigError(
+            f"target = {short(settings.target)}: must be {', '.join(names)} or {last}"
+        )
+    own = TARGETS.get(settings.target)
+    used = set(() if own is None else own.settings)
+    for kind in TARGETS.values():
+        for key in kind.settings:
+            given = getattr(settings, key) != type(settings).model_fields[key].default
+            if given and key not in used:
+                raise ConfigError(
+                    f"{key.replace('_', '-')} works only with target = {kind.name!r}, not "
+                    f"{settings.target!r}; set that, or remove it"
+                )
+    return None if own is None else own.make(settings)
