@@ -66,12 +66,9 @@ class Run:
             ConfigError: for an unknown method, or settings that do not agree: one line that says
                 what to change.
         """
-        # Kinds of targets need torch, which commands that only list settings do without.
-        from fedsurrogate.common.targets.registry import target_of
-
         method = method_of(settings)
         # Before any digest, and from settings that both sides have, so that they agree.
-        settings, target = method.fill(settings), target_of(settings)
+        settings, target = method.fill(settings), _target_of(settings)
         if target is not None:
             settings = _coded(settings, target)
         run = cls(settings, method, plan_of(method, settings, target), target)
@@ -341,6 +338,17 @@ class Run:
                 f"defence = {own.defence!r} is not defined for method = "
                 f"{self.method.name!r}{defences.reason}; use {use}"
             )
+
+
+def _target_of(settings: Settings) -> Target | None:
+    """The target of a run; None for classes. Raises ConfigError for settings that do not agree."""
+    fields = TargetSettings.model_fields.items()
+    if all(getattr(settings, key) == field.default for key, field in fields):
+        return None
+    # The kinds of targets need torch, which checks before a run do without.
+    from fedsurrogate.common.targets.registry import target_of
+
+    return target_of(settings)
 
 
 def _coded(settings: Settings, target: Target) -> Settings:

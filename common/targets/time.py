@@ -171,9 +171,11 @@ def _make(settings: Settings) -> Target:
 def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
     """The risk, as a log hazard relative to a mean record, and survival at the end of each bin."""
     risk = scores[:, 0]
-    hazard = torch.tensor(facts["hazard"], dtype=torch.float64).cumsum(0)
+    steps = [float(each) for each in facts["hazard"]]
+    hazard = torch.tensor(steps, dtype=torch.float64).cumsum(0)
     survival = (-hazard * risk.exp()[:, None]).exp()
-    named = {f"survival {edge:g}": survival[:, at] for at, edge in enumerate(facts["edges"][1:])}
+    ends = zip(facts["edges"][1:], survival.unbind(1), strict=True)
+    named = {f"survival {edge:g}": column for edge, column in ends}
     return {"risk": risk, **named}
 
 

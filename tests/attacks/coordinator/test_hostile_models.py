@@ -47,7 +47,7 @@ def test_a_model_for_another_dimension_is_refused_with_a_reason(model: Classifie
 
 
 def test_a_record_that_a_power_makes_infinite_is_left_out():
-    dataset = cast(Any, SimpleNamespace(patients=None, labels=torch.arange(3)))
+    dataset = cast(Any, SimpleNamespace(patients=None, values=None, labels=torch.arange(3)))
     x = np.array([[1.0, 2.0], [1e30, 0.0], [3.0, 4.0]], dtype=np.float32)
     found = cast(Features, SimpleNamespace(x=x, ok=np.ones(3, dtype=bool)))
     assert usable(dataset, found, torch.arange(3), 2.0).labels.tolist() == [0, 2]

@@ -47,7 +47,7 @@ def honest(
     parts = [
         payload(features[site::SITES], labels[site::SITES], f"s{site}") for site in range(SITES)
     ]
-    return coordinator, [coordinator.unpack(part) for part in parts]
+    return coordinator, coordinator.in_one_frame([coordinator.unpack(part) for part in parts])
 
 
 def forged(like: Parameters, counts: Tensor, sums: Tensor, squares: Tensor) -> bytes:

@@ -170,7 +170,7 @@ def test_shares_of_the_digits_make_up_the_digits() -> None:
     assert all(each.simulated for each in shares)
     records = torch.cat([torch.cat([each.train, each.test]) for each in shares])
     assert torch.equal(records.sort().values, torch.arange(1797))
-    [(dataset, parts)] = whole(settings.settings, 4)
+    [(dataset, parts)] = whole(settings.settings, None, 4)
     assert torch.equal(dataset.labels, shares[0].dataset.labels)
     assert all(torch.equal(part, each.train) for part, each in zip(parts, shares, strict=True))
 
@@ -252,6 +252,6 @@ def test_each_of_several_datasets_is_a_site(tmp_path: Path) -> None:
     second = share(settings, NodeConfig(partition_id=1, num_partitions=2), in_simulation=True)
     assert second.dataset.name == "a"
     assert len(second.train) + len(second.test) == 20
-    assert [dataset.name for dataset, _ in whole(settings.settings, 2)] == ["b", "a"]
+    assert [dataset.name for dataset, _ in whole(settings.settings, None, 2)] == ["b", "a"]
     with pytest.raises(DataError, match=r"names 2 data sets \(b, a\).*3 sites"):
         share(settings, NodeConfig(num_partitions=3), in_simulation=True)

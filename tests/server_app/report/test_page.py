@@ -361,7 +361,7 @@ def test_a_run_in_rounds_shows_its_bytes_a_round(tmp_path: Path) -> None:
 def test_flower_packs_every_template() -> None:
     """The app of a run is what Flower packs. It draws the report."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    folders = ("common", "client_app", "server_app", "strategies")
+    folders = ("common", "client_app", "server_app", "strategies", "fedsurrogate")
     files = [
         *(file for folder in folders for file in (ROOT / folder).rglob("*.*")),
         ROOT / "LICENSE",
