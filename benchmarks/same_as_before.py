@@ -28,7 +28,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,6 +155,16 @@ class Drawn:
         return hashlib.shake_256(f"{self.run} {count} {self.counts[count]}".encode()).digest(count)
 
 
+def _imported(module: str) -> ModuleType:
+    """A module of the revision in the current folder; in version 0.2 rooms were packages of their
+    own.
+    """
+    try:
+        return import_module(f"fedsurrogate.{module}")
+    except ModuleNotFoundError:
+        return import_module(module)
+
+
 def measured(only: list[str], home: Path) -> Found:
     """What the files that this process imports give for each run; "methods" are those that they
     have.
@@ -163,11 +175,10 @@ def measured(only: list[str], home: Path) -> Found:
     os.urandom = drawn
     random._urandom = drawn  # type: ignore[attr-defined]
     torch.set_num_threads(1)
-    import fedsurrogate.common.methods
-
-    known = fedsurrogate.common.methods.METHODS
+    registry = _imported("common.methods")
+    known = registry.METHODS
     # Another installation of the project must not answer for these files.
-    assert Path(fedsurrogate.__file__).is_relative_to(Path.cwd()), fedsurrogate.__file__
+    assert Path(str(registry.__file__)).is_relative_to(Path.cwd()), registry.__file__
     found: Found = {"methods": dict.fromkeys(known, "")}
     models: dict[str, bytes] = {}
     for name, settings in RUNS.items():
@@ -261,7 +272,7 @@ def _tensors(file: Path) -> bytes:
 
 def _planned(settings: dict[str, Any]) -> str:
     """What `coordinator plan` prints, as JSON."""
-    from fedsurrogate.server_app.cli.main import main as coordinator
+    coordinator = _imported("server_app.cli.main").main
 
     text = " ".join(
         f"{key}={json.dumps(value)}" for key, value in settings.items() if key != "counting.model"

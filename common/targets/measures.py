@@ -18,6 +18,13 @@ from fedsurrogate.common.targets.target import Kind
 MEASURES, LONGEST = "measures", 2**16
 # "number.0.age.absolute": of the first output.
 NAME = re.compile(r"([a-z]+)\.(\d+)\.(.{1,200})\.([a-z]+)", re.DOTALL)
+IN_WORDS = {
+    "auroc": "AUROC",
+    "brier": "Brier score",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+    "r2": "R²",
+}
 Sums = dict[str, float]
 
 

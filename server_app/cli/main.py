@@ -364,8 +364,10 @@ def _measured(measures: dict[str, Any], title: str) -> Table:
     """Table of what a model answers, and how well."""
     from rich.table import Table
 
+    from fedsurrogate.common.targets.measures import IN_WORDS
+
     names = list(dict.fromkeys(name for own in measures["all"].values() for name in own))
-    table = Table("", *names, title=title)
+    table = Table("", *(IN_WORDS.get(name, name) for name in names), title=title)
     for output, own in measures["all"].items():
         table.add_row(output, *(f"{own[name]:.4g}" if name in own else "" for name in names))
     return table

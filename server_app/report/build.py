@@ -20,6 +20,7 @@ from fedsurrogate.common.settings.flat import flatten
 from fedsurrogate.server_app.report.comparison import compared, comparison_table, of_other_records
 from fedsurrogate.server_app.report.counts_view import CountsView, counts_views
 from fedsurrogate.server_app.report.layout import layout
+from fedsurrogate.server_app.report.measures_view import measures_view
 from fedsurrogate.server_app.report.plots import accuracy as plots
 from fedsurrogate.server_app.report.plots.downstream import downstream
 from fedsurrogate.server_app.report.plots.landscape import epsilons, radii, sheets
@@ -155,14 +156,14 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "pictures": {key: [trusted(svg) for svg in svgs] for key, svgs in pictures.items()},
         "layout": layout(pictures),
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
-        "measures": tables.get("measures", [])[1:],
+        "measures": (measures := measures_view(run)),
         "warnings": warned,
         "data": data_of(run),
         "counts": counts,
         "counting": (counting := _counting(run, counts)),
         "without_pictures": unseen,
         "undrawn": []
-        if counting or unseen
+        if counting or unseen or measures
         else [what for key, what in PICTURES.items() if key not in pictures],
         "lowest": measured[:3] if len(measured) > NAMED_SITES else [],
         "troubles": _troubles(run),

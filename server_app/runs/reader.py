@@ -56,6 +56,7 @@ class SiteView:
         seconds: its working time.
         accuracy: on its own test records, in [0, 1].
         counts: records by class that its surrogate represents; empty if it has reported none.
+        counted: records that its surrogate represents, where it has no classes.
     """
 
     name: str
@@ -65,6 +66,7 @@ class SiteView:
     seconds: float | None
     accuracy: float | None
     counts: Mapping[str, float]
+    counted: float | None = None
 
     @property
     def label(self) -> str:
@@ -74,7 +76,7 @@ class SiteView:
     @property
     def records(self) -> float | None:
         """Return the number of records that the site's surrogate represents."""
-        return sum(self.counts.values()) if self.counts else None
+        return sum(self.counts.values()) if self.counts else self.counted
 
 
 @dataclass(frozen=True)
@@ -368,6 +370,7 @@ def _site(
         seconds=state.seconds,
         accuracy=accuracy.get(state.name),
         counts=state.counts,
+        counted=as_numbers(at(metrics, "card", "records")).get(state.name),
     )
 
 
