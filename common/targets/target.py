@@ -58,6 +58,8 @@ class Target(ABC):
         gaps: whether a value may be missing, as NaN.
         counts: whether rows of the code are counts of records, which are ones and zeros.
         divides: whether each record is in one row exactly.
+        gap: what keeps sites out of a run without noise and secure sum, as a sentence; empty for
+            nothing that is worth a warning before the start.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Target(ABC):
     gaps = False
     counts = True
     divides = False
+    gap = ""
 
     @property
     @abstractmethod

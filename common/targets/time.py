@@ -50,6 +50,10 @@ class Time(Target):
     unit: str = ""
     name = "time"
     divides = True
+    gap = (
+        "a site takes part only if each cell of time and event that has records there has two or more; "
+        "set secure-sum = true or epsilon, or fewer bins"
+    )
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -165,3 +165,10 @@ def test_a_model_with_any_facts_is_refused_or_answers(
     found = answers_of(text, tuple(outputs), torch.randn(4, len(outputs)))
     assert found
     assert {len(column) for column in found.values()} == {4}
+
+
+@pytest.mark.parametrize("more", [{}, {"secure-sum": True}, PRIVATE])
+def test_times_say_before_the_start_what_keeps_a_site_out(more: Flat) -> None:
+    run, _ = resolved(TIME | more)
+    said = any("set secure-sum = true or epsilon" in gap for gap in run.gaps(4))
+    assert said == (not more)
