@@ -13,15 +13,11 @@ from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.target import label_sets
 from fedsurrogate.common.targets.target import (
-    CODE,
-    RECORDS,
-    SQUARES,
-    SUMS,
-    TOTALS,
     Facts,
     Kind,
     Target,
     TargetSum,
+    sums_of_counts,
 )
 
 # Sites that must share in an exact sum, besides those that may collude.
@@ -83,19 +79,7 @@ class Labels(Target):
         A record is in one row of each label for which it is annotated, so |t| <= sqrt(L). With
         noise, the public centre stands for the mean of the features.
         """
-        bound = math.sqrt(len(self.columns))
-        coded = (
-            TargetSum(CODE, "C", 0, bound, 0.03, whole=True),
-            TargetSum(SUMS, "C d", 1, bound, 0.55),
-            TargetSum(SQUARES, "T", 2, 1.0, 0.42),
-        )
-        if private:
-            return coded
-        return (
-            TargetSum(RECORDS, "1", 0, 1.0, 0.0, whole=True),
-            TargetSum(TOTALS, "d", 1, 1.0, 0.0),
-            *coded,
-        )
+        return sums_of_counts(math.sqrt(len(self.columns)), private)
 
     def code(self, values: Tensor) -> Tensor:
         """(n, 2 L), ones and zeros."""

@@ -49,6 +49,32 @@ class TargetSum:
     whole: bool = False
 
 
+def sums_of_counts(bound: float, private: bool) -> tuple[TargetSum, ...]:
+    """The sums of a target whose code counts records.
+
+    Args:
+        bound: largest norm of a record's code.
+        private: whether with noise; the public centre then stands for the mean of the features, which
+            a message without noise needs to have the other sums around it.
+
+    Example:
+        >>> [each.name for each in sums_of_counts(1.0, private=True)]
+        ['code', 'sums', 'squares']
+    """
+    coded = (
+        TargetSum(CODE, "C", 0, bound, 0.03, whole=True),
+        TargetSum(SUMS, "C d", 1, bound, 0.55),
+        TargetSum(SQUARES, "T", 2, 1.0, 0.42),
+    )
+    if private:
+        return coded
+    return (
+        TargetSum(RECORDS, "1", 0, 1.0, 0.0, whole=True),
+        TargetSum(TOTALS, "d", 1, 1.0, 0.0),
+        *coded,
+    )
+
+
 class Target(ABC):
     """A target, resolved from the settings of a run.
 

@@ -11,15 +11,11 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.target import (
-    CODE,
-    RECORDS,
-    SQUARES,
-    SUMS,
-    TOTALS,
     Facts,
     Kind,
     Target,
     TargetSum,
+    sums_of_counts,
 )
 
 # Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
@@ -94,18 +90,7 @@ class Time(Target):
         """Sums of the code t, of t z' and of z z'; without noise also of 1 and z, which a message
         needs to have the others around the mean. A record is in one cell, so |t| = 1.
         """
-        coded = (
-            TargetSum(CODE, "C", 0, 1.0, 0.03, whole=True),
-            TargetSum(SUMS, "C d", 1, 1.0, 0.55),
-            TargetSum(SQUARES, "T", 2, 1.0, 0.42),
-        )
-        if private:
-            return coded
-        return (
-            TargetSum(RECORDS, "1", 0, 1.0, 0.0, whole=True),
-            TargetSum(TOTALS, "d", 1, 1.0, 0.0),
-            *coded,
-        )
+        return sums_of_counts(1.0, private)
 
     def cells(self, values: Tensor) -> Tensor:
         """The cell of each record, (n,), int64."""
