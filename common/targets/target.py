@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedsurrogate.common.settings import Settings
-
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedsurrogate.common.settings import Settings
 
 # The sums of a site. Those of "records" and "totals" are of the code 1, which every record has.
 RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (
