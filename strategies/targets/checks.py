@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM
+from fedsurrogate.common.surrogates.class_sums import TABLE_TOLERANCE as TOLERANCE
 from fedsurrogate.strategies.targets.sums import CodedSums
-
-# Probability of refusing honest noise, and relative tolerance for the rounding of tables.
-FALSE_ALARM, TOLERANCE = 1e-7, 1e-2
 
 
 def check_finite(sums: CodedSums) -> None:
