@@ -4,8 +4,9 @@ are annotated for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,11 +19,14 @@ from fedsurrogate.strategies.targets.strength import (
     Outcomes,
     cross_validated,
     expected,
+    of_least_error,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
 
 # With noise, fewer positives or negatives than this many deviations of it are none.
 PRESENT = 2.0
+# Above this share, the records that are annotated for a label are all records.
+ALL = 0.999
 
 
 @dataclass(frozen=True)
@@ -169,8 +173,12 @@ def label_heads(
     shared = _directions(sums, sums.moment) if moments is None else None
     parts = []
     for index in kept:
-        directions = shared or _directions(sums, (moments or [])[index])
-        parts.append(_one(annotated, index, directions, sums.noise is not None, calibrated))
+        directions, fit = shared or _directions(sums, (moments or [])[index]), cross_validated
+        if sums.noise is not None:
+            fit = expected
+        elif shared is not None and annotated.annotated[index] < ALL * sums.records:
+            fit = partial(of_least_error, records=sums.records)
+        parts.append(_one(annotated, index, directions, fit, calibrated and sums.noise is None))
     weight, bias, strength = (torch.stack(list(each)) for each in zip(*parts, strict=True))
     names = tuple(labels[index] for index in kept)
     return LabelHeads(names, weight, bias, annotated.prevalence[kept], strength, left_out)
@@ -274,23 +282,25 @@ def _outcome(annotated: Annotated, index: int) -> tuple[Outcomes, Tensor, Tensor
 
 def _directions(sums: CodedSums, moment: Statistics) -> Directions:
     if sums.noise is None:
-        return Directions.of(moment.matrix)
+        return Directions.of(moment.matrix, sums.rounding)
     return Directions.of_noisy(moment.matrix, sums.noise.squares / max(moment.records, 1.0), 0.0)
 
 
 def _one(
-    annotated: Annotated, index: int, directions: Directions, noisy: bool, calibrated: bool
+    annotated: Annotated,
+    index: int,
+    directions: Directions,
+    fit: Callable[[Directions, Outcomes], Fitted],
+    calibrated: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight (d,), bias () and strength () of one label."""
     outcome, mean, difference = _outcome(annotated, index)
     prevalence = float(annotated.prevalence[index])
-    if noisy:
-        fitted = expected(directions, outcome)
-        difference = fitted.cross[0] / (prevalence * (1 - prevalence))
-    else:
-        fitted = cross_validated(directions, outcome, largest=1.0)
+    fitted = fit(directions, outcome)
+    # As the fit expects it: with noise, less long than the sums say.
+    difference = fitted.cross[0] / (prevalence * (1 - prevalence))
     weight, bias = discriminant(fitted.cross[0], fitted.weight[0], prevalence, mean, difference)
-    if calibrated and not noisy:
+    if calibrated:
         counts = (float(annotated.positive[index]), float(annotated.annotated[index]))
         weight, bias = _calibrated(weight, bias, counts, directions, fitted, difference)
     return weight, bias, fitted.strength[0]

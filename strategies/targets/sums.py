@@ -56,6 +56,7 @@ class CodedSums:
         moment: of all records as one class: their number, mean, and covariance.
         products: sum of u u^T, (r, r), float64; None where no number is predicted.
         noise: of released sums; None for exact ones.
+        rounding: largest eigenvalue, about, of what rounding has changed in the covariance.
 
     Raises:
         ValueError: for shapes that do not agree, or another type than float64.
@@ -75,6 +76,7 @@ class CodedSums:
     moment: Statistics
     products: Tensor | None = None
     noise: Noise | None = None
+    rounding: float = 0.0
 
     def __post_init__(self) -> None:
         rows, dimension = len(self.code), self.moment.means.shape[1]
@@ -138,12 +140,15 @@ class CodedSums:
             products = products + other.products
         if noise is not None and other.noise is not None:
             noise = noise + other.noise
+        changed = math.hypot(self.records * self.rounding, other.records * other.rounding)
+        moment = self.moment + other.moment
         return CodedSums(
             self.code + other.code,
             self.sums + other.sums,
-            self.moment + other.moment,
+            moment,
             products,
             noise if noise is not None else other.noise,
+            changed / max(moment.records, 1e-300),
         )
 
     def __sub__(self, other: CodedSums) -> CodedSums:
@@ -159,7 +164,14 @@ class CodedSums:
         if products is not None and other.products is not None:
             products = products - other.products
         moment = _without(self.moment, other.moment)
-        return CodedSums(self.code - other.code, self.sums - other.sums, moment, products)
+        changed = (self.records * self.rounding) ** 2 - (other.records * other.rounding) ** 2
+        return CodedSums(
+            self.code - other.code,
+            self.sums - other.sums,
+            moment,
+            products,
+            rounding=math.sqrt(max(changed, 0.0)) / moment.records,
+        )
 
     def scaled(self, share: float) -> CodedSums:
         """The same records with a share of their weight."""
