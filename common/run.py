@@ -119,12 +119,17 @@ class Run:
         return section
 
     @property
+    def planned_rounds(self) -> int:
+        """Number of rounds of training that the settings ask for."""
+        return self.plan.training.rounds or self.trained.rounds
+
+    @property
     def rounds(self) -> int:
         """Number of rounds of training that the run has, or that its budget pays for.
 
         Raises ConfigError where that is none.
         """
-        return self.trained.rounds if self.mechanism is None else self.mechanism.rounds
+        return self.planned_rounds if self.mechanism is None else self.mechanism.rounds
 
     @property
     def power(self) -> float:

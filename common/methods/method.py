@@ -270,6 +270,9 @@ class ModelTraining:
             fedavg.server-learning-rate.
         frames: whether sites train in a common frame of the columns of their features, where these
             need one (common/surrogates/columns.py).
+        rounds: their number, where the section does not say it; 0 where it does.
+        start: "module:class" that is made of a run, and whose `start` makes the first model for a
+            number of features; empty for a network of the section.
     """
 
     section: Literal["fedavg", "fedlap", "dpcvae"] = "fedavg"
@@ -279,6 +282,8 @@ class ModelTraining:
     sparse: bool = False
     adaptive: bool = False
     frames: bool = True
+    rounds: int = 0
+    start: str = ""
 
 
 @dataclass(frozen=True)

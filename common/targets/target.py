@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,6 +75,50 @@ def sums_of_counts(bound: float, private: bool) -> tuple[TargetSum, ...]:
     )
 
 
+def names_of_parts(name: str, parts: int) -> tuple[str, ...]:
+    """The names of the tensors whose sum is one tensor.
+
+    Args:
+        name: of the whole.
+        parts: their number.
+
+    Example:
+        >>> names_of_parts("beta", 3)
+        ('beta', 'beta+1', 'beta+2')
+    """
+    return (name, *(f"{name}+{number}" for number in range(1, parts)))
+
+
+@dataclass(frozen=True)
+class Course:
+    """What sites send where a target is learned in several rounds.
+
+    Attributes:
+        rounds: their number.
+        each: the sums of a round; shares are parts of the budget of all rounds but the first.
+        first: those of the first round, if others; shares are parts of its own budget.
+        first_share: part of the whole budget that the first round has.
+        receives: what sites receive in a round: a name, and a symbol for each axis as in
+            `TargetSum`; B bins, R = B + 1.
+        parts: a number travels as the sum of so many numbers of 16 bits.
+        site: "module:function" at the site, which makes its message.
+        site_sums: "module:function" at the site, which makes the sums for a secure sum.
+        steps: "module:class" at the coordinator: its half of the rounds, without messages.
+        private: whether the sums can have noise.
+    """
+
+    rounds: int
+    each: tuple[TargetSum, ...]
+    receives: tuple[tuple[str, str], ...]
+    site: str
+    site_sums: str
+    steps: str
+    first: tuple[TargetSum, ...] | None = None
+    first_share: float = 0.0
+    parts: int = 1
+    private: bool = False
+
+
 class Target(ABC):
     """A target, resolved from the settings of a run.
 
@@ -84,8 +128,6 @@ class Target(ABC):
         gaps: whether a value may be missing, as NaN.
         counts: whether rows of the code are counts of records, which are ones and zeros.
         divides: whether each record is in one row exactly.
-        gap: what keeps sites out of a run without noise and secure sum, as a sentence; empty for
-            nothing that is worth a warning before the start.
     """
 
     name: str
@@ -93,7 +135,6 @@ class Target(ABC):
     gaps = False
     counts = True
     divides = False
-    gap = ""
 
     @property
     @abstractmethod
@@ -172,6 +213,21 @@ class Target(ABC):
         """What is learned, in words."""
         return ", ".join(self.outputs)
 
+    @property
+    def gap(self) -> str:
+        """What keeps sites out of a run without noise and secure sum, as a sentence; empty for
+        nothing that is worth a warning before the start.
+        """
+        return ""
+
+    def course(self, private: bool) -> Course | None:
+        """What sites send in rounds; None where they send all at once.
+
+        Args:
+            private: whether with noise.
+        """
+        return None
+
     def fewest(self) -> tuple[str, int] | None:
         """What of the code fewest sites know of their records, and their number, as far as settings
         say; None where all sites know all.
@@ -203,6 +259,7 @@ class Kind:
         score: the metric that says most.
         columns: the field that names the columns, and a name for a column that has none; empty
             where columns have fixed names.
+        once: settings with which a site sends all at once, for messages as files.
     """
 
     name: str
@@ -213,3 +270,4 @@ class Kind:
     metrics: Callable[[Mapping[str, float]], dict[str, float]]
     score: str
     columns: tuple[str, str] = ("", "")
+    once: Mapping[str, str] = field(default_factory=dict)
