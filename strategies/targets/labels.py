@@ -21,6 +21,9 @@ from fedsurrogate.strategies.targets.strength import (
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
 
+# Of Kim & Gu 2004. With few records plain cross-validation chooses ridges that are too weak: 150
+# records of 128 features gave an AUROC of .75 in place of .82.
+CAUTION = 1.4
 # With noise, fewer positives or negatives than this many deviations of it are none.
 PRESENT = 2.0
 
@@ -74,17 +77,18 @@ class Annotated:
         )
 
     @classmethod
-    def capped(cls, sums: CodedSums, members: Tensor) -> Annotated:
+    def capped(cls, sums: CodedSums, members: Tensor, set_entry: float = 1.0) -> Annotated:
         """From the capped code, whose positives are counted low where a record has many.
 
         Args:
             sums: the last L + S rows of the code are the positive labels of a record, scaled, and
                 then the label set of its site.
             members: which labels each set has, (S, L), bool.
+            set_entry: what a record adds to the row of its set.
         """
         sets, labels = members.shape
         code, table = sums.code[-labels - sets :], sums.sums[-labels - sets :]
-        within = members.double().T
+        within = members.double().T / set_entry
         noise = torch.zeros(2, labels + sets, dtype=torch.float64)
         if sums.noise is not None:
             noise = torch.stack([each[-labels - sets :] for each in _rows(sums)])
@@ -94,7 +98,7 @@ class Annotated:
             table[:labels],
             within @ table[labels:],
             noise[:, :labels],
-            (noise[:, labels:].square() @ within.T).sqrt(),
+            (noise[:, labels:].square() @ within.square().T).sqrt(),
             torch.zeros(labels, dtype=torch.float64),
         )
 
@@ -166,10 +170,13 @@ def label_heads(
     kept = [index for index, name in enumerate(labels) if name not in left_out]
     if not kept:
         raise RunError("no label can be learned: " + "; ".join(map(_named, left_out.items())))
-    shared = _directions(sums, sums.moment) if moments is None else None
-    parts = []
+    parts, found = [], dict[int, Directions]()
     for index in kept:
-        directions = shared or _directions(sums, (moments or [])[index])
+        moment = sums.moment if moments is None else moments[index]
+        # One decomposition serves all labels of the same records.
+        if id(moment) not in found:
+            found[id(moment)] = _directions(sums, moment)
+        directions = found[id(moment)]
         parts.append(_one(annotated, index, directions, sums.noise is not None, calibrated))
     weight, bias, strength = (torch.stack(list(each)) for each in zip(*parts, strict=True))
     names = tuple(labels[index] for index in kept)
@@ -288,7 +295,7 @@ def _one(
         fitted = expected(directions, outcome)
         difference = fitted.cross[0] / (prevalence * (1 - prevalence))
     else:
-        fitted = cross_validated(directions, outcome, largest=1.0)
+        fitted = cross_validated(directions, outcome, largest=1.0, caution=CAUTION)
     weight, bias = discriminant(fitted.cross[0], fitted.weight[0], prevalence, mean, difference)
     if calibrated and not noisy:
         counts = (float(annotated.positive[index]), float(annotated.annotated[index]))
