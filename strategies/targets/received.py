@@ -23,7 +23,7 @@ from fedsurrogate.common.targets.target import (
     TOTALS,
     Target,
 )
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
 from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 
 Tables = Mapping[str, Tensor]
@@ -56,7 +56,9 @@ def of_site(tensors: Tables, target: Target) -> CodedSums:
     moment = Statistics(records, mean[None], squares)
     table = sums + torch.outer(code, mean)
     entry = HALF / math.sqrt(3) * float(squares.norm(dim=1).max())
-    whole = CodedSums(code, table, moment, products, rounding=2 * entry)
+    known = target.known(code)
+    groups = {known: moment} if known else {}
+    whole = CodedSums(code, table, moment, products, rounding=2 * entry, groups=groups)
     return whole if target.divides else _with_all(whole)
 
 
@@ -77,6 +79,8 @@ def around_zero(
     Raises:
         ValueError: without records.
     """
+    if target.blocks:
+        return _of_blocks(tensors, target, rounding)
     code, sums = tensors[CODE].double(), tensors[SUMS].double()
     squares = unfolded(tensors[SQUARES].double(), sums.shape[1])
     if RECORDS in tensors:
@@ -86,8 +90,7 @@ def around_zero(
     else:
         # The public centre stands for the mean, where a record may be in no row.
         totals = torch.zeros(sums.shape[1], dtype=torch.float64)
-        pairs = float((code[0::2][: len(code) // 2] + code[1::2]).max())
-        records = float(squares.trace()) if unit_norm else pairs
+        records = float(squares.trace()) if unit_norm else target.counted(code)
     records = max(records, 1.0) if sigmas else records
     mean = totals / records
     covariance = squares / records - torch.outer(mean, mean)
@@ -99,6 +102,26 @@ def around_zero(
     if RECORDS in tensors and not target.divides:
         whole = _with_all(whole)
     return replace(whole, noise=_noise(sigmas, len(code))) if sigmas else whole
+
+
+def _of_blocks(tensors: Tables, target: Target, rounding: float) -> CodedSums:
+    """The exact sums of all sites, whose moments are apart by block."""
+    groups = {}
+    for at, known in enumerate(target.known_in_blocks()):
+        own = {name: tensors[name][at] for name in (TOTALS, SQUARES)}
+        if not (records := float(tensors[RECORDS][at])) > 0:
+            continue
+        mean = own[TOTALS].double() / records
+        squares = unfolded(own[SQUARES].double(), len(mean))
+        covariance = squares / records - torch.outer(mean, mean)
+        counts = torch.tensor([records], dtype=torch.float64)
+        groups[known] = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
+    if not groups:
+        raise ValueError("coded sums without records")
+    moment = sum_of(list(groups.values()))
+    code, sums = tensors[CODE].double(), tensors[SUMS].double()
+    changed = 2 * rounding * math.sqrt(len(groups) * sums.shape[1]) / moment.records
+    return _with_all(CodedSums(code, sums, moment, rounding=changed, groups=groups))
 
 
 def _with_all(sums: CodedSums) -> CodedSums:

@@ -125,7 +125,7 @@ class Fitted:
 
 
 def cross_validated(
-    directions: Directions, outcomes: Outcomes, largest: float = ALL_OF_IT
+    directions: Directions, outcomes: Outcomes, largest: float = ALL_OF_IT, caution: float = 1.0
 ) -> Fitted:
     """Ridges with the strength of smallest generalised cross-validation error.
 
@@ -135,11 +135,14 @@ def cross_validated(
         largest: strengths that explain this share of the variance or more are left out: where an
             outcome was seen on other records than the covariance, or rounding has changed that, a
             weak ridge may explain more than there is.
+        caution: by which degrees of freedom are multiplied where strengths are compared; more than
+            one prevents ridges that are too weak, which few records make likely.
 
     Returns:
         The ridges. Where no strength is allowed, the strongest one.
 
-    Source: Golub, Heath & Wahba 1979, with one degree of freedom for the intercept.
+    Source: Golub, Heath & Wahba 1979, with one degree of freedom for the intercept; caution: Kim &
+        Gu 2004, section 4.
     """
     values, variance = directions.values, outcomes.variance[:, None]
     mean = max(float(values.mean()), 1e-300)
@@ -149,11 +152,12 @@ def cross_validated(
     fits = squares @ inverse.T
     residual = variance - 2 * fits + (squares * values) @ inverse.square().T
     freedom = (1 + (values * inverse).sum(1)) / outcomes.records[:, None]
-    errors = residual.clamp_min(0) / (1 - freedom).clamp_min(1 - MOST_FREEDOM).square()
-    allowed = (freedom < MOST_FREEDOM) & (fits < largest * variance)
+    errors = _errors(residual, freedom)
+    allowed = (caution * freedom < MOST_FREEDOM) & (fits < largest * variance)
     allowed &= strengths >= directions.least
     allowed[:, -1] |= ~allowed.any(1)
-    best = torch.where(allowed, errors, torch.inf).argmin(1)
+    compared = _errors(residual, caution * freedom)
+    best = torch.where(allowed, compared, torch.inf).argmin(1)
     strength = strengths[best]
     weight = directions.weights(outcomes.cross, strength)
     error = errors.gather(1, best[:, None]).squeeze(1)
@@ -196,6 +200,14 @@ def of_least_error(directions: Directions, outcomes: Outcomes, records: float) -
     strength = strengths[best]
     weight = directions.weights(outcomes.cross, strength)
     return Fitted(weight, outcomes.cross, strength, residual.squeeze(1))
+
+
+def _errors(residual: Tensor, freedom: Tensor) -> Tensor:
+    """The error on new records of ridges with this residual variance and degrees of freedom a
+    record.
+    """
+    kept: Tensor = (1 - freedom).clamp_min(1 - MOST_FREEDOM)
+    return residual.clamp_min(0) / kept.square()
 
 
 def expected(directions: Directions, outcomes: Outcomes) -> Fitted:
