@@ -18,7 +18,7 @@ from fedsurrogate.client_app.features.site_features import dataset_features, sit
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.model_use.prediction import check_backbone
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
+from fedsurrogate.common.backbones.feature_power import power_in, with_power
 from fedsurrogate.common.errors import BackboneError, DataError
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.settings import DataKind
@@ -170,7 +170,7 @@ def _of_rows(
                 f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, "
                 f"but the features are of {features.fingerprint[:16]}"
             )
-    x = raised(torch.as_tensor(features.x[rows]).float(), power)
+    x = features.of(rows, power)
     good = torch.as_tensor(features.ok)[rows] & x.isfinite().all(1)
     x, labels, kept = x[good], labels[good], rows[good].tolist()
     if not len(labels):
