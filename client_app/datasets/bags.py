@@ -27,6 +27,7 @@ from fedsurrogate.client_app.datasets.records import Images, Records, select
 
 # A column that is none: images in one folder are a bag, where no table is.
 OF_FOLDER = "folder"
+ALONE = "no bag-column: each image is a bag of its own"
 
 
 def pooled(records: Records, left: LeftOut, by_patient: bool) -> Records:
@@ -73,7 +74,7 @@ def pooled(records: Records, left: LeftOut, by_patient: bool) -> Records:
         same=None if same is None else lambda: same_bags(same(), members),
         place=lambda at: f"bag {titles[at]!r}",
         left_out=(*records.left_out, *left.reasons),
-        odd=(*records.odd, _sizes(records, members)),
+        odd=(*records.odd, *([] if records.bags else [ALONE])),
         images=images,
     )
 
@@ -91,9 +92,16 @@ def _said(records: Records) -> list[object]:
     return list(zip(targets, parts, sites, strict=True))
 
 
-def _sizes(records: Records, members: Sequence[Tensor]) -> str:
-    if records.bags is None:
-        return "no bag-column: each image is a bag of its own"
+def described(members: Sequence[Tensor]) -> str:
+    """How many images are in how many bags.
+
+    Args:
+        members: indices of each bag's images.
+
+    Example:
+        >>> described([torch.tensor([0, 2]), torch.tensor([1])])
+        '3 images in 2 bags, of 1 to 2 each'
+    """
     sizes = [len(own) for own in members] or [0]
     return f"{sum(sizes)} images in {len(members)} bags, of {min(sizes)} to {max(sizes)} each"
 

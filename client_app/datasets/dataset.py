@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.bags import pooled
+from fedsurrogate.client_app.datasets.bags import described, pooled
 from fedsurrogate.client_app.datasets.dicom import read_dicom
 from fedsurrogate.client_app.datasets.duplicates import once, without_leaks
 from fedsurrogate.client_app.datasets.image_folders import read_imagefolder
@@ -190,7 +190,8 @@ class Dataset:
     @property
     def report(self) -> DataReport:
         """What was left out before any image was opened."""
-        return DataReport(self.name, len(self), self.left_out, self.odd)
+        bags = "" if self.members is None else described(self.members)
+        return DataReport(self.name, len(self), self.left_out, self.odd, bags)
 
     def open_image(self, index: int, shortest: int = 0) -> Image.Image:
         """A record as an RGB image; safe in threads.

@@ -172,6 +172,7 @@ def test_without_a_bag_column_each_image_is_a_bag_and_the_report_says_so(
     site = loaded(node, POOLED)
     assert len(site.train.labels) + len(site.test.labels) == 3
     assert "no bag-column: each image is a bag of its own" in site.report.odd
+    assert site.report.bags == "3 images in 3 bags, of 1 to 1 each"
 
 
 @pytest.mark.parametrize("kind", KINDS)
