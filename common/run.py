@@ -195,6 +195,8 @@ class Run:
             chosen["power"] = self.power
         if self.target is not None:
             chosen["target"] = self.target.public
+        if own.features.bag != "none":
+            chosen["bag"] = own.features.bag
         if own.secure_sum:
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
@@ -215,6 +217,7 @@ class Run:
             "fedpft.seal",
             "fedpft.bits",
             "features.power",
+            "features.bag",
             *map(kebab, TargetSettings.model_fields),
             "secure-sum",
             *SECURE_SUM_KEYS,
@@ -227,6 +230,7 @@ class Run:
         self._check_budget(budget)
         self._check_sums()
         self._check_method(budget)
+        self._check_images()
         self._check_defence()
         if own.partition == "column" and not own.site_column:
             raise ConfigError(
@@ -317,16 +321,21 @@ class Run:
                     f"{name}.noise-multiplier = {noise:g} needs epsilon, the limit of the privacy "
                     "loss; set it"
                 )
-        trained, section = self.trained, plan.training.section
-        if (
-            section in self.method.sections
-            and not isinstance(trained, DPCVAESettings)
-            and trained.augment
-            and trained.kind != "convnet"
-        ):
+
+    def _check_images(self) -> None:
+        """Raise ConfigError for what only a network that reads images can do, or cannot."""
+        own, section, trained = self.settings, self.plan.training.section, self.trained
+        if section not in self.method.sections or isinstance(trained, DPCVAESettings):
+            return
+        if trained.augment and trained.kind != "convnet":
             raise ConfigError(
                 f"{section}.augment = {', '.join(trained.augment)} works only with {section}.model "
                 "= 'convnet', which reads images; set that, or remove it"
+            )
+        if own.features.bag != "none" and trained.kind == "convnet":
+            raise ConfigError(
+                f"features.bag = {own.features.bag!r} pools features, and {section}.model = "
+                "'convnet' reads images; set another model, or features.bag = 'none'"
             )
 
     def _check_defence(self) -> None:

@@ -18,7 +18,7 @@ from fedsurrogate.common.settings.base import (
     split_names,
 )
 from fedsurrogate.common.settings.counting import CountingSettings
-from fedsurrogate.common.settings.features import FeaturesSettings
+from fedsurrogate.common.settings.features import Bag, FeaturesSettings
 from fedsurrogate.common.settings.fedlap import FedLAPSettings
 from fedsurrogate.common.settings.fedpft import FedPFTSettings
 from fedsurrogate.common.settings.generators import DPCVAESettings
@@ -47,6 +47,7 @@ __all__ = [
     "AFLSettings",
     "Augmentations",
     "BackboneSettings",
+    "Bag",
     "BaselineSettings",
     "Clip",
     "CountingSettings",

@@ -35,6 +35,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "dataset": ("one,two",),
     "label-column": ("diagnosis",),
     "patient-column": ("patient",),
+    "bag-column": ("study",),
     "classes": (CLASSES, "d,c,b,a"),
     "partition": ("iid", "classes", "column"),
     "alpha": (0.3,),
@@ -102,6 +103,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "head.solver": ("lda", "ridge", "naive-bayes", "qda", "sampled"),
     "head.shrinkage": (0.3,),
     "features.power": (0.5, 1.0),
+    "features.bag": ("mean",),
     "features.projection": ("projection.safetensors",),
     "features.dimensions": (4,),
     "features.records": (500,),
@@ -200,6 +202,7 @@ UNREADABLE: Flat = {
     },
     **{
         "features.power": "half",
+        "features.bag": "max",
         "fedavg.augment": "mirror",
         "dpcvae.rounds": 1,
         "counting.digest": "ab",
