@@ -282,7 +282,7 @@ WRONG: tuple[Flat, ...] = (
     {"target": "labels"},
     {"target": "time"},
     {"target": "time", "horizon": 3.0, "time-column": "months"},
-    {"target": "number", "target-range": "0,1", "method": "fedavg"},
+    {"target": "number", "target-range": "0,1", "method": "fedrep"},
     {"target": "number", "target-range": "0,1", "classes": CLASSES},
     {"target": "number", "target-range": "0,1", "partition": "classes"},
     {"target": "number", "target-range": "0,1", "fedpft.covariance": "diag"},
