@@ -27,6 +27,7 @@ from fedsurrogate.common.settings import (
 )
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
 from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.targets.target import Target
 
 # Kinds of data with images of any size.
@@ -91,6 +92,11 @@ class Run:
         budget.
         """
         return None if self.mechanism is None else self.mechanism.of(unit, centre)
+
+    @cached_property
+    def objective(self) -> Objective | None:
+        """What training by gradients minimises, for another target than classes."""
+        return None if self.target is None else self.target.objective()
 
     @property
     def private(self) -> bool:

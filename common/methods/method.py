@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Literal
 
 from fedsurrogate.common.privacy.mechanism import MechanismRecipe
-from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings import FedAvgSettings, Settings
 from fedsurrogate.common.targets.target import Target
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
@@ -360,8 +360,9 @@ class Method:
         needs_budget: whether the method runs only under privacy.
         fill: replaces "auto" values that depend on the method.
         adversarial: whether sites train the shared generator against a critic.
-        coded: the plan for another target than classes, which is learned from coded sums; None for
-            a method that learns classes only.
+        coded: the plan for another target than classes, where it is learned from coded sums.
+        trains: the same where sites train its model in rounds: from the plan for classes and the
+            settings of the training. A method that has neither learns classes only.
     """
 
     name: str
@@ -375,6 +376,7 @@ class Method:
     fill: Callable[[Settings], Settings] = unchanged
     adversarial: bool = False
     coded: Callable[[Settings, Target], Plan] | None = None
+    trains: Callable[[Plan, FedAvgSettings, Target], Plan] | None = None
 
     @property
     def sections(self) -> frozenset[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedsurrogate.common.settings import Settings
+    from fedsurrogate.common.targets.objective import Objective
 
 # The sums of a site. Those of "records" and "totals" are of the code 1, which every record has.
 RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (
@@ -256,6 +257,10 @@ class Target(ABC):
         Returns:
             (n,), int64.
         """
+
+    def objective(self) -> Objective | None:
+        """What training by gradients minimises; None for a target that is learned from sums only."""
+        return None
 
     @property
     @abstractmethod

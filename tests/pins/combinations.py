@@ -307,7 +307,7 @@ WRONG: tuple[Flat, ...] = (
     {"target": "time", "horizon": 3.0, "time-column": "months"},
     {"target": "time", "horizon": 3.0, "time-head": "cox", "epsilon": 1.0, "delta": 1e-5},
     {"target": "time", "horizon": 3.0, "time-head": "residuals", "cox-rounds": 3},
-    {"target": "number", "target-range": "0,1", "method": "fedavg"},
+    {"target": "number", "target-range": "0,1", "method": "fedrep"},
     {"target": "number", "target-range": "0,1", "classes": CLASSES},
     {"target": "number", "target-range": "0,1", "partition": "classes"},
     {"target": "number", "target-range": "0,1", "fedpft.covariance": "diag"},
