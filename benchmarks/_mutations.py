@@ -224,10 +224,12 @@ def _of(
 
 def _as_good(node: ast.AST, child: ast.AST, fault: tuple[str, str], scope: Scope) -> bool:
     """Whether the fault leaves a value that serves as well: the length of another tensor of one
-    table, the size of a difference the other way round, or a limit on the length of a text that is
-    larger or smaller by one.
+    table, the size of a difference the other way round, a limit on the length of a text that is
+    larger or smaller by one, or a limit with a tolerance, which no number meets exactly.
     """
     operator, what = fault
+    if operator == "boundary":
+        return "_TOLERANCE" in ast.unparse(child)
     if operator == "constant" and isinstance(node, ast.keyword):
         return node.arg == "max_length"
     if what == "sides swapped" and isinstance(child, ast.BinOp) and isinstance(child.op, ast.Sub):

@@ -160,6 +160,20 @@ def test_a_difference_the_other_way_round_is_a_fault_unless_its_sign_is_lost(siz
     assert "arguments swapped" in kinds("x - y")
 
 
+def test_an_exception_is_narrowed_only_where_no_other_name_catches_it() -> None:
+    source = "try:\n    f()\nexcept (KeyError, LookupError, OSError):\n    g()\n"
+    drawn = _mutations.draw({"one": {"a.py": source}}, facts_of(source), 50, 0)
+    narrowed = {each.what for each in drawn if each.operator == "exception narrowed"}
+    assert narrowed == {"without LookupError", "without OSError"}
+
+
+@pytest.mark.parametrize(("limit", "fault"), [("y * EPSILON_TOLERANCE", False), ("y * 2", True)])
+def test_a_limit_with_a_tolerance_is_met_exactly_by_nobody(limit: str, fault: bool) -> None:
+    source = f"def f(x, y):\n    return x > {limit}\n"
+    drawn = _mutations.draw({"one": {"a.py": source}}, facts_of(source), 50, 0)
+    assert ("boundary" in {each.operator for each in drawn}) == fault
+
+
 def test_other_lengths_and_limits_are_faults() -> None:
     for source in (
         "def f(x: str, y: str):\n    return len(x)\n",
