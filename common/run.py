@@ -195,7 +195,7 @@ class Run:
         # comparable.
         if own.fedpft.seal:
             chosen["seal"] = True
-        if own.fedpft.bits != 16:
+        if own.fedpft.bits not in (0, 16):
             chosen["bits"] = own.fedpft.bits
         if self.power != 1:
             chosen["power"] = self.power

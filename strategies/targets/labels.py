@@ -180,6 +180,7 @@ def label_heads(
         # One decomposition serves all labels of the same records.
         if id(moment) not in found:
             found[id(moment)] = _directions(sums, moment)
+        fit: Callable[[Directions, Outcomes], Fitted]
         fit = partial(cross_validated, largest=1.0, caution=CAUTION)
         if sums.noise is not None:
             fit = expected

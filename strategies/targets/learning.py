@@ -87,7 +87,7 @@ def ridged(
     return head_of(FITS[target.name](sums, target, ridge), header, target)
 
 
-def head_of(made: Answering, header: Header, target: Target) -> tuple[Head, dict[str, float]]:
+def head_of(made: Answering, header: Header, target: Target) -> tuple[Head, dict[str, str | float]]:
     """The model of a target, and facts for the run's result.
 
     Args:

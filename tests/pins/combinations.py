@@ -246,7 +246,7 @@ WRONG: tuple[Flat, ...] = (
     {"completely-other": 1},
     {"fedpft": "lowrank"},
     {"seed": "7", "compare": 1, "alpha": True, "backbone": 3},
-    {"seed": 2**31, "fedpft.rank": 0, "unknown": 1},
+    {"seed": 2**31, "fedpft.rank": -1, "unknown": 1},
     {"alpha": 1},
     {"quorum": 1.5},
     {"backbone": ""},
