@@ -1,5 +1,6 @@
 """Tutorials are followed step by step, as a reader types them."""
 
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from torchvision.models import resnet18
 
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.common.backbones.own_backbones import own_backbone
-from tests.commands import site
+from tests.commands import coordinator, site
 from tests.documents import DOCS, blocks, commands, words
 
 BUDGET = DOCS / "tutorials" / "privacy-budget.md"
@@ -53,6 +54,26 @@ def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_i
     assert "witness" in opened
     assert "epsilon" in tried
     assert "nothing has left yet" in left
+
+
+@pytest.mark.parametrize("page", ["findings", "time-to-event"])
+def test_a_tutorial_on_drawn_pictures_can_be_typed(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With fewer pictures than a reader draws."""
+    monkeypatch.chdir(tmp_path)
+    document = DOCS / "tutorials" / f"{page}.md"
+    for line in (line for block in commands(document) for line in block):
+        typed = words(line.replace("--images 1500", "--images 150 --size 32"))
+        assert coordinator(monkeypatch, *typed[1:]) == 0, capsys.readouterr().err
+    (code,) = blocks(document, "python")
+    capsys.readouterr()
+    exec(compile(code, document.name, "exec"), {})
+    answered = ast.literal_eval(capsys.readouterr().out)
+    if page == "findings":
+        assert [len(each) for each in answered.values()] == [3, 3]
+    else:
+        assert answered["survival 5"] <= answered["survival 1"]
 
 
 def test_the_backbone_in_python_of_the_tutorial_works(
