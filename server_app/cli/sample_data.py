@@ -11,16 +11,17 @@ import typer
 from fedsurrogate.common.command_line import console
 
 
-class Kind(StrEnum):
+class Sample(StrEnum):
     """What can be made."""
 
     xrays = "xrays"
 
 
 def sample_data(
-    kind: Annotated[Kind, typer.Argument(help="What to make.")],
+    kind: Annotated[Sample, typer.Argument(help="What to make.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder that is made.", show_default="KIND")
+        Path | None,
+        typer.Option(help="Folder that is made.", show_default="the name of what is made"),
     ] = None,
     hospitals: Annotated[int, typer.Option(min=1, max=50, help="Number of hospitals.")] = 4,
     images: Annotated[
