@@ -104,6 +104,8 @@ def coded_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     if len(own.features) < task.limits.smallest_class:
         mapped = replace(mapped, features=mapped.features[:0], code=mapped.code[:0])
     sums = exact_sums(mapped, None)
+    if target.blocks:
+        sums = in_block(sums, target.block(task.site), target.blocks)
     names = {each.name for each in task.run.plan.combination.sums}
     return {name: value for name, value in sums.items() if name in names}, None
 
@@ -140,6 +142,25 @@ def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
     }
 
 
+def in_block(sums: dict[str, Tensor], block: int, blocks: int) -> dict[str, Tensor]:
+    """Sums whose records, totals and squares are those of one of several blocks of sites.
+
+    Args:
+        sums: of a site, from `exact_sums`.
+        block: of the site.
+        blocks: their number.
+
+    Returns:
+        The same, with records (blocks,), totals (blocks, d) and squares (blocks, ...).
+    """
+    found = dict(sums)
+    for name in (RECORDS, TOTALS, SQUARES):
+        own = sums[name].reshape(-1) if name != RECORDS else sums[name][0]
+        found[name] = torch.zeros(blocks, *own.shape, dtype=torch.float64)
+        found[name][block] = own
+    return found
+
+
 def _total(features: Tensor) -> Tensor:
     total = torch.zeros(features.shape[1], dtype=torch.float64)
     for rows in torch.split(features, ROWS):
@@ -153,7 +174,7 @@ def _released(task: Task, target: Target) -> CodedRecords:
     Raises:
         DataError: for a target of which no exact sum of this site may leave.
     """
-    train, values = task.found.train, values_of(task)
+    train, values = task.found.train, target.of_site(values_of(task), task.site)
     code, why = target.large_enough(
         target.code(values), task.limits.smallest_class, task.run.settings.secure_sum
     )

@@ -100,7 +100,7 @@ def _refusal(projection: str, public: str) -> str:
 def _sizes(outputs: int, classes: int, dimension: int, records: int) -> Sizes:
     """B bins of time and R = B + 1 places to leave, of C = 2 B + 1 cells."""
     bins = classes // 2
-    return {**coded_sizes(outputs, classes, dimension, records), "B": bins, "R": bins + 1}
+    return {**coded_sizes(outputs, 0, classes, dimension, records), "B": bins, "R": bins + 1}
 
 
 def _fields(sums: tuple[TargetSum, ...], parts: int) -> tuple[Field, ...]:

@@ -59,7 +59,7 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             tuple(field_of(each.name, each.shape) for each in sums),
             (),
             outputs,
-            symbols=partial(coded_sizes, len(target.outputs)),
+            symbols=partial(coded_sizes, len(target.outputs), target.blocks),
             introduces=False,
             all_classes=True,
         ),
@@ -86,10 +86,12 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
     )
 
 
-def coded_sizes(outputs: int, classes: int, dimension: int, records: int) -> Sizes:
-    """o outputs; T and P numbers of a symmetric matrix of features, and of the code."""
+def coded_sizes(outputs: int, blocks: int, classes: int, dimension: int, records: int) -> Sizes:
+    """o outputs; B blocks of sites; T and P numbers of a symmetric matrix of features, and of the
+    code.
+    """
     folded = {"T": dimension * (dimension + 1) // 2, "P": classes * (classes + 1) // 2}
-    return {"1": 1, "o": outputs, **folded}
+    return {"1": 1, "o": outputs, "B": blocks, **folded}
 
 
 def field_of(name: str, shape: str) -> Field:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.targets.objective import LearningRates, Objective, TrainedHead
 from fedsurrogate.common.targets.target import (
     Course,
     Facts,
@@ -20,6 +23,8 @@ from fedsurrogate.common.targets.target import (
 )
 from fedsurrogate.common.targets.time_rounds import cox_course, residual_course
 
+# A record's hazards add up to about one event at most, and each bends the loss by less than itself.
+RATES = LearningRates(1.0, 1.0, 3.0)
 # Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
 MOST_ALIKE = 0.95
 # Ways to learn risks: from cells in one round, from residuals in two, or by Newton's steps of a Cox
@@ -149,6 +154,21 @@ class Time(Target):
             "'residuals', secure-sum = true, epsilon, or fewer bins"
         )
 
+    def objective(self) -> Objective:
+        """Discrete hazards: logistic regression on the bins in which a record is at risk, with a
+        level for each bin and one weight vector for all.
+        """
+        # Half of the records have the event before the horizon.
+        level = math.log(math.expm1(math.log(2) / self.bins))
+        return Objective(
+            self.bins, partial(_losses, self.bins), RATES, self._answering, (level,) * self.bins
+        )
+
+    def _answering(self, model: Mapping[str, Tensor]) -> TrainedHead:
+        levels = [float(each) for each in model["levels.weight"].flatten()]
+        weight = model["score.weight"]
+        return TrainedHead(self.outputs, weight, torch.zeros(1), {"levels": levels})
+
     def groups(self, values: Tensor) -> Tensor:
         """Cells."""
         return self.cells(values)
@@ -201,6 +221,20 @@ def scored(target: Time, values: Tensor) -> Scored:
     return Scored(**given, values=tuple(values.clamp(-1, 1).tolist()))
 
 
+def _losses(bins: int, outputs: Tensor, code: Tensor) -> Tensor:
+    """Minus the log likelihood of what is seen of each record, from cells (n, 2 B + 1).
+
+    A record that is last seen in a bin is at risk for half of it, as in the Kaplan-Meier curve.
+    """
+    cells = code.to(outputs)
+    events, seen, outlived = cells[:, :bins], cells[:, bins:-1], cells[:, -1:]
+    leaving = events + seen
+    later = leaving.flip(1).cumsum(1).flip(1) - leaving + outlived
+    at_risk = later + events + seen / 2
+    losses: Tensor = at_risk * torch.nn.functional.softplus(outputs) - events * outputs
+    return losses.sum(1)
+
+
 def _make(settings: Settings) -> Target:
     if not settings.horizon:
         raise ConfigError("target = 'time' needs horizon, the time up to which survival is learned")
@@ -232,11 +266,16 @@ def _make(settings: Settings) -> Target:
 
 
 def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
-    """The risk, as a log hazard relative to a mean record, and survival at the end of each bin."""
+    """The risk, as a log hazard relative to a mean record, and survival at the end of each bin: from
+    the hazard of each bin, or from the levels of discrete hazards.
+    """
     risk = scores[:, 0]
-    steps = [float(each) for each in facts["hazard"]]
-    hazard = torch.tensor(steps, dtype=torch.float64).cumsum(0)
-    survival = (-hazard * risk.exp()[:, None]).exp()
+    kind = "levels" if "levels" in facts else "hazard"
+    steps = torch.tensor([float(each) for each in facts[kind]], dtype=torch.float64)
+    if kind == "levels":
+        survival = (-torch.nn.functional.softplus(steps + risk[:, None]).cumsum(1)).exp()
+    else:
+        survival = (-steps.cumsum(0) * risk.exp()[:, None]).exp()
     ends = zip(facts["edges"][1:], survival.unbind(1), strict=True)
     named = {f"survival {edge:g}": column for edge, column in ends}
     return {"risk": risk, **named}

@@ -286,7 +286,7 @@ def _at_risk(by_cell: Tensor) -> Tensor:
 
 def _directions(sums: CodedSums) -> Directions:
     if sums.noise is None:
-        return Directions.of(sums.covariance)
+        return Directions.of(sums.covariance, sums.rounding)
     return Directions.of_noisy(sums.covariance, sums.noise.squares / max(sums.records, 1.0), 0.0)
 
 
@@ -310,7 +310,7 @@ def _weights(score: Tensor, noise: float, events: float, directions: Directions)
     rotated = score @ directions.vectors
     scales = SPREADS[:, None] / directions.values.sum().clamp_min(1e-300)
     whole = values + values.square() * scales + noise**2
-    usable = values > 1e-12 * values.max()
+    usable = values > max(1e-12 * float(values.max()), 2 * events * directions.least)
     terms = (whole.log() + rotated.square() / whole)[:, usable]
     scale = float(scales[int(terms.sum(1).argmin())])
     inside = scale * values * rotated / (values + scale * values.square() + noise**2)
