@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.targets.strength import (
+    CAUTION,
     Directions,
     Fitted,
     Outcomes,
@@ -37,7 +38,7 @@ class RiskHead:
         mean: of the features, (d,).
         hazard: baseline hazard of each bin, (B,); zeros where it was not asked for.
         excess: sum over the events of the score of the record that has it, less the mean score of
-            those at risk; without what noise adds to it.
+            those at risk; without what noise and chance add to it.
     """
 
     weight: Tensor
@@ -68,7 +69,7 @@ def risk_head(sums: CodedSums, calibrated: bool = True) -> RiskHead:
     noise = 0.0
     if sums.noise is not None:
         noise = float((residuals * sums.noise.sums).norm())
-    weight, _ = _weights(score, noise, float(cells.possible_events.sum()), _directions(sums))
+    weight, _ = _weights(score, noise, cells, sums)
     head = RiskHead(weight, sums.mean, torch.zeros(len(cells.events), dtype=torch.float64))
     return calibrated_head(head, sums) if calibrated else head
 
@@ -115,18 +116,17 @@ def risk_of_rounds(cells: Cells, sums: CodedSums, values: Tensor | None = None) 
     values = exact if values is None else values
     counted = max(float(cells.counts.sum()), 1.0)
     if sums.noise is None:
-        mean, present = bound * float(sums.code[1]) / sums.records, sums.records / counted
+        # Sites may be missing in the second round.
+        mean = bound * float(sums.code[1]) / sums.records
     else:
-        mean, present = bound * float(values @ cells.counts) / counted, 1.0
+        mean = bound * float(values @ cells.counts) / counted
     score = bound * sums.sums[1] - mean * sums.sums[0]
     noise = 0.0
     if sums.noise is not None:
         noise = float((sums.noise.sums * torch.tensor([mean, bound]).double()).norm())
-    # Sites may be missing in the second round.
-    events = present * float(cells.possible_events.sum())
-    weight, excess = _weights(score, noise, events, _directions(sums))
+    weight, excess = _weights(score, noise, cells, sums)
     zeros = torch.zeros(len(cells.events), dtype=torch.float64)
-    return RiskHead(weight, sums.mean, zeros, excess / max(present, 1e-300))
+    return RiskHead(weight, sums.mean, zeros, excess)
 
 
 def marginal_head(head: RiskHead, cells: Cells, covariance: Tensor) -> RiskHead:
@@ -304,20 +304,38 @@ def _check_events(cells: Cells) -> None:
         )
 
 
-def _weights(
-    score: Tensor, noise: float, events: float, directions: Directions
-) -> tuple[Tensor, float]:
-    """Weights (d,) that are expected given the score (d,), for a normal prior of which the variance
-    has the largest likelihood; and their product with the score, less what noise adds to it.
+def _weights(score: Tensor, noise: float, cells: Cells, sums: CodedSums) -> tuple[Tensor, float]:
+    """Weights (d,) from the score (d,) of the Cox model at zero, whose entries have this noise; and
+    their product with it, less what noise and chance add, for the events of all cells.
+
+    Without noise they are the ridge of the martingale residuals on the features, in units of the
+    log hazard. With it, those that are expected for a normal prior of which the variance has the
+    largest likelihood. That needs few dimensions for the records: without noise, where all are
+    used, it chose hardly any weight for a thousand pixels.
     """
+    present = sums.records / max(float(cells.counts.sum()), 1.0) if sums.noise is None else 1.0
+    events = present * float(cells.possible_events.sum())
+    if sums.noise is None:
+        squares = float(cells.residuals.square() @ cells.counts) / float(cells.counts.sum())
+        variance, records, none = torch.tensor(
+            [[squares], [sums.records], [0.0]], dtype=torch.float64
+        )
+        outcome = Outcomes(score[None] / sums.records, variance, records, none)
+        directions = _directions(sums)
+        fitted = cross_validated(directions, outcome, caution=CAUTION)
+        weight = fitted.weight[0] * sums.records / events
+        # Chance adds one for each degree of freedom.
+        freedom = directions.values / (directions.values + fitted.strength[0])
+        return weight, float(weight @ score - freedom.sum()) / present
+    directions = _directions(sums)
     values = directions.values * events
     rotated = score @ directions.vectors
     scales = SPREADS[:, None] / directions.values.sum().clamp_min(1e-300)
     whole = values + values.square() * scales + noise**2
-    usable = values > max(1e-12 * float(values.max()), 2 * events * directions.least)
+    usable = values > 1e-12 * float(values.max())
     terms = (whole.log() + rotated.square() / whole)[:, usable]
     scale = float(scales[int(terms.sum(1).argmin())])
     kept = scale * values / (values + scale * values.square() + noise**2)
     kept = torch.where(usable, kept, 0.0)
-    excess = float(kept @ (rotated.square() - noise**2))
+    excess = float(kept @ (rotated.square() - values - noise**2))
     return directions.vectors @ (kept * rotated), excess
