@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +61,14 @@ class HazardSums:
         )
 
 
-def risk_sums(features: Tensor, bins: Tensor, weight: Tensor, hazard: Tensor) -> RiskSums:
+def risk_sums(
+    features: Tensor,
+    bins: Tensor,
+    weight: Tensor,
+    hazard: Tensor,
+    offset: float = 0.0,
+    largest: float = math.inf,
+) -> RiskSums:
     """The sums of a site's records for one step of a Cox model.
 
     Args:
@@ -68,9 +76,11 @@ def risk_sums(features: Tensor, bins: Tensor, weight: Tensor, hazard: Tensor) ->
         bins: in which each record leaves, (n,); B for those that outlive the last one.
         weight: beta, (d,).
         hazard: baseline hazard of each bin, (B,), that the coordinator expects at this beta.
+        offset: that is subtracted from beta z.
+        largest: magnitude of what is left; what is beyond it is cut off.
     """
     count = len(hazard) + 1
-    risk = (features @ weight).exp()
+    risk = (features @ weight - offset).clamp(-largest, largest).exp()
     weighted = risk[:, None] * features
     cumulative = torch.cat([hazard.cumsum(0), hazard.sum()[None]])
     return RiskSums(

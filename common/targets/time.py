@@ -249,7 +249,7 @@ def _make(settings: Settings) -> Target:
     if head == "auto":
         hidden = settings.epsilon or settings.secure_sum
         head = "cells" if hidden else "residuals"
-    bins = settings.bins or (5 if settings.epsilon and head == HEADS[0] else 20)
+    bins = settings.bins or (5 if settings.epsilon else 20)
     edges = tuple(settings.horizon * i / bins for i in range(bins + 1))
     steps = (settings.cox_rounds or USUAL_STEPS) if head == HEADS[2] else 0
     if settings.cox_rounds and not steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from fedsurrogate.common.targets.target import (
     SUMS,
     TOTALS,
     Course,
+    Facts,
     TargetSum,
 )
 
@@ -26,6 +28,8 @@ VALUES, BETA, OFFSET, HAZARD = "values", "beta", "offset", "hazard"
 EVENT_SUMS, WEIGHTS, FIRST, SECOND = "event-sums", "weights", "first", "second"
 # The largest |beta z| of a record, relative to a mean record, that a site computes with.
 LARGEST_SCORE = 12.0
+# Half of a 95 % interval, in standard errors.
+NORMAL = 1.959963984540054
 AT_SITE = "fedsurrogate.client_app.methods"
 AT_COORDINATOR = "fedsurrogate.strategies.targets"
 
@@ -136,3 +140,35 @@ def merged_cells(counts: Tensor, least: int) -> Tensor:
     events = merged_places(counts[:bins].tolist(), least)
     others = merged_places(counts[bins:].tolist(), least)
     return torch.tensor([*events, *(each + bins if each >= 0 else -1 for each in others)])
+
+
+def hazard_ratios(facts: Facts) -> list[dict[str, str | float]]:
+    """Hazard ratios of the features, with their 95 % intervals.
+
+    Args:
+        facts: of a model; those of another target or head have none.
+
+    Returns:
+        Name, ratio, low and high of each feature, in their order.
+
+    Example:
+        >>> (row,) = hazard_ratios({"log-hazards": [[0.0, 0.5]], "names": ["age"]})
+        >>> row["name"], row["ratio"], round(row["high"], 3)
+        ('age', 1.0, 2.664)
+    """
+    pairs = facts.get("log-hazards", [])
+    names = facts.get("names") or [f"feature {number + 1}" for number in range(len(pairs))]
+    return [
+        {
+            "name": str(name),
+            "ratio": _exp(log),
+            "low": _exp(log - NORMAL * error),
+            "high": _exp(log + NORMAL * error),
+        }
+        for name, (log, error) in zip(names, pairs, strict=False)
+    ]
+
+
+def _exp(value: float) -> float:
+    # What overflows is no number in JSON.
+    return math.exp(min(max(value, -700.0), 700.0))

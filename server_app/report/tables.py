@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsurrogate.common.escapes import csv_text
+from fedsurrogate.server_app.report.hazard_ratios import rows_of
 from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table
 from fedsurrogate.server_app.runs.reader import DOWNSTREAM, RunFolder
 
@@ -76,6 +77,7 @@ def tables_of(
             ),
         ],
         "measures": _measures(run),
+        "hazard_ratios": [("feature", "ratio", "low", "high"), *rows_of(run)],
         "rounds": _steps(run),
         "privacy": [
             (

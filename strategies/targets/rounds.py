@@ -72,6 +72,7 @@ class CoxSearch:
         newton: the search for beta.
         accepted_hazard: baseline hazard of each bin at the best point so far, (B,).
         accepted_means: means of the features at risk in each bin there, (B, d).
+        information: minus the second derivatives there, (d, d).
     """
 
     events: Tensor
@@ -80,6 +81,7 @@ class CoxSearch:
     newton: Newton
     accepted_hazard: Tensor
     accepted_means: Tensor
+    information: Tensor
 
     @classmethod
     def start(
@@ -94,7 +96,8 @@ class CoxSearch:
             penalty: of |beta|^2 / 2.
         """
         start, means = torch.zeros_like(event_sums), torch.zeros(len(events), len(event_sums))
-        return cls(events, event_sums, penalty, Newton.at(start), hazard, means.double())
+        none = torch.zeros(len(event_sums), len(event_sums), dtype=torch.float64)
+        return cls(events, event_sums, penalty, Newton.at(start), hazard, means.double(), none)
 
     @property
     def hazard(self) -> Tensor:
@@ -103,6 +106,19 @@ class CoxSearch:
         """
         step = self.newton.point - self.newton.accepted
         return self.accepted_hazard * (-self.accepted_means @ step).exp()
+
+    def begun(self, sums: RiskSums) -> CoxSearch:
+        """The search after a first round at beta = 0, when no hazard is known yet.
+
+        The information is the covariance of all records for each event, which leads no less far than
+        that of the records at risk.
+
+        Args:
+            sums: of all sites at zero, with a hazard of one for every record, and features around
+                their mean.
+        """
+        covariance = sums.second / sums.weights.sum()
+        return self._moved(sums, self.events.sum() * covariance)
 
     def after(self, sums: RiskSums) -> CoxSearch:
         """The search after a round.
@@ -114,26 +130,40 @@ class CoxSearch:
         Args:
             sums: of all sites at `newton.point`, with `hazard`.
         """
-        weights, first = _at_risk(sums.weights), _at_risk(sums.first)
-        seen = self.events > 0
-        beta = self.newton.point
-        below = weights[seen]
-        likelihood = float(beta @ self.event_sums - self.events[seen] @ below.log())
-        likelihood -= self.penalty * float(beta @ beta) / 2
-        means = torch.zeros_like(first)
-        means[seen] = first[seen] / below[:, None]
-        gradient = self.event_sums - self.events @ means - self.penalty * beta
+        weights, means = self._means(sums)
         expected = self.hazard * weights
         information = sums.second - (means * expected[:, None]).T @ means
         # What is known exactly: the expected events at these sums are as many as the events.
         scale = float(self.events.sum() / expected.sum().clamp_min(1e-300))
-        information = scale * (information + information.T) / 2
+        return self._moved(sums, scale * (information + information.T) / 2)
+
+    def _means(self, sums: RiskSums) -> tuple[Tensor, Tensor]:
+        """Weights at risk in each bin (B,), and the mean features there (B, d)."""
+        weights, first = _at_risk(sums.weights), _at_risk(sums.first)
+        seen = self.events > 0
+        means = torch.zeros_like(first)
+        means[seen] = first[seen] / weights[seen][:, None]
+        return weights, means
+
+    def _moved(self, sums: RiskSums, information: Tensor) -> CoxSearch:
+        weights, means = self._means(sums)
+        seen = self.events > 0
+        beta = self.newton.point
+        likelihood = float(beta @ self.event_sums - self.events[seen] @ weights[seen].log())
+        likelihood -= self.penalty * float(beta @ beta) / 2
+        gradient = self.event_sums - self.events @ means - self.penalty * beta
         information.diagonal().add_(self.penalty)
         newton = self.newton.after(likelihood, gradient, information)
         if newton.halvings > self.newton.halvings:
             return replace(self, newton=newton)
         hazard = torch.where(seen, self.events / weights.clamp_min(1e-300), 0.0)
-        return replace(self, newton=newton, accepted_hazard=hazard, accepted_means=means)
+        return replace(
+            self,
+            newton=newton,
+            accepted_hazard=hazard,
+            accepted_means=means,
+            information=information,
+        )
 
 
 def baseline(events: Tensor, sums: RiskSums) -> Tensor:

@@ -37,11 +37,14 @@ class RiskHead:
         weight: w, (d,), float64.
         mean: of the features, (d,).
         hazard: baseline hazard of each bin, (B,); zeros where it was not asked for.
+        excess: sum over the events of the score of the record that has it, less the mean score of
+            those at risk; without what noise and chance add to it.
     """
 
     weight: Tensor
     mean: Tensor
     hazard: Tensor
+    excess: float = 0.0
 
 
 def risk_head(sums: CodedSums, calibrated: bool = True) -> RiskHead:
@@ -66,7 +69,7 @@ def risk_head(sums: CodedSums, calibrated: bool = True) -> RiskHead:
     noise = 0.0
     if sums.noise is not None:
         noise = float((residuals * sums.noise.sums).norm())
-    weight = _weights(score, noise, cells, sums)
+    weight, _ = _weights(score, noise, cells, sums)
     head = RiskHead(weight, sums.mean, torch.zeros(len(cells.events), dtype=torch.float64))
     return calibrated_head(head, sums) if calibrated else head
 
@@ -121,9 +124,9 @@ def risk_of_rounds(cells: Cells, sums: CodedSums, values: Tensor | None = None) 
     noise = 0.0
     if sums.noise is not None:
         noise = float((sums.noise.sums * torch.tensor([mean, bound]).double()).norm())
-    weight = _weights(score, noise, cells, sums)
+    weight, excess = _weights(score, noise, cells, sums)
     zeros = torch.zeros(len(cells.events), dtype=torch.float64)
-    return RiskHead(weight, sums.mean, zeros)
+    return RiskHead(weight, sums.mean, zeros, excess)
 
 
 def marginal_head(head: RiskHead, cells: Cells, covariance: Tensor) -> RiskHead:
@@ -131,11 +134,11 @@ def marginal_head(head: RiskHead, cells: Cells, covariance: Tensor) -> RiskHead:
 
     Scores are taken as normal, and the last time at which a record was seen as independent of its
     score. Then the survival of all records gives the baseline hazard for any slope, and the scores
-    of those at risk in each bin. The slope is that at which scores of records with events differ
-    from scores at risk as much as their covariance says.
+    of those at risk in each bin. The slope is that at which records with events would have the
+    excess of scores that they have.
 
     Args:
-        head: whose scores are calibrated.
+        head: whose scores are calibrated, with their excess.
         cells: of all records.
         covariance: of the features, (d, d).
 
@@ -156,17 +159,16 @@ def marginal_head(head: RiskHead, cells: Cells, covariance: Tensor) -> RiskHead:
     def excess(slope: float) -> float:
         """Summed over events: the mean score of events, less that of records at risk."""
         risk = (scores * slope).exp()
-        before = torch.cat([torch.zeros(1).double(), baseline(slope)[:-1]])
-        at_risk = masses * (-before[:, None] * risk).exp()
-        tilted = at_risk * risk
-        apart = tilted @ scores / tilted.sum(1) - at_risk @ scores / at_risk.sum(1)
+        left = masses * (-baseline(slope)[:, None] * risk).exp()
+        at_risk = torch.cat([masses[None], left[:-1]])
+        seen = (at_risk - left).clamp_min(1e-300)
+        apart = seen @ scores / seen.sum(1) - at_risk @ scores / at_risk.sum(1)
         return float(cells.possible_events @ apart)
 
     low, high = SLOPES
-    wanted = float(cells.possible_events.sum()) * variance
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) < wanted else (low, middle)
+        low, high = (middle, high) if excess(middle) < head.excess else (low, middle)
     slope = (low + high) / 2 if variance > 0 else 1.0
     hazard = baseline(slope)
     return RiskHead(
@@ -302,8 +304,9 @@ def _check_events(cells: Cells) -> None:
         )
 
 
-def _weights(score: Tensor, noise: float, cells: Cells, sums: CodedSums) -> Tensor:
-    """Weights (d,) from the score (d,) of the Cox model at zero, whose entries have this noise.
+def _weights(score: Tensor, noise: float, cells: Cells, sums: CodedSums) -> tuple[Tensor, float]:
+    """Weights (d,) from the score (d,) of the Cox model at zero, whose entries have this noise; and
+    their product with it, less what noise and chance add, for the events of all cells.
 
     Without noise they are the ridge of the martingale residuals on the features, in units of the
     log hazard. With it, those that are expected for a normal prior of which the variance has the
@@ -318,8 +321,12 @@ def _weights(score: Tensor, noise: float, cells: Cells, sums: CodedSums) -> Tens
             [[squares], [sums.records], [0.0]], dtype=torch.float64
         )
         outcome = Outcomes(score[None] / sums.records, variance, records, none)
-        fitted = cross_validated(_directions(sums), outcome, caution=CAUTION)
-        return fitted.weight[0] * sums.records / events
+        directions = _directions(sums)
+        fitted = cross_validated(directions, outcome, caution=CAUTION)
+        weight = fitted.weight[0] * sums.records / events
+        # Chance adds one for each degree of freedom.
+        freedom = directions.values / (directions.values + fitted.strength[0])
+        return weight, float(weight @ score - freedom.sum()) / present
     directions = _directions(sums)
     values = directions.values * events
     rotated = score @ directions.vectors
@@ -328,5 +335,7 @@ def _weights(score: Tensor, noise: float, cells: Cells, sums: CodedSums) -> Tens
     usable = values > 1e-12 * float(values.max())
     terms = (whole.log() + rotated.square() / whole)[:, usable]
     scale = float(scales[int(terms.sum(1).argmin())])
-    inside = scale * values * rotated / (values + scale * values.square() + noise**2)
-    return directions.vectors @ torch.where(usable, inside, 0.0)
+    kept = scale * values / (values + scale * values.square() + noise**2)
+    kept = torch.where(usable, kept, 0.0)
+    excess = float(kept @ (rotated.square() - values - noise**2))
+    return directions.vectors @ (kept * rotated), excess

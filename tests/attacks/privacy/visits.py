@@ -89,6 +89,7 @@ TARGETS: dict[str, dict[str, Scalar]] = {
         "classes": "",
     },
 }
+TARGETS["residuals"] = TARGETS["cells"] | {"time-head": "residuals"}
 # By design it does not protect class sizes or the set of classes, so only its uncharged replies are
 # compared.
 EXCEPTION: dict[str, Scalar] = {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}
@@ -175,7 +176,7 @@ class Hospital:
             return visit
         training = _training(config, *self.place)
         self.judged = model if config.settings.counting.digest else None
-        last = 2 if config.settings.method in ("dpcvae", "dpcgan") else 1
+        last = 1 if config.plan.messages.first is None else 2
         for number in range(1, last + 1):
             self._train(visit, run, config, training, number)
         if training is not None:

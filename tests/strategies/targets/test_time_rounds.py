@@ -201,7 +201,9 @@ def test_the_baseline_gives_all_records_the_survival_that_was_seen(
     true = torch.tensor([1.0, -0.5, 0.0, 0.0], dtype=torch.float64) * effect
     covariance = torch.cov(x.T, correction=0)
     zeros = torch.zeros(8, dtype=torch.float64)
-    found = marginal_head(RiskHead(true / 2, x.mean(0), zeros), cells, covariance)
+    excess = cells.residuals @ (run.target.code(y).T @ (x - x.mean(0))) @ true / 2
+    found = marginal_head(RiskHead(true / 2, x.mean(0), zeros, float(excess)), cells, covariance)
+    assert float(found.weight.norm() / true.norm()) == pytest.approx(1.0, abs=0.25)
     scores = (x - x.mean(0)) @ found.weight
     survival = (-found.hazard.cumsum(0) * scores.exp()[:, None]).exp().mean(0)
     seen = (-cells.within_bins(cells.hazard).cumsum(0)).exp()

@@ -1,0 +1,174 @@
+"""A site's part in a Cox model in rounds: sums of its records' hazards at the weights of a round.
+
+The coordinator chooses weights, and may choose them so that one record's hazard is larger than all
+others' together: then a sum is that record's features. So without a secure sum, records leave in
+merged bins until in each the weights are as even as those of the records that the policy asks for,
+and nothing is sent where no bins are. In a secure sum, the policy's `exact-sums-at-models` decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsurrogate.client_app.methods.coded_sums import values_of
+from fedsurrogate.client_app.methods.residual_rounds import (
+    course_of,
+    large_cells,
+    merged_code,
+    time_of,
+)
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.models.risk_sums import risk_sums
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.coded_sums import folded
+from fedsurrogate.common.targets.target import CODE
+from fedsurrogate.common.targets.time_rounds import (
+    BETA,
+    EVENT_SUMS,
+    FIRST,
+    HAZARD,
+    LARGEST_SCORE,
+    OFFSET,
+    SECOND,
+    WEIGHTS,
+    merged_places,
+)
+from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.common.wire.parts import in_parts, joined
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where the sums of a round are computed.
+
+    Attributes:
+        beta: weights of the features, (d,), float64.
+        offset: that is subtracted from beta z.
+        hazard: of each bin, (B,), zero or more.
+    """
+
+    beta: Tensor
+    offset: float
+    hazard: Tensor
+
+
+def released_round(task: Task) -> MethodOutput:
+    """This site's sums of a round.
+
+    Args:
+        task: the request, with the point.
+
+    Raises:
+        DataError: where the sums would be of fewer records than the policy asks for.
+        SurrogateError: for a point that is not this run's.
+    """
+    parts, (sums, records) = course_of(task).parts, _sums(task)
+    tensors = {
+        part: tensor
+        for name, whole in sums.items()
+        for part, tensor in in_parts(name, whole, parts).items()
+    }
+    header = task.header(time_of(task).rows)
+    return MethodOutput(pack_parameters(Parameters(header, task.round, tensors, records)))
+
+
+def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
+    """The sums of a round for a secure sum, float64; and no claim.
+
+    Args:
+        task: the request, with the point.
+    """
+    return _sums(task)[0], None
+
+
+def effective(weights: Tensor) -> float:
+    """The number of equal weights that are as even as these (Kish 1965): all have one if one weight
+    exceeds all others together many times.
+
+    Args:
+        weights: zero or more, (n,).
+
+    Example:
+        >>> effective(torch.ones(4)), effective(torch.tensor([1e9, 1.0, 1.0]))
+        (4.0, 1.0)
+    """
+    total = float(weights.sum())
+    return total**2 / float(weights.square().sum()) if total else 0.0
+
+
+def even_bins(bins: Tensor, weights: Tensor, count: int, least: int) -> Tensor:
+    """Bins of records, merged until in each one the weights are even enough.
+
+    Args:
+        bins: in which each record leaves, (n,).
+        weights: of the records, (n,).
+        count: number of bins.
+        least: effective number of records in each bin that has any.
+
+    Returns:
+        (n,).
+
+    Raises:
+        DataError: where all records together are not even enough.
+    """
+    sizes = torch.bincount(bins, minlength=count).tolist()
+    needed = least
+    while True:
+        merged = torch.tensor(merged_places(sizes, needed))[bins]
+        if (merged < 0).any():
+            raise DataError(
+                f"at the weights of this round, no bins have an effective number of {least} "
+                "records, which the policy's smallest-class and smallest-cell ask for; the "
+                "coordinator may be looking for single records"
+            )
+        if all(effective(weights[merged == each]) >= least for each in set(merged.tolist())):
+            return merged
+        needed += max(1, needed // 4)
+
+
+def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
+    """The sums of a round, and the number of records in them."""
+    target, point = time_of(task), _received(task)
+    kept, places = large_cells(task, target)
+    values = values_of(task)[kept]
+    features = task.found.train.features[kept].double()
+    cells = places[target.cells(values)]
+    bins = torch.where(cells < target.bins, cells, cells - target.bins)
+    least = max(task.limits.smallest_class, task.limits.smallest_cell)
+    if not task.run.settings.secure_sum and least > 1:
+        scores = (features @ point.beta - point.offset).clamp(-LARGEST_SCORE, LARGEST_SCORE)
+        # Hazards are alike within a bin, so what they weigh is no less even.
+        bins = even_bins(bins, scores.exp(), target.bins + 1, least)
+    sums = risk_sums(features, bins, point.beta, point.hazard, point.offset, LARGEST_SCORE)
+    events = values[:, 1] == 1
+    return {
+        CODE: merged_code(target, values, places).sum(0),
+        EVENT_SUMS: features[events & (values[:, 0] < target.edges[-1])].sum(0),
+        WEIGHTS: sums.weights,
+        FIRST: sums.first,
+        SECOND: folded(sums.second),
+    }, len(features)
+
+
+def _received(task: Task) -> Point:
+    """The point of this round. Raises SurrogateError for one that is not this run's."""
+    parts, target = course_of(task).parts, time_of(task)
+    if not 1 <= task.round <= course_of(task).rounds:
+        raise SurrogateError(f"round {task.round} of a run of {course_of(task).rounds}")
+    tensors = task.received_model().tensors
+    try:
+        beta, offset, hazard = (joined(name, tensors, parts) for name in (BETA, OFFSET, HAZARD))
+    except (KeyError, RuntimeError):
+        raise SurrogateError("a round without weights, offset or hazards") from None
+    dimension = task.found.train.features.shape[1]
+    shapes = (tuple(beta.shape), tuple(offset.shape), tuple(hazard.shape))
+    if shapes != ((dimension,), (1,), (target.bins,)):
+        raise SurrogateError(f"a point of shapes {shapes}, for {dimension} features")
+    if float(hazard.min()) < 0:
+        raise SurrogateError("a hazard below zero")
+    return Point(beta, float(offset), hazard)
