@@ -122,6 +122,19 @@ class TargetSettings(Section):
         le=1000,
         description="Equal parts of the time to the horizon; 0 for 20, or 5 under privacy.",
     )
+    time_head: Literal["auto", "cells", "residuals", "cox"] = Field(
+        "auto",
+        description="How risks are learned: from cells of time and event in one round; from "
+        "residuals in two rounds, which needs no sum over a cell; or by a Cox model in several "
+        "rounds, which gives hazard ratios. auto: residuals where each site's own sums are shown "
+        "without noise, else cells.",
+    )
+    cox_rounds: Annotated[int, Unit("rounds")] = Field(
+        0, ge=0, le=5, description="Newton steps with time-head cox, one in a round; 0 for 3."
+    )
+    feature_names: Names = Field(
+        (), description="Names of the features in their order, for hazard ratios."
+    )
     time_unit: str = Field(
         "", max_length=40, description="Unit of the times, such as years, for people."
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.target import label_sets
+from fedsurrogate.common.targets.objective import LearningRates, Objective, TrainedHead
 from fedsurrogate.common.targets.target import (
     LEAST_TOGETHER,
     Facts,
@@ -42,6 +43,8 @@ MOMENTS = {
     "set",
     "noise": "shared: noise in a moment for each label set would be larger",
 }
+# A second derivative is 1/4 at most.
+RATES = LearningRates(4.0, 2.0, 12.0)
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,15 @@ class Labels(Target):
         why = f"left out of what this site sends, with fewer than {least} records: "
         return code * kept, why + ", ".join(map(repr, names))
 
+    def objective(self) -> Objective:
+        """Binary cross-entropy of the labels for which a record is annotated, without weights for
+        rare labels, so that probabilities stay those of the records.
+        """
+        return Objective(len(self.columns), _losses, RATES, self._answering)
+
+    def _answering(self, model: Mapping[str, Tensor]) -> TrainedHead:
+        return TrainedHead(self.columns, model["weight"], model["bias"], {})
+
     def groups(self, values: Tensor) -> Tensor:
         """Present, absent or unknown, of the first label."""
         return torch.where(values[:, 0].isnan(), 2, (values[:, 0] == 1).long()).long()
@@ -264,6 +276,13 @@ class Labels(Target):
         present = ((values == 1) & self.members[place.clamp_min(0)] & used).double()
         scaled = present / present.norm(dim=1, keepdim=True).clamp_min(1)
         return torch.cat([scaled, self.set_entry * sets], 1)
+
+
+def _losses(outputs: Tensor, code: Tensor) -> Tensor:
+    """The gradient of a label is its probability less its value, and zero where not annotated."""
+    there, absent = code[:, 0::2].to(outputs), code[:, 1::2].to(outputs)
+    softplus = torch.nn.functional.softplus
+    return (there * softplus(-outputs) + absent * softplus(outputs)).sum(1)
 
 
 def _make(settings: Settings) -> Target:

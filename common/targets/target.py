@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedsurrogate.common.settings import Settings
+    from fedsurrogate.common.targets.objective import Objective
 
 # The sums of a site. Those of "records" and "totals" are of the code 1, which every record has.
 RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (
@@ -86,6 +87,50 @@ def sums_of_counts(
     )
 
 
+def names_of_parts(name: str, parts: int) -> tuple[str, ...]:
+    """The names of the tensors whose sum is one tensor.
+
+    Args:
+        name: of the whole.
+        parts: their number.
+
+    Example:
+        >>> names_of_parts("beta", 3)
+        ('beta', 'beta+1', 'beta+2')
+    """
+    return (name, *(f"{name}+{number}" for number in range(1, parts)))
+
+
+@dataclass(frozen=True)
+class Course:
+    """What sites send where a target is learned in several rounds.
+
+    Attributes:
+        rounds: their number.
+        each: the sums of a round; shares are parts of the budget of all rounds but the first.
+        first: those of the first round, if others; shares are parts of its own budget.
+        first_share: part of the whole budget that the first round has.
+        receives: what sites receive in a round: a name, and a symbol for each axis as in
+            `TargetSum`; B bins, R = B + 1.
+        parts: a number travels as the sum of so many numbers of 16 bits.
+        site: "module:function" at the site, which makes its message.
+        site_sums: "module:function" at the site, which makes the sums for a secure sum.
+        steps: "module:class" at the coordinator: its half of the rounds, without messages.
+        private: whether the sums can have noise.
+    """
+
+    rounds: int
+    each: tuple[TargetSum, ...]
+    receives: tuple[tuple[str, str], ...]
+    site: str
+    site_sums: str
+    steps: str
+    first: tuple[TargetSum, ...] | None = None
+    first_share: float = 0.0
+    parts: int = 1
+    private: bool = False
+
+
 class Target(ABC):
     """A target, resolved from the settings of a run.
 
@@ -97,8 +142,6 @@ class Target(ABC):
         divides: whether each record is in one row exactly.
         blocks: number of blocks of sites whose second moments a secure sum has apart; 0 for one
             moment of all.
-        gap: what keeps sites out of a run without noise and secure sum, as a sentence; empty for
-            nothing that is worth a warning before the start.
     """
 
     name: str
@@ -107,7 +150,6 @@ class Target(ABC):
     counts = True
     divides = False
     blocks: int = 0
-    gap = ""
 
     @property
     @abstractmethod
@@ -216,6 +258,10 @@ class Target(ABC):
             (n,), int64.
         """
 
+    def objective(self) -> Objective | None:
+        """What training by gradients minimises; None for a target that is learned from sums only."""
+        return None
+
     @property
     @abstractmethod
     def public(self) -> dict[str, object]:
@@ -225,6 +271,21 @@ class Target(ABC):
     def title(self) -> str:
         """What is learned, in words."""
         return ", ".join(self.outputs)
+
+    @property
+    def gap(self) -> str:
+        """What keeps sites out of a run without noise and secure sum, as a sentence; empty for
+        nothing that is worth a warning before the start.
+        """
+        return ""
+
+    def course(self, private: bool) -> Course | None:
+        """What sites send in rounds; None where they send all at once.
+
+        Args:
+            private: whether with noise.
+        """
+        return None
 
     @property
     def choices(self) -> dict[str, str]:
@@ -265,6 +326,7 @@ class Kind:
         score: the metric that says most.
         columns: the field that names the columns, and a name for a column that has none; empty
             where columns have fixed names.
+        once: settings with which a site sends all at once, for messages as files.
     """
 
     name: str
@@ -275,3 +337,4 @@ class Kind:
     metrics: Callable[[Mapping[str, float]], dict[str, float]]
     score: str
     columns: tuple[str, str] = ("", "")
+    once: Mapping[str, str] = field(default_factory=dict)

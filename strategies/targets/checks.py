@@ -145,6 +145,8 @@ def _joint(sums: CodedSums, records: float, products: bool) -> Tensor:
     """The second moment of (1, z), and of (1, z, u) with products, of all records."""
     mean = sums.mean
     moment = sums.covariance + torch.outer(mean, mean)
+    # Twice what rounding is likely to have changed.
+    moment.diagonal().add_(2 * sums.rounding)
     one = torch.ones(1, 1, dtype=torch.float64)
     parts = [[one, mean[None]], [mean[:, None], moment]]
     if products and sums.products is not None and records > 0:

@@ -27,8 +27,8 @@ from fedsurrogate.strategies.targets.checks import (
 from fedsurrogate.strategies.targets.labels import Annotated, label_heads, ridge_discriminant
 from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
-from fedsurrogate.strategies.targets.survival import kaplan_meier
-from fedsurrogate.strategies.targets.time import cells_of, risk_head
+from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier
+from fedsurrogate.strategies.targets.time import RiskHead, cells_of, risk_head
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def learned(sums: CodedSums, header: Header, target: Target) -> tuple[Head, dict
     Raises:
         RunError: where nothing can be learned.
     """
-    return _head(FITS[target.name](sums, target, None), header, target)
+    return head_of(FITS[target.name](sums, target, None), header, target)
 
 
 def ridged(
@@ -84,10 +84,20 @@ def ridged(
     Raises:
         RunError: as in `learned`.
     """
-    return _head(FITS[target.name](sums, target, ridge), header, target)
+    return head_of(FITS[target.name](sums, target, ridge), header, target)
 
 
-def _head(made: Answering, header: Header, target: Target) -> tuple[Head, dict[str, str | float]]:
+def head_of(made: Answering, header: Header, target: Target) -> tuple[Head, dict[str, str | float]]:
+    """The model of a target, and facts for the run's result.
+
+    Args:
+        made: what it answers.
+        header: of the coordinator.
+        target: of the run.
+
+    Raises:
+        RunError: for numbers that are not finite.
+    """
     if not (made.weight.isfinite().all() and made.bias.isfinite().all()):
         raise RunError("the sums of this run give no finite model; leave out sites with --without")
     public = json.dumps({**target.public, **made.public}, sort_keys=True)
@@ -138,7 +148,17 @@ def annotated_of(sums: CodedSums, target: Labels) -> Annotated:
 
 def _time(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
     assert isinstance(target, Time)
-    head, cells = risk_head(sums), cells_of(sums)
+    return risks(risk_head(sums), cells_of(sums), target)
+
+
+def risks(head: RiskHead, cells: Cells, target: Time) -> Answering:
+    """A model of risks, which also has the survival of all records.
+
+    Args:
+        head: calibrated.
+        cells: of all records.
+        target: of the run.
+    """
     curve = kaplan_meier(cells)
     public = {
         "hazard": head.hazard.tolist(),

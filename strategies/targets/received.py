@@ -30,8 +30,9 @@ Tables = Mapping[str, Tensor]
 Sigmas = Mapping[str, float]
 # Half precision moves eigenvalues by about this share of the sum of all of them.
 ROUNDING = 1e-3
-# Mean error of a number in half precision, as a share of it.
-HALF = 2.0**-12
+# Largest error of a number in half precision, as a share of it. A symmetric matrix of independent
+# errors has eigenvalues up to about twice the largest norm of a row (Bandeira & van Handel 2016).
+HALF = 2.0**-11
 Fault = Callable[[str], FedSurrogateError]
 
 
@@ -47,8 +48,6 @@ def of_site(tensors: Tables, target: Target) -> CodedSums:
     records = tensors[RECORDS].double()
     mean = tensors[TOTALS].double() / records
     squares = unfolded(tensors[SQUARES].double(), len(mean)) / records
-    # Directions without variance have that of the rounding, which a ridge must not take for theirs.
-    squares.diagonal().add_(HALF * float(squares.norm()) / math.sqrt(len(mean)))
     products = None
     if PRODUCTS in tensors:
         products = (
@@ -56,8 +55,10 @@ def of_site(tensors: Tables, target: Target) -> CodedSums:
         )
     moment = Statistics(records, mean[None], squares)
     table = sums + torch.outer(code, mean)
+    entry = HALF / math.sqrt(3) * float(squares.norm(dim=1).max())
     known = target.known(code)
-    whole = CodedSums(code, table, moment, products, groups={known: moment} if known else {})
+    groups = {known: moment} if known else {}
+    whole = CodedSums(code, table, moment, products, rounding=2 * entry, groups=groups)
     return whole if target.divides else _with_all(whole)
 
 
@@ -72,7 +73,8 @@ def around_zero(
         target: of the run.
         unit_norm: whether all features have norm one, so that their number is the trace of the
             second moment.
-        rounding: most that an entry of the second moment was changed by whole steps.
+        rounding: standard deviation of what whole steps have changed in an entry of the second
+            moment.
 
     Raises:
         ValueError: without records.
@@ -81,8 +83,6 @@ def around_zero(
         return _of_blocks(tensors, target, rounding)
     code, sums = tensors[CODE].double(), tensors[SUMS].double()
     squares = unfolded(tensors[SQUARES].double(), sums.shape[1])
-    # As in `of_site`: eigenvalues of a matrix of rounding errors are at most about this.
-    squares.diagonal().add_(2 * rounding * math.sqrt(sums.shape[1] / 3))
     if RECORDS in tensors:
         records, totals = float(tensors[RECORDS]), tensors[TOTALS].double()
     elif target.divides:
@@ -97,7 +97,8 @@ def around_zero(
     products = unfolded(tensors[PRODUCTS].double(), len(code)) if PRODUCTS in tensors else None
     counts = torch.tensor([records], dtype=torch.float64)
     moment = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
-    whole = CodedSums(code, sums, moment, products)
+    changed = 2 * rounding * math.sqrt(sums.shape[1]) / records
+    whole = CodedSums(code, sums, moment, products, rounding=changed)
     if RECORDS in tensors and not target.divides:
         whole = _with_all(whole)
     return replace(whole, noise=_noise(sigmas, len(code))) if sigmas else whole
@@ -112,7 +113,6 @@ def _of_blocks(tensors: Tables, target: Target, rounding: float) -> CodedSums:
             continue
         mean = own[TOTALS].double() / records
         squares = unfolded(own[SQUARES].double(), len(mean))
-        squares.diagonal().add_(2 * rounding * math.sqrt(len(mean) / 3))
         covariance = squares / records - torch.outer(mean, mean)
         counts = torch.tensor([records], dtype=torch.float64)
         groups[known] = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
@@ -120,7 +120,8 @@ def _of_blocks(tensors: Tables, target: Target, rounding: float) -> CodedSums:
         raise ValueError("coded sums without records")
     moment = sum_of(list(groups.values()))
     code, sums = tensors[CODE].double(), tensors[SUMS].double()
-    return _with_all(CodedSums(code, sums, moment, groups=groups))
+    changed = 2 * rounding * math.sqrt(len(groups) * sums.shape[1]) / moment.records
+    return _with_all(CodedSums(code, sums, moment, rounding=changed, groups=groups))
 
 
 def _with_all(sums: CodedSums) -> CodedSums:

@@ -164,7 +164,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         check_noisy(total.tensors, target, total.sigmas, false_numbers)
     try:
         unit_norm = mechanism is not None and mechanism.clip == 0
-        rounding = 0.0 if total.sigmas else total.rounding.get(SQUARES, 0.0)
+        rounding = 0.0 if total.sigmas else total.usual_rounding.get(SQUARES, 0.0)
         sums = around_zero(total.tensors, total.sigmas, target, unit_norm, rounding)
     except ValueError as error:
         raise RunError(f"the secure sum has nothing to learn from: {error}") from None

@@ -57,6 +57,7 @@ class CodedSums:
         moment: of all records as one class: their number, mean, and covariance.
         products: sum of u u^T, (r, r), float64; None where no number is predicted.
         noise: of released sums; None for exact ones.
+        rounding: largest eigenvalue, about, of what rounding has changed in the covariance.
         groups: moments of the sites that know the same outputs of their records, by which outputs
             these are; empty where outputs share one moment.
 
@@ -78,6 +79,7 @@ class CodedSums:
     moment: Statistics
     products: Tensor | None = None
     noise: Noise | None = None
+    rounding: float = 0.0
     groups: Mapping[tuple[bool, ...], Statistics] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,15 +144,18 @@ class CodedSums:
             products = products + other.products
         if noise is not None and other.noise is not None:
             noise = noise + other.noise
+        changed = math.hypot(self.records * self.rounding, other.records * other.rounding)
+        moment = self.moment + other.moment
         groups = dict(self.groups)
-        for known, moment in other.groups.items():
-            groups[known] = groups[known] + moment if known in groups else moment
+        for known, part in other.groups.items():
+            groups[known] = groups[known] + part if known in groups else part
         return CodedSums(
             self.code + other.code,
             self.sums + other.sums,
-            self.moment + other.moment,
+            moment,
             products,
             noise if noise is not None else other.noise,
+            changed / max(moment.records, 1e-300),
             groups,
         )
 
@@ -172,8 +177,10 @@ class CodedSums:
             if whole.records > part.records:
                 groups[known] = _without(whole, part)
         moment = _without(self.moment, other.moment)
+        changed = (self.records * self.rounding) ** 2 - (other.records * other.rounding) ** 2
+        rounding = math.sqrt(max(changed, 0.0)) / moment.records
         code, sums = self.code - other.code, self.sums - other.sums
-        return CodedSums(code, sums, moment, products, groups=groups)
+        return CodedSums(code, sums, moment, products, rounding=rounding, groups=groups)
 
     def scaled(self, share: float) -> CodedSums:
         """The same records with a share of their weight."""

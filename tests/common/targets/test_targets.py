@@ -137,6 +137,9 @@ def test_a_wrong_unit_and_clipped_numbers_are_remarked() -> None:
         (NUMBER | {"fedpft.topology": "chain"}, "'star'"),
         ({"target": "number"}, "needs target-range"),
         (TIME | {"time-column": "t"}, "needs time-unit"),
+        (TIME | {"time-head": "cox"} | PRIVATE, "'cox' has no noise"),
+        (TIME | {"time-head": "cells", "cox-rounds": 2}, "cox-rounds = 2 is for time-head = 'cox'"),
+        (TIME | {"time-head": "residuals", "method": "afl"}, "no least squares"),
         (LABELS | {"classes": "a,b"}, "for target = 'class'"),
         ({"horizon": 2.0}, "works only with target = 'time'"),
     ],
@@ -176,6 +179,7 @@ def test_a_model_with_any_facts_is_refused_or_answers(
 
 @pytest.mark.parametrize("more", [{}, {"secure-sum": True}, PRIVATE])
 def test_times_say_before_the_start_what_keeps_a_site_out(more: Flat) -> None:
-    run, _ = resolved(TIME | more)
-    said = any("set secure-sum = true or epsilon" in gap for gap in run.gaps(4))
-    assert said == (not more)
+    for head in ("auto", "cells"):
+        run, _ = resolved(TIME | more | {"time-head": head})
+        said = any("set time-head = 'residuals', secure-sum" in gap for gap in run.gaps(4))
+        assert said == (not more and head == "cells")
