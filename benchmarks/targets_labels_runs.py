@@ -1,6 +1,6 @@
 """Whole runs that learn labels with missing annotations, beside each site alone and pooled records.
 
-    python benchmarks/targets_labels_runs.py --seeds 2 --sites 5,15,50
+    python benchmarks/targets_labels_runs.py --seeds 1 --sites 5,15,50 --only exact
 
 Every row is a run of the product: messages or a secure sum, checks, noise, model. Records are sample
 features of CIFAR-10 (MobileNetV2) in public directions. The 16 attributes, that each site annotates
@@ -23,7 +23,7 @@ from torch import Tensor
 import fedsurrogate as fs
 from benchmarks._target_data import Labelled, attributes
 from benchmarks.harness.options import described
-from benchmarks.harness.results import report
+from benchmarks.harness.results import kept_rows, report
 from fedsurrogate.common.errors import FedSurrogateError
 
 NAME = "targets-labels-runs"
@@ -103,7 +103,7 @@ def pooled(data: Labelled) -> list[float]:
     return areas(torch.stack(scores, 1), tuple(data.names), data)
 
 
-def row(of: Row, runs: list[list[list[float]]], rare: bool = False) -> Row:
+def means_of(of: Row, runs: list[list[list[float]]], rare: bool = False) -> Row:
     """Means over runs and attributes, or over the four rare ones; columns of results."""
     chosen = slice(-4, None) if rare else slice(None)
     means: list[object] = [
@@ -121,9 +121,9 @@ def exact_rows(sites: int, seeds: range) -> Iterator[Row]:
         ("own moments (default)", {}),
         ("shared moment", {"label_moment": "shared"}),
     ):
-        yield row((*what, name), [[of_run(each, sets=False, **more)] for each in data])
-    yield row((*what, "each site alone"), [[[alone(each)]] for each in data])
-    yield row((*what, "pooled logistic regression"), [[pooled(each)] for each in data])
+        yield means_of((*what, name), [[of_run(each, sets=False, **more)] for each in data])
+    yield means_of((*what, "each site alone"), [[[alone(each)]] for each in data])
+    yield means_of((*what, "pooled logistic regression"), [[pooled(each)] for each in data])
 
 
 def private_rows(sites: int, seeds: range) -> Iterator[Row]:
@@ -140,9 +140,14 @@ def private_rows(sites: int, seeds: range) -> Iterator[Row]:
                 for each in data
             ]
             what: Row = (sites, PRIVATE, f"{where}, {code} code")
-            yield row(what, runs)
-            yield row((*what[:2], f"{what[2]}, four rare"), runs, rare=True)
-    yield row((sites, PRIVATE, "pooled logistic regression"), [[pooled(each)] for each in data])
+            yield means_of(what, runs)
+            yield means_of((*what[:2], f"{what[2]}, four rare"), runs, rare=True)
+    yield means_of(
+        (sites, PRIVATE, "pooled logistic regression"), [[pooled(each)] for each in data]
+    )
+
+
+PARTS = {"exact": exact_rows, "private": private_rows}
 
 
 def main() -> None:
@@ -150,18 +155,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--sites", default="5,15,50")
+    parser.add_argument("--only", choices=sorted(PARTS), default=None)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     seeds = range(options.first, options.first + options.seeds)
-    rows: list[Row] = []
     for sites in map(int, options.sites.split(",")):
-        for make in (exact_rows, private_rows):
-            for each in make(sites, seeds):
-                rows.append(each)
-                print(*each, flush=True)
-    report(NAME, "runs that learn labels: mean AUROC of 16 labels", COLUMNS, rows, seeds=[*seeds])
+        for part in [options.only] if options.only else list(PARTS):
+            for row in PARTS[part](sites, seeds):
+                kept = kept_rows(NAME, lambda old, fresh=row: tuple(old[:3]) == fresh[:3])
+                title = "runs that learn labels: mean AUROC of 16 labels"
+                report(NAME, title, COLUMNS, sorted([*kept, row], key=lambda each: each[:2]))
 
 
 if __name__ == "__main__":
