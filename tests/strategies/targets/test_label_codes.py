@@ -250,6 +250,9 @@ def test_a_run_learns_from_the_capped_code(more: dict[str, Any], tmp_path: Path)
     settings: dict[str, Any] = {"target": "labels", "label_columns": list(NAMES)}
     run = fs.simulate(hospitals(), output_dir=tmp_path, **settings, **private, **more)
     assert run.metrics["learning"]["label-code"].startswith("capped")
+    assert "label-code = capped, with less noise" in run.report().read_text()
+    private_run = parse_run(LABELS | PRIVATE | {"label-sets": SET_TEXT})
+    assert "label-code capped, with less noise" in private_run.plan.head
     assert all(own["auroc"] > 0.6 for own in run.measures.values()), run.measures
     if not more:
         _, same = relearn(run.folder, without=[])
