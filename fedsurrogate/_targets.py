@@ -25,6 +25,8 @@ from fedsurrogate.common.targets.registry import CLASS, TARGETS, target_of
 from fedsurrogate.common.targets.target import Target
 
 Floats = NDArray[np.float64]
+# Settings besides those of targets on which a target depends.
+DECIDING = ("epsilon", "delta", "secure_sum", "colluding")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ def target_in(settings: Mapping[str, Any]) -> Target | None:
     Raises:
         ConfigError: for settings that do not agree.
     """
-    own = {key: settings[key] for key in settings.keys() & {*TargetSettings.model_fields}}
+    names = {*TargetSettings.model_fields, *DECIDING}
+    own = {key: settings[key] for key in settings.keys() & names}
     return target_of(parse_settings(Settings, flat_settings("fedpft", own)))
 
 

@@ -76,6 +76,20 @@ def evaluate(
         float,
         typer.Option(help="Choose the threshold for this sensitivity, on half of the records."),
     ] = 0.0,
+    specificity: Annotated[
+        float,
+        typer.Option(
+            help="Choose the threshold of each label for this specificity, on half of the records."
+        ),
+    ] = 0.0,
+    prevalence: Annotated[
+        str,
+        typer.Option(
+            metavar="label=share,...|here",
+            help="Share of records with each label here, for which its probabilities are; here: "
+            "that of half of the records.",
+        ),
+    ] = "",
     temperature: Annotated[
         bool,
         typer.Option(
@@ -96,7 +110,8 @@ def evaluate(
         bool,
         typer.Option(
             "--store",
-            help="Store threshold, temperature and the number of --abstain with the model.",
+            help="Store thresholds, prevalence, temperature and the number of --abstain with the "
+            "model.",
         ),
     ] = False,
     as_json: Json = False,
@@ -115,6 +130,7 @@ def evaluate(
     from fedsurrogate.client_app.model_use.evaluation import Wish, write_evaluation
     from fedsurrogate.client_app.model_use.evaluation import evaluate as judge
     from fedsurrogate.client_app.model_use.held_out import Source, held_out
+    from fedsurrogate.client_app.model_use.label_decisions import LabelWish, calibrated_labels
     from fedsurrogate.client_app.model_use.store import open_model
     from fedsurrogate.common.models.classifiers import target_of_model
 
@@ -125,6 +141,8 @@ def evaluate(
         positive=positive or None, threshold=threshold, note=note
     )
     calibration = calibration.checked(tuple(signed.manifest.classes))
+    wished = LabelWish(sensitivity, specificity, prevalence)
+    wished.check(signed.classifier, of_classes=bool(temperature or abstain))
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
     kind: Any = "" if data is None else data.value
     by_score: Any = score and score.value
@@ -133,7 +151,10 @@ def evaluate(
     if target_of_model(signed.classifier):
         from fedsurrogate.client_app.model_use.target_report import evaluate_target
 
-        facts, page = evaluate_target(signed, held, out)
+        calibration, held = calibrated_labels(signed.classifier, held, calibration, wished)
+        facts, page = evaluate_target(signed, held, out, calibration=calibration)
+        if store:
+            store_calibration(node, signed, calibration)
         print(facts.read_text() if as_json else page)
         return
     classifier = adapted_classifier(node, signed) or signed.classifier

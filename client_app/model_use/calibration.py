@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -40,6 +41,9 @@ class Calibration:
         score: out-of-distribution score by which the model abstains.
         abstain_above: the model abstains where the score exceeds this number; None: never.
         note: how the values were chosen.
+        thresholds: of a model of labels, by label: the smallest probability that counts as present.
+        prevalence: of a model of labels, by label: the share of positive records at this site, for
+            which probabilities are; that of the model for others.
 
     Example:
         >>> calibration = Calibration(positive="ill", threshold=0.2).checked(("well", "ill"))
@@ -56,11 +60,20 @@ class Calibration:
     score: Score = "relative"
     abstain_above: float | None = None
     note: str = ""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    prevalence: Mapping[str, float] = field(default_factory=dict)
 
     def checked(self, classes: tuple[str, ...]) -> Self:
         """This calibration, for a model of these classes. Raises ConfigError."""
         if self.threshold is not None and not 0 < self.threshold < 1:
             raise ConfigError(f"threshold = {self.threshold:g}: must be above 0 and below 1")
+        for key in ("thresholds", "prevalence"):
+            for name, value in getattr(self, key).items():
+                if name not in classes or not 0 < value < 1:
+                    raise ConfigError(
+                        f"{key}: {name!r} = {value:g}; the model's labels are {', '.join(classes)}, "
+                        "and a value must be above 0 and below 1"
+                    )
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature = {self.temperature:g}: must be above 0")
         if self.score not in SCORES:
@@ -169,6 +182,34 @@ def threshold_for(
     _, rates, thresholds = roc_curve(positive, probability, drop_intermediate=False)
     first = int(np.argmax(rates >= sensitivity))
     return float(np.clip(thresholds[first], 1e-6, 1 - 1e-6))
+
+
+def threshold_at(
+    probability: NDArray[np.float64], positive: NDArray[np.bool_], specificity: float
+) -> float:
+    """The smallest threshold whose specificity on these records is at least the wished one.
+
+    Args:
+        probability: of the positive class, (n,).
+        positive: whether a record is of this class, (n,).
+        specificity: the wished one, in (0, 1].
+
+    Raises:
+        ConfigError: for a specificity outside (0, 1], or without a negative record.
+
+    Example:
+        >>> chances, truth = np.array([0.9, 0.6, 0.4, 0.1]), np.array([True, False, True, False])
+        >>> threshold_at(chances, truth, 0.5), threshold_at(chances, truth, 1.0)
+        (0.4, 0.9)
+    """
+    if not 0 < specificity <= 1:
+        raise ConfigError(f"specificity = {specificity:g}: must be above 0 and at most 1")
+    if positive.all():
+        raise ConfigError("no record of the negative class, so no threshold gives a specificity")
+    negative, values = np.sort(probability[~positive]), np.unique(probability)
+    false = 1 - np.searchsorted(negative, values) / len(negative)
+    allowed = values[false <= 1 - specificity + 1e-12]
+    return float(np.clip(allowed.min(initial=np.inf), 1e-6, 1 - 1e-6))
 
 
 def abstain_limit(scores: Tensor, share: float) -> float:

@@ -29,6 +29,7 @@ from fedsurrogate.client_app.model_use.calibration import (
     Probabilities,
 )
 from fedsurrogate.client_app.model_use.inputs import ISSUER, PATIENT, Inputs
+from fedsurrogate.client_app.model_use.label_answers import decided_answers
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
@@ -37,7 +38,6 @@ from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.common.targets.answers import answers_of
 
 # Records that are scored and written together.
 TOGETHER = 256
@@ -86,7 +86,8 @@ class Predictor:
         model answers of another target.
         """
         if target := target_of_model(self.classifier):
-            return list(answers_of(target, self.classes, torch.zeros(0, len(self.classes))))
+            nothing = torch.zeros(0, len(self.classes))
+            return list(decided_answers(target, self.classes, nothing, self.calibration))
         scores = SCORES if self.gaussians is not None else ()
         return [*(f"p_{name}" for name in self.classes), DECISION, *scores]
 
@@ -101,7 +102,9 @@ class Predictor:
             The cells of n rows.
         """
         if target := target_of_model(self.classifier):
-            answers = answers_of(target, self.classes, self.classifier.scores(features))
+            answers = decided_answers(
+                target, self.classes, self.classifier.scores(features), self.calibration
+            )
             columns = [column.tolist() for column in answers.values()]
             # As numbers: in a text, a sign would be escaped as the beginning of a formula.
             return [list(row) for row in zip(*columns, strict=True)]

@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.label_answers import decided_answers
+from fedsurrogate.client_app.model_use.label_decisions import decision_measures
 from fedsurrogate.client_app.model_use.metrics import Array, Measure
 from fedsurrogate.client_app.model_use.target_metrics import plots
 from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
@@ -33,6 +36,7 @@ from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.measures import measured, metrics_of
 
 Figures = dict[str, Any]
+PLAIN = Calibration()
 Measures = dict[str, dict[str, Measure]]
 PAGE = (
     page_head("Evaluation · {{ e.model.name }}")
@@ -44,6 +48,7 @@ PAGE = (
 <p class="eyebrow">Evaluation · {{ e.model.name }} · {{ e.made }} · stays at this site</p>
 <h1>{{ e.count }} records.</h1>
 <p>{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
+{% if e.calibration.note %}Decisions: {{ e.calibration.note }}. {% endif %}
 Intervals are percentiles of {{ "whole patients" if e.patients else "records" }} drawn with replacement.</p>
 </header>
 {% for name, own in e.measures.items() %}
@@ -77,6 +82,7 @@ class Answers:
         columns: what it answers, by name, (n,) each.
         values: true ones, (n, k), NaN where missing.
         patients: of each record, if known.
+        plain: what it answers without anything of this site.
     """
 
     facts: Mapping[str, Any]
@@ -84,10 +90,15 @@ class Answers:
     columns: Mapping[str, Array]
     values: Array
     patients: tuple[str, ...] | None
+    plain: Mapping[str, Array]
 
 
 def evaluate_target(
-    model: SignedModel, held: HeldOut, folder: Path, draws: int = DRAWS
+    model: SignedModel,
+    held: HeldOut,
+    folder: Path,
+    draws: int = DRAWS,
+    calibration: Calibration = PLAIN,
 ) -> tuple[Path, Path]:
     """Judge a model, and write evaluation.json and evaluation.html.
 
@@ -96,6 +107,7 @@ def evaluate_target(
         held: records with values of the target.
         folder: of the files.
         draws: number of samples for the intervals.
+        calibration: prevalence and thresholds of labels at this site.
 
     Returns:
         Both files.
@@ -105,7 +117,7 @@ def evaluate_target(
         PackageError: without a library that computes a measure, or matplotlib.
         OSError: if they cannot be written.
     """
-    answers = _answers(model.classifier, held)
+    answers = _answers(model.classifier, held, calibration)
     judge = JUDGED.get(str(answers.facts["name"]), partial(_plain, model.classifier, held))
     measures, figures = judge(answers, draws)
     content = {
@@ -116,6 +128,7 @@ def evaluate_target(
         "count": len(answers.values),
         "patients": held.patients is not None,
         "left_out": held.left_out,
+        "calibration": asdict(calibration),
         "measures": {
             name: {key: asdict(each) for key, each in own.items()} for name, own in measures.items()
         },
@@ -132,13 +145,19 @@ def evaluate_target(
     return facts, page
 
 
-def _answers(classifier: Classifier, held: HeldOut) -> Answers:
+def _answers(classifier: Classifier, held: HeldOut, calibration: Calibration) -> Answers:
     if held.values is None:
         raise DataError("the held-out records have no values of the model's target")
     target, outputs = target_of_model(classifier), classifier.header.classes
-    found = answers_of(target, outputs, classifier.scores(held.features))
-    columns = {name: column.numpy() for name, column in found.items()}
-    return Answers(facts_of(target), outputs, columns, held.values.numpy(), held.patients)
+    scores = classifier.scores(held.features)
+    columns, plain = (
+        {name: column.numpy() for name, column in answers.items()}
+        for answers in (
+            decided_answers(target, outputs, scores, calibration),
+            answers_of(target, outputs, scores),
+        )
+    )
+    return Answers(facts_of(target), outputs, columns, held.values.numpy(), held.patients, plain)
 
 
 def _numbers(answers: Answers, draws: int) -> tuple[Measures, Figures]:
@@ -164,6 +183,10 @@ def _labels(answers: Answers, draws: int) -> tuple[Measures, Figures]:
     chance = np.stack([answers.columns[name] for name in answers.outputs], 1)
     report = label_report(truth, chance, answers.outputs, answers.patients, draws)
     measures: Measures = {each.name: dict(each.measures) for each in report.labels}
+    for at, name in enumerate(answers.outputs):
+        measures[name] |= decision_measures(
+            truth[:, at], answers.plain[name], answers.columns, name, answers.patients, draws
+        )
     measures["all labels"] = dict(report.averages)
     areas = {each.name: {"this site": each.measures["auroc"]} for each in report.labels}
     names = list(answers.outputs)

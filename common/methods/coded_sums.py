@@ -81,7 +81,12 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             reason=", whose sums over a code nothing here screens; max-share limits a site",
             gap="; ".join([GAP] + ([target.gap] if target.gap and not private else [])),
         ),
-        head="ridge in closed form, from sums over the code of the target",
+        head="; ".join(
+            [
+                "ridge in closed form, from sums over the code of the target",
+                *(f"{key} {what}" for key, what in target.choices.items()),
+            ]
+        ),
         variant=target.name,
     )
 

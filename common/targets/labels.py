@@ -25,7 +25,7 @@ from fedsurrogate.common.targets.target import (
 )
 
 # Of the squared norm of a capped record, the part of its label set. Measured with the shares below in
-# benchmarks/targets_labels.py.
+# benchmarks/targets_labels_runs.py.
 SET_PART = 0.2
 CAPPED_SHARES = (0.06, 0.62, 0.32)
 # Moments of more label sets make a secure sum too large: each is as long as the one of all records.

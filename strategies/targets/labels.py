@@ -4,6 +4,7 @@ are annotated for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.targets.strength import (
     CAUTION,
+    LEAST_RESIDUAL,
     Directions,
     Fitted,
     Outcomes,
@@ -184,8 +186,9 @@ def label_heads(
             fit = expected
         elif moments is None and annotated.annotated[index] < ALL * sums.records:
             fit = partial(of_least_error, records=sums.records)
-        exact = sums.noise is None
-        parts.append(_one(annotated, index, found[id(moment)], fit, calibrated and exact))
+        parts.append(
+            _one(annotated, index, found[id(moment)], fit, sums.noise is not None, calibrated)
+        )
     weight, bias, strength = (torch.stack(list(each)) for each in zip(*parts, strict=True))
     names = tuple(labels[index] for index in kept)
     return LabelHeads(names, weight, bias, annotated.prevalence[kept], strength, left_out)
@@ -300,16 +303,23 @@ def _one(
     index: int,
     directions: Directions,
     fit: Callable[[Directions, Outcomes], Fitted],
+    noisy: bool,
     calibrated: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight (d,), bias () and strength () of one label."""
     outcome, mean, difference = _outcome(annotated, index)
     prevalence = float(annotated.prevalence[index])
     fitted = fit(directions, outcome)
-    # As the fit expects it: with noise, less long than the sums say.
-    difference = fitted.cross[0] / (prevalence * (1 - prevalence))
-    weight, bias = discriminant(fitted.cross[0], fitted.weight[0], prevalence, mean, difference)
-    if calibrated:
+    # As the fit expects it: with noise, less long than the sums say. Where noise makes the features
+    # explain all there is, both are shorter, which leaves the ranks of records as they are.
+    spread = prevalence * (1 - prevalence)
+    share = float(fitted.weight[0] @ fitted.cross[0]) / spread
+    most = 1 - LEAST_RESIDUAL if noisy else math.inf
+    shorter = min(1.0, math.sqrt(most / max(share, 1e-300)))
+    ridge, cross = shorter * fitted.weight[0], shorter * fitted.cross[0]
+    difference = cross / spread
+    weight, bias = discriminant(cross, ridge, prevalence, mean, difference)
+    if calibrated and not noisy:
         counts = (float(annotated.positive[index]), float(annotated.annotated[index]))
         weight, bias = _calibrated(weight, bias, counts, directions, fitted, difference)
     return weight, bias, fitted.strength[0]

@@ -80,6 +80,14 @@ METHODS: dict[str, dict[str, Scalar]] = {
 TARGETS: dict[str, dict[str, Scalar]] = {
     "number": {"target": "number", "value-columns": "age", "target-range": "0,100", "classes": ""},
     "labels": {"target": "labels", "label-columns": "edema", "classes": ""},
+    # A record that is not annotated for all of its set is left out alone.
+    "capped": {
+        "target": "labels",
+        "label-columns": "edema",
+        "label-sets": "clinic=edema",
+        "label-code": "capped",
+        "classes": "",
+    },
     "cells": {
         "target": "time",
         "time-column": "time",

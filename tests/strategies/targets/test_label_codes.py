@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
@@ -126,6 +126,7 @@ subsets = st.sets(st.sampled_from(NAMES), min_size=1)
 
 @settings(max_examples=40, deadline=None)
 @given(rows=st.lists(cells, min_size=1, max_size=12), sets=st.lists(subsets, max_size=3))
+@example(rows=[(1.0, 1.0, 0.0)], sets=[{"a"}, {"a", "b"}, {"c"}])
 def test_the_capped_code_counts_records_of_their_largest_set(
     rows: list[tuple[float, ...]], sets: list[set[str]]
 ) -> None:
@@ -250,6 +251,9 @@ def test_a_run_learns_from_the_capped_code(more: dict[str, Any], tmp_path: Path)
     settings: dict[str, Any] = {"target": "labels", "label_columns": list(NAMES)}
     run = fs.simulate(hospitals(), output_dir=tmp_path, **settings, **private, **more)
     assert run.metrics["learning"]["label-code"].startswith("capped")
+    assert "label-code = capped, with less noise" in run.report().read_text()
+    private_run = parse_run(LABELS | PRIVATE | {"label-sets": SET_TEXT})
+    assert "label-code capped, with less noise" in private_run.plan.head
     assert all(own["auroc"] > 0.6 for own in run.measures.values()), run.measures
     if not more:
         _, same = relearn(run.folder, without=[])

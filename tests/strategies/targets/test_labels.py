@@ -273,3 +273,15 @@ def test_noise_ranks_worse_but_ranks() -> None:
     sums = released(x, labels, 3000.0, 1)
     with pytest.raises(RunError, match="no label can be learned"):
         label_heads(sums, Annotated.exact(sums, 3), NAMES)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_noise_that_explains_more_than_there_is_does_not_end_a_run(seed: int) -> None:
+    """The budget is spent: a label whose fit the noise made too long is still ranked."""
+    x, labels = findings(seed, n=400, d=12, missing=0.0)
+    x = x / x.norm(dim=1, keepdim=True)
+    exact = coded(exact_code(labels)[:, 1:], x)
+    noise = torch.full((6,), 2.0).double(), torch.full((6,), 60.0).double()
+    sums = noisy(exact, *noise, 0.5, seed, centre=True)
+    heads = label_heads(sums, Annotated.exact(sums, 3), NAMES)
+    assert bool(heads.weight.isfinite().all() and heads.bias.isfinite().all())

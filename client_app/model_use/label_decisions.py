@@ -1,0 +1,282 @@
+"""What a site decides about a model of labels: how frequent each label is here, and from which
+probability on it counts as present.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsurrogate.client_app.datasets.dataset import stratified_split
+from fedsurrogate.client_app.model_use.calibration import (
+    Calibration,
+    threshold_at,
+    threshold_for,
+)
+from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.label_answers import (
+    PRESENT,
+    at_prevalence,
+    decided_answers,
+    is_of_labels,
+)
+from fedsurrogate.client_app.model_use.metrics import FEWEST, Array, Measure, calibration_error
+from fedsurrogate.client_app.model_use.target_metrics.resampling import measured
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.classifiers import Classifier, target_of_model
+from fedsurrogate.common.targets.answers import facts_of
+
+# The prevalence is that of the calibrating records.
+HERE = "here"
+
+
+@dataclass(frozen=True)
+class LabelWish:
+    """What a person wishes to know of each label.
+
+    Attributes:
+        sensitivity: for which a threshold is chosen; 0 for none.
+        specificity: for which a threshold is chosen; 0 for none.
+        prevalence: share of positive records here, as "label=share,label=share"; HERE for that of
+            half of the records; empty for that of the model.
+        seed: of the split.
+
+    Raises:
+        ConfigError: for a sensitivity and a specificity.
+    """
+
+    sensitivity: float = 0.0
+    specificity: float = 0.0
+    prevalence: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sensitivity and self.specificity:
+            raise ConfigError("--sensitivity and --specificity: one threshold has one of them")
+        for name in ("sensitivity", "specificity"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"--{name} {getattr(self, name):g}: must be above 0, at most 1")
+
+    def check(self, classifier: Classifier, of_classes: bool) -> None:
+        """Refuse what a model cannot have.
+
+        Args:
+            classifier: the model.
+            of_classes: whether a person also wishes what only models of classes have.
+
+        Raises:
+            ConfigError: for such a wish.
+        """
+        if not is_of_labels(classifier) and (self.specificity or self.prevalence):
+            raise ConfigError(
+                "--specificity and --prevalence are for models of labels, and this is none; leave "
+                "them out"
+            )
+        if target_of_model(classifier) and of_classes:
+            raise ConfigError(
+                "--temperature and --abstain are for models of classes; leave them out"
+            )
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether a part of the records is used to choose."""
+        return bool(self.sensitivity or self.specificity) or self.prevalence == HERE
+
+
+def shares_in(text: str, labels: Sequence[str]) -> dict[str, float]:
+    """The shares in a text such as "edema=0.1,mass=0.02".
+
+    Raises:
+        ConfigError: for another text, label or share.
+
+    Example:
+        >>> shares_in("edema=0.1, mass=0.02", ["edema", "mass"])
+        {'edema': 0.1, 'mass': 0.02}
+    """
+    found = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, number = part.rpartition("=")
+        name = name.strip()
+        try:
+            share = float(number)
+        except ValueError:
+            share = -1.0
+        if not (equals and 0 < share < 1):
+            raise ConfigError(
+                f"--prevalence {part[:60]!r}: write label=share, with a share between 0 and 1, or "
+                f"{HERE!r}"
+            )
+        if name not in labels:
+            raise ConfigError(
+                f"--prevalence: the model has no label {name[:60]!r}; it has {', '.join(labels)}"
+            )
+        found[name] = share
+    return found
+
+
+def calibrated_labels(
+    classifier: Classifier, held: HeldOut, calibration: Calibration, wish: LabelWish
+) -> tuple[Calibration, HeldOut]:
+    """Choose prevalence and thresholds of each label.
+
+    What records decide comes from half of them (whole patients), and the other half is left to be
+    judged. A label with few positive or negative records among them keeps what it had.
+
+    Args:
+        classifier: of a target; only one of labels has anything to choose.
+        held: the records.
+        calibration: that the site has.
+        wish: what to choose anew.
+
+    Returns:
+        The calibration, and the records that did not choose it.
+
+    Raises:
+        ConfigError: for a wish that does not fit.
+        DataError: for too few records.
+    """
+    outputs, target = classifier.header.classes, target_of_model(classifier)
+    if not is_of_labels(classifier):
+        return calibration, held
+    if wish.prevalence and wish.prevalence != HERE:
+        shares = shares_in(wish.prevalence, outputs)
+        moved = _at(classifier, calibration, shares)
+        calibration = replace(moved, note="prevalence given by a person")
+    if not wish.calibrates:
+        return calibration, held
+    if held.values is None:
+        raise DataError("the held-out records have no values of the model's target")
+    # A first half, of whole patients where these are known.
+    alike = torch.zeros(len(held.values), dtype=torch.int64)
+    first = stratified_split(alike, 0.5, wish.seed, held.patients)
+    columns = facts_of(target)["columns"]
+    truth = held.values[first][:, [columns.index(name) for name in outputs]].numpy()
+    enough = [
+        name
+        for at, name in enumerate(outputs)
+        if min((truth[:, at] == value).sum() for value in (0, 1)) >= FEWEST
+    ]
+    if not enough:
+        raise DataError(
+            f"{len(held.values)} held-out records are too few to calibrate with one half and judge "
+            f"with the other; a label needs {FEWEST} that are present, and as many absent, in a half"
+        )
+    if wish.prevalence == HERE:
+        shares = {}
+        for name in enough:
+            own = truth[:, outputs.index(name)]
+            positive, known = (own == 1).sum(), (~np.isnan(own)).sum()
+            shares[name] = float((positive + 0.5) / (known + 1))
+        calibration = _at(classifier, calibration, shares)
+    scores = classifier.scores(held.features[first])
+    answers = decided_answers(target, outputs, scores, calibration)
+    thresholds = dict(calibration.thresholds)
+    for name in enough if wish.sensitivity or wish.specificity else ():
+        own = truth[:, outputs.index(name)]
+        known_rows = ~np.isnan(own)
+        chance, positive_rows = answers[name].numpy()[known_rows], own[known_rows] == 1
+        thresholds[name] = (
+            threshold_for(chance, positive_rows, wish.sensitivity)
+            if wish.sensitivity
+            else threshold_at(chance, positive_rows, wish.specificity)
+        )
+    note = _note(wish, len(truth), [name for name in outputs if name not in enough])
+    chosen = replace(calibration, thresholds=thresholds, note=note)
+    return chosen, taken(held, (~first).nonzero().flatten())
+
+
+def _at(
+    classifier: Classifier, calibration: Calibration, shares: Mapping[str, float]
+) -> Calibration:
+    """The calibration at another prevalence. Its thresholds move with the probabilities, so that
+    they decide as before.
+    """
+    moved = replace(calibration, prevalence=dict(shares))
+    outputs, target = classifier.header.classes, target_of_model(classifier)
+    nothing = torch.zeros(1, len(outputs), dtype=torch.float64)
+    shifts = at_prevalence(target, outputs, nothing, moved) - at_prevalence(
+        target, outputs, nothing, calibration
+    )
+    odds = {name: float(shift) for name, shift in zip(outputs, shifts[0], strict=True)}
+    thresholds = {
+        name: float(torch.sigmoid(torch.tensor(value).double().logit() + odds[name]))
+        for name, value in calibration.thresholds.items()
+    }
+    return replace(moved, thresholds=thresholds)
+
+
+def _note(wish: LabelWish, records: int, left_out: Sequence[str]) -> str:
+    parts = []
+    if wish.prevalence == HERE:
+        parts.append("prevalence")
+    for name in ("sensitivity", "specificity"):
+        if wanted := getattr(wish, name):
+            parts.append(f"thresholds for a {name} of {wanted:g}")
+    less = f"; not of {', '.join(left_out)}, which have few" if left_out else ""
+    return f"{' and '.join(parts)} from {records} records{less}"
+
+
+def taken(held: HeldOut, rows: Tensor) -> HeldOut:
+    """Some of the records.
+
+    Args:
+        held: the records.
+        rows: their indices, (m,).
+    """
+    at = rows.tolist()
+    return replace(
+        held,
+        features=held.features[rows],
+        labels=held.labels[rows],
+        patients=None if held.patients is None else tuple(held.patients[i] for i in at),
+        groups={name: [values[i] for i in at] for name, values in held.groups.items()},
+        values=None if held.values is None else held.values[rows],
+    )
+
+
+def decision_measures(
+    truth: Array,
+    before: Array,
+    answers: Mapping[str, Array],
+    name: str,
+    patients: Sequence[str] | None,
+    draws: int,
+) -> dict[str, Measure]:
+    """Calibration of a label before and after a site's prevalence, and rates of its decisions.
+
+    Args:
+        truth: 1 and 0, and NaN where a record is not annotated, (n,).
+        before: probabilities with the prevalence of the model, (n,).
+        answers: of the model, by name, (n,) each; see `decided_answers`.
+        name: of the label.
+        patients: of each record, if known.
+        draws: number of samples for the intervals.
+    """
+    known = np.flatnonzero(~np.isnan(truth))
+    positive: NDArray[np.bool_] = truth[known] == 1
+    chances = {"": answers[name][known]}
+    if not np.array_equal(before[known], chances[""]):
+        chances["_at_the_prevalence_of_the_model"] = before[known]
+    decided = answers.get(f"{name}{PRESENT}")
+    present = None if decided is None else decided[known] == 1
+
+    def points(rows: NDArray[np.int64]) -> dict[str, float | None]:
+        own = positive[rows]
+        found: dict[str, float | None] = {}
+        for when, chance in chances.items():
+            found[f"calibration_error{when}"] = calibration_error(own, chance[rows])
+            if when:
+                found[f"brier{when}"] = float(np.square(chance[rows] - own).mean())
+        if present is not None:
+            for kind, of in (("sensitivity", own), ("specificity", ~own)):
+                right = (present[rows] == own)[of]
+                found[f"{kind}_at_the_threshold"] = float(right.mean()) if of.any() else None
+        return found
+
+    owners = None if patients is None else [patients[row] for row in known.tolist()]
+    return measured(points, len(known), owners, draws) if len(known) else {}

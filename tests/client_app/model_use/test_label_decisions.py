@@ -1,0 +1,257 @@
+"""Thresholds of labels and their prevalence at a hospital, against closed forms and in the commands."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsurrogate.client_app.model_use.calibration import Calibration, threshold_at
+from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.label_answers import decided_answers
+from fedsurrogate.client_app.model_use.label_decisions import (
+    LabelWish,
+    calibrated_labels,
+    decision_measures,
+    shares_in,
+    taken,
+)
+from fedsurrogate.client_app.model_use.store import read_index, use_model
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.surrogates.surrogates import Header
+from tests.client_app.model_use.hospitals import site, text, write_images
+from tests.client_app.model_use.test_targets_at_work import KINDS, RUN, hospitals, write_table
+from tests.grid import FAST, InProcessGrid, run_federation
+
+NAMES = ("edema", "mass")
+FACTS = json.dumps({"name": "labels", "columns": list(NAMES), "prevalence": [0.3, 0.05]})
+share = st.floats(0.01, 0.99)
+
+
+def model() -> Head:
+    """The log odds of both labels are the features."""
+    header = Header("run", "coordinator", "f", "b", NAMES)
+    return Head(header, torch.eye(2), torch.zeros(2), target=FACTS)
+
+
+def held(features: Tensor, labels: Tensor, patients: tuple[str, ...] | None = None) -> HeldOut:
+    nothing = torch.zeros(len(features), dtype=torch.int64)
+    return HeldOut(features, nothing, patients, {}, "made up", values=labels)
+
+
+def shifted(seed: int, count: int, own: float) -> tuple[Tensor, Tensor]:
+    """Log odds that are right where 30 % are positive, of records of which `own` are; both labels."""
+    draw = torch.Generator().manual_seed(seed)
+    positive = torch.rand(count, 2, generator=draw, dtype=torch.float64) < own
+    x = torch.randn(count, 2, generator=draw, dtype=torch.float64) + 1.5 * positive
+    prior = torch.tensor([0.3, 0.05]).double().logit()
+    return 1.5 * x - 1.5**2 / 2 + prior, positive.double()
+
+
+@settings(max_examples=50, deadline=None)
+@given(odds=st.floats(-9, 9), own=share)
+def test_another_prevalence_is_bayes_rule(odds: float, own: float) -> None:
+    scores = torch.tensor([[odds, odds]], dtype=torch.float64)
+    chosen = Calibration(prevalence={"edema": own}).checked(NAMES)
+    answers = decided_answers(FACTS, NAMES, scores, chosen)
+    likelihood = np.exp(odds) / (0.3 / 0.7)
+    posterior = likelihood * own / (likelihood * own + 1 - own)
+    assert float(answers["edema"]) == pytest.approx(posterior, rel=1e-9)
+    # A label of which nothing is said stays as it is.
+    assert float(answers["mass"]) == pytest.approx(1 / (1 + np.exp(-odds)), rel=1e-12)
+
+
+def test_the_prevalence_of_half_of_the_records_mends_the_other_half() -> None:
+    scores, labels = shifted(0, 4000, own=0.03)
+    labels[::5, 1] = torch.nan
+    chosen, rest = calibrated_labels(
+        model(), held(scores.float(), labels), Calibration(), LabelWish(prevalence="here")
+    )
+    assert 0 < len(rest.features) < 4000
+    assert chosen.prevalence["edema"] == pytest.approx(0.03, abs=0.01)
+    assert rest.values is not None
+    plain, mended = (
+        decided_answers(FACTS, NAMES, rest.features, each) for each in (Calibration(), chosen)
+    )
+    found = decision_measures(
+        rest.values[:, 0].numpy(),
+        plain["edema"].numpy(),
+        {name: column.numpy() for name, column in mended.items()},
+        "edema",
+        None,
+        50,
+    )
+    before = found["calibration_error_at_the_prevalence_of_the_model"].value
+    after = found["calibration_error"].value
+    assert before is not None
+    assert after is not None
+    assert after < 0.02 < before
+    worse = found["brier_at_the_prevalence_of_the_model"].value
+    truth = rest.values[:, 0].numpy()
+    assert worse is not None
+    assert worse > float(np.square(mended["edema"].numpy() - truth).mean()) + 0.005
+    assert "brier_at_the_prevalence_of_the_model" not in decision_measures(
+        truth, plain["edema"].numpy(), {"edema": plain["edema"].numpy()}, "edema", None, 5
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    chances=st.lists(st.sampled_from([0.1, 0.2, 0.4, 0.7, 0.9]), min_size=2, max_size=30),
+    wished=st.floats(0.05, 1.0),
+    data=st.data(),
+)
+def test_a_threshold_has_its_specificity_and_no_smaller_one_has(
+    chances: list[float], wished: float, data: st.DataObject
+) -> None:
+    truth = np.array(
+        data.draw(st.lists(st.booleans(), min_size=len(chances), max_size=len(chances)))
+    )
+    chance = np.array(chances)
+    if truth.all():
+        with pytest.raises(ConfigError, match="negative"):
+            threshold_at(chance, truth, wished)
+        return
+
+    def specificity(threshold: float) -> float:
+        return float((chance[~truth] < threshold).mean())
+
+    chosen = threshold_at(chance, truth, wished)
+    assert specificity(chosen) >= wished - 1e-9
+    assert all(specificity(value) < wished for value in chances if value < chosen)
+
+
+@pytest.mark.parametrize("kind", ["sensitivity", "specificity"])
+def test_thresholds_hold_on_records_that_did_not_choose_them(kind: str) -> None:
+    scores, labels = shifted(1, 6000, own=0.3)
+    labels[100:, 1] = torch.nan
+    labels[:100, 1] = 0
+    wish: dict[str, Any] = {kind: 0.85}
+    chosen, rest = calibrated_labels(
+        model(), held(scores.float(), labels), Calibration(), LabelWish(**wish)
+    )
+    assert set(chosen.thresholds) == {"edema"}
+    assert "not of mass, which have few" in chosen.note
+    assert rest.values is not None
+    answers = decided_answers(FACTS, NAMES, rest.features, chosen)
+    present, true = answers["edema present"] == 1, rest.values[:, 0] == 1
+    rate = (
+        present[true].double().mean()
+        if kind == "sensitivity"
+        else (~present)[~true].double().mean()
+    )
+    assert float(rate) == pytest.approx(0.85, abs=0.03)
+    assert "mass present" not in answers
+
+
+def test_thresholds_decide_alike_at_another_prevalence() -> None:
+    scores, labels = shifted(2, 3000, own=0.3)
+    records = held(scores.float(), labels)
+    chosen, _ = calibrated_labels(model(), records, Calibration(), LabelWish(specificity=0.9))
+    moved, _ = calibrated_labels(model(), records, chosen, LabelWish(prevalence="edema=0.02"))
+    one, two = (decided_answers(FACTS, NAMES, scores, each) for each in (chosen, moved))
+    assert moved.thresholds["edema"] < chosen.thresholds["edema"]
+    assert torch.equal(one["edema present"], two["edema present"])
+    assert not torch.allclose(one["edema"], two["edema"])
+
+
+def test_no_patient_chooses_and_is_judged() -> None:
+    scores, labels = shifted(3, 400, own=0.4)
+    patients = tuple(str(row // 4) for row in range(400))
+    _, rest = calibrated_labels(
+        model(), held(scores.float(), labels, patients), Calibration(), LabelWish(specificity=0.9)
+    )
+    assert rest.patients is not None
+    judged = set(rest.patients)
+    assert 0 < len(judged) < 100
+    assert len(rest.patients) == 4 * len(judged)
+    some = taken(rest, torch.tensor([0, 2]))
+    assert some.patients == (rest.patients[0], rest.patients[2])
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"prevalence": "edema=2"}, "between 0 and 1"),
+        ({"prevalence": "edema"}, "label=share"),
+        ({"prevalence": "heart=0.1"}, "no label 'heart'"),
+        ({"sensitivity": 0.9, "specificity": 0.9}, "one threshold"),
+        ({"specificity": 1.5}, "at most 1"),
+    ],
+)
+def test_wishes_that_do_not_fit_are_refused(wish: dict[str, Any], said: str) -> None:
+    scores, labels = shifted(4, 100, own=0.3)
+    with pytest.raises(ConfigError, match=said):
+        calibrated_labels(model(), held(scores, labels), Calibration(), LabelWish(**wish))
+    with pytest.raises(DataError, match="too few to calibrate"):
+        calibrated_labels(
+            model(), held(scores[:8], labels[:8]), Calibration(), LabelWish(specificity=0.9)
+        )
+    with pytest.raises(ConfigError, match="thresholds"):
+        Calibration(thresholds={"heart": 0.5}).checked(NAMES)
+    silent = json.dumps({"name": "labels", "columns": list(NAMES)})
+    with pytest.raises(ConfigError, match="does not say"):
+        decided_answers(silent, NAMES, scores, Calibration(prevalence={"mass": 0.5}))
+    assert shares_in("", NAMES) == {}
+
+
+@pytest.mark.slow
+def test_a_hospital_stores_thresholds_and_prevalence_and_predicts_with_them(tmp_path: Path) -> None:
+    nodes = hospitals(tmp_path)
+    run_federation(tmp_path, InProcessGrid(nodes), **FAST | RUN | KINDS["labels"])
+    node = parse_node_config(nodes[0])
+    (name,) = read_index(node).models
+    use_model(node, name)
+    own = ("--node-config", text(nodes[0]))
+    # Most even digits are missing here.
+    rows = [row for row in range(900, 1500) if row % 10 == 0 or row % 2]
+    labelled = write_images(tmp_path / "labelled", rows, labelled=False)
+    write_table(labelled, rows)
+    wish = ("--specificity", "0.8", "--prevalence", "here", "--store")
+    done = site("evaluate", "--data-dir", labelled, "--out", tmp_path / "page", *wish, *own)
+    assert done.code == 0, done.stderr
+    found = json.loads((tmp_path / "page" / "evaluation.json").read_text())
+    thresholds = found["calibration"]["thresholds"]
+    assert set(thresholds) == {"even", "large"}
+    assert found["count"] < len(rows)
+    measures = found["measures"]["even"]
+    assert measures["specificity_at_the_threshold"]["value"] == pytest.approx(0.8, abs=0.12)
+    assert {"calibration_error", "brier_at_the_prevalence_of_the_model"} <= measures.keys()
+    unseen = write_images(tmp_path / "unseen", range(1500, 1560), labelled=False)
+    file = tmp_path / "answers.csv"
+    done = site("predict", "--data-dir", unseen, "--out", file, *own)
+    assert done.code == 0, done.stderr
+    with file.open(newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    for line in lines:
+        for label, threshold in thresholds.items():
+            assert float(line[f"{label} present"]) == (float(line[label]) >= threshold)
+    given = site(
+        "predict",
+        "--data-dir",
+        unseen,
+        "--out",
+        file,
+        "--overwrite",
+        *own,
+        "--positive",
+        "even",
+        "--threshold",
+        "0.000001",
+    )
+    assert given.code == 0, given.stderr
+    with file.open(newline="") as stream:
+        assert all(float(line["even present"]) == 1 for line in csv.DictReader(stream))
+    for wrong in (("--temperature",), ("--prevalence", "heart=0.5")):
+        refused = site("evaluate", "--data-dir", labelled, "--out", tmp_path / "no", *wrong, *own)
+        assert refused.code != 0
