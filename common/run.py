@@ -27,6 +27,7 @@ from fedsurrogate.common.settings import (
 )
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
 from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.targets.target import Target
 
 # Kinds of data with images of any size.
@@ -92,6 +93,11 @@ class Run:
         """
         return None if self.mechanism is None else self.mechanism.of(unit, centre)
 
+    @cached_property
+    def objective(self) -> Objective | None:
+        """What training by gradients minimises, for another target than classes."""
+        return None if self.target is None else self.target.objective()
+
     @property
     def private(self) -> bool:
         """Whether the run has a privacy budget."""
@@ -119,12 +125,17 @@ class Run:
         return section
 
     @property
+    def planned_rounds(self) -> int:
+        """Number of rounds of training that the settings ask for."""
+        return self.plan.training.rounds or self.trained.rounds
+
+    @property
     def rounds(self) -> int:
         """Number of rounds of training that the run has, or that its budget pays for.
 
         Raises ConfigError where that is none.
         """
-        return self.trained.rounds if self.mechanism is None else self.mechanism.rounds
+        return self.planned_rounds if self.mechanism is None else self.mechanism.rounds
 
     @property
     def power(self) -> float:
@@ -184,7 +195,7 @@ class Run:
         # comparable.
         if own.fedpft.seal:
             chosen["seal"] = True
-        if own.fedpft.bits != 16:
+        if own.fedpft.bits not in (0, 16):
             chosen["bits"] = own.fedpft.bits
         if self.power != 1:
             chosen["power"] = self.power

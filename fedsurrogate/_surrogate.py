@@ -13,7 +13,7 @@ from fedsurrogate._arrays import Array, names_of
 from fedsurrogate._bags import pooled
 from fedsurrogate._inputs import as_features, check_budget, config_of, flat_settings, labelled
 from fedsurrogate._model import ImageModel, Model
-from fedsurrogate._targets import values_of, with_columns
+from fedsurrogate._targets import sent_at_once, values_of, with_columns
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -130,7 +130,7 @@ def fit(
         settings = settings | {"classes": classes}
     if bags is not None:
         settings = settings | {"features__bag": "mean"}
-    config = config_of(method, with_columns(settings, [(features, labels)]))
+    config = config_of(method, sent_at_once(with_columns(settings, [(features, labels)])))
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     check_budget(config.settings.epsilon, classes or config.settings.classes or None)

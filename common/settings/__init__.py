@@ -4,6 +4,7 @@ is known here.
 
 from fedsurrogate.common.settings.base import (
     AUGMENTATIONS,
+    AnyCovariance,
     Augmentations,
     Clip,
     Covariance,
@@ -45,6 +46,7 @@ __all__ = [
     "AUGMENTATIONS",
     "SECURE_SUM_KEYS",
     "AFLSettings",
+    "AnyCovariance",
     "Augmentations",
     "BackboneSettings",
     "Bag",

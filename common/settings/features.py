@@ -61,5 +61,5 @@ class FeaturesSettings(Section):
         ge=1,
         le=10**9,
         description="Training records of all sites, as far as known in public, for "
-        "features.dimensions = 0.",
+        "features.dimensions = 0 and, with epsilon, fedpft.covariance = 'auto'.",
     )

@@ -287,15 +287,15 @@ class Settings(
     `fedsurrogate.common.run` checks whether the settings agree, and replaces "auto".
 
     Example:
-        >>> Settings(seed=3).fedpft.rank
-        16
+        >>> Settings(seed=3).fedpft.components
+        1
     """
 
     def flat(self) -> dict[str, Any]:
         """By key, such as "fedpft.rank", as in a run-config.
 
         Example:
-            >>> Settings(seed=3).flat()["fedpft.rank"]
-            16
+            >>> Settings(seed=3).flat()["fedpft.components"]
+            1
         """
         return flatten(self.model_dump(by_alias=True, mode="json"))
