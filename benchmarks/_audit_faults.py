@@ -72,6 +72,10 @@ def planted(fault: str) -> AbstractContextManager[Any]:
         "clip forgotten": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),
         "all records instead of a sample": (f"{_SITE}.dp.dp_sgd.poisson_sample", _all),
         "one sample for all steps": (f"{_SITE}.dp.dp_sgd.poisson_sample", _Once()),
+        "each image counts, not each bag": (
+            "fedsurrogate.client_app.datasets.dataset.pooled",
+            lambda images, *rules: images,
+        ),
         "each record counts, not each patient": (
             f"{_SITE}.fedpft.private_surrogate.unit_weights",
             lambda units, count: torch.ones(count, dtype=torch.float64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -34,7 +34,8 @@ class Canaries:
     """m records x (m, d) with labels y (m,), each in the data by a coin toss, `included` (m,).
     classes: of the run.
 
-    copies: records of one canary, all of one patient.
+    copies: records of one canary, all of one patient, or images of one bag.
+    bags: whether they are images of a bag.
     """
 
     x: Tensor
@@ -42,6 +43,7 @@ class Canaries:
     classes: int
     included: Tensor
     copies: int = 1
+    bags: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ def patients(count: int, generator: torch.Generator) -> Canaries:
     """The same, but each is a patient with eight records that are nearly alike."""
     made = one_a_class(count, generator)
     return Canaries(made.x, made.y, made.classes, made.included, copies=8)
+
+
+def bags(count: int, generator: torch.Generator) -> Canaries:
+    """The same, but each is a bag of eight images that are nearly alike."""
+    return replace(patients(count, generator), bags=True)
 
 
 def orthogonal(count: int, generator: torch.Generator, length: float = 1.0) -> Canaries:
@@ -157,6 +164,8 @@ def _site(folder: Path, canaries: Canaries, classes: str, other: bool) -> dict[s
             "x": x.contiguous(),
             "y": canaries.y[whose].contiguous(),
             "patient": whose.contiguous(),
+            # No bag lies in both parts.
+            "bag": whose + (len(canaries.x) if part == "test" else 0),
         }
         save_file(
             content, folder / f"f-{part}.safetensors", {"classes": classes, "fingerprint": "a" * 16}
@@ -173,7 +182,9 @@ def _site(folder: Path, canaries: Canaries, classes: str, other: bool) -> dict[s
         "state-dir": f"{folder}/state",
         "cache-dir": f"{folder}/cache",
     }
-    if canaries.copies > 1:
+    if canaries.bags:
+        node["bag-column"] = "bag"
+    elif canaries.copies > 1:
         node["patient-column"] = "patient"
     open_ledger(parse_node_config(node))
     return node

@@ -136,24 +136,45 @@ def attributes(sites: int, d: int, seed: int, uncertain: bool) -> Labelled:
     return Labelled(x, labels, site, members, test, _clean(test, true), [*ATTRIBUTES, *RARE])
 
 
-def bags(
-    task: str, images: tuple[int, int], d: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Means of the features of bags of images, clipped, and their labels; for training and test.
+@dataclass(frozen=True)
+class Bags:
+    """Images in bags.
+
+    Attributes:
+        features: of the images, in public directions, (m, d), float64.
+        bag: of each image, (m,).
+        labels: of each bag, (n,), 0 or 1.
+    """
+
+    features: Tensor
+    bag: Tensor
+    labels: Tensor
+
+    @property
+    def means(self) -> Tensor:
+        """Mean of the features of each bag, (n, d)."""
+        total = torch.zeros(len(self.labels), self.features.shape[1], dtype=torch.float64)
+        total.index_add_(0, self.bag, self.features)
+        return total / self.bag.bincount(minlength=len(self.labels))[:, None]
+
+
+def bag_images(task: str, images: tuple[int, int], d: int, seed: int) -> tuple[Bags, Bags]:
+    """Bags of images for training and test, 1,000 of each.
 
     Args:
-        task: "share": 65 against 35 % animals; "witness": one cat in the bag, or none.
+        task: "share": 65 against 35 % animals; "witness": one cat in the bag, or none; "half
+            alike": half of the images of one class, whichever, or any images.
         images: fewest and most of a bag.
         d: dimensions.
         seed: of the bags.
     """
-    parts: list[Tensor] = []
+    parts: list[Bags] = []
     for index, part in enumerate(("train", "test")):
         x, y = stored_features("cifar10", part)
         mean, directions = _public(d)
         z = (raised(x.double(), 0.5) - mean) @ directions
         draw = torch.Generator().manual_seed(2 * seed + index)
-        means, labels = [], []
+        chosen, labels = [], []
         animal = torch.isin(y, torch.tensor(ATTRIBUTES["animal"]))
         first = (animal if task == "share" else y == 3).nonzero().flatten()
         other = ((~animal) if task == "share" else y != 3).nonzero().flatten()
@@ -163,16 +184,42 @@ def bags(
             if task == "share":
                 chance = 0.65 if label else 0.35
                 of_first = int((torch.rand(size, generator=draw) < chance).sum())
-            else:
+            elif task == "witness":
                 of_first = label
-            chosen = [
-                pool[torch.randint(len(pool), (count,), generator=draw)]
-                for pool, count in ((first, of_first), (other, size - of_first))
+            else:
+                of_first = size // 2 if label else 0
+                own = int(torch.randint(10, (1,), generator=draw))
+                first, other = (y == own).nonzero().flatten(), torch.arange(len(y))
+            pools = ((first, of_first), (other, size - of_first))
+            chosen += [
+                torch.cat(
+                    [
+                        pool[torch.randint(len(pool), (count,), generator=draw)]
+                        for pool, count in pools
+                    ]
+                )
             ]
-            means.append(z[torch.cat(chosen)].mean(0))
             labels.append(float(label))
-        parts += [clip(torch.stack(means), 0.0)[0].double(), torch.tensor(labels).double()]
-    return parts[0], parts[1], parts[2], parts[3]
+        sizes = torch.tensor([len(own) for own in chosen])
+        bag = torch.arange(len(sizes)).repeat_interleave(sizes)
+        parts.append(Bags(z[torch.cat(chosen)], bag, torch.tensor(labels).double()))
+    return parts[0], parts[1]
+
+
+def bags(
+    task: str, images: tuple[int, int], d: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Means of the features of bags of images, clipped, and their labels; for training and test.
+
+    Args:
+        task: as in `bag_images`.
+        images: fewest and most of a bag.
+        d: dimensions.
+        seed: of the bags.
+    """
+    train, test = bag_images(task, images, d, seed)
+    x, other = (clip(part.means, 0.0)[0].double() for part in (train, test))
+    return x, train.labels, other, test.labels
 
 
 @cache

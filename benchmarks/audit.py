@@ -43,6 +43,7 @@ from benchmarks._audit_site import (
     Canaries,
     Maker,
     alone,
+    bags,
     long,
     one_a_class,
     orthogonal,
@@ -129,6 +130,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "class sums, lowrank": _sums("lowrank", "features not clipped", alone),
     "class sums, gram": _sums("gram", "half of the noise", alone),
     "class sums, patients": _sums("spherical", "each record counts, not each patient", patients),
+    "class sums, bags": Mechanism(
+        SPHERICAL | {"features.bag": "mean"}, bags, by_sums, "each image counts, not each bag", 1000, 4
+    ),
     "secure sums": Mechanism(
         {"fedpft.covariance": "gram", "secure-sum": True, "colluding": 0.0, "dropouts": 0.0},
         alone, by_total, "a quarter of the noise", 250, 8, sites=3,

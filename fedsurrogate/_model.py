@@ -229,6 +229,7 @@ class ImageModel(Model):
         """
         if are_features(images):
             return as_features(images)
+        self.manifest.check_of_images("this model in Python")
         if self._backbone is None:
             run, (weights_path, device) = self.manifest.run_config(), self._place
             loaded = backbone_of(

@@ -23,6 +23,7 @@ from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import Bag
 
 Part = dict[str, Any]
 # Settings that name folders and files of this machine.
@@ -77,7 +78,12 @@ def sheet(run: Run, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "projects": _projects(run),
         "people": _people(node),
-        "data": _data(node.data or run.settings.data, run.settings.backbone, made.facts),
+        "data": _data(
+            node.data or run.settings.data,
+            run.settings.backbone,
+            made.facts,
+            run.settings.features.bag,
+        ),
         "settings": _settings(run.settings.secure_sum, run.settings.fedpft.seal, policy_of(node)),
         "outputs": _outputs(run.plan.messages.sends, node, made, audit),
     }
@@ -122,7 +128,8 @@ def _people(node: NodeConfig) -> Part:
     }
 
 
-def _data(kind: str, backbone: str, facts: Part) -> Part:
+def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
+    pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
     return {
         "kind": kind,
         "records used": facts["records"],
@@ -130,7 +137,7 @@ def _data(kind: str, backbone: str, facts: Part) -> Part:
         "left out": facts["left_out"],
         "odd": facts["odd"],
         "unit that the claim protects": facts["unit"] or "none",
-        "what the records become first": f"features of the backbone {backbone!r}",
+        "what the records become first": f"features of the backbone {backbone!r}{pooled}",
     }
 
 

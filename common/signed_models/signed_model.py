@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedsurrogate.common.errors import SealError, SurrogateError
+from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
@@ -115,6 +115,21 @@ class Manifest(BaseModel):
             ConfigError: for settings that do not agree.
         """
         return parse_run({**self.settings, **(more or {})})
+
+    def check_of_images(self, what: str) -> None:
+        """Refuse a model of bags where single images are answered.
+
+        Args:
+            what: answers them.
+
+        Raises:
+            ConfigError: for a model of bags.
+        """
+        if self.run_config().settings.features.bag != "none":
+            raise ConfigError(
+                f"{what} answers single images, and model {self.name!r} was learned from bags of "
+                "images; use `site predict --bag-column`"
+            )
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
         ConfigError: for images of any size.
     """
     check_of_classes(model.classifier, "a graph")
+    model.manifest.check_of_images("a graph")
     run, wanted = model.manifest.run_config(), model.manifest.fingerprint
     power = power_in(wanted)
     loaded = load_backbone(run.settings.backbone, weights_path, run.settings.image_size, "cpu")

@@ -75,6 +75,7 @@ TABLES = [
     ("docs/privacy/audit.md", "| images in the class", "attacks"),
     ("docs/privacy/audit.md", "| reconstructed from", "reproduce-fedpft-table3"),
     ("docs/privacy/audit.md", "| mechanism | epsilon 1", "audit"),
+    ("docs/targets/bags.md", "| label of a bag | images", "bags"),
     ("docs/privacy/hostile-hospitals.md", "| data, Dirichlet", "robustness"),
     ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
     ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsurrogate.client_app.datasets.whole_site import NoRecordsError
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
+from fedsurrogate.client_app.governance.uncharged import without_records
 from fedsurrogate.client_app.methods.coded_sums import coded_moments
 from fedsurrogate.client_app.methods.sums import class_moments
 from fedsurrogate.client_app.methods.task import Task
@@ -88,7 +90,12 @@ def site_of(kind: str, bags: list[Bag], unit: str) -> SiteFeatures:
             "unit": unit,
             "target-columns": "" if kind == "class" else ",".join(KINDS[kind][1]),
         }
-        return load_site(run_of(kind), parse_node_config(node), 100.0)
+        run, own = run_of(kind), parse_node_config(node)
+        try:
+            return load_site(run, own, 100.0)
+        except NoRecordsError:
+            # Two whole copies with different targets are both left out.
+            return without_records(run, own)
 
 
 def sums_of(kind: str, site: SiteFeatures, public: PublicMap = UNCHANGED) -> dict[str, Tensor]:

@@ -15,11 +15,16 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+import fedsurrogate as fs
+from fedsurrogate.client_app.audit.disclosure import disclose
 from fedsurrogate.client_app.model_use.bag_batches import Batch, pooled
 from fedsurrogate.client_app.model_use.inputs import find_inputs
 from fedsurrogate.client_app.model_use.store import open_model, read_index, use_model
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.server_app.export.graph import graph_of
 from tests import dicom_files
 from tests.client_app.model_use.hospitals import CLASSES, hospital, site, text
 from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, run_federation
@@ -105,7 +110,7 @@ def test_a_row_for_each_bag_says_what_the_model_says_of_the_mean(
     assert problems[3] == f"1 of {len(bags[3][1])} images are not in the mean"
     assert problems[4].startswith("cannot be read")
     assert not any(problems[:3] + problems[5:])
-    signed = open_model("in-use", parse_node_config(dict(_parsed(node_of(home)))))
+    signed = open_model("in-use", parse_node_config(_parsed(node_of(home))))
     digits = load_digits()
     means = []
     for at, (_, own) in enumerate(bags):
@@ -123,8 +128,6 @@ def test_a_row_for_each_bag_says_what_the_model_says_of_the_mean(
 
 
 def _parsed(node: str) -> dict[str, Any]:
-    from fedsurrogate.common.settings.flat import parse_overrides
-
     return dict(parse_overrides([node]))
 
 
@@ -221,3 +224,24 @@ def test_a_bag_leaves_as_soon_as_its_images_have_come_and_one_sum_is_kept() -> N
     assert found[1].notes == {1: "1 of 3 images are not in the mean"}
     means = torch.cat([batch.features for batch in found if batch.features is not None])
     torch.testing.assert_close(means, torch.stack([x[0], x[[1, 3]].mean(0), x[4:].mean(0)]))
+
+
+def test_what_answers_single_images_refuses_a_model_of_bags(home: Path) -> None:
+    signed = open_model("in-use", parse_node_config(_parsed(node_of(home))))
+    with pytest.raises(ConfigError, match="a graph answers single images"):
+        graph_of(signed)
+    (file,) = home.glob("clinic-0-state/models/*.fedsurrogate")
+    loaded = fs.load(file)
+    assert isinstance(loaded, fs.Model)
+    with pytest.raises(ConfigError, match="learned from bags"):
+        loaded.predict([Image.new("L", (8, 8))])
+    assert loaded.predict(np.zeros((2, 64))).shape == (2,)
+
+
+def test_the_disclosure_sheet_says_that_a_record_is_a_bag(home: Path) -> None:
+    run, node = parse_run(RUN | {"classes": "1,2,7"}), parse_node_config(_parsed(node_of(home)))
+    content, _, page = disclose(run, node)
+    first = content["data"]["what the records become first"]
+    assert first.endswith("a record is a bag, the mean of its images' features")
+    assert content["data"]["records used"] < 60
+    assert "a record is a bag" in page.read_text()
