@@ -60,6 +60,11 @@ def plan_of(method: Method, settings: Settings, target: Target | None = None) ->
     if target is None:
         plan = method.plan(settings)
     elif method.coded is None:
+        if settings.counting.kind != "none":
+            raise ConfigError(
+                f"counting.kind = {settings.counting.kind!r} is for target = 'class', not "
+                f"{target.name!r}; use 'survey' or 'evaluation'"
+            )
         names = " or ".join(repr(each.name) for each in METHODS.values() if each.coded)
         raise ConfigError(
             f"target = {target.name!r}, but method = {method.name!r} learns classes only; use "

@@ -132,6 +132,8 @@ def _time(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
     curve = kaplan_meier(cells)
     public = {
         "hazard": head.hazard.tolist(),
+        # Of the risk between records.
+        "spread": max(0.0, float(head.weight @ sums.covariance @ head.weight)) ** 0.5,
         "survival": [
             [round(each, 6) for each in part.tolist()]
             for part in (curve.survival, curve.low, curve.high)
