@@ -36,7 +36,7 @@ from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.common.targets.answers import answers_of
+from fedsurrogate.common.targets.answers import answer_columns, answers_of
 
 # Records that are scored and written together.
 TOGETHER = 256
@@ -85,7 +85,7 @@ class Predictor:
         model answers of another target.
         """
         if target := target_of_model(self.classifier):
-            return list(answers_of(target, self.classes, torch.zeros(0, len(self.classes))))
+            return list(answer_columns(target, self.classes))
         scores = SCORES if self.gaussians is not None else ()
         return [*(f"p_{name}" for name in self.classes), DECISION, *scores]
 

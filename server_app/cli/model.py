@@ -404,7 +404,7 @@ def export(
             check_onnx()
         graph = graph_of(model, weights_path or _weights(run))
         apart = write_graph(graph, format_.value, file)
-        console.print(f"largest difference of a probability: {apart:.2g}")
+        console.print(f"largest difference of an answer: {apart:.2g}")
         card = file.with_name(f"{file.name}.md")
         card.write_text(model_card(model, run, graph.preprocessing), encoding="utf-8")
         console.print(str(card), soft_wrap=True)
