@@ -26,12 +26,15 @@ RECORDS = (
         "dataset",
         "label-column",
         "patient-column",
+        "bag-column",
         "site-column",
         "weights-path",
     ),
     *("partition", "alpha", "classes-per-site"),
 )
 
+# Of a target, the settings that decide how a model is learned, and may need a budget.
+HOW_LEARNED = ("label-code", "label-moment", "time-head", "cox-rounds", "feature-names")
 # Errors beyond so many deviations that a model states count as these.
 FOUR = 4.0
 
@@ -111,6 +114,7 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
         if (target := target_of_model(model))
         else _named(model.header.classes)
     )
+    features = {key: value for key, value in features.items() if key not in HOW_LEARNED}
     return {**features, **more, **named, **counting, **privacy.settings()}, simulated
 
 

@@ -138,11 +138,13 @@ def _of_target(task: Task, target: Target) -> dict[str, IntegerSum]:
     own, train = task.run.settings.counting, task.found.train
     how = counted(target, own)
     if own.kind == "survey":
-        return {"records": count_cells(how, _values(train), _weights(task, train))}
+        values = target.of_site(_values(train), task.site)
+        return {"records": count_cells(how, values, _weights(task, train))}
     model, test = of_target(_received(task), target), task.found.test
     if wrong := [name for name in model.header.classes if name not in target.outputs]:
         raise SurrogateError(f"a model that answers {wrong[0][:100]!r}, which is not in the target")
-    values, scores = _values(test), scores_alone(model, test.features)
+    values = target.of_site(_values(test), task.site)
+    scores = scores_alone(model, test.features)
     finite = scores.isfinite().all(1)
     topics = torch.ones(how.table.shape[0], dtype=torch.bool)
     if not task.run.settings.epsilon:

@@ -14,8 +14,8 @@ from fedsurrogate.common.targets.measures import MEASURES, measured, packed
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.records import Info
 
-# Who annotates which label says nothing of what a model answers.
-NOT_ITS_MEANING = {"sets"}
+# Who annotates which label, and how a model was learned, says nothing of what it answers.
+NOT_ITS_MEANING = {"sets", "code", "moments", "head", "steps", "names"}
 
 
 def received_model(task: Task, gate: Gate, flower_run: str) -> Info:

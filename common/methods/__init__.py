@@ -59,19 +59,21 @@ def plan_of(method: Method, settings: Settings, target: Target | None = None) ->
     """
     if target is None:
         plan = method.plan(settings)
-    elif method.coded is None:
-        if settings.counting.kind != "none":
-            raise ConfigError(
-                f"counting.kind = {settings.counting.kind!r} is for target = 'class', not "
-                f"{target.name!r}; use 'survey' or 'evaluation'"
-            )
-        names = " or ".join(repr(each.name) for each in METHODS.values() if each.coded)
+    elif method.coded is not None:
+        plan = method.coded(settings, target)
+    elif method.trains is not None:
+        plan = method.trains(method.plan(settings), settings.fedavg, target)
+    elif settings.counting.kind != "none":
         raise ConfigError(
-            f"target = {target.name!r}, but method = {method.name!r} learns classes only; use "
-            f"{names}"
+            f"counting.kind = {settings.counting.kind!r} is for target = 'class', not "
+            f"{target.name!r}; use 'survey' or 'evaluation'"
         )
     else:
-        plan = method.coded(settings, target)
+        *names, last = (repr(each.name) for each in METHODS.values() if each.coded or each.trains)
+        raise ConfigError(
+            f"target = {target.name!r}, but method = {method.name!r} learns classes only; use "
+            f"{', '.join(names)} or {last}"
+        )
     if settings.secure_sum and plan.combination.from_sums:
         return with_secure_sum(method.name, plan, settings)
     return plan

@@ -203,9 +203,11 @@ class CountedNumbers(CountedTarget):
     ) -> Tensor:
         """`PARTS` of each number, of predictions and values within the range."""
         order = [outputs.index(name) for name in self.target.columns]
-        deviation = torch.tensor([float(facts["deviation"][at]) for at in order])
+        # A model that does not know its error has no interval, so nothing lies within.
+        stated = facts.get("deviation", [-1.0] * len(outputs))
+        deviation = torch.tensor([float(stated[at]) for at in order], dtype=torch.float64)
         scores = scores[:, order]
-        within = (values - scores).abs() <= WITHIN * deviation.double()
+        within = (values - scores).abs() <= WITHIN * deviation
         true, answer = self._shares(values), self._shares(scores)
         error = ((answer - true) / self.largest).clamp(-1, 1)
         parts = [
@@ -260,9 +262,10 @@ class CountedTimes(CountedTarget):
         self, facts: Facts, outputs: tuple[str, ...], scores: Tensor, values: Tensor
     ) -> Tensor:
         """One in the cell of the third. Thirds are those of a normal distribution with the spread of
-        the risk in the records from which the model was learned, so they are known in public.
+        the risk in the records from which the model was learned, so they are known in public; one
+        where the model does not state it.
         """
-        cut = THIRD * float(facts["spread"])
+        cut = THIRD * float(facts.get("spread", 1.0))
         if not 0 <= cut < math.inf:
             raise ValueError(f"a spread of the risk of {facts['spread']!r}"[:100])
         third = (scores[:, 0] >= -cut).long() + (scores[:, 0] > cut).long()

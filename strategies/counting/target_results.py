@@ -211,7 +211,9 @@ def _of_number(
             (largest**2 * square, largest**2 * of_square), (spread, of_spread), records
         ),
         # Records within, and all records: two noisy cells, of which the second is a sum.
-        "coverage": rate(inside, records - inside, variance),
+        "coverage": rate(inside, records - inside, variance)
+        if float(inside) > VISIBLE * math.sqrt(variance)
+        else UNDEFINED,
     }
 
 

@@ -40,7 +40,7 @@ def hospital(home: Path, count: int, policy: str = OPEN, **changes: Any) -> Node
 
 def run_of(kind: str, **more: Any) -> Run:
     # One bin, so that each cell of half of the records has two.
-    fewer = {"bins": 1} if kind == "time" else {}
+    fewer = {"bins": 1, "time-head": "cells"} if kind == "time" else {}
     own = {"test-fraction": 0.01, "data": "safetensors", "backbone": "none"}
     return parse_run(KINDS[kind] | fewer | own | more)
 
