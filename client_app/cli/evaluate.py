@@ -133,7 +133,7 @@ def evaluate(
     if target_of_model(signed.classifier):
         from fedsurrogate.client_app.model_use.target_report import evaluate_target
 
-        facts, page = evaluate_target(signed, held, out)
+        facts, page = evaluate_target(signed, held, out, own=adapted_classifier(node, signed))
         print(facts.read_text() if as_json else page)
         return
     classifier = adapted_classifier(node, signed) or signed.classifier

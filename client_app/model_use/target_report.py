@@ -43,7 +43,8 @@ PAGE = (
 <header>
 <p class="eyebrow">Evaluation · {{ e.model.name }} · {{ e.made }} · stays at this site</p>
 <h1>{{ e.count }} records.</h1>
-<p>{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
+<p>{% if e.adapted %}The model is this site's own version of the shared one. {% endif %}
+{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
 Intervals are percentiles of {{ "whole patients" if e.patients else "records" }} drawn with replacement.</p>
 </header>
 {% for name, own in e.measures.items() %}
@@ -87,7 +88,11 @@ class Answers:
 
 
 def evaluate_target(
-    model: SignedModel, held: HeldOut, folder: Path, draws: int = DRAWS
+    model: SignedModel,
+    held: HeldOut,
+    folder: Path,
+    draws: int = DRAWS,
+    own: Classifier | None = None,
 ) -> tuple[Path, Path]:
     """Judge a model, and write evaluation.json and evaluation.html.
 
@@ -96,6 +101,7 @@ def evaluate_target(
         held: records with values of the target.
         folder: of the files.
         draws: number of samples for the intervals.
+        own: the site's own version of the model; None for the shared one.
 
     Returns:
         Both files.
@@ -105,8 +111,9 @@ def evaluate_target(
         PackageError: without a library that computes a measure, or matplotlib.
         OSError: if they cannot be written.
     """
-    answers = _answers(model.classifier, held)
-    judge = JUDGED.get(str(answers.facts["name"]), partial(_plain, model.classifier, held))
+    classifier = own or model.classifier
+    answers = _answers(classifier, held)
+    judge = JUDGED.get(str(answers.facts["name"]), partial(_plain, classifier, held))
     measures, figures = judge(answers, draws)
     content = {
         "schema": 1,
@@ -116,6 +123,7 @@ def evaluate_target(
         "count": len(answers.values),
         "patients": held.patients is not None,
         "left_out": held.left_out,
+        "adapted": own is not None,
         "measures": {
             name: {key: asdict(each) for key, each in own.items()} for name, own in measures.items()
         },
