@@ -128,7 +128,7 @@ def draw_survival(curves: Mapping[str, Curve], edges: Sequence[float], unit: str
         axes.set(xlim=(0, 1.01 * edges[-1]), ylim=(0, 1.02))
         percent_axis(axes.yaxis)
         axes.set_ylabel("without the event")
-        axes.set_xlabel(f"time {unit}".strip() + "; below: at risk")
+        axes.set_xlabel(f"time in {unit}" if unit else "time")
         legend_above(axes, 3)
 
     return render("evaluation-survival", 4.2, draw)
