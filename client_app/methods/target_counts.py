@@ -90,8 +90,7 @@ def count_answers(
     sides = (1,) * (len(table.shape) - 1)
     parts = (torch.split(each, ROWS) for each in (scores, values, weights))
     try:
-        # Also without records, so that what is refused does not depend on them.
-        how.judged(facts, model.header.classes, scores[:0], values[:0])
+        # Without records there is one empty part, so what is refused does not depend on them.
         for own, true, weight in zip(*parts, strict=True):
             added = how.judged(facts, model.header.classes, own, true)
             total.add(added * topics.reshape(-1, *sides) * weight.reshape(-1, 1, *sides))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,28 @@ def test_a_model_that_cannot_be_counted_is_refused_whatever_the_records_are(
     topics = torch.ones(how.table.shape[0], dtype=torch.bool)
     with pytest.raises(SurrogateError, match="cannot be counted"):
         count_answers(how, model, scores, values, weights, topics)
+
+
+@pytest.mark.parametrize(("kind", "fact"), [("number", "deviation"), ("time", "spread")])
+def test_a_model_from_rounds_that_does_not_know_its_error_is_counted(kind: str, fact: str) -> None:
+    """Nothing lies within an interval that it has not; thirds are those of a spread of one."""
+    run = run_of(kind, "evaluation")
+    known, how = model_of(run, kind, **{fact: [1.0, 1.0] if kind == "number" else 1.0}), how_of(run)
+    facts = {key: value for key, value in json.loads(known.target).items() if key != fact}
+    unknown = replace(known, target=json.dumps(facts))
+    values = torch.tensor([[0.2, 1.0], [0.9, 0.0], [2.5, 1.0]], dtype=torch.float64)
+    scores = torch.tensor([[-2.0, 0.5], [0.1, 0.5], [2.0, 0.5]], dtype=torch.float64)
+    own = scores[:, : len(known.header.classes)]
+    ones, topics = torch.ones(3, dtype=torch.float64), torch.ones(how.table.shape[0]).bool()
+    first, second = (
+        count_answers(how, model, own, values, ones, topics).value for model in (known, unknown)
+    )
+    if kind == "number":
+        assert torch.equal(first[:, :-1], second[:, :-1])
+        assert float(first[:, -1].sum()) > float(second[:, -1].sum()) == 0
+    else:
+        assert torch.equal(first, second)
+        assert first[0].sum(1).tolist() == [1, 1, 1]
 
 
 @pytest.fixture(scope="module", params=["labels", "number", "time"])

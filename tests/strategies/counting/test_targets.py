@@ -26,7 +26,7 @@ from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier, log_ra
 from tests import commands
 from tests.grid import FAST, NodeConfig, metrics_of
 from tests.strategies.counting.hospitals import allow, counted, entries, evaluated
-from tests.strategies.counting.targets import KINDS, Tables, hospitals, learned, records
+from tests.strategies.counting.targets import KINDS, Tables, hospitals, learned, records, write
 
 Json = dict[str, Any]
 SIZES = (400, 300, 200)
@@ -146,6 +146,35 @@ def test_a_noisy_survey_is_charged_and_near_the_records(
         (entry,) = entries(node)
         assert (entry["method"], entry["epsilon"]) == ("survey", 4.0)
         assert entry["sensitivities"]["records"] == pytest.approx(BOUNDS["survey"][kind], rel=1e-3)
+
+
+def test_a_site_counts_only_labels_that_settings_say_it_annotates(tmp_path: Path) -> None:
+    """Others would change whose counts the difference of two surveys shows."""
+    nodes = hospitals(tmp_path, (60, 50))
+    for k in range(2):
+        allow(tmp_path, k, ALL)
+    sets = {"label-sets": "clinic-0=edema; clinic-1=edema,mass"}
+    counts = surveyed(tmp_path, nodes, "labels", 0.0, **sets)["per_site"]
+    assert counts["clinic-0"][3:] == [0, 0, 60]
+    assert sum(counts["clinic-0"][:2]) == 60
+    assert sum(counts["clinic-1"][3:5]) > 20
+
+
+def test_names_of_labels_are_no_markup_on_the_page(tmp_path: Path) -> None:
+    hostile = "<b>x</b>&"
+    own = records(60, 0)
+    tables = {"x": own["x"], hostile: own["edema"], "mass": own["mass"]}
+    nodes = hospitals(tmp_path, (60, 50))
+    for k, node in enumerate(nodes):
+        allow(tmp_path, k, ALL)
+        folder = write(tmp_path / f"hostile-{k}", tables)
+        node |= {"data-dir": str(folder), "target-columns": f"{hostile},mass"}
+    settings = {"target": "labels", "label-columns": f"{hostile},mass"}
+    budget = CountingBudget(0.0, 1e-5)
+    folder = counted(tmp_path, nodes, survey_settings((), budget) | settings)
+    page = write_report(folder).read_text()
+    assert hostile not in page
+    assert "&lt;b&gt;x&lt;/b&gt;&amp;" in page
 
 
 def answers(run: Path) -> tuple[Any, dict[str, np.ndarray], Tables]:
