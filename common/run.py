@@ -14,11 +14,13 @@ from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
 from fedsurrogate.common.backbones.feature_power import CLIPPED, power_for, with_power
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods import METHODS, method_of, plan_of
+from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
+    CountingSettings,
     DPCVAESettings,
     FedAvgSettings,
     FedLAPSettings,
@@ -197,6 +199,8 @@ class Run:
             chosen["seal"] = True
         if own.fedpft.bits not in (0, 16):
             chosen["bits"] = own.fedpft.bits
+        if own.counting.kind != "none" and own.counting.largest_error != 1:
+            chosen["largest-error"] = own.counting.largest_error
         if self.power != 1:
             chosen["power"] = self.power
         if self.target is not None:
@@ -222,6 +226,7 @@ class Run:
             *keys,
             "fedpft.seal",
             "fedpft.bits",
+            "counting.largest-error",
             "features.power",
             "features.bag",
             *map(kebab, TargetSettings.model_fields),
@@ -373,7 +378,8 @@ def _target_of(settings: Settings) -> Target | None:
 
 def _coded(settings: Settings, target: Target) -> Settings:
     """The settings of a run whose messages have rows of a code where others have classes."""
-    if settings.classes not in ((), target.rows):
+    rows = _rows_of(settings.counting, target)
+    if settings.classes not in ((), rows):
         raise ConfigError(
             f"classes = {', '.join(settings.classes)[:200]!r} is for target = 'class', not "
             f"{target.name!r}; remove it"
@@ -383,12 +389,22 @@ def _coded(settings: Settings, target: Target) -> Settings:
             f"partition = 'classes' is for target = 'class', not {target.name!r}; use 'dirichlet', "
             "'iid' or 'column'"
         )
-    if settings.counting.kind != "none" or settings.compare:
-        what = (
-            "compare = true" if settings.compare else f"counting.kind = {settings.counting.kind!r}"
-        )
-        raise ConfigError(f"{what} is for target = 'class', not {target.name!r}; remove it")
-    return settings.model_copy(update={"classes": target.rows})
+    if settings.compare:
+        raise ConfigError(f"compare = true is for target = 'class', not {target.name!r}; remove it")
+    return settings.model_copy(update={"classes": rows})
+
+
+def _rows_of(counting: CountingSettings, target: Target) -> tuple[str, ...]:
+    """What messages of a run with a target have in place of classes: rows of the code, cells of a
+    survey, or what a model that is evaluated answers.
+    """
+    if counting.kind == "none":
+        return target.rows
+    if counting.kind in JUDGING:
+        return target.outputs
+    from fedsurrogate.common.targets.counted import counted
+
+    return counted(target, counting).rows
 
 
 def parse_run(flat: Mapping[str, Scalar]) -> Run:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.signed_models.making import feature_settings
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.common.targets.answers import facts_of
+from fedsurrogate.common.targets.target import Facts
 from fedsurrogate.server_app.export.source import run_config_of
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.json_values import as_number, at
@@ -29,6 +32,11 @@ RECORDS = (
     ),
     *("partition", "alpha", "classes-per-site"),
 )
+
+# Of a target, the settings that decide how a model is learned, and may need a budget.
+HOW_LEARNED = ("label-code", "label-moment", "time-head", "cox-rounds", "feature-names")
+# Errors beyond so many deviations that a model states count as these.
+FOUR = 4.0
 
 
 @dataclass(frozen=True)
@@ -100,20 +108,36 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
         "counting.model": str(file.absolute()),
         "counting.digest": digest,
     }
-    return {
-        **features,
-        **more,
-        **_named(model.header.classes),
-        **counting,
-        **privacy.settings(),
-    }, simulated
+    # The settings of features name what a model of another target answers.
+    named = (
+        {"counting.largest-error": largest_error(facts_of(target))}
+        if (target := target_of_model(model))
+        else _named(model.header.classes)
+    )
+    features = {key: value for key, value in features.items() if key not in HOW_LEARNED}
+    return {**features, **more, **named, **counting, **privacy.settings()}, simulated
+
+
+def largest_error(facts: Facts) -> float:
+    """The largest error that an evaluation counts in full, as a share of the range.
+
+    Args:
+        facts: that a model carries about its target.
+
+    Returns:
+        Of numbers, so many deviations of the one that varies most; otherwise one, the default.
+    """
+    widths = [high - low for low, high in facts.get("ranges", ())]
+    deviations = [float(each) for each in facts.get("deviation", ())]
+    shares = [each / width for each, width in zip(deviations, widths, strict=False)]
+    return min(1.0, FOUR * max(shares)) if shares and max(shares) > 0 else 1.0
 
 
 def survey_settings(classes: tuple[str, ...], privacy: CountingBudget) -> dict[str, Scalar]:
     """Settings of a survey of the sites' training records.
 
     Args:
-        classes: names of the classes that are counted.
+        classes: names of the classes that are counted; none where the settings name another target.
         privacy: the budget.
 
     Returns:
@@ -122,7 +146,8 @@ def survey_settings(classes: tuple[str, ...], privacy: CountingBudget) -> dict[s
     Raises:
         ConfigError: the name of a class has a comma.
     """
-    return {**_named(classes), "counting.kind": "survey", **privacy.settings()}
+    named = _named(classes) if classes else {}
+    return {**named, "counting.kind": "survey", **privacy.settings()}
 
 
 def _named(classes: tuple[str, ...]) -> dict[str, Scalar]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, class_indices
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run
@@ -22,6 +22,7 @@ from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.signed_models.making import feature_settings
 from fedsurrogate.common.surrogates.surrogates import class_order
+from fedsurrogate.common.targets.target import Target
 from fedsurrogate.server_app.counting import CountingBudget
 from fedsurrogate.server_app.export.source import run_config_of
 from fedsurrogate.server_app.relearn import stored_centre
@@ -60,6 +61,7 @@ def value_of_sites(run: Path) -> dict[str, Any]:
         RunError: the run is no simulation, or stored no surrogate of each site.
     """
     config = run_config_of(run)
+    _check_of_classes(config.target)
     if read_json(run, "manifest.json").get("simulated") is not True:
         raise RunError(
             f"{run.name} is no simulation, so the coordinator has no test records; `coordinator "
@@ -96,6 +98,7 @@ def value_settings(
         RunError: the run stored no surrogate of each site, or its models are no linear heads.
     """
     config = run_config_of(run)
+    _check_of_classes(config.target)
     strategy, sent = stored(config, run)
     subsets = subsets_of(list(sent))
     models = [model_of(strategy, sent, some, config.settings.classes) for some in subsets]
@@ -127,6 +130,16 @@ def value_settings(
         **counting,
         **privacy.settings(),
     }, subsets
+
+
+def _check_of_classes(target: Target | None) -> None:
+    """Raise ConfigError for a run of another target: values are gains in accuracy."""
+    if target is not None:
+        raise ConfigError(
+            f"values of sites are gains in accuracy, and this run learned target = {target.name!r}; "
+            "`coordinator relearn RUN --without SITE` learns its model without a site, and "
+            "`coordinator evaluate` says how well a model answers"
+        )
 
 
 def subsets_of(sites: Sequence[str]) -> list[frozenset[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -148,7 +148,8 @@ def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
     if not run.plan.releases_once:
         raise PolicyError(f"{unknown}cannot be attacked before it leaves")
     try:
-        _same_records(node, load_site(run, node, policy_of(node).cache_mib))
+        selected = load_site(run, node, policy_of(node).cache_mib)
+        _same_records(node, selected, {} if run.target is None else run.target.public)
         audit = audit_release(run, node, most=FEWEST, seed=_seed(node))
     except (ConfigError, DataError) as error:
         raise PolicyError(f"{unknown}cannot be attacked: {error}") from None
@@ -156,14 +157,17 @@ def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
         raise PolicyError(broken)
 
 
-def _same_records(node: NodeConfig, site_features: SiteFeatures) -> None:
+def _same_records(
+    node: NodeConfig, site_features: SiteFeatures, target: Mapping[str, object]
+) -> None:
     """Raise PolicyError where a run selects other records of the same files than the first run
     under limits.
 
     With other records (seed, test-fraction, classes), the halves would be new, and two releases
-    that pass show by their difference the records of one alone.
+    that pass show by their difference the records of one alone. So do two ranges of a number.
     """
-    chosen = hashlib.sha256(f"{node.label_column}\0{site_features.selected}".encode()).digest()
+    of = json.dumps(target, sort_keys=True) if target else node.label_column
+    chosen = hashlib.sha256(f"{of}\0{site_features.selected}".encode()).digest()
     file = (
         node.state / "audited" / f"{dataset_id(node.data, node.data_dir)}-{site_features.key[:32]}"
     )
@@ -175,7 +179,8 @@ def _same_records(node: NodeConfig, site_features: SiteFeatures) -> None:
             elif file.read_bytes() != chosen:
                 raise PolicyError(
                     "the run selects other records than an earlier one under limits on attacks "
-                    "(seed, test-fraction, classes); the difference of both would show these; "
+                    "(seed, test-fraction, classes), or another target; the difference of both would "
+                    "show these; "
                     f"remove {str(file)!r} to allow it"
                 )
     except OSError as error:

@@ -5,7 +5,7 @@ Nothing leaves.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedsurrogate.client_app.audit.claim_check import (
     largest_excess,
     proven_epsilon,
 )
+from fedsurrogate.client_app.audit.coded_sums import coded_scores
 from fedsurrogate.client_app.audit.generators import generator_of, generator_scores
 from fedsurrogate.client_app.audit.membership import (
     AttackResult,
@@ -52,10 +53,12 @@ from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.limits import MOST_CLASSES
+from fedsurrogate.common.methods.method import Plan
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import unpack_surrogate
 
@@ -142,17 +145,12 @@ class ReleaseAudit:
         return asdict(self)
 
 
-def _check_attackable(run: Run) -> None:
+def _check_attackable(plan: Plan, method: str) -> None:
     """Raise ConfigError for a run whose releases the attacks do not know."""
-    if not (run.plan.releases_once or run.plan.training.section == "dpcvae"):
+    if not (plan.releases_once or plan.training.section == "dpcvae"):
         raise ConfigError(
-            f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and "
+            f"method = {method!r}: an audit attacks releases of one-shot methods and "
             "generators; this one replies to received models"
-        )
-    if run.target is not None:
-        raise ConfigError(
-            f"target = {run.target.name!r}: an audit attacks releases about classes, so it says "
-            "nothing of these sums; epsilon bounds every attack on them"
         )
 
 
@@ -182,7 +180,7 @@ def audit_release(
         ConfigError: for other methods.
         DataError: for too few records.
     """
-    _check_attackable(run)
+    _check_attackable(run.plan, run.settings.method)
     started, drawn = time.monotonic(), np.random.default_rng(seed)
     site_features = load_site(run, node, policy_of(node).cache_mib)
     sample = _sample(site_features.train, drawn)
@@ -192,11 +190,11 @@ def audit_release(
     kinds: dict[str, list[Matrix]] = {}
     members: list[Mask] = []
     near: list[Near] = []
-    usual, generative, sent = (
-        usual_distance(site_features.train.features[sample]),
-        run.plan.training.section == "dpcvae",
-        object(),
-    )
+    # Records with another target than classes are of one group.
+    classes = site_features.classes if run.target is None else (run.target.title,)
+    sent: AnySurrogate | Parameters | None = None
+    usual = usual_distance(site_features.train.features[sample])
+    generative = run.plan.training.section == "dpcvae"
     while len(members) < most and (len(members) < FEWEST or time.monotonic() - started < seconds):
         half = _half(groups, drawn)
         if half.all() or not half.any():
@@ -207,11 +205,13 @@ def audit_release(
             if generative:
                 scores = generator_scores(generator_of(run, node, own), *attacked)
             else:
-                read = _unpacked(run.plan.combination.makes_surrogates, _release(run, node, own))
-                attacked = in_frame(attacked[0], read.header.frame), attacked[1]
-                sent = read
-                scores = {LIRA: scores_of(sent, site_features.classes, *attacked)}
-                near += nearest(sent, site_features.classes, *attacked, torch.from_numpy(inside))
+                sent = _unpacked(run.plan.combination.makes_surrogates, _release(run, node, own))
+                if run.target is not None:
+                    scores = _scores_of_target(sent, run.target, site_features.train, sample)
+                else:
+                    attacked = in_frame(attacked[0], sent.header.frame), attacked[1]
+                    scores = {LIRA: scores_of(sent, classes, *attacked)}
+                    near += nearest(sent, classes, *attacked, torch.from_numpy(inside))
             for name, each in scores.items():
                 kinds.setdefault(name, []).append(each.numpy())
             members.append(inside)
@@ -222,7 +222,9 @@ def audit_release(
     first = next(iter(trials))
     if isinstance(sent, Parameters) and "weight" in sent.tensors:
         ratios[RMIA] = rmia_of(trials[first])
-    inside, apart = trials[first].members, distinct(trials[first])
+    # Sums of a target have two attacks, and a record may stand out in either.
+    shown = list(trials.values()) if run.target is not None else [trials[first]]
+    inside, apart = trials[first].members, np.max([distinct(each) for each in shown], axis=0)
     attacks = {name: success(each, inside) for name, each in ratios.items()}
     epsilon, delta = float(run.settings.epsilon or 0), float(run.settings.delta or 0)
     excess = {
@@ -245,9 +247,9 @@ def audit_release(
         proven=proven_epsilon(trials[first], delta)
         if len(np.unique(groups)) == len(groups)
         else 0.0,
-        per_class=_by_class(ratios[first], inside, site_features, sample),
+        per_class=_by_class(ratios[first], inside, site_features.train.labels[sample], classes),
         nearest=summary(near, usual),
-        standing_out=_named(run, node, site_features, sample, apart),
+        standing_out=_named(run, node, site_features.train, classes, sample, apart),
         standing_out_count=int((apart > STANDS_OUT).sum()),
         seconds=time.monotonic() - started,
     )
@@ -286,6 +288,7 @@ def _part(site_features: SiteFeatures, rows: Tensor) -> SiteFeatures:
         features=train.features[rows],
         labels=train.labels[rows],
         units=None if units is None else tuple(units[row] for row in rows.tolist()),
+        values=None if train.values is None else train.values[rows],
     )
     return replace(site_features, train=own)
 
@@ -305,14 +308,22 @@ def _unpacked(is_surrogate: bool, payload: bytes) -> AnySurrogate | Parameters:
     return unpack_surrogate(payload) if is_surrogate else unpack_parameters(payload)
 
 
+def _scores_of_target(
+    sent: object, target: Target, train: LabelledFeatures, sample: Tensor
+) -> dict[str, Tensor]:
+    assert isinstance(sent, Parameters)
+    assert train.values is not None
+    return coded_scores(sent, target, train.features[sample], train.values[sample])
+
+
 def _by_class(
-    ratios: Matrix, members: Mask, site_features: SiteFeatures, sample: Tensor
+    ratios: Matrix, members: Mask, labels: Tensor, classes: Sequence[str]
 ) -> dict[str, tuple[int, float]]:
     from sklearn.metrics import roc_auc_score
 
-    labels, result = site_features.train.labels[sample].numpy(), {}
-    for index, name in enumerate(site_features.classes):
-        own = labels == index
+    result = {}
+    for index, name in enumerate(classes):
+        own = labels.numpy() == index
         if own.any():
             auc = float(roc_auc_score(members[:, own].ravel(), ratios[:, own].ravel()))
             result[name] = (int(own.sum()), auc)
@@ -320,13 +331,18 @@ def _by_class(
 
 
 def _named(
-    run: Run, node: NodeConfig, site_features: SiteFeatures, sample: Tensor, apart: Any
+    run: Run,
+    node: NodeConfig,
+    train: LabelledFeatures,
+    classes: Sequence[str],
+    sample: Tensor,
+    apart: Any,
 ) -> tuple[StandingOut, ...]:
     """The records that stand out most, with their places on this site's disk."""
     order = [int(place) for place in np.argsort(-apart) if apart[place] > STANDS_OUT][:MOST_NAMED]
     rows = [int(sample[place]) for place in order]
-    inside = rows if site_features.train.rows is None else site_features.train.rows[rows].tolist()
-    names = [site_features.classes[int(site_features.train.labels[row])] for row in rows]
+    inside = rows if train.rows is None else train.rows[rows].tolist()
+    names = [classes[int(train.labels[row])] for row in rows]
     distances = [float(apart[place]) for place in order]
     return tuple(map(StandingOut, inside, names, _places(run, node, inside), distances))
 

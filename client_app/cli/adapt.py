@@ -34,12 +34,15 @@ def adapt(
     leaves.
 
     Compares by cross-validation: the shared model, a head on own records, a mixture of both, a
-    closed-form update, and the nearest own records.
+    closed-form update, and the nearest own records. A model of numbers is moved, scaled, or
+    corrected by a ridge.
     """
     from fedsurrogate.client_app.model_use.adaptation import adapt as compare
     from fedsurrogate.client_app.model_use.adapted import adapted_file, store_adapted
+    from fedsurrogate.client_app.model_use.adapted_numbers import adapt_numbers
     from fedsurrogate.client_app.model_use.held_out import Source, held_out
     from fedsurrogate.client_app.model_use.store import open_model
+    from fedsurrogate.common.models.classifiers import target_of_model
 
     node = node_of(node_config)
     signed = open_model(model, node)
@@ -53,7 +56,10 @@ def adapt(
     kind: Any = "" if data is None else data.value
     source = Source(data_dir, kind, label_column, patient_column, known_only=True)
     held = held_out(signed, node, source, "train")
-    adaptation = compare(signed.classifier, held, signed.manifest.run_config().settings.head)
+    if target_of_model(signed.classifier):
+        adaptation = adapt_numbers(signed.classifier, held)
+    else:
+        adaptation = compare(signed.classifier, held, signed.manifest.run_config().settings.head)
     stored = None
     if store and adaptation.own is not None:
         stored = store_adapted(node, signed, adaptation.own, adaptation.share, adaptation.chosen)
@@ -80,16 +86,15 @@ def adapt(
     table = Table(
         "candidate",
         "accuracy",
-        "gain in likelihood",
+        "gain in squared error" if target_of_model(signed.classifier) else "gain in likelihood",
         "95 % interval",
         "own share",
         title=f"{len(held.labels)} records",
     )
     for each in adaptation.judged:
         limits = "" if each.name == "shared" else f"{each.low:+.3f} to {each.high:+.3f}"
-        table.add_row(
-            each.name, f"{each.accuracy:.1%}", f"{each.gain:+.3f}", limits, f"{each.share:.0%}"
-        )
+        right = "" if each.accuracy is None else f"{each.accuracy:.1%}"
+        table.add_row(each.name, right, f"{each.gain:+.3f}", limits, f"{each.share:.0%}")
     console.print(table)
     console.print(f"chosen: {adaptation.chosen}; {adaptation.reason}", soft_wrap=True)
     if stored is not None:

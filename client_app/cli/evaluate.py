@@ -151,8 +151,9 @@ def evaluate(
     if target_of_model(signed.classifier):
         from fedsurrogate.client_app.model_use.target_report import evaluate_target
 
+        adapted = adapted_classifier(node, signed)
         calibration, held = calibrated_labels(signed.classifier, held, calibration, wished)
-        facts, page = evaluate_target(signed, held, out, calibration=calibration)
+        facts, page = evaluate_target(signed, held, out, calibration=calibration, own=adapted)
         if store:
             store_calibration(node, signed, calibration)
         print(facts.read_text() if as_json else page)

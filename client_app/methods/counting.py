@@ -17,17 +17,26 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.client_app.methods.evaluation import checked_classifier
+from fedsurrogate.client_app.methods.target_counts import (
+    count_answers,
+    count_cells,
+    large_cells,
+    large_topics,
+)
+from fedsurrogate.client_app.methods.target_evaluation import of_target
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.counting.counts_proto import pack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.limits import LARGEST_PRIVATE
-from fedsurrogate.common.methods.counting import scored_classes, tables_of
+from fedsurrogate.common.methods.counting import scored_classes, tables_in
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, class_indices
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.targets.counted import counted
+from fedsurrogate.common.targets.target import Target
 
 # Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold
 # everything beyond.
@@ -57,6 +66,8 @@ def summed_counts(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
 
 
 def _tables(task: Task) -> dict[str, IntegerSum]:
+    if task.run.target is not None:
+        return _of_target(task, task.run.target)
     made = {"survey": _surveyed, "evaluation": _evaluated, "values": _valued}
     return made[task.run.settings.counting.kind](task)
 
@@ -120,6 +131,35 @@ def _valued(task: Task) -> dict[str, IntegerSum]:
         correct = scores_alone(head, test.features[kept]).argmax(1) == labels[kept]
         right.add_at(torch.full((int(correct.sum()),), place), weights[kept][correct])
     return {"right": right.total}
+
+
+def _of_target(task: Task, target: Target) -> dict[str, IntegerSum]:
+    """The table of a run whose records have another target than classes."""
+    own, train = task.run.settings.counting, task.found.train
+    how = counted(target, own)
+    if own.kind == "survey":
+        values = target.of_site(_values(train), task.site)
+        return {"records": count_cells(how, values, _weights(task, train))}
+    model, test = of_target(_received(task), target), task.found.test
+    if wrong := [name for name in model.header.classes if name not in target.outputs]:
+        raise SurrogateError(f"a model that answers {wrong[0][:100]!r}, which is not in the target")
+    values = target.of_site(_values(test), task.site)
+    scores = scores_alone(model, test.features)
+    finite = scores.isfinite().all(1)
+    topics = torch.ones(how.table.shape[0], dtype=torch.bool)
+    if not task.run.settings.epsilon:
+        # As for classes: in a secure sum, no model decides which sites leave out a topic.
+        judged = torch.ones_like(finite) if task.run.settings.secure_sum else finite
+        topics = large_topics(how, values, judged, task.limits.smallest_cell)
+    weights = _weights(task, test)[finite]
+    table = count_answers(how, model, scores[finite], values[finite], weights, topics)
+    return {how.table.name: table}
+
+
+def _values(records: LabelledFeatures) -> Tensor:
+    if records.values is None:
+        raise DataError("the records have no values of the run's target")
+    return records.values
 
 
 def _in_large_classes(task: Task, labels: Tensor, kept: Tensor) -> Tensor:
@@ -214,7 +254,9 @@ def _received(task: Task) -> Classifier:
     if hashlib.sha256(task.payload or b"").hexdigest() != task.run.settings.counting.digest:
         raise SurrogateError("the model is not the one that counting.digest names")
     model = checked_classifier(task)
-    if model.header.classes != task.run.settings.classes:
+    # What a model of another target answers is checked with its target.
+    of_classes = task.run.target is None
+    if of_classes and model.header.classes != task.run.settings.classes:
         raise SurrogateError("the model has other classes than the run, or in another order")
     if task.run.settings.epsilon and not all(
         each.abs().max() < LARGEST_PRIVATE for each in model.arrays().values() if each.numel()
@@ -262,8 +304,8 @@ def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
                 f"smallest-cell = {task.limits.smallest_cell}: {what}, so no count leaves"
             )
         return MethodOutput(pack_counts(Counts(header, whole)), answer=dict(reported))
-    counted = tables_of(run.settings.counting, len(run.settings.classes))
-    bounded = [BoundedSum(each.name, sums[each.name], each.bound) for each in counted]
+    released = tables_in(run.settings.counting, len(run.settings.classes), run.target)
+    bounded = [BoundedSum(each.name, sums[each.name], each.bound) for each in released]
     noisy = with_noise(bounded, claim)
     tables = {each.name: each.value.round().long() for each in noisy}
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
@@ -288,6 +330,9 @@ def _large_enough(task: Task, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
     )
     if "right" in whole:
         return {"right": whole["right"] * (whole["right"][0] >= least)}
+    if "records" in whole and task.run.target is not None:
+        how = counted(task.run.target, task.run.settings.counting)
+        return {"records": large_cells(how, whole["records"], least)}
     if "records" in whole:
         return {"records": whole["records"] * (whole["records"] >= least)}
     return whole

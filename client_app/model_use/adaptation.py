@@ -49,8 +49,8 @@ class Judgement:
 
     Attributes:
         name: of the candidate.
-        accuracy: share of right decisions.
-        loss: mean negative log-likelihood.
+        accuracy: share of right decisions; None for numbers.
+        loss: mean negative log-likelihood, or squared error.
         gain: by how much that is below the shared model's at its best temperature.
         low: lower limit of the gain's 95 % interval.
         high: upper limit of the gain's 95 % interval.
@@ -58,7 +58,7 @@ class Judgement:
     """
 
     name: str
-    accuracy: float
+    accuracy: float | None
     loss: float
     gain: float
     low: float
@@ -164,14 +164,14 @@ def _choice(
             return SHARED, "no candidate is better than the shared model beyond chance"
         # Four candidates are tried, so each must pass a stricter test.
         gain = float(
-            np.quantile(_resampled(losses[SHARED] - losses[each.name], weights), 0.025 / len(table))
+            np.quantile(resampled(losses[SHARED] - losses[each.name], weights), 0.025 / len(table))
         )
         if gain <= 0 or right[each.name].mean() < right[SHARED].mean():
             continue
         better = max((SHARED, OWN), key=lambda name: float(right[name].mean()))
-        gains = _resampled(right[each.name] - right[better], weights)
+        gains = resampled(right[each.name] - right[better], weights)
         worse = each.name != better and float(np.quantile(gains, 0.95)) < 0
-        likely = float(np.quantile(_resampled(losses[OWN] - losses[each.name], weights), 0.95)) < 0
+        likely = float(np.quantile(resampled(losses[OWN] - losses[each.name], weights), 0.95)) < 0
         if not (worse or likely):
             return (
                 each.name,
@@ -190,7 +190,7 @@ def _judgement(
     weights: Losses,
 ) -> Judgement:
     apart = losses[SHARED] - losses[name]
-    low, high = np.quantile(_resampled(apart, weights), [0.025, 0.975])
+    low, high = np.quantile(resampled(apart, weights), [0.025, 0.975])
     accuracy = float((probabilities.argmax(1) == labels).float().mean())
     return Judgement(
         name,
@@ -203,7 +203,8 @@ def _judgement(
     )
 
 
-def _resampled(values: Losses, weights: Losses) -> Losses:
+def resampled(values: Losses, weights: Losses) -> Losses:
+    """Means of values (n,) in each sample, from weights (draws, n)."""
     means: Losses = (weights @ values) / weights.sum(1)
     return means
 

@@ -14,11 +14,12 @@ from torch.nn.functional import normalize
 
 from fedsurrogate.client_app.model_use.store import models_folder
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import SealError
+from fedsurrogate.common.errors import SealError, SurrogateError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.models.classifiers import Classifier, Head, target_of_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.answers import checked_target
 
 HEAD, NEIGHBOURS = "head", "neighbours"
 
@@ -138,6 +139,7 @@ def store_adapted(
     metadata = {"kind": kind, "share": f"{share:.6f}", "how": how, "of": model.manifest.tensors}
     metadata["count"] = str(own.count) if isinstance(own, Neighbours) else "0"
     metadata["clip"] = json.dumps(own.clip if isinstance(own, Head) else None)
+    metadata["target"] = target_of_model(own)
     metadata["digest"] = _digest(tensors, metadata)
     file = adapted_file(node, model)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -184,8 +186,13 @@ def adapted_classifier(node: NodeConfig | None, model: SignedModel) -> Classifie
                 json.loads(metadata["clip"]),
                 centre,
                 tensors.get("projection"),
+                checked_target(metadata.get("target", ""), header.classes),
             )
+        if target_of_model(own):
+            return own
         return Adapted(model.classifier, own, float(metadata["share"]))
+    except SurrogateError as error:
+        raise SealError(f"{file}: {error}; remove it, and run `site adapt` again") from None
     # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise SealError(

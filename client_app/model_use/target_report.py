@@ -47,7 +47,8 @@ PAGE = (
 <header>
 <p class="eyebrow">Evaluation · {{ e.model.name }} · {{ e.made }} · stays at this site</p>
 <h1>{{ e.count }} records.</h1>
-<p>{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
+<p>{% if e.adapted %}The model is this site's own version of the shared one. {% endif %}
+{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
 {% if e.calibration.note %}Decisions: {{ e.calibration.note }}. {% endif %}
 Intervals are percentiles of {{ "whole patients" if e.patients else "records" }} drawn with replacement.</p>
 </header>
@@ -99,6 +100,7 @@ def evaluate_target(
     folder: Path,
     draws: int = DRAWS,
     calibration: Calibration = PLAIN,
+    own: Classifier | None = None,
 ) -> tuple[Path, Path]:
     """Judge a model, and write evaluation.json and evaluation.html.
 
@@ -108,6 +110,7 @@ def evaluate_target(
         folder: of the files.
         draws: number of samples for the intervals.
         calibration: prevalence and thresholds of labels at this site.
+        own: the site's own version of the model; None for the shared one.
 
     Returns:
         Both files.
@@ -117,8 +120,9 @@ def evaluate_target(
         PackageError: without a library that computes a measure, or matplotlib.
         OSError: if they cannot be written.
     """
-    answers = _answers(model.classifier, held, calibration)
-    judge = JUDGED.get(str(answers.facts["name"]), partial(_plain, model.classifier, held))
+    classifier = own or model.classifier
+    answers = _answers(classifier, held, calibration)
+    judge = JUDGED.get(str(answers.facts["name"]), partial(_plain, classifier, held))
     measures, figures = judge(answers, draws)
     content = {
         "schema": 1,
@@ -129,6 +133,7 @@ def evaluate_target(
         "patients": held.patients is not None,
         "left_out": held.left_out,
         "calibration": asdict(calibration),
+        "adapted": own is not None,
         "measures": {
             name: {key: asdict(each) for key, each in own.items()} for name, own in measures.items()
         },

@@ -131,6 +131,9 @@ def settings_in(run: Run, limits: SiteLimits, public: bytes) -> dict[str, str]:
     if run.target is not None:
         # Of two ranges of a number, the difference shows the records beyond the narrower one.
         chosen[kind].append(run.target.public)
+        if own.counting.kind == "survey":
+            # It leaves out small cells that the sum of a run has, or the other way round.
+            chosen[kind].append("cells")
     if any(each.degree for each in run.plan.combination.sums):
         numbers = [own.secure_sum_range, own.secure_sum_records, run.power]
         # A model changes in every round; sums at one need a word of their own in the policy.

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.methods.counting import tables_of
+from fedsurrogate.common.methods.counting import tables_in
 from fedsurrogate.common.methods.schema import check_fields
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.run import Run
@@ -28,6 +28,8 @@ from fedsurrogate.common.wire.validation import Expectation, check_header
 # An honest value differs from what it must be by more than this many standard deviations once in a
 # hundred million.
 DEVIATIONS = 6.0
+# A site with a record has a hundred steps or more, and rounds to half a step.
+ROUNDED = 0.005
 
 
 def pack_counts(counts: Counts) -> bytes:
@@ -84,9 +86,8 @@ def check_counts(counts: Counts, config: Run, fingerprint: str) -> None:
         check_stated(counts.claim, config.mechanism)
     messages, classes = config.plan.messages, len(config.settings.classes)
     check_fields(messages.sends, counts.tables, messages.sizes(classes, 1, 1))
-    assert set(counts.tables) == {
-        each.name for each in tables_of(config.settings.counting, classes)
-    }
+    expected = tables_in(config.settings.counting, classes, config.target)
+    assert set(counts.tables) == {each.name for each in expected}
     check_tables(counts.tables, {name: counts.variance(name) for name in counts.tables})
 
 
@@ -106,6 +107,12 @@ def check_tables(tables: Mapping[str, Tensor], variances: Mapping[str, float]) -
                 f"{name}: a count of {int(table.min())}; below zero by more than the noise can "
                 "explain"
             )
+    if "errors" in tables:
+        records, others = tables["errors"][:, :1].double(), tables["errors"][:, 1:].double()
+        # Exact sums are rounded to whole steps at each site.
+        room = DEVIATIONS * (2 * variances["errors"]) ** 0.5 + ROUNDED * float(records.max())
+        if float((others - records).max()) > room + 1:
+            raise SurrogateError("errors: a sum beyond its number of records")
     if "right" in tables:
         tested, *right = tables["right"].tolist()
         if max(right) - tested > DEVIATIONS * (2 * variances["right"]) ** 0.5:

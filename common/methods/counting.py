@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fedsurrogate.common.limits import LARGEST_COUNT
@@ -21,6 +21,7 @@ from fedsurrogate.common.methods.method import (
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, NOISY_COUNTS, NoisySums
 from fedsurrogate.common.settings import CountingSettings, Settings
+from fedsurrogate.common.targets.target import Target
 
 DIGITS = 32
 # Kinds that judge models on held-out records.
@@ -37,12 +38,14 @@ class Counted:
         bound: Euclidean norm of what one record adds; the weights of a patient's records sum to
             one, so a patient adds no more.
         share: part of the privacy budget.
+        most: largest magnitude of what a record adds to an entry; one where records are counted.
     """
 
     name: str
     shape: tuple[int, ...]
     bound: float
     share: float
+    most: float = 1.0
 
 
 def scored_classes(classes: int) -> int:
@@ -77,6 +80,31 @@ def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
     )
 
 
+def target_tables(own: CountingSettings, target: Target) -> tuple[Counted, ...]:
+    """The one table of a run that counts records with a target, with all of the budget.
+
+    Args:
+        own: settings, of a survey or an evaluation.
+        target: of the run.
+
+    Raises:
+        ConfigError: for a target that is not counted.
+    """
+    # It needs torch, which checks before a run of classes do without.
+    from fedsurrogate.common.targets.counted import counted
+
+    how = counted(target, own)
+    if own.kind == "survey":
+        return (Counted("records", (len(how.rows),), how.bound, 1.0),)
+    table = how.table
+    return (Counted(table.name, table.shape, table.bound, 1.0, table.most),)
+
+
+def tables_in(own: CountingSettings, classes: int, target: Target | None) -> tuple[Counted, ...]:
+    """The tables of a run that counts: of this many classes, or of a target."""
+    return tables_of(own, classes) if target is None else target_tables(own, target)
+
+
 def _symbols(own: CountingSettings, classes: int, dimension: int, records: int) -> Sizes:
     """S: classes with a histogram; 2: of other classes, and of the class; B: bins; M: tested
     records, and each model.
@@ -108,9 +136,62 @@ def _plan(
         judges: whether a model comes with the request.
         settings: of the run.
     """
-    own, privacy = settings.counting, None
+    own = settings.counting
+    counted = tables_of(own, len(settings.classes)) if settings.epsilon else ()
+    return _counting(
+        settings,
+        counted,
+        tuple(Summed(name, shape, 0) for name, shape in tables.items()),
+        Messages(
+            sends=(),
+            receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
+            symbols=partial(_symbols, own),
+            introduces=False,
+        ),
+        work,
+    )
+
+
+def _coded_plan(
+    work: Callable[[int, int], Work], judges: bool, settings: Settings, target: Target
+) -> Plan:
+    """As `_plan`, for another target than classes."""
+    counted = target_tables(settings.counting, target)
+    (table,) = counted
+    sides = {str(side): side for side in table.shape}
+    summed = Summed(table.name, " ".join(map(str, table.shape)), 0, bound=table.most)
+    return _counting(
+        settings,
+        counted,
+        (summed,),
+        Messages(
+            sends=(),
+            receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
+            symbols=lambda classes, dimension, records: sides,
+            introduces=False,
+        ),
+        work,
+    )
+
+
+def _counting(
+    settings: Settings,
+    counted: tuple[Counted, ...],
+    sums: tuple[Summed, ...],
+    messages: Messages,
+    work: Callable[[int, int], Work],
+) -> Plan:
+    """The plan of a run that counts.
+
+    Args:
+        settings: of the run.
+        counted: the tables; read under privacy only.
+        sums: the same, as they are added up.
+        messages: without the tables.
+        work: of a site.
+    """
+    privacy = None
     if settings.epsilon:
-        counted = tables_of(own, len(settings.classes))
         privacy = NoisySums(
             JOINT_SUMS if settings.secure_sum else NOISY_COUNTS,
             settings.epsilon,
@@ -120,19 +201,16 @@ def _plan(
         )
     return Plan(
         kind="one-shot",
-        messages=Messages(
+        messages=replace(
+            messages,
             sends=tuple(
-                Field(name, shape, -LARGEST_COUNT, LARGEST_COUNT, DIGITS)
-                for name, shape in tables.items()
+                Field(each.name, each.shape, -LARGEST_COUNT, LARGEST_COUNT, DIGITS) for each in sums
             ),
-            receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
-            symbols=partial(_symbols, own),
-            introduces=False,
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.counting:counts",
             strategy="fedsurrogate.strategies.counting.strategy:Counting",
-            sums=tuple(Summed(name, shape, 0) for name, shape in tables.items()),
+            sums=sums,
             site_sums="fedsurrogate.client_app.methods.counting:summed_counts",
             from_sums="fedsurrogate.strategies.counting.results:summed_result",
             sum_strategy="fedsurrogate.strategies.counting.summed:SecureCounting",
@@ -143,7 +221,7 @@ def _plan(
             reason=": the counts of each site are only kept within what its records and the noise "
             "can give"
         ),
-        refusal=_refusal(own, settings.classes),
+        refusal=_refusal(settings.counting, settings.classes),
         counts=True,
     )
 
@@ -156,7 +234,13 @@ def _surveying(classes: int, dimension: int) -> Work:
     return Work(numbers=classes)
 
 
-def _kind(name: str, title: str, paper: str, plan: Callable[[Settings], Plan]) -> Method:
+def _kind(
+    name: str,
+    title: str,
+    paper: str,
+    plan: Callable[[Settings], Plan],
+    coded: Callable[[Settings, Target], Plan] | None = None,
+) -> Method:
     return Method(
         name,
         title,
@@ -164,6 +248,7 @@ def _kind(name: str, title: str, paper: str, plan: Callable[[Settings], Plan]) -
         plan,
         {"counting": ("kind", "digest", "models", "bins")},
         shown="counting",
+        coded=coded,
     )
 
 
@@ -173,12 +258,14 @@ EVALUATION = _kind(
     "Evaluation",
     _DECISIONS,
     partial(_plan, {"decisions": "C C", "scores": "S 2 B"}, _judging, True),
+    partial(_coded_plan, _judging, True),
 )
 SURVEY = _kind(
     "survey",
     "Survey",
     "counts of records with Gaussian noise",
     partial(_plan, {"records": "C"}, _surveying, False),
+    partial(_coded_plan, _surveying, False),
 )
 VALUES = _kind(
     "values", "Values of sites", _DECISIONS, partial(_plan, {"right": "M"}, _judging, True)

@@ -33,3 +33,11 @@ class CountingSettings(Section):
     bins: Annotated[int, Unit("bins")] = Field(
         16, ge=4, le=256, description="Bins of each histogram of probabilities in an evaluation."
     )
+    largest_error: Annotated[float, Unit("share of target-range")] = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Errors of a number beyond this share of its range count as this share; "
+        "`coordinator evaluate` sets four of the deviations that the model states, since noise "
+        "grows with it.",
+    )

@@ -47,6 +47,16 @@ def answers_of(target: str, outputs: tuple[str, ...], scores: Tensor) -> dict[st
     return TARGETS[facts["name"]].answers(facts, outputs, scores.double())
 
 
+def answer_columns(target: str, outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the columns that a model answers; its classes if it is one of classes.
+
+    Args:
+        target: facts about it, as the model carries them.
+        outputs: names of the scores.
+    """
+    return tuple(answers_of(target, outputs, torch.zeros(0, len(outputs)))) if target else outputs
+
+
 def checked_target(target: str, outputs: tuple[str, ...]) -> str:
     """The text, if a model with it can answer.
 

@@ -71,6 +71,9 @@ def evaluate(
     if as_json:
         print(json.dumps(result | {"folder": str(folder)}, indent=2))
         return
+    if "outputs" in result:
+        _print_counts(folder)
+        return
     from rich.table import Table
 
     from fedsurrogate.server_app.counting import rows_of
@@ -164,7 +167,13 @@ def value(
 
 
 def survey(
-    classes: Annotated[str, typer.Option(help="All classes that may occur, separated by commas.")],
+    classes: Annotated[
+        str,
+        typer.Option(
+            help="All classes that may occur, separated by commas; none with a target in "
+            "--run-config."
+        ),
+    ] = "",
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
     secure_sum: Summed = False,
@@ -195,7 +204,11 @@ def survey(
     """Ask the sites how many records of which classes they have, and estimate what accuracy a run
     could reach.
 
+    Or how many are annotated for each label, what values a number has, or how many events there are.
+
     Example: coordinator survey --classes normal,pneumonia --epsilon 0.5
+
+    Example: coordinator survey --run-config "target='labels' label-columns='edema,mass'"
     """
     from fedsurrogate.common.settings import split_names
     from fedsurrogate.common.settings.flat import parse_overrides
@@ -210,6 +223,24 @@ def survey(
     settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum)) | parse_overrides(
         run_config or []
     )
+    of_target = settings.get("target", "class") != "class"
+    if of_target and (names or like is not None):
+        raise ConfigError(
+            f"target = {settings['target']!r} has no {'classes' if names else 'estimate'}; leave out "
+            f"--{'classes' if names else 'like'}"
+        )
+    if of_target:
+        folder = _run(settings, simulate, control, root_certificates)
+        if as_json:
+            print(json.dumps(_result(folder, "survey") | {"folder": str(folder)}, indent=2))
+        else:
+            _print_counts(folder)
+        return
+    if not names:
+        raise ConfigError(
+            "name all classes with --classes, or another target with --run-config, such as "
+            "\"target='number' target-range='0,100'\""
+        )
     # Before the sites are charged: these may fail.
     source = (
         features_like(like, names)
@@ -271,6 +302,22 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     if folder is None:
         raise RunError(f"the result is in output-dir of the SuperLink's machine, not in {output}")
     return folder
+
+
+def _print_counts(folder: Path) -> None:
+    """Print the tables of a run that counted about another target than classes."""
+    from rich.table import Table
+
+    from fedsurrogate.server_app.report.counts_view import counts_views
+
+    for view in counts_views(folder):
+        table = Table(*view.columns)
+        for row in view.rows:
+            table.add_row(*row)
+        console.print(table)
+        for sentence in (view.title + ".", *view.words):
+            console.print(sentence, soft_wrap=True)
+    console.print(str(folder), soft_wrap=True)
 
 
 def _result(folder: Path, kind: str) -> dict[str, Any]:
@@ -357,7 +404,7 @@ def export(
             check_onnx()
         graph = graph_of(model, weights_path or _weights(run))
         apart = write_graph(graph, format_.value, file)
-        console.print(f"largest difference of a probability: {apart:.2g}")
+        console.print(f"largest difference of an answer: {apart:.2g}")
         card = file.with_name(f"{file.name}.md")
         card.write_text(model_card(model, run, graph.preprocessing), encoding="utf-8")
         console.print(str(card), soft_wrap=True)

@@ -20,11 +20,13 @@ from fedsurrogate.common.backbones.feature_power import power_in, raised, with_p
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.extras.packages import EXTRAS, check_installed, needed_for
-from fedsurrogate.common.models.classifiers import Classifier, check_of_classes
+from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.targets.answers import answer_columns, answers_of
 from fedsurrogate.server_app.export.classifier_modules import module_of
 
-# Largest difference of a probability between the written graph and this process.
+# Largest difference of an answer between the written graph and this process: of a probability, or as
+# a share of the largest number in its column, if that is above one.
 TOLERANCE = 1e-4
 CHECKED = 5
 ONNX = "onnx"
@@ -35,7 +37,9 @@ ONE_FILE = 1_900_000_000
 
 
 class InferenceModel(nn.Module):
-    """Images (n, 3, height, width), 8-bit RGB as float 0 to 255, to class probabilities (n, C).
+    """Images (n, 3, height, width), 8-bit RGB as float 0 to 255, to what the model answers, (n, k).
+
+    Of classes these are the probabilities (n, C); of another target the columns of `site predict`.
 
     The images have the size of the backbone's preprocessing; the model card says how to resize them
     with Pillow.
@@ -47,6 +51,7 @@ class InferenceModel(nn.Module):
         power: of the features, before the classifier.
 
     Attributes:
+        columns: names of the k answers.
         mean: of the channels, (1, 3, 1, 1), subtracted from images in [0, 1].
         std: of the channels, (1, 3, 1, 1), by which they are divided.
     """
@@ -63,15 +68,19 @@ class InferenceModel(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone, self.power, self.head = backbone, power, module_of(classifier)
+        self.target, self.outputs = target_of_model(classifier), classifier.header.classes
+        self.columns = answer_columns(self.target, self.outputs)
         self.register_buffer("mean", torch.tensor(preprocessing.mean).reshape(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(preprocessing.std).reshape(1, 3, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Class probabilities (n, C)."""
+        """Answers (n, k)."""
         output = self.backbone((images / 255 - self.mean) / self.std)
         features: Tensor = output[0] if isinstance(output, tuple) else output
-        probabilities: Tensor = self.head(raised(features.float(), self.power)).softmax(1)
-        return probabilities
+        scores: Tensor = self.head(raised(features.float(), self.power))
+        if not self.target:
+            return scores.softmax(1)
+        return torch.stack(list(answers_of(self.target, self.outputs, scores).values()), 1).float()
 
 
 class _Pixels(nn.Module):
@@ -96,7 +105,7 @@ class Graph:
     """A module for inference, with what its files need.
 
     Attributes:
-        module: from images to probabilities.
+        module: from images to answers.
         preprocessing: of its images.
         examples: images (2, 3, height, width), RGB values 0 to 255.
     """
@@ -121,7 +130,6 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
         BackboneError: for weights that are not those of the run.
         ConfigError: for images of any size.
     """
-    check_of_classes(model.classifier, "a graph")
     model.manifest.check_of_images("a graph")
     run, wanted = model.manifest.run_config(), model.manifest.fingerprint
     power = power_in(wanted)
@@ -164,11 +172,11 @@ def write_graph(graph: Graph, kind: str, file: Path) -> float:
         file: to write. Above `ONE_FILE` bytes, ONNX weights are in `<file>.data`.
 
     Returns:
-        The largest difference of a probability.
+        The largest difference of an answer, as in `TOLERANCE`.
 
     Raises:
         PackageError: a package is missing.
-        RunError: the written graph gives other probabilities; its files are removed.
+        RunError: the written graph gives other answers; its files are removed.
     """
     if kind == ONNX:
         check_onnx()
@@ -178,13 +186,12 @@ def write_graph(graph: Graph, kind: str, file: Path) -> float:
         warnings.simplefilter("ignore")
         run = WRITERS[kind](graph, file)
         wanted, actual = graph.module(images), torch.as_tensor(run(images))
-    apart = float((wanted - actual).abs().max())
+    apart = float(((wanted - actual).abs() / wanted.abs().amax(0).clamp_min(1)).max())
     if not apart <= TOLERANCE:
         for written in (file, file.with_name(f"{file.name}.data")):
             written.unlink(missing_ok=True)
         raise RunError(
-            f"the {kind} graph gives probabilities that differ by {apart:.2g}; allowed is "
-            f"{TOLERANCE:g}"
+            f"the {kind} graph gives answers that differ by {apart:.2g}; allowed is {TOLERANCE:g}"
         )
     return apart
 
@@ -214,7 +221,8 @@ def _torch_export(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
 
 def _onnx(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
     batch = torch.export.Dim("batch", min=1, max=4096)
-    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["probabilities"]}
+    output = "answers" if graph.module.target else "probabilities"
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": [output]}
     names |= {"dynamo": True, "dynamic_shapes": {"images": {0: batch}}, "verbose": False}
     size = sum(tensor.nbytes for tensor in graph.module.state_dict().values())
     torch.onnx.export(

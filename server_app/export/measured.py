@@ -11,7 +11,7 @@ from typing import Any
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import for_markdown
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.server_app.report.counts_view import HIDDEN, where_noise
+from fedsurrogate.server_app.report.counts_view import HIDDEN, IN_WORDS, measure_text, where_noise
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.json_values import Json, as_number, as_table, at, clean
 from fedsurrogate.strategies.counting.evaluated import payload_of
@@ -50,13 +50,15 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
         content = clean(read_json(run, "evaluation.json"))
     except RunError:
         return None
-    classes = as_table(content.get("classes"))
+    classes, outputs = (as_table(content.get(key)) for key in ("classes", "outputs"))
     if (
         content.get("kind") != "evaluation"
-        or not classes
+        or not (classes or outputs)
         or content.get("model") != payload_of(model.classifier)[1]
     ):
         return None
+    if outputs:
+        return _of_target(content, outputs)
     sites, accuracy = int(as_number(content.get("sites")) or 0), content.get("accuracy")
     data = f"held-out records of {sites} sites"
     limits = _limits(accuracy)
@@ -81,6 +83,23 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
         else f"accuracy (95 % interval {limits[0]:.3f} to {limits[1]:.3f})"
     )
     return Measured(data, as_number(at(accuracy, "value")), metric, lines)
+
+
+def _of_target(content: Json, outputs: Json) -> Measured:
+    """Of labels, numbers or times, at all sites together."""
+    data = f"held-out records of {int(as_number(content.get('sites')) or 0)} sites"
+    names = list(dict.fromkeys(key for row in outputs.values() for key in as_table(row)))
+    titles = (IN_WORDS.get(key, key) for key in names)
+    lines = [
+        f"On {data}, {_privacy(content)}. In brackets: 95 % intervals, which include this noise.",
+        "",
+        f"| answer | {' | '.join(titles)} |",
+        "|---" * (1 + len(names)) + "|",
+    ]
+    for name, row in outputs.items():
+        cells = (measure_text(key, as_table(row).get(key)) for key in names)
+        lines.append(f"| {for_markdown(name)} | {' | '.join(cells)} |")
+    return Measured(data, None, "", lines)
 
 
 def _privacy(content: Json) -> str:

@@ -5,16 +5,20 @@ its number of records.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.escapes import for_markdown, for_terminal
 from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.targets.answers import answer_columns, facts_of
+from fedsurrogate.common.targets.measures import IN_WORDS
 from fedsurrogate.server_app.export.measured import Measured, evaluated
 from fedsurrogate.server_app.runs.json_files import read_json
-from fedsurrogate.server_app.runs.json_values import Json, as_number, at
+from fedsurrogate.server_app.runs.json_values import Json, as_number, as_numbers, as_table, at
 
 # Licences of published weights, as far as this project knows them. Others must be looked up.
 LICENCES = {"torchvision": ("bsd-3-clause", "torchvision's weights, BSD-3-Clause; trained on ImageNet-1k, whose terms are "
@@ -23,6 +27,21 @@ NOT_MEASURED = (
     "Nothing yet: no `coordinator evaluate` of this run, and no test data of a simulation. Each "
     "site evaluates the model on its own records (`site evaluate`)."
 )
+CALIBRATED = (
+    "- Probabilities need calibration at each site (`site evaluate --temperature --store`)."
+)
+LIMITS_OF_TARGETS = {
+    "labels": ["- Probabilities hold for records with the labels as frequent as at the sites together."],
+    "number": ["- An interval holds 95 % of new records where errors are normal, and records are like those of the sites.",
+               "- Values beyond the range were learned as its ends."],
+    "time": ["- Risks are relative: a log hazard of zero is that of a record with mean features.",
+             "- Nothing is known of the time beyond the horizon."],
+}  # fmt: skip
+KINDS = {
+    "labels": "A model of labels",
+    "number": "A model of numbers",
+    "time": "A model of the time to an event",
+}
 UNKNOWN = ("other", "look up the licence of these weights before you pass the model on")
 
 
@@ -40,6 +59,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
     facts, metrics = model.manifest, read_json(run, "metrics.json")
     backbone = str(facts.settings["backbone"])
     licence, words = LICENCES.get(backbone.partition(":")[0], UNKNOWN)
+    target, outputs = target_of_model(model.classifier), model.classifier.header.classes
     measured = evaluated(model, run) or _simulated(metrics)
     size = str(facts.settings["image-size"] or "of the backbone")
     title = METHODS[facts.method].title if facts.method in METHODS else facts.method
@@ -47,7 +67,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "---",
         f"license: {licence}",
         "library_name: fedsurrogate",
-        "pipeline_tag: image-classification",
+        *(["pipeline_tag: image-classification"] if not target else []),
         "tags:",
         "- federated-learning",
         *(["- differential-privacy"] if facts.privacy else []),
@@ -57,12 +77,10 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "",
         f"# {for_markdown(facts.name)}",
         "",
-        f"An image classifier that {facts.sites} sites learned together with {for_markdown(title)}. No image "
+        f"{_what(target)} that {facts.sites} sites learned together with {for_markdown(title)}. No image "
         "left a site.",
         "",
-        "## Classes",
-        "",
-        ", ".join(map(for_markdown, facts.classes)),
+        *_answered(target, outputs),
         "",
         "## Features",
         "",
@@ -70,7 +88,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         f"power {facts.settings['features.power']:g}, dimension {facts.dimension}, fingerprint "
         f"{for_markdown(facts.fingerprint)}.",
         f"Licence of the backbone's weights: {words}.",
-        *_resizing(preprocessing),
+        *_resizing(preprocessing, answer_columns(target, outputs) if target else ()),
         "",
         "## Data",
         "",
@@ -91,7 +109,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "patients.",
         "- It is right only for images like those of the sites: use the out-of-distribution "
         "scores of `site predict`, and evaluate it where it is to be used.",
-        "- Probabilities need calibration at each site (`site evaluate --temperature --store`).",
+        *([CALIBRATED] if not target else LIMITS_OF_TARGETS.get(facts_of(target)["name"], [])),
         f"- {'It has' if model.gaussians is not None else 'It has no'} Gaussians for "
         "out-of-distribution "
         f"scores{'' if model.gaussians is not None else ': ' + for_markdown(facts.gaussians)}.",
@@ -103,7 +121,39 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
     return "\n".join(lines)
 
 
+def _what(target: str) -> str:
+    return KINDS.get(facts_of(target)["name"], "A model") if target else "An image classifier"
+
+
+def _answered(target: str, outputs: tuple[str, ...]) -> list[str]:
+    """What the model answers, and in which range or unit."""
+    if not target:
+        return ["## Classes", "", ", ".join(map(for_markdown, outputs))]
+    facts = facts_of(target)
+    lines = ["## Answers", "", ", ".join(map(for_markdown, answer_columns(target, outputs)))]
+    if "ranges" in facts:
+        ranges = zip(facts["columns"], facts["ranges"], strict=True)
+        shown = [f"{for_markdown(str(name))} {low:g} to {high:g}" for name, (low, high) in ranges]
+        lines += ["", f"Range: {', '.join(shown)}."]
+    if "edges" in facts:
+        unit = for_markdown(str(facts.get("unit", "")))
+        words = f"{facts['edges'][-1]:g} {unit}".strip()
+        lines += ["", f"Horizon: {words}, in {len(facts['edges']) - 1} equal parts."]
+    if left := facts.get("left-out"):
+        lines += ["", "Labels without a model: " + ", ".join(map(for_markdown, left)) + "."]
+    return lines
+
+
 def _simulated(metrics: Json) -> Measured | None:
+    rows = as_table(at(metrics, "measures", "all"))
+    if rows:
+        listed = ["On the test data of the simulation. It says little about other hospitals.", ""]
+        for name, own in rows.items():
+            shown = ", ".join(
+                f"{IN_WORDS.get(key, key)} {value:.4g}" for key, value in as_numbers(own).items()
+            )
+            listed.append(f"- {for_markdown(name)}: {shown}")
+        return Measured("test data of the simulation", None, "", listed)
     accuracy = as_number(at(metrics, "accuracy", "model"))
     if accuracy is None:
         return None
@@ -135,7 +185,7 @@ def _quoted(text: str) -> str:
     return json.dumps(for_terminal(text), ensure_ascii=False)
 
 
-def _resizing(preprocessing: Preprocessing | None) -> list[str]:
+def _resizing(preprocessing: Preprocessing | None, columns: Sequence[str]) -> list[str]:
     if preprocessing is None:
         return []
     side = preprocessing.crop
@@ -148,9 +198,15 @@ def _resizing(preprocessing: Preprocessing | None) -> list[str]:
     return [
         "",
         f"Input of the graph: `images`, float32, (n, 3, {side}, {side}), RGB values 0 to 255; "
-        f"{how} {side} x {side}. Output: probabilities (n, classes). Normalisation, backbone and "
+        f"{how} {side} x {side}. Output: {_output(columns)}. Normalisation, backbone and "
         "head are in the graph.",
     ]
+
+
+def _output(columns: Sequence[str]) -> str:
+    if not columns:
+        return "`probabilities` (n, classes)"
+    return f"`answers` (n, {len(columns)}), in the order of the answers above"
 
 
 def _privacy(model: SignedModel) -> list[str]:

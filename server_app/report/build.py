@@ -131,7 +131,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
     if (values := values_view(folder)) is not None:
         pictures["values"] = (values.picture,)
     counts = counts_views(folder)
-    pictures |= {each.kind: (each.picture,) for each in counts if each.picture is not None}
+    pictures |= {each.kind: each.pictures for each in counts if each.pictures}
     ratios = ratios_view(run)
     tables, warned = _tables(run), warnings_of(run)
     if beside:

@@ -11,19 +11,41 @@ from typing import Any
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.number_format import percent
+from fedsurrogate.common.targets.measures import IN_WORDS as OF_MEASURES
 from fedsurrogate.server_app.report.plots.counts import (
     MEASURES,
     WithInterval,
     draw_measures,
     draw_records,
 )
+from fedsurrogate.server_app.report.plots.target_counts import (
+    draw_cells,
+    draw_forest,
+    draw_survival,
+)
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table, at, clean
 
 HIDDEN = "hidden by the noise"
 KINDS = ("evaluation", "survey")
-# More classes are in the table only.
-DRAWN = 24
+# More classes, or cells of another target, are in the table only.
+DRAWN, CELLS = 24, 60
+IN_WORDS = OF_MEASURES | {
+    "bias": "mean error",
+    "coverage": "within the model's interval",
+    "survival": "without the event at the horizon",
+}
+SHARES = ("sensitivity", "specificity", "auroc", "coverage", "survival", "prevalence")
+COUNTS = ("records", "present", "annotated", "events", "last seen", "outlived")
+# The measure of each output at each site that is drawn, by target.
+FOREST = {"labels": "auroc", "number": "mae"}
+LIMITS = {
+    "labels": "A label is decided at a probability of one half.",
+    "number": "Errors are those within the public range; few large ones count as the largest that "
+    "counting.largest-error allows. If fewer than 90 % of the numbers lie within the model's "
+    "interval, the true errors are larger.",
+    "time": "Thirds are those of the risk at the records from which the model was learned.",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +55,7 @@ class CountsView:
     Attributes:
         kind: "evaluation" or "survey".
         title: a sentence for the top of the page.
-        picture: an SVG string; None if the noise hides all measures, or for more than `DRAWN`
+        pictures: SVG strings; none if the noise hides all measures, or for more than `DRAWN`
             classes.
         columns: names of the columns of a table.
         rows: the cells of the table, row by row.
@@ -42,7 +64,7 @@ class CountsView:
 
     kind: str
     title: str
-    picture: str | None
+    pictures: tuple[str, ...]
     columns: list[str]
     rows: list[list[str]]
     words: list[str] = field(default_factory=list)
@@ -58,7 +80,11 @@ def counts_views(folder: Path) -> list[CountsView]:
             content = clean(read_json(folder, f"{kind}.json"))
         except RunError:
             continue
-        if content.get("kind") == kind and as_table(content.get("classes")):
+        if content.get("kind") != kind:
+            continue
+        if as_table(content.get("outputs")):
+            views.append(_evaluation_of_target(content))
+        elif as_table(content.get("classes")):
             views.append(view(content))
     return views
 
@@ -85,11 +111,77 @@ def _evaluation(content: Json) -> CountsView:
     return CountsView(
         "evaluation",
         f"The model is right for {_share(accuracy)} of the held-out records of {_sites(content)}",
-        draw_measures(measured) if any(measured.values()) and len(classes) <= DRAWN else None,
+        (draw_measures(measured),) if any(measured.values()) and len(classes) <= DRAWN else (),
         ["Class", "Records", "Sensitivity", "Specificity", "AUROC"],
         rows,
         [_noise(content), *words],
     )
+
+
+def _evaluation_of_target(content: Json) -> CountsView:
+    """Of labels, numbers or times."""
+    outputs = {str(name): as_table(row) for name, row in as_table(content["outputs"]).items()}
+    measures = list(dict.fromkeys(key for row in outputs.values() for key in row))
+    places = {"all sites": outputs} | {
+        str(site): {str(name): as_table(row) for name, row in as_table(own).items()}
+        for site, own in as_table(content.get("per_site")).items()
+    }
+    if exact := as_table(at(content, "exact", "outputs")):
+        places["exact, of the simulation"] = {name: as_table(row) for name, row in exact.items()}
+    kind = str(content.get("target"))
+    rows = [
+        [place, name, *(measure_text(key, row.get(key)) for key in measures)]
+        for place, own in places.items()
+        for name, row in own.items()
+    ]
+    words = [LIMITS[kind]] if kind in LIMITS else []
+    if (chance := as_number(at(content, "log_rank", "chance"))) is not None:
+        words.append(f"Log-rank test of the three thirds: p = {chance:.2g}.")
+    pictures: list[str] = []
+    if (measure := FOREST.get(kind)) is not None:
+        lines = {
+            (name, place): each
+            for name in outputs
+            for place, own in places.items()
+            if (each := _range(as_table(own.get(name)).get(measure))) is not None
+        }
+        if 0 < len(lines) <= DRAWN:
+            pictures.append(draw_forest(lines, IN_WORDS[measure], measure in SHARES))
+    curves = {str(name): as_table(each) for name, each in as_table(content.get("curves")).items()}
+    edges = [each for each in map(as_number, as_list(content.get("edges"))) if each is not None]
+    if curves and len(edges) > 1:
+        numbers = {
+            name: {key: [as_number(x) for x in as_list(column)] for key, column in each.items()}
+            for name, each in curves.items()
+        }
+        pictures.append(draw_survival(numbers, edges, str(content.get("unit", ""))))
+    return CountsView(
+        "evaluation",
+        f"The model's answers on held-out records of {_sites(content)}",
+        tuple(pictures),
+        ["Where", "What", *(_title(IN_WORDS.get(key, key)) for key in measures)],
+        rows,
+        [_noise(content), *words],
+    )
+
+
+def _title(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def measure_text(name: str, value: Any) -> str:
+    """A measure of labels, numbers or times with its interval, in words.
+
+    Args:
+        name: of the measure.
+        value: with its interval, as in evaluation.json.
+    """
+    number = _range(value)
+    if name in COUNTS or number is None:
+        return _number(value)
+    if name in SHARES:
+        return _share(value)
+    return f"{number.value:.3g} ({number.low:.3g} to {number.high:.3g})"
 
 
 def _survey(content: Json) -> CountsView:
@@ -109,11 +201,29 @@ def _survey(content: Json) -> CountsView:
     ]
     if isinstance(how := at(content, "estimate", "how"), str):
         words.append(how[:1].upper() + how[1:] + ("" if how.endswith(".") else "."))
+    questions = as_table(content.get("questions"))
+    words = [
+        f"{name}: "
+        + ", ".join(f"{key} {measure_text(key, each)}" for key, each in as_table(own).items())
+        + "."
+        for name, own in questions.items()
+    ] + words
+    few = 0 < len(records) <= DRAWN
+    if questions:
+        # With one question its name is in every cell.
+        (first, *others) = questions
+        short = {
+            name if others else name.removeprefix(f"{first}: "): each
+            for name, each in records.items()
+        }
+        drawn = (draw_cells(short),) if 0 < len(records) <= CELLS else ()
+    else:
+        drawn = (draw_records(records),) if few else ()
     return CountsView(
         "survey",
         f"{_sites(content)} have {_number(content.get('records'))} records".capitalize(),
-        draw_records(records) if records and len(records) <= DRAWN else None,
-        ["Class", "All sites", *(f"Site {name}" for name in sites)],
+        drawn,
+        ["Cell" if questions else "Class", "All sites", *(f"Site {name}" for name in sites)],
         rows,
         [_noise(content), *words],
     )

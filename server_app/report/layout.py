@@ -12,7 +12,7 @@ TITLES = {
     "accuracy": "Accuracy at each site",
     "counts": "Which classes each site has",
     "evaluation": "How good the model is at the sites",
-    "survey": "Records of each class",
+    "survey": "What records the sites have",
     "map": "Map of the hospitals",
     "values": "Value of each hospital",
     "downstream": "How well the synthetic embeddings work at each site",
@@ -40,7 +40,7 @@ def layout(pictures: Mapping[str, Sequence[str]]) -> list[tuple[str, str, str]]:
 
     Example:
         >>> layout({"time": ['<svg viewBox="0 0 6 4"/>'], "survey": ['<svg viewBox="0 0 6 3"/>']})
-        [('survey', 'Records of each class', ''), ('time', 'Where the time went', '')]
+        [('survey', 'What records the sites have', ''), ('time', 'Where the time went', '')]
     """
     narrow = [key for key in TITLES if key in pictures and key not in FIRST + LAST]
     places = [(key, "wide") for key in FIRST if key in pictures]

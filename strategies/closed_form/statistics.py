@@ -12,6 +12,9 @@ from torch import Tensor
 
 from fedsurrogate.strategies.closed_form.factored import CovarianceSum, Factored, dense
 
+# Half precision moves eigenvalues by about this share of the sum of all of them.
+EIGENVALUE_ROUNDING = 1e-3
+
 
 @dataclass(frozen=True)
 class Statistics:

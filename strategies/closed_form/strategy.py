@@ -22,7 +22,7 @@ from fedsurrogate.common.surrogates.surrogates import Header, class_order
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.closed_form.received import of_noisy_sums, of_sums, of_total
-from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
+from fedsurrogate.strategies.closed_form.statistics import EIGENVALUE_ROUNDING, Statistics, sum_of
 from fedsurrogate.strategies.heads.strategy import Heads
 from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
 from fedsurrogate.strategies.pooling.total import Total
@@ -32,8 +32,6 @@ from fedsurrogate.strategies.robustness.defence import cap_sums
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other
 # sites' dimension.
 MOST_DIMENSIONS = 8192
-# Half precision moves eigenvalues by about this share of the sum of all of them.
-EIGENVALUE_ROUNDING = 1e-3
 # A model, and what a run's result states about how it was made.
 Made = tuple[Classifier, Mapping[str, float]]
 

@@ -69,6 +69,10 @@ def payload_of(model: Classifier) -> tuple[bytes, str]:
 
     Returns:
         The bytes, and their SHA-256 in hexadecimal.
+
+    Raises:
+        RunError: for a model of another target than classes that is beyond the limit: its numbers
+            have a scale.
     """
     payload = pack_classifier(bounded(model) if isinstance(model, Head) else model)
     return payload, hashlib.sha256(payload).hexdigest()
@@ -88,5 +92,10 @@ def bounded(head: Head) -> Head:
     largest = max(float(each.abs().max()) for each in (head.weight, head.bias))
     if not LARGEST_PRIVATE <= largest < math.inf:
         return head
+    if head.target:
+        raise RunError(
+            f"a model with the number {largest:.3g}, and private runs take none from "
+            f"{LARGEST_PRIVATE:g}; scale the features, and learn the model again"
+        )
     factor = 2.0 ** -(math.floor(math.log2(largest / LARGEST_PRIVATE)) + 1)
     return replace(head, weight=head.weight * factor, bias=head.bias * factor)

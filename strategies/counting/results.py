@@ -16,8 +16,11 @@ from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.methods.counting import scored_classes
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import CountingSettings, Settings
+from fedsurrogate.common.targets.counted import STEPS, counted
+from fedsurrogate.common.targets.target import Target
 from fedsurrogate.strategies.base.collection import Recorder
 from fedsurrogate.strategies.counting.intervals import Interval, auroc, rate, total
+from fedsurrogate.strategies.counting.target_results import evaluation_of_target, survey_of_target
 from fedsurrogate.strategies.pooling.total import Total
 
 Json = dict[str, Any]
@@ -72,9 +75,9 @@ def summed_result(summed: Total, config: Run) -> Json:
             f"{error}, so some site has added false numbers; nothing shows which one: run again "
             "with other sites, or without secure-sum"
         ) from None
-    return result_of(tables, config.settings.counting, config.settings.classes) | {
-        "secure_sum": True
-    }
+    own = config.settings
+    result = result_of(tables, own.counting, own.classes, config.target)
+    return result | {"secure_sum": True}
 
 
 def keep_result(recorder: Recorder, settings: Settings, sites: int, result: Json) -> None:
@@ -92,19 +95,56 @@ def keep_result(recorder: Recorder, settings: Settings, sites: int, result: Json
     recorder.keep(f"{settings.counting.kind}.json", (json.dumps(whole, indent=2) + "\n").encode())
 
 
-def result_of(counts: PooledCounts, counting: CountingSettings, classes: Sequence[str]) -> Json:
+def result_of(
+    counts: PooledCounts,
+    counting: CountingSettings,
+    classes: Sequence[str],
+    target: Target | None = None,
+) -> Json:
     """The result of a run that counts, as far as it follows from the counts of all sites together.
 
     Args:
         counts: of all sites together.
         counting: settings, whose kind says what was counted.
         classes: of the run.
+        target: of the run; None for classes.
     """
+    if target is not None:
+        return _result_of_target(counts, counting, target)
     if counting.kind == "survey":
         return _survey_result(counts, classes)
     if counting.kind == "values":
         return {"right": _whole(counts.tables["right"]), "noise": counts.variances["right"] ** 0.5}
     return evaluation_result(counts, classes) | {"model": counting.digest}
+
+
+def _result_of_target(counts: PooledCounts, counting: CountingSettings, target: Target) -> Json:
+    how, ((name, table),) = counted(target, counting), counts.tables.items()
+    facts: Json = {"target": target.name, "noise": _deviations(counts)}
+    if counting.kind == "survey":
+        return survey_of_target(how, table, counts.variances[name]) | facts
+    found = evaluation_of_target(how, table, counts.variances[name])
+    return found | facts | {"model": counting.digest}
+
+
+def records_counted(
+    tables: Mapping[str, Tensor], counting: CountingSettings, target: Target
+) -> int:
+    """The number of records of one site that a run with a target counts, noisy under privacy: the
+    most of any of its labels or numbers.
+
+    Args:
+        tables: of the site.
+        counting: settings of what was counted.
+        target: of the run.
+    """
+    how, ((name, table),) = counted(target, counting), tables.items()
+    if name == "records":
+        parts = torch.split(table, [len(each.cells) for each in how.questions])
+        return max(0, *(int(part.sum()) for part in parts))
+    if name == "errors":
+        return max(0, round(float(table[:, 0].max()) / STEPS))
+    return max(0, int(table.flatten(1).sum(1).max()))
 
 
 def survey_of_sites(counts: Sequence[Counts]) -> Json:

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.counting.counts_proto import check_counts, unpack_counts
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.methods.counting import JUDGING, tables_of
+from fedsurrogate.common.methods.counting import JUDGING, tables_in
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.one_shot import Learned, OneShot
@@ -23,9 +23,9 @@ from fedsurrogate.strategies.counting.evaluated import evaluated_payload
 from fedsurrogate.strategies.counting.results import (
     Json,
     PooledCounts,
-    evaluation_result,
     keep_result,
     pooled,
+    records_counted,
     result_of,
     survey_of_sites,
 )
@@ -52,7 +52,9 @@ class Counting(OneShot[Counts]):
         """Number of counted records, noisy under privacy."""
         if self.config.settings.counting.kind == "values":
             return max(0, int(sent.tables["right"][0]))
-        first = tables_of(self.config.settings.counting, len(self.config.settings.classes))[0]
+        if self.config.target is not None:
+            return records_counted(sent.tables, self.config.settings.counting, self.config.target)
+        first = tables_in(self.config.settings.counting, len(self.config.settings.classes), None)[0]
         return max(0, int(sent.tables[first.name].sum()))
 
     def learn(self, sent: Sequence[Counts], classes: Sequence[str]) -> Learned:
@@ -143,23 +145,27 @@ class Counting(OneShot[Counts]):
         self.recorder.event("counted", sites=len(counts), records=sum(map(self.records, counts)))
 
     def _result(self, counts: Sequence[Counts]) -> Json:
-        classes, counted = self.config.settings.classes, pooled(counts)
-        result = result_of(counted, self.config.settings.counting, self.config.settings.classes)
+        counted = pooled(counts)
+        result = self._result_of(counted)
         if self.config.settings.counting.kind == "survey":
             return result | survey_of_sites(counts)
         if self.config.settings.counting.kind == "values":
             return result
         shown = [each for each in counts if each.header.site in self._shown]
+        of_target = self.config.target is not None
+        part = "outputs" if of_target else "accuracy"
         result["per_site"] = {
-            each.header.site: evaluation_result(pooled([each]), classes)["accuracy"]
-            for each in shown
+            each.header.site: self._result_of(pooled([each]))[part] for each in shown
         }
         if self._exact.keys() == {each.header.site for each in counts}:
             tables = {
                 name: torch.stack([tables[name] for tables in self._exact.values()]).sum(0)
                 for name in counted.tables
             }
-            result["exact"] = evaluation_result(
-                PooledCounts(tables, dict.fromkeys(tables, 0.0)), classes
-            )
+            exact = PooledCounts(tables, dict.fromkeys(tables, 0.0))
+            result["exact"] = self._result_of(exact)
         return result
+
+    def _result_of(self, counts: PooledCounts) -> Json:
+        own = self.config.settings
+        return result_of(counts, own.counting, own.classes, self.config.target)

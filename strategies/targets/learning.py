@@ -148,7 +148,11 @@ def annotated_of(sums: CodedSums, target: Labels) -> Annotated:
 
 def _time(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
     assert isinstance(target, Time)
-    return risks(risk_head(sums), cells_of(sums), target)
+    head = risk_head(sums)
+    made = risks(head, cells_of(sums), target)
+    # Of the risk between records, for thirds that are known in public.
+    spread = max(0.0, float(head.weight @ sums.covariance @ head.weight)) ** 0.5
+    return replace(made, public={**made.public, "spread": spread})
 
 
 def risks(head: RiskHead, cells: Cells, target: Time) -> Answering:

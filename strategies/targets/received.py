@@ -23,13 +23,11 @@ from fedsurrogate.common.targets.target import (
     TOTALS,
     Target,
 )
-from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
+from fedsurrogate.strategies.closed_form.statistics import EIGENVALUE_ROUNDING, Statistics, sum_of
 from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 
 Tables = Mapping[str, Tensor]
 Sigmas = Mapping[str, float]
-# Half precision moves eigenvalues by about this share of the sum of all of them.
-ROUNDING = 1e-3
 # Largest error of a number in half precision, as a share of it. A symmetric matrix of independent
 # errors has eigenvalues up to about twice the largest norm of a row (Bandeira & van Handel 2016).
 HALF = 2.0**-11
@@ -178,7 +176,7 @@ def check_exact(tensors: Tables, target: Target, fault: Fault) -> None:
             raise fault(f"squares of numbers with the sum {float(spread.max()):g}")
     # Cauchy and Schwarz.
     longest = (spread.clamp_min(0) * trace * (1 + 2 * TABLE_TOLERANCE)).sqrt()
-    rounding = ROUNDING * float(sums.norm(dim=1).max())
+    rounding = EIGENVALUE_ROUNDING * float(sums.norm(dim=1).max())
     if bool((sums.norm(dim=1) > longest + rounding + 1e-12).any()):
         raise fault("a sum of features that is longer than their second moment allows")
 
@@ -235,7 +233,7 @@ def _trace(matrix: Tensor, fault: Fault) -> float:
     """The trace of a matrix that is positive semidefinite up to rounding."""
     trace = matrix.trace()
     matrix = matrix.clone()
-    matrix.diagonal().add_(ROUNDING * trace + 1e-30)
+    matrix.diagonal().add_(EIGENVALUE_ROUNDING * trace + 1e-30)
     if trace < 0 or torch.linalg.cholesky_ex(matrix)[1]:
         raise fault("second moments that no records have: the matrix has a negative eigenvalue")
     return float(trace)

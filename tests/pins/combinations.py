@@ -183,6 +183,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "counting.digest": ("ab" * 32,),
     "counting.models": (4,),
     "counting.bins": (8,),
+    "counting.largest-error": (0.5,),
 }
 # By key: a value that cannot be one of its values.
 UNREADABLE: Flat = {

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedsurrogate.common.errors import RunError
+import fedsurrogate as fs
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.server_app.counting import CountingBudget
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.site_values import value_of_sites
+from fedsurrogate.server_app.site_values import value_of_sites, value_settings
 from fedsurrogate.strategies.robustness.site_values import site_values
 
 KINDS = ("usual-1", "usual-2", "usual-3", "usual-4", "sketch", "swapped", "inverted")
@@ -142,3 +145,15 @@ def test_only_a_simulation_has_test_records(home: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(RunError, match="no test records"):
         value_of_sites(tmp_path)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_values_of_a_run_of_numbers_are_refused(epsilon: float, tmp_path: Path) -> None:
+    """Accuracies of a model of numbers mean nothing, and the refusal comes before any site is asked."""
+    draw = np.random.default_rng(0)
+    sites = [(x := draw.normal(size=(60, 3)), x[:, 0]) for _ in range(2)]
+    run = fs.simulate(sites, target="number", target_range=(-3, 3), output_dir=tmp_path)
+    budget = CountingBudget(epsilon, 1e-5)
+    asked = partial(value_settings, privacy=budget) if epsilon else value_of_sites
+    with pytest.raises(ConfigError, match=r"learned target = 'number'; `coordinator relearn RUN"):
+        asked(run.folder)

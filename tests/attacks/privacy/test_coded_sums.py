@@ -17,12 +17,10 @@ from torch import Tensor
 
 import fedsurrogate as fs
 from fedsurrogate import _surrogate
-from fedsurrogate.client_app.audit.release_audit import audit_release
 from fedsurrogate.client_app.datasets.duplicates import once
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import Task
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.secure_sum import same_sites
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
@@ -191,9 +189,3 @@ def test_exact_sums_over_the_same_sites_have_one_target(
         for more in ({}, change)
     )
     assert one["training"] != other["training"]
-
-
-def test_no_audit_calls_sums_of_a_target_harmless() -> None:
-    """The attacks do not know them, so a policy that limits attacks lets none out."""
-    with pytest.raises(ConfigError, match="nothing of these sums"):
-        audit_release(parse_run(KINDS["number"]), NodeConfig())

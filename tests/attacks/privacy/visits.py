@@ -97,6 +97,10 @@ TARGETS: dict[str, dict[str, Scalar]] = {
         "classes": "",
     },
 }
+TARGETS |= {
+    f"survey of {name}": run | {"counting.kind": "survey", "counting.bins": 4}
+    for name, run in list(TARGETS.items())
+}
 TARGETS["residuals"] = TARGETS["cells"] | {"time-head": "residuals"}
 # By design it does not protect class sizes or the set of classes, so only its uncharged replies are
 # compared.
