@@ -21,8 +21,8 @@ from fedsurrogate.common.targets.target import (
     sums_of_counts,
 )
 
-# A second derivative is 1/4 at most.
-RATES = LearningRates(4.0, 2.0, 12.0)
+# A second derivative is 1/4 at most, so steps may be four times as long as for numbers.
+RATES = LearningRates(4.0, 1.2, 12.0)
 # Sites that must share in an exact sum, besides those that may collude.
 LEAST_ANNOTATORS = 2
 
