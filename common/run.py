@@ -69,7 +69,8 @@ class Run:
         """
         method = method_of(settings)
         # Before any digest, and from settings that both sides have, so that they agree.
-        settings, target = method.fill(settings), _target_of(settings)
+        trains = method.trains is not None
+        settings, target = method.fill(settings), _target_of(settings, trains)
         if target is not None:
             settings = _coded(settings, target)
         run = cls(settings, method, plan_of(method, settings, target), target)
@@ -125,12 +126,17 @@ class Run:
         return section
 
     @property
+    def planned_rounds(self) -> int:
+        """Number of rounds of training that the settings ask for."""
+        return self.plan.training.rounds or self.trained.rounds
+
+    @property
     def rounds(self) -> int:
         """Number of rounds of training that the run has, or that its budget pays for.
 
         Raises ConfigError where that is none.
         """
-        return self.trained.rounds if self.mechanism is None else self.mechanism.rounds
+        return self.planned_rounds if self.mechanism is None else self.mechanism.rounds
 
     @property
     def power(self) -> float:
@@ -190,12 +196,14 @@ class Run:
         # comparable.
         if own.fedpft.seal:
             chosen["seal"] = True
-        if own.fedpft.bits != 16:
+        if own.fedpft.bits not in (0, 16):
             chosen["bits"] = own.fedpft.bits
         if self.power != 1:
             chosen["power"] = self.power
         if self.target is not None:
             chosen["target"] = self.target.public
+        if own.features.bag != "none":
+            chosen["bag"] = own.features.bag
         if own.secure_sum:
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
@@ -216,6 +224,7 @@ class Run:
             "fedpft.seal",
             "fedpft.bits",
             "features.power",
+            "features.bag",
             *map(kebab, TargetSettings.model_fields),
             "secure-sum",
             *SECURE_SUM_KEYS,
@@ -228,6 +237,7 @@ class Run:
         self._check_budget(budget)
         self._check_sums()
         self._check_method(budget)
+        self._check_images()
         self._check_defence()
         if own.partition == "column" and not own.site_column:
             raise ConfigError(
@@ -318,16 +328,21 @@ class Run:
                     f"{name}.noise-multiplier = {noise:g} needs epsilon, the limit of the privacy "
                     "loss; set it"
                 )
-        trained, section = self.trained, plan.training.section
-        if (
-            section in self.method.sections
-            and not isinstance(trained, DPCVAESettings)
-            and trained.augment
-            and trained.kind != "convnet"
-        ):
+
+    def _check_images(self) -> None:
+        """Raise ConfigError for what only a network that reads images can do, or cannot."""
+        own, section, trained = self.settings, self.plan.training.section, self.trained
+        if section not in self.method.sections or isinstance(trained, DPCVAESettings):
+            return
+        if trained.augment and trained.kind != "convnet":
             raise ConfigError(
                 f"{section}.augment = {', '.join(trained.augment)} works only with {section}.model "
                 "= 'convnet', which reads images; set that, or remove it"
+            )
+        if own.features.bag != "none" and trained.kind == "convnet":
+            raise ConfigError(
+                f"features.bag = {own.features.bag!r} pools features, and {section}.model = "
+                "'convnet' reads images; set another model, or features.bag = 'none'"
             )
 
     def _check_defence(self) -> None:
@@ -346,7 +361,7 @@ class Run:
             )
 
 
-def _target_of(settings: Settings) -> Target | None:
+def _target_of(settings: Settings, trains: bool) -> Target | None:
     """The target of a run; None for classes. Raises ConfigError for settings that do not agree."""
     fields = TargetSettings.model_fields.items()
     if all(getattr(settings, key) == field.default for key, field in fields):
@@ -354,7 +369,7 @@ def _target_of(settings: Settings) -> Target | None:
     # The kinds of targets need torch, which checks before a run do without.
     from fedsurrogate.common.targets.registry import target_of
 
-    return target_of(settings)
+    return target_of(settings, trains)
 
 
 def _coded(settings: Settings, target: Target) -> Settings:

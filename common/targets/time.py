@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -14,18 +14,23 @@ from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.objective import LearningRates, Objective, TrainedHead
 from fedsurrogate.common.targets.target import (
+    Course,
     Facts,
     Kind,
     Target,
     TargetSum,
     sums_of_counts,
 )
+from fedsurrogate.common.targets.time_rounds import cox_course, residual_course
 
 # The hazards of all records add up to their events, and each adds less than itself to the second
 # derivative, which so is below one.
 RATES = LearningRates(1.0, 0.4, 4.0)
 # Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
 MOST_ALIKE = 0.95
+# Ways to learn risks: from cells in one round, from residuals in two, or by Newton's steps of a Cox
+# model, of which there are usually three.
+HEADS, USUAL_STEPS = ("cells", "residuals", "cox"), 3
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,9 @@ class Time(Target):
         columns: of time and event.
         edges: of the B bins, (B + 1,), from 0 to the horizon.
         unit: of the times.
+        head: how risks are learned: "cells", "residuals" or "cox".
+        steps: Newton steps of "cox".
+        names: of the features, for hazard ratios.
 
     Example:
         >>> time = Time(("t", "e"), (0.0, 1.0, 2.0))
@@ -50,12 +58,11 @@ class Time(Target):
     columns: tuple[str, ...]
     edges: tuple[float, ...]
     unit: str = ""
+    head: str = "cells"
+    steps: int = 0
+    names: tuple[str, ...] = ()
     name = "time"
     divides = True
-    gap = (
-        "a site takes part only if each cell of time and event that has records there has two or more; "
-        "set secure-sum = true or epsilon, or fewer bins"
-    )
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -78,14 +85,26 @@ class Time(Target):
         )
 
     @property
+    def gap(self) -> str:
+        """Cells without noise of a site alone."""
+        if self.head != HEADS[0]:
+            return ""
+        return (
+            "a site takes part only if each cell of time and event that has records there has two or "
+            "more; set time-head = 'residuals', secure-sum = true or epsilon, or fewer bins"
+        )
+
+    @property
     def public(self) -> dict[str, object]:
-        """Columns, edges and unit."""
-        return {
+        """Columns, edges and unit; and how risks are learned, if not from cells."""
+        usual = {
             "name": self.name,
             "columns": list(self.columns),
             "edges": list(self.edges),
             "unit": self.unit,
         }
+        in_rounds = {"head": self.head, "steps": self.steps, "names": list(self.names)}
+        return usual | ({} if self.head == HEADS[0] else in_rounds)
 
     @property
     def title(self) -> str:
@@ -97,6 +116,12 @@ class Time(Target):
         needs to have the others around the mean. A record is in one cell, so |t| = 1.
         """
         return sums_of_counts(1.0, private)
+
+    def course(self, private: bool) -> Course | None:
+        """Two rounds with residuals, or those of Newton's steps."""
+        if self.head == HEADS[0]:
+            return None
+        return cox_course(self.steps) if self.steps else residual_course(private)
 
     def cells(self, values: Tensor) -> Tensor:
         """The cell of each record, (n,), int64."""
@@ -126,8 +151,8 @@ class Time(Target):
         cell = self.rows[int(small.nonzero()[0])]
         raise DataError(
             f"{int(small.sum())} cells of time and event have fewer than {max(2, least)} records "
-            f"at this site, such as {cell!r}, and the sum of one shows its record; set secure-sum "
-            "= true, epsilon, or fewer bins"
+            f"at this site, such as {cell!r}, and the sum of one shows its record; set time-head = "
+            "'residuals', secure-sum = true, epsilon, or fewer bins"
         )
 
     def objective(self) -> Objective:
@@ -163,6 +188,40 @@ class Time(Target):
         ]
 
 
+@dataclass(frozen=True)
+class Scored(Time):
+    """Times whose code is one number, that of a record's cell.
+
+    Attributes:
+        values: of the cells, (2 B + 1,), of magnitudes of at most one.
+    """
+
+    values: tuple[float, ...] = ()
+    divides = False
+    counts = False
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The one number."""
+        return ("value",)
+
+    def code(self, values: Tensor) -> Tensor:
+        """The number of each record, (n, 1)."""
+        table = torch.tensor(self.values, dtype=torch.float64)
+        return table[self.cells(values)][:, None]
+
+
+def scored(target: Time, values: Tensor) -> Scored:
+    """A target whose code is the value of a record's cell.
+
+    Args:
+        target: of the run.
+        values: of the cells, (2 B + 1,).
+    """
+    given = {field.name: getattr(target, field.name) for field in fields(target)}
+    return Scored(**given, values=tuple(values.clamp(-1, 1).tolist()))
+
+
 def _losses(bins: int, outputs: Tensor, code: Tensor) -> Tensor:
     """Minus the log likelihood of what is seen of each record, from cells (n, 2 B + 1).
 
@@ -187,9 +246,24 @@ def _make(settings: Settings) -> Target:
         raise ConfigError(
             "target = 'time' needs time-unit, such as years, so that all sites mean the same"
         )
-    bins = settings.bins or (5 if settings.epsilon else 20)
+    head = settings.time_head
+    if head == "auto":
+        hidden = settings.epsilon or settings.secure_sum
+        head = "cells" if hidden else "residuals"
+    bins = settings.bins or (5 if settings.epsilon and head == HEADS[0] else 20)
     edges = tuple(settings.horizon * i / bins for i in range(bins + 1))
-    return Time(columns, edges, settings.time_unit)
+    steps = (settings.cox_rounds or USUAL_STEPS) if head == HEADS[2] else 0
+    if settings.cox_rounds and not steps:
+        raise ConfigError(
+            f"cox-rounds = {settings.cox_rounds} is for time-head = 'cox', not {head!r}; remove it"
+        )
+    if settings.epsilon and steps:
+        raise ConfigError(
+            "time-head = 'cox' has no noise: each of its rounds would need a part of epsilon for "
+            "B (d + 1) + d (d + 1) / 2 numbers, and steps from noisy sums do not converge; set "
+            "time-head = 'residuals', or remove epsilon"
+        )
+    return Time(columns, edges, settings.time_unit, head, steps, settings.feature_names)
 
 
 def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
@@ -235,10 +309,15 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 TIME = Kind(
     "time",
-    ("time_column", "event_column", "horizon", "bins", "time_unit"),
+    (
+        *("time_column", "event_column", "horizon", "bins", "time_unit"),
+        *("time_head", "cox_rounds", "feature_names"),
+    ),
     _make,
     _answers,
     _measured,
     _metrics,
     score="concordance",
+    once={"time_head": HEADS[0]},
+    trained={"time_head": HEADS[0]},
 )

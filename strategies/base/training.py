@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.limits import largest_parameter
+from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head, Network
 from fedsurrogate.common.models.generators import fresh_generator, tensors_of
 from fedsurrogate.common.models.networks import fresh, of_target, parameters_of
@@ -90,6 +91,9 @@ class Training:
             ConfigError: for features that do not fit a convnet.
             RunError: for a model that no site would read.
         """
+        if start := config.plan.training.start:
+            # Constants of modules that are imported without memory would have no numbers.
+            load(start)
         # Sites state how many features and classes there are. Without memory first.
         with torch.device("meta"):
             size = sum(each.numel() for each in _fresh(config, len(classes), inputs).values())
@@ -253,6 +257,9 @@ class Training:
 
 def _fresh(config: Run, classes: int, inputs: int) -> Tensors:
     """The model before the first round."""
+    if start := config.plan.training.start:
+        made: Tensors = load(start)(config).start(inputs)
+        return made
     settings = config.trained
     if isinstance(settings, DPCVAESettings):
         return tensors_of(
