@@ -292,7 +292,7 @@ def summed(kind: str, x: Tensor, values: Tensor, clip: float, way: str) -> Tenso
             parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape))
     given = x, run.target.code(values), clip, objective.losses
     if way == "linear layers":
-        return flat(dp_sgd.clipped_gradients(module, "linear", *given))
+        return flat(dp_sgd.clipped_gradients(module, *given))
     total, _ = dp_sgd._clipped_sum(GradSampleModule(module, loss_reduction="sum"), *given)
     names = [name for name, _ in module.named_parameters()]
     return flat(dict(zip(names, (part.value for part in total), strict=True)))
