@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.targets.strength import (
+    CAUTION,
     Directions,
     Fitted,
     Outcomes,
@@ -23,9 +24,6 @@ from fedsurrogate.strategies.targets.strength import (
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
 
-# Of Kim & Gu 2004. With few records plain cross-validation chooses ridges that are too weak: 150
-# records of 128 features gave an AUROC of .75 in place of .82.
-CAUTION = 1.4
 # With noise, fewer positives or negatives than this many deviations of it are none.
 PRESENT = 2.0
 # Above this share, the records that are annotated for a label are all records.

@@ -22,6 +22,9 @@ POWERS = torch.arange(-1, 2.5, 0.5, dtype=torch.float64)
 EXPLAINED = torch.linspace(-12, 2, 141, dtype=torch.float64).exp()
 # Smallest share of the outcome's variance that features are taken to leave unexplained.
 LEAST_RESIDUAL = 0.05
+# Of Kim & Gu 2004. With few records plain cross-validation chooses ridges that are too weak: 150
+# records of 128 features gave labels an AUROC of .75 in place of .82.
+CAUTION = 1.4
 # All of the variance that there is, and what 64 bits round.
 ALL_OF_IT = 1 + 1e-9
 # Estimates of the residual variance, each from the weights of the one before.

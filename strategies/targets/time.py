@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.targets.strength import (
+    CAUTION,
     Directions,
     Fitted,
     Outcomes,
@@ -65,7 +66,7 @@ def risk_head(sums: CodedSums, calibrated: bool = True) -> RiskHead:
     noise = 0.0
     if sums.noise is not None:
         noise = float((residuals * sums.noise.sums).norm())
-    weight = _weights(score, noise, float(cells.possible_events.sum()), _directions(sums))
+    weight = _weights(score, noise, cells, sums)
     head = RiskHead(weight, sums.mean, torch.zeros(len(cells.events), dtype=torch.float64))
     return calibrated_head(head, sums) if calibrated else head
 
@@ -112,16 +113,15 @@ def risk_of_rounds(cells: Cells, sums: CodedSums, values: Tensor | None = None) 
     values = exact if values is None else values
     counted = max(float(cells.counts.sum()), 1.0)
     if sums.noise is None:
-        mean, present = bound * float(sums.code[1]) / sums.records, sums.records / counted
+        # Sites may be missing in the second round.
+        mean = bound * float(sums.code[1]) / sums.records
     else:
-        mean, present = bound * float(values @ cells.counts) / counted, 1.0
+        mean = bound * float(values @ cells.counts) / counted
     score = bound * sums.sums[1] - mean * sums.sums[0]
     noise = 0.0
     if sums.noise is not None:
         noise = float((sums.noise.sums * torch.tensor([mean, bound]).double()).norm())
-    # Sites may be missing in the second round.
-    events = present * float(cells.possible_events.sum())
-    weight = _weights(score, noise, events, _directions(sums))
+    weight = _weights(score, noise, cells, sums)
     zeros = torch.zeros(len(cells.events), dtype=torch.float64)
     return RiskHead(weight, sums.mean, zeros)
 
@@ -302,15 +302,30 @@ def _check_events(cells: Cells) -> None:
         )
 
 
-def _weights(score: Tensor, noise: float, events: float, directions: Directions) -> Tensor:
-    """Weights (d,) that are expected given the score (d,), for a normal prior of which the variance
-    has the largest likelihood.
+def _weights(score: Tensor, noise: float, cells: Cells, sums: CodedSums) -> Tensor:
+    """Weights (d,) from the score (d,) of the Cox model at zero, whose entries have this noise.
+
+    Without noise they are the ridge of the martingale residuals on the features, in units of the
+    log hazard. With it, those that are expected for a normal prior of which the variance has the
+    largest likelihood. That needs few dimensions for the records: without noise, where all are
+    used, it chose hardly any weight for a thousand pixels.
     """
+    present = sums.records / max(float(cells.counts.sum()), 1.0) if sums.noise is None else 1.0
+    events = present * float(cells.possible_events.sum())
+    if sums.noise is None:
+        squares = float(cells.residuals.square() @ cells.counts) / float(cells.counts.sum())
+        variance, records, none = torch.tensor(
+            [[squares], [sums.records], [0.0]], dtype=torch.float64
+        )
+        outcome = Outcomes(score[None] / sums.records, variance, records, none)
+        fitted = cross_validated(_directions(sums), outcome, caution=CAUTION)
+        return fitted.weight[0] * sums.records / events
+    directions = _directions(sums)
     values = directions.values * events
     rotated = score @ directions.vectors
     scales = SPREADS[:, None] / directions.values.sum().clamp_min(1e-300)
     whole = values + values.square() * scales + noise**2
-    usable = values > max(1e-12 * float(values.max()), 2 * events * directions.least)
+    usable = values > 1e-12 * float(values.max())
     terms = (whole.log() + rotated.square() / whole)[:, usable]
     scale = float(scales[int(terms.sum(1).argmin())])
     inside = scale * values * rotated / (values + scale * values.square() + noise**2)
