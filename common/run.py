@@ -71,7 +71,8 @@ class Run:
         """
         method = method_of(settings)
         # Before any digest, and from settings that both sides have, so that they agree.
-        settings, target = method.fill(settings), _target_of(settings)
+        trains = method.trains is not None
+        settings, target = method.fill(settings), _target_of(settings, trains)
         if target is not None:
             settings = _coded(settings, target)
         run = cls(settings, method, plan_of(method, settings, target), target)
@@ -365,7 +366,7 @@ class Run:
             )
 
 
-def _target_of(settings: Settings) -> Target | None:
+def _target_of(settings: Settings, trains: bool) -> Target | None:
     """The target of a run; None for classes. Raises ConfigError for settings that do not agree."""
     fields = TargetSettings.model_fields.items()
     if all(getattr(settings, key) == field.default for key, field in fields):
@@ -373,7 +374,7 @@ def _target_of(settings: Settings) -> Target | None:
     # The kinds of targets need torch, which checks before a run do without.
     from fedsurrogate.common.targets.registry import target_of
 
-    return target_of(settings)
+    return target_of(settings, trains)
 
 
 def _coded(settings: Settings, target: Target) -> Settings:

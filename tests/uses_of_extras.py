@@ -89,7 +89,7 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
         "opacus",
         "DP-SGD",
         lambda _: clipped_gradients(
-            convnet(64, 2, 4), "convnet", torch.zeros(2, 64), torch.tensor([0, 1]), 1.0
+            convnet(64, 2, 4), torch.zeros(2, 64), torch.tensor([0, 1]), 1.0
         ),
     ),
     ("ot", "method = 'dpcvae'", lambda at: _simulate(at, method="dpcvae")),

@@ -227,6 +227,7 @@ class Task:
             raise DataError("the training records have no values of the run's target")
         features, code, why = train.features, target.code(train.values), ""
         if not self.run.private:
+            code = target.code(target.of_site(train.values, self.site))
             code, why = target.large_enough(code, least, self.run.settings.secure_sum)
             if len(code) < max(1, least):
                 if not self.run.hides_sites:

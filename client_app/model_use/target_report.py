@@ -172,8 +172,8 @@ def _numbers(answers: Answers, draws: int) -> tuple[Measures, Figures]:
         records = Predictions(
             answers.values[:, answers.facts["columns"].index(name)],
             answers.columns[name],
-            answers.columns[f"{name} low"],
-            answers.columns[f"{name} high"],
+            answers.columns.get(f"{name} low"),
+            answers.columns.get(f"{name} high"),
             answers.patients,
         )
         measures[name] = number_measures(records, draws)

@@ -31,8 +31,9 @@ MOST_CLIPPED = 0.01
 # 95 % of a normal distribution lie within so many deviations.
 WITHIN = 1.959963984540054
 GROUPS = 5
-# The second derivative is one.
-RATES = LearningRates(1.0, 1.0, 3.0)
+# The second derivative is one. With an offset steps at a site diverge from 1 on, and joint ones with
+# momentum from 3.5 on.
+RATES = LearningRates(1.0, 0.3, 3.0)
 
 
 @dataclass(frozen=True)

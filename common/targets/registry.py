@@ -16,11 +16,12 @@ TARGETS: dict[str, Kind] = {kind.name: kind for kind in (LABELS, NUMBER, TIME)}
 CLASS = "class"
 
 
-def target_of(settings: Settings) -> Target | None:
+def target_of(settings: Settings, trains: bool = False) -> Target | None:
     """The target of a run; None for classes, which need no code.
 
     Args:
         settings: of the run.
+        trains: whether sites train a model in rounds.
 
     Raises:
         ConfigError: for an unknown one, or settings that do not agree.
@@ -40,4 +41,13 @@ def target_of(settings: Settings) -> Target | None:
                     f"{key.replace('_', '-')} works only with target = {kind.name!r}, not "
                     f"{settings.target!r}; set that, or remove it"
                 )
-    return None if own is None else own.make(settings)
+    if own is None or not trains:
+        return None if own is None else own.make(settings)
+    for key, value in own.trained.items():
+        given = getattr(settings, key)
+        if given not in (type(settings).model_fields[key].default, value):
+            raise ConfigError(
+                f"{key.replace('_', '-')} = {short(str(given))} is for methods that learn from sums, "
+                f"not method = {settings.method!r}; remove it"
+            )
+    return own.make(settings.model_copy(update=own.trained))

@@ -326,6 +326,8 @@ class Kind:
         score: the metric that says most.
         columns: the field that names the columns, and a name for a column that has none; empty
             where columns have fixed names.
+        trained: settings of sums alone, with the values that leave no trace of them where sites train
+            a model in rounds.
         once: settings with which a site sends all at once, for messages as files.
     """
 
@@ -338,3 +340,4 @@ class Kind:
     score: str
     columns: tuple[str, str] = ("", "")
     once: Mapping[str, str] = field(default_factory=dict)
+    trained: Mapping[str, str] = field(default_factory=dict)

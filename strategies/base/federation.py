@@ -399,10 +399,10 @@ class Federation(FlowerStrategy):
         self.recorder.event("compared", **self.outcome.accuracy)
 
     def _accuracy(self, grid: Grid) -> float | None:
-        """Accuracy of the current model on all test data; None outside simulations or without a
-        reply.
+        """Accuracy of the current model on all test data; None outside simulations, without a reply,
+        or for another target than classes.
         """
-        if not self._simulated():
+        if not self._simulated() or self.config.target is not None:
             return None
         try:
             return share_in(self._judged(grid, self.deadline, {"brief": True}), "accuracy.model")

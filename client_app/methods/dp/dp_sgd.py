@@ -7,6 +7,7 @@ With noise that all sites add together, a site only clips and sums.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.settings import FedAvgSettings, Model
+from fedsurrogate.common.settings import FedAvgSettings
 
 USER = "DP-SGD"
 
@@ -60,16 +61,13 @@ def train_privately(
 
     Source: Abadi et al. 2016.
     """
-    with needed_for(USER):
-        from opacus import GradSampleModule
-
+    summed = _sums_of(module, claim.clip, variant.losses)
     start = [parameter.detach().clone() for parameter in module.parameters()]
-    sampled = GradSampleModule(module, loss_reduction="sum")
     clipped = drawn = 0
     signal: list[float] = []
     for _ in range(settings.private_steps):
         rows = poisson_sample(len(labels), settings.sample_rate)
-        total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip, variant.losses)
+        total, cut = summed(features[rows], labels[rows])
         clipped, drawn = clipped + cut, drawn + len(rows)
         flat = IntegerSum.joined(total)
         # All parameters are one statistic: one record changes all of them together by at most the
@@ -91,7 +89,6 @@ def train_privately(
 
 def clipped_gradients(
     module: nn.Module,
-    kind: Model,
     features: Tensor,
     labels: Tensor,
     clip: float,
@@ -101,7 +98,6 @@ def clipped_gradients(
 
     Args:
         module: the network.
-        kind: of the network.
         features: of the records, (n, d).
         labels: indices of classes, (n,), or the code of another target, (n, q).
         clip: largest norm of one record's gradient, over all parameters.
@@ -110,24 +106,34 @@ def clipped_gradients(
     Returns:
         The sum (float64), by parameter.
     """
-    if kind == "convnet":
+    names = [name for name, _ in module.named_parameters()]
+    total, _ = _sums_of(module, clip, losses)(features, labels)
+    return dict(zip(names, (part.value for part in total), strict=True))
+
+
+def _sums_of(
+    module: nn.Module, clip: float, losses: Losses
+) -> Callable[[Tensor, Tensor], tuple[list[IntegerSum], int]]:
+    """The function from features and labels to the sum of their clipped gradients by parameter, and
+    the number of clipped ones. For linear layers no gradient of a single record is stored, which
+    takes a small part of the time.
+    """
+    layers = [each for each in module.modules() if [*each.parameters(recurse=False)]]
+    if not all(isinstance(each, nn.Linear) for each in layers):
         with needed_for(USER):
             from opacus import GradSampleModule
 
-        names = [name for name, _ in module.named_parameters()]
-        total, _ = _clipped_sum(
-            GradSampleModule(module, loss_reduction="sum"), features, labels, clip, losses
-        )
-        return dict(zip(names, (part.value for part in total), strict=True))
+        sampled = GradSampleModule(module, loss_reduction="sum")
+        return lambda some, truth: _clipped_sum(sampled, some, truth, clip, losses)
+    modules = nn.ModuleList([module])
 
-    # Linear layers only, so no gradient of a single record is stored.
-    sums, _ = clipped_sums(
-        nn.ModuleList([module]),
-        lambda some, truth: losses(module(some), truth),
-        (features, labels),
-        clip,
-    )
-    return {name.removeprefix("0."): sum_.value for name, sum_ in sums.items()}
+    def of_linear_layers(features: Tensor, labels: Tensor) -> tuple[list[IntegerSum], int]:
+        sums, cut = clipped_sums(
+            modules, lambda some, truth: losses(module(some), truth), (features, labels), clip
+        )
+        return list(sums.values()), cut
+
+    return of_linear_layers
 
 
 def _clipped_sum(

@@ -106,14 +106,8 @@ def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
         the claim.
     """
     claim, module, features, labels = _private_start(task, task.received_model())
-    gradients = clipped_gradients(
-        module,
-        task.run.settings.fedavg.kind,
-        features,
-        labels,
-        claim.clip,
-        _losses(task.run.objective),
-    )
+    losses = _losses(task.run.objective)
+    gradients = clipped_gradients(module, features, labels, claim.clip, losses)
     summed = flat(gradients) / claim.clip
     return {
         "records": torch.tensor([float(len(labels))], dtype=torch.float64),

@@ -292,7 +292,7 @@ def summed(kind: str, x: Tensor, values: Tensor, clip: float, way: str) -> Tenso
             parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape))
     given = x, run.target.code(values), clip, objective.losses
     if way == "linear layers":
-        return flat(dp_sgd.clipped_gradients(module, "linear", *given))
+        return flat(dp_sgd.clipped_gradients(module, *given))
     total, _ = dp_sgd._clipped_sum(GradSampleModule(module, loss_reduction="sum"), *given)
     names = [name for name, _ in module.named_parameters()]
     return flat(dict(zip(names, (part.value for part in total), strict=True)))
@@ -435,6 +435,7 @@ def test_cells_of_one_record_stay_at_the_site(tmp_path: Path) -> None:
         ({"method": "fedlambda"}, "learns classes only"),
         ({"method": "scaffold", "fedavg.momentum": 0.5}, "assume no momentum"),
         ({"method": "dp-fedavg"}, "needs a budget"),
+        ({"label-moment": "own"}, "label-moment = 'own' is for methods that learn from sums"),
         ({"epsilon": 1.0, "delta": 1e-5}, "does not support it"),
     ],
 )
@@ -447,3 +448,31 @@ def test_a_target_without_a_loss_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Labels, "objective", lambda self: None)
     with pytest.raises(ConfigError, match="is learned from sums only; use method = 'fedpft'"):
         parse_run({"method": "fedavg"} | KINDS["labels"])
+
+
+def test_training_under_privacy_has_the_exact_code_of_labels() -> None:
+    """The code that needs less noise in sums leaves annotations out."""
+    sets = {"label-sets": "a=edema,fracture; b=nodule"}
+    budget: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-5}
+    run, sums = (
+        parse_run({"method": method} | KINDS["labels"] | sets | budget)
+        for method in ("dp-fedavg", "fedpft")
+    )
+    assert run.target is not None
+    assert sums.target is not None
+    values = torch.tensor([[1.0, 0.0, math.nan]], dtype=torch.float64)
+    assert run.target.code(values).tolist() == [[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]]
+    assert sums.target.code(values).shape != (1, 6)
+    assert not run.target.choices
+
+
+def test_a_site_trains_only_labels_that_the_run_says_it_annotates(tmp_path: Path) -> None:
+    sets = {"label-sets": "s=edema,fracture; t=nodule"}
+    run = full_batch("labels", **{"fedavg.rounds": 1, "fedavg.local-epochs": 1} | sets)
+    training = Training.begin(run, run.settings.classes, "f", D)
+    made = site_function(run.plan.combination)(
+        task(run, tmp_path, "s", records("labels", 60), training)
+    )
+    moved = unpack_parameters(made.payload).tensors["weight"].abs().amax(1)
+    assert moved[2] == 0
+    assert moved[:2].min() > 0
