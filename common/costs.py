@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods.method import byte_count
 from fedsurrogate.common.run import Run
@@ -30,11 +31,6 @@ SIGNED_MODEL = 960
 # Gaussians for out-of-distribution scores come with the model where privacy allows it: directions,
 # and bytes of their names.
 GAUSSIAN_RANK, GAUSSIAN_NAMES = 32, 500
-KNOWN_DIMENSIONS = {
-    "torchvision:mobilenet_v2": 1280,
-    "torchvision:resnet50": 2048,
-    "torchvision:resnet18": 512,
-}
 
 
 @dataclass(frozen=True)
@@ -223,12 +219,9 @@ def find_dimension(settings: Settings) -> int:
             raise ConfigError(
                 f"cannot read the feature dimension from {path}; give --dimension"
             ) from None
-    if settings.backbone in ("pixels", "pixels:rgb") and (
-        settings.image_size or settings.data == "digits"
-    ):
-        return (3 if settings.backbone == "pixels:rgb" else 1) * (settings.image_size or 8) ** 2
-    if settings.backbone in KNOWN_DIMENSIONS:
-        return KNOWN_DIMENSIONS[settings.backbone]
+    named = named_dimension(settings.data, settings.backbone, settings.image_size)
+    if named:
+        return named
     raise ConfigError(
         f"the feature dimension of backbone {settings.backbone!r} is not known here; give "
         "--dimension"

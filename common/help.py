@@ -31,7 +31,10 @@ KINDS = {
 # All methods with their usual plans, and FedPFT along a chain.
 PLANS: tuple[tuple[Method, Plan], ...] = (
     *((method, method.usual) for method in METHODS.values()),
-    (FEDPFT_CHAIN, FEDPFT_CHAIN.plan(Settings(fedpft=FedPFTSettings(topology="chain")))),
+    (
+        FEDPFT_CHAIN,
+        FEDPFT_CHAIN.plan(FEDPFT_CHAIN.fill(Settings(fedpft=FedPFTSettings(topology="chain")))),
+    ),
 )
 # Keys that only some methods use, by what the registry says of them; in all sections that have such
 # a key.

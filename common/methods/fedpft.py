@@ -9,7 +9,9 @@ from functools import partial
 from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER
 from fedsurrogate.common.methods import heads
 from fedsurrogate.common.methods.class_sums import MOMENTS
+from fedsurrogate.common.methods.coded_rounds import coded_rounds_plan
 from fedsurrogate.common.methods.coded_sums import coded_sums_plan, refused
+from fedsurrogate.common.methods.fedpft_covariance import AUTO_BITS, filled, form_of
 from fedsurrogate.common.methods.method import (
     ALL_DEFENCES,
     Combination,
@@ -32,7 +34,7 @@ from fedsurrogate.common.privacy.mechanism import (
     TheoremNoise,
 )
 from fedsurrogate.common.privacy.shares import EM_STEPS, budget_shares
-from fedsurrogate.common.settings import Covariance, FedPFTSettings, HeadSettings, Settings
+from fedsurrogate.common.settings import AnyCovariance, FedPFTSettings, Settings
 from fedsurrogate.common.targets.target import Target
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
@@ -64,13 +66,13 @@ class Choices:
 
     Attributes:
         mechanism: the name of the privacy mechanism, or "none".
-        family: the covariance family of surrogates.
+        family: the covariance family of surrogates; "auto" where the sites' dimension decides.
         solver: how the coordinator finds the head: "noisy sums", "lda", "ridge", "naive-bayes",
             "qda" or "sampled".
     """
 
     mechanism: str
-    family: Covariance
+    family: AnyCovariance
     solver: str
 
 
@@ -91,13 +93,13 @@ def choices(settings: Settings) -> Choices:
         mechanism = THEOREM
     else:
         mechanism = EM if own.components > 1 else SUMS
-    family: Covariance = "spherical" if mechanism == EM else own.covariance
+    family: AnyCovariance = "spherical" if mechanism == EM else own.covariance
     if mechanism in NOISY:
         solver = "noisy sums"
     elif settings.head.solver != "auto":
         solver = settings.head.solver
     else:
-        shared = own.covariance in ("lowrank", "gram") and own.components == 1
+        shared = own.covariance in ("auto", "lowrank", "gram") and own.components == 1
         solver = "lda" if shared and not settings.epsilon else "sampled"
     return Choices(mechanism, family, solver)
 
@@ -106,7 +108,7 @@ def plan(settings: Settings) -> Plan:
     """The plan of FedPFT, as a star or as a chain. A secure sum has no chain."""
     chosen, own = choices(settings), settings.fedpft
     chain = own.topology == "chain" and not settings.secure_sum
-    sends = surrogate_fields(chosen, own.bits)
+    sends = surrogate_fields(chosen, own.bits or AUTO_BITS)
     centre = (Field("centre", "d"),) if own.public else ()
     head = _head_fields(settings.head.solver, own.covariance, centre)
     return Plan(
@@ -116,7 +118,7 @@ def plan(settings: Settings) -> Plan:
             parsed=sends if chosen.mechanism == SUMS else _parsed(chosen.family),
             receives=sends if chain else centre,
             result=() if chain and own.seal else head,
-            symbols=partial(symbols, own, chosen.mechanism),
+            symbols=partial(symbols, settings, chosen.mechanism),
             all_classes=chosen.mechanism in (SUMS, EM),
             introduces=chain,
         ),
@@ -132,7 +134,7 @@ def plan(settings: Settings) -> Plan:
             site_sums="fedsurrogate.client_app.methods.sums:class_moments",
             from_sums="fedsurrogate.strategies.fedpft.strategy:fedpft_head_from_sum",
         ),
-        work=_work_of(own, settings.head, chosen.mechanism, chain),
+        work=_work_of(settings, chosen.mechanism, chain),
         privacy=_privacy(settings, chosen),
         defences=_defences(chosen.mechanism, chain),
         refusal=(_chain_refusal if chain else _refusal)(settings, chosen),
@@ -144,7 +146,7 @@ def plan(settings: Settings) -> Plan:
 
 def coded_plan(settings: Settings, target: Target) -> Plan:
     """The plan for another target than classes: one moment of all features, as with covariance
-    gram, which "lowrank" means too here.
+    gram, which "lowrank" means too here: it was the default.
     """
     own, why = settings.fedpft, ""
     if own.covariance not in ("gram", "lowrank") or own.components > 1:
@@ -161,6 +163,8 @@ def coded_plan(settings: Settings, target: Target) -> Plan:
         )
     elif own.public and not settings.secure_sum:
         why = f"target = {target.name!r}: fedpft.public works only with secure-sum = true"
+    if (course := target.course(bool(settings.epsilon))) is not None:
+        return refused(coded_rounds_plan(settings, target, course, own.clip), why)
     return refused(coded_sums_plan(settings, target, own.clip), why)
 
 
@@ -173,6 +177,7 @@ FEDPFT = Method(
     digest={"fedpft": FEDPFT_KEYS},
     reads=("head",),
     shown="fedpft",
+    fill=filled,
 )
 
 
@@ -253,11 +258,18 @@ def surrogate_fields(chosen: Choices, bits: int) -> tuple[Field, ...]:
             Field("corrections", "d", 0),
             Field("correlations", "b"),
         ),
+        # A whole covariance or a thin one; `symbols` has zero for what is not sent.
+        "auto": (
+            Field("variances", "d", 0),
+            Field("corrections", "g", 0),
+            Field("correlations", "b"),
+            *loadings,
+        ),
     }
     return (Field("weights", "K", 0, 1), Field("means", "K d"), *spread[family])
 
 
-def _parsed(family: Covariance) -> tuple[Field, ...]:
+def _parsed(family: AnyCovariance) -> tuple[Field, ...]:
     """A parsed mixture of M components, with its covariance as a matrix.
 
     A site has any number of components up to fedpft.components for each class, and any rank R up to
@@ -270,6 +282,11 @@ def _parsed(family: Covariance) -> tuple[Field, ...]:
         "spherical": (Field("variances", "M", 0, largest),),
         "lowrank": (Field("variances", "d", 0, largest), Field("factor", "d R")),
         "gram": (Field("matrix", "d d"),),
+        "auto": (
+            Field("variances", "d", 0, largest, optional=True),
+            Field("factor", "d R", optional=True),
+            Field("matrix", "d d", optional=True),
+        ),
     }
     counts = Field("counts", "C", 1, LARGEST_COUNT)
     return (counts, Field("weights", "M", 0, 1), Field("means", "M d"), *spread[family])
@@ -285,7 +302,7 @@ def _summed(own: FedPFTSettings, solver: str) -> tuple[Summed, ...]:
 
 
 def _head_fields(
-    solver: str, covariance: Covariance, centre: tuple[Field, ...]
+    solver: str, covariance: AnyCovariance, centre: tuple[Field, ...]
 ) -> tuple[Field, ...]:
     """A head, and the centre that is subtracted from features before it."""
     if solver == "qda":
@@ -295,34 +312,36 @@ def _head_fields(
 
 
 def symbols(
-    own: FedPFTSettings, mechanism: str, classes: int, dimension: int, records: int
+    settings: Settings, mechanism: str, classes: int, dimension: int, records: int
 ) -> Sizes:
     """K: components of all classes; r: rank; t, b: entries of a triangle with and without its
-    diagonal.
+    diagonal; g: of the diagonal. Zero where a covariance "auto" does not send them.
     """
+    own, form = settings.fedpft, form_of(settings, dimension)
     most = records // max(1, classes) // own.samples_per_component
     each = own.components if mechanism == EM else max(1, min(own.components, most))
-    rank = max(1, min(own.rank, records // own.samples_per_component, dimension))
-    below = dimension * (dimension - 1) // 2
-    return {"K": each * classes, "r": rank, "t": below + dimension, "b": below}
+    rank = max(1, min(form.rank, records // own.samples_per_component, dimension))
+    below, diagonal = dimension * (dimension - 1) // 2, dimension
+    triangle = below + diagonal
+    if own.covariance == "auto":
+        whole = form.family == "gram"
+        rank, below, diagonal = (0, below, diagonal) if whole else (rank, 0, 0)
+    return {"K": each * classes, "r": rank, "t": triangle, "b": below, "g": diagonal}
 
 
-def _work_of(
-    own: FedPFTSettings, head: HeadSettings, mechanism: str, chain: bool
-) -> Callable[[int, int], Work]:
+def _work_of(settings: Settings, mechanism: str, chain: bool) -> Callable[[int, int], Work]:
     """The work of a site. `passes` are those of the head that `compare` trains.
 
     A site of a chain also samples from the received surrogate and trains a head.
     """
-    squares, private = own.covariance in ("full", "lowrank", "gram"), mechanism != "none"
+    own, head, private = settings.fedpft, settings.head, mechanism != "none"
     components = own.components if not private or mechanism == EM else 1
 
     def work(classes: int, dimension: int) -> Work:
-        each = (
-            dimension
-            if squares and (private or own.covariance in ("full", "gram"))
-            else own.rank + 2
-        )
+        form = form_of(settings, dimension)
+        squares = form.family in ("full", "lowrank", "gram")
+        whole = squares and (private or form.family in ("full", "gram"))
+        each = dimension if whole else form.rank + 2
         # DP-EM holds means, exact sums in two parts, the noisy sums, and the results computed from
         # them.
         factor = 8 if mechanism == EM else each if squares else 2
@@ -332,7 +351,7 @@ def _work_of(
             synthetic=head.max_samples if chain else 0,
             numbers=classes * components * dimension * factor,
             components=own.components,
-            rank=own.rank if own.covariance == "lowrank" else 0,
+            rank=form.rank if form.family == "lowrank" else 0,
         )
 
     return work
@@ -366,7 +385,11 @@ def _refusal(settings: Settings, chosen: Choices) -> str:
     if solver == "sampled" and chosen.mechanism in NOISY:
         return "head.solver = 'sampled': noisy sums have a solver of their own; remove head.solver"
     # No covariance makes it a sum over sites, so a secure sum has a refusal of its own.
-    if solver == "qda" and own.covariance in ("lowrank", "gram") and not settings.secure_sum:
+    if (
+        solver == "qda"
+        and own.covariance in ("auto", "lowrank", "gram")
+        and not settings.secure_sum
+    ):
         return (
             "head.solver = 'qda' needs a covariance of each class: set fedpft.covariance = "
             "'diag' or 'full'"
@@ -378,7 +401,7 @@ def _refusal(settings: Settings, chosen: Choices) -> str:
             "fedpft.covariance = 'gram' has one component a class; set fedpft.components = 1, "
             "or covariance = 'lowrank'"
         )
-    if own.bits < 16 and (settings.epsilon or own.covariance != "lowrank"):
+    if 0 < own.bits < 16 and (settings.epsilon or own.covariance != "lowrank"):
         return (
             f"fedpft.bits = {own.bits} is for the loadings of covariance 'lowrank' without "
             "privacy; set 16"

@@ -65,8 +65,8 @@ def _grouped(fields: tuple[Field, ...], tensors: Mapping[str, Tensor]) -> Groups
             break
         own[name if name in named or start is None else prefixes[start]].append(tensor)
     else:
-        if all(own.values()):
-            return [(field, own[field.name]) for field in fields]
+        if all(own[field.name] or field.optional for field in fields):
+            return [(field, own[field.name]) for field in fields if own[field.name]]
     raise SurrogateError(f"tensors {', '.join(sorted(tensors))[:200]}; expected {', '.join(own)}")
 
 

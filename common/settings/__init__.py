@@ -4,6 +4,7 @@ is known here.
 
 from fedsurrogate.common.settings.base import (
     AUGMENTATIONS,
+    AnyCovariance,
     Augmentations,
     Clip,
     Covariance,
@@ -18,7 +19,7 @@ from fedsurrogate.common.settings.base import (
     split_names,
 )
 from fedsurrogate.common.settings.counting import CountingSettings
-from fedsurrogate.common.settings.features import FeaturesSettings
+from fedsurrogate.common.settings.features import Bag, FeaturesSettings
 from fedsurrogate.common.settings.fedlap import FedLAPSettings
 from fedsurrogate.common.settings.fedpft import FedPFTSettings
 from fedsurrogate.common.settings.generators import DPCVAESettings
@@ -45,8 +46,10 @@ __all__ = [
     "AUGMENTATIONS",
     "SECURE_SUM_KEYS",
     "AFLSettings",
+    "AnyCovariance",
     "Augmentations",
     "BackboneSettings",
+    "Bag",
     "BaselineSettings",
     "Clip",
     "CountingSettings",

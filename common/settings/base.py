@@ -141,6 +141,7 @@ def _check_device(value: str) -> str:
 
 Device = Annotated[str, AfterValidator(_check_device), Range("auto, cpu, cuda or cuda:N")]
 Covariance = Literal["full", "diag", "spherical", "lowrank", "gram"]
+AnyCovariance = Literal["auto", "full", "diag", "spherical", "lowrank", "gram"]
 DataKind = Literal["digits", "imagefolder", "dicom", "parquet", "safetensors"]
 Defence = Literal["auto", "none", "median", "trimmed", "screen"]
 Model = Literal["linear", "mlp", "convnet"]

@@ -6,17 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsurrogate.common.settings.base import Covariance, FeatureClip, Names, Records, Section, Unit
+from fedsurrogate.common.settings.base import (
+    AnyCovariance,
+    FeatureClip,
+    Names,
+    Records,
+    Section,
+    Unit,
+)
 
 
 class FedPFTSettings(Section):
     """Settings of FedPFT: the surrogate that a site fits to its features (section `fedpft.`)."""
 
-    covariance: Covariance = Field(
-        "lowrank",
+    covariance: AnyCovariance = Field(
+        "auto",
         description=(
-            "Form of the covariance of a Gaussian; lowrank is one diagonal and one thin factor for "
-            "all classes, gram one whole matrix for all classes."
+            "Form of the covariance of a Gaussian; lowrank is one diagonal and a thin factor for all "
+            "classes, gram one matrix for all classes; auto is gram up to 2,048 dimensions, and "
+            "follows from public numbers with epsilon."
         ),
     )
     components: Annotated[int, Unit("Gaussians")] = Field(
@@ -26,10 +34,16 @@ class FedPFTSettings(Section):
         description="Gaussians for each class; a class with few records gets fewer.",
     )
     rank: Annotated[int, Unit("columns")] = Field(
-        16, ge=1, le=4096, description="Columns of the thin factor of a lowrank covariance."
+        0,
+        ge=0,
+        le=4096,
+        description="Columns of the thin factor of a lowrank covariance; 0 is 16, and 64 where "
+        "covariance is auto.",
     )
-    bits: Annotated[Literal[16, 8, 4], Unit("bits")] = Field(
-        16, description="Bits of an entry of that factor in a message; all else has 16."
+    bits: Annotated[Literal[0, 16, 8, 4], Unit("bits")] = Field(
+        0,
+        description="Bits of an entry of that factor in a message; all else has 16. 0 is 16, and 8 "
+        "where covariance is auto.",
     )
     samples_per_component: Records = Field(
         10,

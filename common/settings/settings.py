@@ -120,6 +120,11 @@ class DataSettings(Section):
     patient_column: Name = Field(
         "", description="Column of a table that holds the patient ID; patients are then protected."
     )
+    bag_column: Name = Field(
+        "",
+        description="Column of a table, or tensor, that names the bag of an image, where a run "
+        "pools bags; of DICOM also study, series or patient, of a folder without a table folder.",
+    )
     classes: ClassNames = Field(
         (), description="All classes in their order; empty collects the classes that sites report."
     )
@@ -282,15 +287,15 @@ class Settings(
     `fedsurrogate.common.run` checks whether the settings agree, and replaces "auto".
 
     Example:
-        >>> Settings(seed=3).fedpft.rank
-        16
+        >>> Settings(seed=3).fedpft.components
+        1
     """
 
     def flat(self) -> dict[str, Any]:
         """By key, such as "fedpft.rank", as in a run-config.
 
         Example:
-            >>> Settings(seed=3).flat()["fedpft.rank"]
-            16
+            >>> Settings(seed=3).flat()["fedpft.components"]
+            1
         """
         return flatten(self.model_dump(by_alias=True, mode="json"))

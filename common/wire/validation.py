@@ -14,6 +14,7 @@ from fedsurrogate.common.backbones.feature_power import power_in
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES
 from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.methods.fedpft_covariance import AUTO_RANK, largest_gram
 from fedsurrogate.common.methods.method import Messages
 from fedsurrogate.common.methods.schema import check_schema
 from fedsurrogate.common.run import Run
@@ -38,7 +39,11 @@ VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,19}")
 
 @dataclass(frozen=True)
 class Expectation:
-    """Required properties of this run's surrogates. Empty or zero means "not known beforehand"."""
+    """Required properties of this run's surrogates. Empty or zero means "not known beforehand".
+
+    A family "auto" is "gram" up to `largest_gram` dimensions. "lowrank" is allowed for any: a site
+    may send less.
+    """
 
     method: str
     run: str
@@ -49,6 +54,7 @@ class Expectation:
     fingerprint: str = ""
     dimension: int = 0
     power: float | None = None
+    largest_gram: int = 0
 
     @classmethod
     def of(
@@ -62,14 +68,25 @@ class Expectation:
             fingerprint: of the backbone; empty if any is allowed.
             dimension: of the features; 0 if any is allowed.
         """
-        shape = (
-            choices(run.settings).family,
-            run.settings.fedpft.components,
-            run.settings.fedpft.rank,
-        )
+        own = run.settings.fedpft
         return cls(
-            run.settings.method, run.digest, *shape, classes, fingerprint, dimension, run.power
+            run.settings.method,
+            run.digest,
+            choices(run.settings).family,
+            own.components,
+            own.rank or AUTO_RANK,
+            classes,
+            fingerprint,
+            dimension,
+            run.power,
+            largest_gram(run.settings.max_payload_mib),
         )
+
+    def allows(self, family: str, dimension: int) -> bool:
+        """Whether a surrogate may have this covariance."""
+        if self.family != "auto":
+            return family == self.family
+        return family == "lowrank" or (family == "gram" and dimension <= self.largest_gram)
 
 
 def is_name(value: object) -> TypeGuard[str]:
@@ -215,7 +232,7 @@ def _check_sums(surrogate: SumsSurrogate, expected: Expectation) -> None:
 
 def _check_mixtures(surrogate: Surrogate, expected: Expectation) -> None:
     mixtures = surrogate.mixtures
-    if mixtures.family != expected.family:
+    if not expected.allows(mixtures.family, surrogate.dimension):
         raise SurrogateError(f"covariance {mixtures.family!r}, expected {expected.family!r}")
     if int(mixtures.components.max()) > expected.components:
         raise SurrogateError(

@@ -101,8 +101,7 @@ def simulate(
 ) -> None:
     """Run a whole federation on this machine.
 
-    Example: coordinator simulate --sites 10 -c 'fedpft.covariance="lowrank" fedpft.rank=16
-    compare=true'
+    Example: coordinator simulate --sites 10 -c 'alpha=0.1 compare=true'
     """
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.lifecycle.before_start import (

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedsurrogate.common.costs import Cost, costs
 from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.methods.fedpft_covariance import explained
 from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.run import Run
@@ -50,14 +51,16 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     Returns:
         The lines.
     """
-    fields = config.plan.messages.sends
     classes = classes if config.target is None else len(config.target.rows)
+    fields = config.plan.messages.leaving(classes, dimension, records)
     sizes = config.plan.messages.sizes(classes, dimension, records)
     parts = [
         f"{field.name} {count([field], sizes):,}{f' at {field.bits} bits' * (field.bits < 16)}"
         for field in fields
     ]
     lines = [f"released, in numbers: {', '.join(parts)}"] if parts else []
+    if config.target is None and "covariance" in config.method.digest.get("fedpft", ()):
+        lines.append(explained(config.settings, dimension))
     if head := config.plan.head:
         # Of other methods' heads the section of FedPFT says nothing.
         of_classes = config.target is None and config.method.shown == "fedpft"
@@ -159,7 +162,7 @@ def who_sees_what(config: Run) -> list[str]:
     if config.plan.mechanism_name == JOINT_SUMS:
         rounds = (
             [f"each of {config.rounds} rounds is one step: {STEP}"]
-            if config.plan.kind == "rounds"
+            if config.plan.kind == "rounds" and not config.plan.training.start
             else []
         )
         return [

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.methods.fedpft_covariance import AUTO_RANK
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.models.head_training import Batch
 from fedsurrogate.common.run import Run
@@ -116,7 +117,8 @@ def learn(
         )
     mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
     if config.defence in POOLED:
-        mixtures = [pooled_mixture(mixtures, config.defence, config.settings.fedpft.rank)]
+        rank = config.settings.fedpft.rank or AUTO_RANK
+        mixtures = [pooled_mixture(mixtures, config.defence, rank)]
     how = choices(config.settings).solver
     if how != "sampled":
         names = tuple(classes) or (_enough(mixtures) if how == "qda" else class_order(mixtures))
@@ -150,7 +152,7 @@ def _in_closed_form(
         )
     statistics = summed(mixtures, classes)
     solved = solution(statistics, how, shrinkage)
-    if isinstance(mixtures[0].mixtures.covariance, Gram):
+    if any(isinstance(each.mixtures.covariance, Gram) for each in mixtures):
         # For figures: the covariances of the sites are not in memory.
         mixtures = [Surrogate(header, one_gaussian_a_class(statistics))]
     return LearnedHead(solved.head(header), mixtures, defended, how, solved.shrinkage, solved.added)

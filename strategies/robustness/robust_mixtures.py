@@ -92,9 +92,12 @@ def _whole(core: Sequence[Surrogate], usual: Tensor) -> Gram:
     """The mean of the core sites' covariances, with variances `usual` (d,)."""
     total = torch.zeros(len(usual), len(usual))
     for surrogate in core:
-        covariance = surrogate.mixtures.covariance
-        assert isinstance(covariance, Gram)
-        total += covariance.matrix / len(core)
+        match surrogate.mixtures.covariance:
+            case Gram() as gram:
+                total += gram.matrix / len(core)
+            # Of a site that limits its rank, in a run whose covariances are whole.
+            case LowRank(factor, variances):
+                total += (factor @ factor.T + variances.diag()).float() / len(core)
     factors = (usual / total.diagonal().clamp_min(1e-30)).sqrt()
     return Gram(total * factors * factors[:, None])
 
@@ -109,7 +112,7 @@ def _covariance(
     order = (spread.clamp_min(0).sqrt() - middle.clamp_min(0).sqrt()).square().sum(1).argsort()
     core = order[: max(1, round(CORE * len(spread)))].tolist()
     floor = RELATIVE_FLOOR * float(usual.mean()) + 1e-30
-    if isinstance(surrogates[0].mixtures.covariance, Gram):
+    if any(isinstance(each.mixtures.covariance, Gram) for each in surrogates):
         return _whole([surrogates[index] for index in core], usual.clamp_min(floor))
     factors = [
         table.factor.float()

@@ -62,7 +62,7 @@ def test_dotted_keys_reach_their_section() -> None:
     config = parse_run(
         {"fedpft.rank": 64, "fedpft.covariance": "full", "head.epochs": 3, "classes": " cat, dog ,"}
     )
-    assert config.settings.fedpft == FedPFTSettings(rank=64, covariance="full")
+    assert config.settings.fedpft == FedPFTSettings(rank=64, covariance="full", bits=16)
     assert config.settings.head == HeadSettings(epochs=3)
     assert config.settings.classes == ("cat", "dog")
     assert config.settings.seed == Settings().seed
@@ -82,7 +82,7 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("fedpft.components", 2.0, "whole number"),
         ("fedpft.components", True, "whole number"),
         ("fedpft.covariance", "tied", "'full', 'diag', 'spherical', 'lowrank' or 'gram'"),
-        ("fedpft.rank", 0, "greater than or equal to 1"),
+        ("fedpft.rank", -1, "greater than or equal to 0"),
         ("fedpft.samples-per-component", 0, "greater than or equal to 1"),
         ("fedpft.privacy", "dp", "'none'"),
         ("head.learning-rate", 0.0, "greater than 0"),
@@ -132,8 +132,8 @@ def test_a_key_like_no_other_is_named() -> None:
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
-    line = message({"seed": -1, "fedpft.rank": 0, "metod": "fedpft"})
-    assert all(key in line for key in ("seed = -1", "fedpft.rank = 0", "unknown key 'metod'"))
+    line = message({"seed": -1, "fedpft.rank": -1, "metod": "fedpft"})
+    assert all(key in line for key in ("seed = -1", "fedpft.rank = -1", "unknown key 'metod'"))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,12 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ({"fedpft.privacy": "sums"}, "needs a budget"),
         ({"fedpft.public": "x.safetensors"}, "set epsilon and delta"),
         (
-            {"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "theorem-4.1"},
+            {
+                "epsilon": 1.0,
+                "delta": 1e-5,
+                "fedpft.privacy": "theorem-4.1",
+                "fedpft.covariance": "lowrank",
+            },
             "'full', 'diag' or 'spherical'",
         ),
     ],

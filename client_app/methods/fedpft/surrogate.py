@@ -24,6 +24,13 @@ from fedsurrogate.client_app.methods.fedpft.private_surrogate import (
 )
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.methods.fedpft_covariance import (
+    AUTO_BITS,
+    AUTO_RANK,
+    Form,
+    form_of,
+    in_form,
+)
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
@@ -139,6 +146,8 @@ def make_surrogate(
             return FittedSurrogate(SumsSurrogate(header, sums, claim), facts)
         mixtures, facts = dp_em(clipped, count, config.settings.fedpft.components, claim, generator)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
+    form = form_of(config.settings, features.shape[1])
+    own = _own_settings(config.settings.fedpft, form, limits)
     large = torch.bincount(labels, minlength=count)[labels] >= limits.smallest_class
     if not large.any():
         raise DataError(
@@ -151,7 +160,7 @@ def make_surrogate(
                 features,
                 torch.where(large, labels, -1),
                 header,
-                config.settings.fedpft,
+                own,
                 limits,
                 generator,
             )
@@ -159,11 +168,24 @@ def make_surrogate(
     features, labels = features[large], labels[large]
     if claim is not None:
         clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
-        mixtures, facts = theorem_4_1(clipped, count, config.settings.fedpft.covariance, claim)
+        mixtures, facts = theorem_4_1(clipped, count, own.covariance, claim)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
-    return FittedSurrogate(
-        release_mixtures(features, labels, header, config.settings.fedpft, limits, generator)
-    )
+    return FittedSurrogate(release_mixtures(features, labels, header, own, limits, generator))
+
+
+def _own_settings(own: FedPFTSettings, form: Form, limits: SiteLimits) -> FedPFTSettings:
+    """The settings of FedPFT with a covariance in place of "auto".
+
+    Args:
+        own: of the run.
+        form: of its covariance, for the site's features.
+        limits: that the site sets itself: with a largest rank, it sends a thin covariance.
+    """
+    if own.covariance != "auto":
+        return own
+    if limits.rank and form.family == "gram":
+        form = replace(form, family="lowrank", rank=AUTO_RANK)
+    return in_form(own, form)
 
 
 def release_mixtures(
@@ -273,5 +295,7 @@ def fedpft_surrogate(task: Task) -> MethodOutput:
     made = make_surrogate(data, task.run, task.limits, centre)
     claim = made.surrogate.claim
     return MethodOutput(
-        pack_surrogate(made.surrogate, task.run.settings.fedpft.bits), claim, made.facts
+        pack_surrogate(made.surrogate, task.run.settings.fedpft.bits or AUTO_BITS),
+        claim,
+        made.facts,
     )

@@ -47,11 +47,11 @@ def test_the_installed_script_starts() -> None:
             "this environment was not installed from here; 'make setup' without VENV= does that"
         )
     done = subprocess.run(
-        [script, "plan", "-c", "fedpft.rank=0"], capture_output=True, text=True, check=False
+        [script, "plan", "-c", "fedpft.rank=-1"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr == "error: fedpft.rank = 0: must be greater than or equal to 1\n"
+    assert done.stderr == "error: fedpft.rank = -1: must be greater than or equal to 0\n"
 
 
 WRONG = {
@@ -120,7 +120,8 @@ def test_a_plan_is_readable_by_people(monkeypatch: pytest.MonkeyPatch, capsys: C
         coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"', "--dimension", 512) == 0
     )
     out = capsys.readouterr().out
-    assert "fedpft lowrank" in out
+    assert "fedpft auto" in out
+    assert "covariance gram, chosen because" in " ".join(out.split())
     assert "raw features" in out
 
 

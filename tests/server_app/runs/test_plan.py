@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsurrogate.common.costs import KNOWN_DIMENSIONS, Cost, find_dimension
+from fedsurrogate.common.backbones.dimensions import KNOWN_DIMENSIONS
+from fedsurrogate.common.costs import Cost, find_dimension
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.run import Run, parse_run

@@ -139,7 +139,7 @@ def test_a_release_that_is_not_what_was_promised_is_refused_by_name(
 
 
 def test_a_surrogate_without_privacy_is_refused_in_a_private_run(tmp_path: Path) -> None:
-    plain = run_federation(tmp_path, sites(3), **FAST)
+    plain = run_federation(tmp_path, sites(3), **FAST, **{"fedpft.covariance": "lowrank"})
     stolen = surrogates_of(plain)["1.pb"]
 
     def replay(payload: bytes) -> bytes:
