@@ -142,8 +142,9 @@ def recorded(
 ) -> dict[str, list[Test]]:
     """Passing tests with their executed lines, by test file.
 
-    They are kept in a file from run to run, until a test file or a file that it executes changes.
-    Where a test failed, or the time was over, the next run records the file of tests again.
+    They are kept in a file from run to run, until a test file changes. Of a file that has changed
+    since, a test that executed any line counts as executing all. Where a test failed, or the time
+    was over, the next run records the file of tests again.
 
     Args:
         root: of the tree.
@@ -156,13 +157,6 @@ def recorded(
     # As they are now, before they are imported.
     digests = {name: digest(root / name) for name in (*files, *tests)}
 
-    def state(name: str, found: Sequence[Test]) -> str:
-        """Digest of a file of tests and of the files that it executes."""
-        used = sorted({file for test in found for file in test[2]})
-        return hashlib.sha256(
-            " ".join([digests[name], *(digests.get(file, "") for file in used)]).encode()
-        ).hexdigest()
-
     def stored() -> dict[str, Any]:
         return json.loads(store.read_text()) if store.is_file() else {}
 
@@ -171,7 +165,17 @@ def recorded(
         return {
             name: known[name]
             for name in tests
-            if name in known and known[name]["state"] == state(name, known[name]["tests"])
+            if name in known and known[name].get("digest") == digests[name]
+        }
+
+    def since(before: Mapping[str, str], lines: Mapping[str, list[int]]) -> dict[str, list[int]]:
+        """Lines by file, of files that are as they were; all lines of the others."""
+        return {
+            file: own
+            if before.get(file) == digests[file]
+            else list(range(1, 1 + (root / file).read_text().count("\n")))
+            for file, own in lines.items()
+            if file in digests
         }
 
     before = fresh()
@@ -192,8 +196,13 @@ def recorded(
 
         def done(name: str, how: str, content: str) -> None:
             found = json.loads(content) if content else []
-            whole = how == "survived"
-            known[name] = {"state": state(name, found), "tests": found, "whole": whole}
+            used = sorted({file for test in found for file in test[2]})
+            known[name] = {
+                "digest": digests[name],
+                "files": {file: digests[file] for file in used},
+                "tests": found,
+                "whole": how == "survived",
+            }
             store.write_text(json.dumps(known))
 
         in_forks(left, jobs, work, done, until)
@@ -205,7 +214,7 @@ def recorded(
     for name in (name for name, each in after.items() if not each["whole"]):
         print(f"{name}: a test failed or took too long without a fault, and is not tried")
     return {
-        name: [(test, took, lines) for test, took, lines in each["tests"]]
+        name: [(test, took, since(each["files"], lines)) for test, took, lines in each["tests"]]
         for name, each in after.items()
     }
 

@@ -91,8 +91,8 @@ class Tree:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--count", type=int, default=200, help="mutants to draw")
-    arguments.add_argument("--seed", type=int, default=0, help="draws other mutants")
+    arguments.add_argument("--count", type=int, default=200, help="mutants to draw, for each seed")
+    arguments.add_argument("--seed", type=int, nargs="+", default=[0], help="draws other mutants")
     arguments.add_argument("--jobs", type=int, default=2)
     arguments.add_argument("--packages", nargs="+", help="to draw from", metavar="FOLDER")
     arguments.add_argument("--seconds", type=float, default=float("inf"), help="of the whole run")
@@ -123,7 +123,8 @@ def main() -> int:
     known = [name for each in reviewed for name in each["id"].split()]
     if chosen.list is not None:
         return show(every(sources, facts, known), chosen.list)
-    sample = draw(sources, facts, chosen.count, chosen.seed, known)
+    draws = {seed: draw(sources, facts, chosen.count, seed, known) for seed in chosen.seed}
+    sample = list(dict.fromkeys(each for drawn in draws.values() for each in drawn))
     if chosen.only:
         sample = [each for each in every(sources, facts) if each.id in chosen.only]
     near = Nearness(tree)
@@ -137,8 +138,9 @@ def main() -> int:
     # Where the time was too short for all tests, a mutant without a test yet says nothing.
     judged = [each for each in sample if len(lines) == len(tests) or executing(each, lines)]
     tried = try_all(tree, facts, judged, lines, chosen.jobs, began + chosen.seconds)
-    if not chosen.only:
-        write(chosen.output, chosen.seed, len(sample), tried, packages)
+    for seed, drawn in draws.items() if not chosen.only else ():
+        own = [each for each in tried if each.mutant in drawn]
+        write(chosen.output, seed, len(drawn), own, packages)
     if left := len(tests) - len(lines):
         print(f"{left} of {len(tests)} files of tests had no time: the score is a lower bound")
     return int(table(tried, len(sample), packages) < GOAL)

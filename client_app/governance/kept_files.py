@@ -28,8 +28,6 @@ def remove_oldest(node: NodeConfig, most_mib: float) -> None:
         node: the site's settings.
         most_mib: of all these files, MiB.
     """
-    if most_mib == float("inf"):
-        return
     total = 0.0
     newest_first = sorted(_files(node, BETWEEN_ROUNDS), reverse=True)
     for number, (_, size, file) in enumerate(newest_first):

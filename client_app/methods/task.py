@@ -206,7 +206,8 @@ class Task:
             self.found.train.features,
             class_indices(classes, self.found.classes)[self.found.train.labels],
         )
-        sizes = torch.bincount(labels.clamp_min(0), minlength=len(classes))
+        # Records of other classes make no class larger.
+        sizes = torch.bincount(labels[labels >= 0], minlength=max(1, len(classes)))
         kept = (labels >= 0) & (sizes[labels.clamp_min(0)] >= self.limits.smallest_class)
         # Otherwise the reply must not show whether the site has a record of these classes.
         if not kept.any() and not self.run.hides_sites:

@@ -126,6 +126,7 @@ def test_ids_differ_between_files_functions_and_equal_lines() -> None:
         "def f(x):\n    if False:\n        x.send(3)\n    return x\n",
         "X = frozenset({A, B})\n",
         "X = Field(max_length=200)\n",
+        "# Number of rows in memory\n# at a time.\nROWS = 2**13\n",
         "y = make_axes(figure, left=3, right=4)\n",
         "def f(x: Tensor, y: Tensor):\n    return len(x)\n",
     ],
@@ -179,6 +180,7 @@ def test_other_lengths_and_limits_are_faults() -> None:
         "def f(x: str, y: str):\n    return len(x)\n",
         "def f(x: Tensor, y: Tensor):\n    return sum(x)\n",
         "X = Field(ge=200)\n",
+        "# Rows at a time.\n\nMOST = 200\n",
     ):
         facts = facts_of(source)
         assert _mutations.draw({"one": {"a.py": source}}, facts, 50, 0)

@@ -38,6 +38,7 @@ from fedsurrogate.common.wire import generator_files
 from fedsurrogate.common.wire.generator_files import (
     pack_generator,
     read_generator,
+    read_manifest,
     read_synthetic_set,
     write_synthetic_set,
 )
@@ -172,6 +173,11 @@ def test_a_file_brings_back_the_same_generator_and_says_what_it_promises(tmp_pat
     )
     (tmp_path / "g").write_bytes(pack_generator(whole, rounds=3))
     back = read_generator(tmp_path / "g")
+    assert run.mechanism is not None
+    for rounds, content in ((3, pack_generator(whole, 3)), (4, pack_generator(whole))):
+        (tmp_path / "r").write_bytes(content)
+        stated = read_manifest(tmp_path / "r")["privacy"]
+        assert stated["epsilon"] == pytest.approx(run.mechanism.epsilon_after(rounds))
     labels = torch.tensor([0, 1, 2, 2])
     one, other = (each.draw(labels, torch.Generator().manual_seed(1)) for each in (whole, back))
     assert torch.equal(one, other)

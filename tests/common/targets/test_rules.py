@@ -126,7 +126,7 @@ def test_an_exact_sum_of_a_label_is_of_two_sites_besides_those_that_may_collude(
     # Differences of sums are over the sites of one set at least.
     least = min(*by_label, *(sets.count(own) for own in sets))
     if secure and not private and least < 2 + math.floor(colluding * len(sets)):
-        with pytest.raises(ConfigError, match="is annotated by"):
+        with pytest.raises(ConfigError, match="annotate"):
             target_of(**flat)
         return
     target = target_of(**flat)

@@ -91,9 +91,18 @@ class Loops:
                     limit = max(spread[c], self.room(s, c) ** 2)
                     chance = math.sqrt(2 * dims) * noise + 2 * math.sqrt(limit * noise)
                     allowed = limit + dims * noise + chance
-                    self.scores[s, c] = max(self.scores[s, c], squares[s, c] / allowed)
+                    alone = min(squares[s, c], self.alone(part, s, c))
+                    self.scores[s, c] = max(self.scores[s, c], alone / allowed)
                     factor = min(1.0, math.sqrt(allowed / max(squares[s, c], 1e-300)))
                     self.moves[s, c] += (factor - 1) * part @ (self.means[s, c] - self.centres[c])
+
+    def alone(self, part: Array, s: int, c: int) -> float:
+        """Squared distance without what the site's other classes have in common."""
+        off = part @ (self.means[s, c] - self.centres[c])
+        others = [o for o in self.known if o != c and self.counts[s, o] > 0]
+        if others:
+            off = off - part @ np.mean([self.means[s, o] - self.centres[o] for o in others], 0)
+        return float(off @ off)
 
     def spreads(self, squares: Array, dims: int) -> dict[int, float]:
         """Of the sites of each class, the farthest that is none of those that may be hostile."""

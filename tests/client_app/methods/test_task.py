@@ -1,0 +1,253 @@
+"""A request at a site: which model it takes, and which of its records a method gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.methods.heads.distillation import distil
+from fedsurrogate.client_app.methods.heads.local_head import _votes, local_head, own_head
+from fedsurrogate.client_app.methods.sums import class_moments, released_sums
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
+from fedsurrogate.common.limits import largest_parameter
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.class_sums import unfold
+from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+
+CLASSES = ("a", "b", "c")
+PLAIN: dict[str, Any] = {"method": "fedavg"}
+PRIVATE: dict[str, Any] = {"method": "dp-fedavg", "epsilon": 8.0, "delta": 1e-5}
+SUMMED: dict[str, Any] = {"method": "fedavg", "secure-sum": True, "classes": "a,b"}
+QUICK: dict[str, Any] = {"head.epochs": 2, "head.batch-size": 8}
+
+
+def records(counts: list[int], d: int = 4, seed: int = 0) -> LabelledFeatures:
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(len(labels), d, generator=generator) + 2 * labels[:, None]
+    order = torch.randperm(len(labels), generator=generator)
+    return LabelledFeatures(features[order], labels[order])
+
+
+def task(run: Run, counts: list[int], **more: Any) -> Task:
+    own = records(counts)
+    found = SiteFeatures(own, own, CLASSES, "f", 0.0, simulated=False)
+    return Task(run, NodeConfig(), "north", found, **more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    flat=st.sampled_from([PLAIN, PLAIN | {"classes": "a,b"}, PRIVATE | {"classes": "a,b"}, PRIVATE, SUMMED]),
+    wrong=st.sets(
+        st.sampled_from(["run", "backbone", "classes", "many", "frame", "nan", "large", "none"]),
+        max_size=1,
+    ),
+)  # fmt: skip
+def test_a_model_is_taken_only_if_it_is_of_this_run_and_hides_nothing(
+    flat: dict[str, Any], wrong: set[str]
+) -> None:
+    run = parse_run(flat)
+    fixed = run.settings.classes or ("a", "b")
+    header = Header(run.settings.method, run.digest, "coordinator", "f", fixed)
+    header = replace(
+        header,
+        run="other" if "run" in wrong else header.run,
+        fingerprint="g" if "backbone" in wrong else "f",
+        classes=("a", "c") if "classes" in wrong else fixed,
+        frame=Frame(torch.zeros(4), torch.ones(4)).packed() if "frame" in wrong else b"",
+    )
+    most = largest_parameter(bool(run.settings.epsilon))
+    weight = torch.zeros(2, 4)
+    if "nan" in wrong:
+        weight[1, 2] = torch.nan
+    if "large" in wrong:
+        weight[1, 2] = -2 * most
+    payload = pack_parameters(Parameters(header, 1, {"weight": weight, "none": torch.zeros(0)}, 0))
+    asked = task(
+        run,
+        [5, 5, 0],
+        payload=None if "none" in wrong else payload,
+        limits=SiteLimits(most_classes=1 if "many" in wrong else 2),
+    )
+    bad = bool(wrong & {"run", "backbone", "nan", "large", "none"})
+    bad |= "frame" in wrong and run.hides_sites
+    bad |= "classes" in wrong and bool(run.settings.classes) and run.hides_sites
+    if bad or "many" in wrong:
+        with pytest.raises(PolicyError if "many" in wrong else SurrogateError):
+            asked.received_model()
+    else:
+        assert asked.received_model().header == header
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.sampled_from([0, 1, 4, 5, 6, 9]), min_size=3, max_size=3).filter(any),
+    wanted=st.sampled_from([("a", "b", "c"), ("c", "a"), ("b",), ("x", "c")]),
+    least=st.sampled_from([0, 1, 5]),
+    flat=st.sampled_from([PLAIN, SUMMED]),
+)
+def test_a_method_gets_the_records_of_classes_that_are_large_enough(
+    counts: list[int], wanted: tuple[str, ...], least: int, flat: dict[str, Any]
+) -> None:
+    run = parse_run(flat)
+    asked = task(run, counts, limits=SiteLimits(smallest_class=least))
+    shown = tuple(name for name, size in zip(CLASSES, counts, strict=True) if size >= least)
+    assert asked.classes == (shown if least > 1 else CLASSES)
+    own = asked.found.train
+    kept = [
+        row
+        for row, label in enumerate(own.labels.tolist())
+        if CLASSES[label] in wanted and counts[label] >= least
+    ]
+    if not kept and not run.hides_sites:
+        with pytest.raises(DataError, match="no training record"):
+            asked.training_data(wanted)
+        return
+    features, labels = asked.training_data(wanted)
+    assert torch.equal(features, own.features[kept])
+    assert [wanted[at] for at in labels.tolist()] == [CLASSES[own.labels[row]] for row in kept]
+
+
+@given(st.text(max_size=34) | st.text("abz09", min_size=31, max_size=33))
+def test_a_lineage_is_a_short_name_of_ascii_letters_and_digits(name: str) -> None:
+    asked = task(parse_run(PLAIN), [2, 2, 2], info={"lineage": name})
+    if 0 < len(name) <= 32 and name.isascii() and name.isalnum():
+        assert asked.lineage == name
+        assert asked.state.name == f"{name}-north"
+    else:
+        with pytest.raises(SurrogateError, match="without the name of its run"):
+            _ = asked.lineage
+
+
+@pytest.mark.parametrize(
+    "info", [{}, {"round": "3", "confirmed": 2.0}, {"round": 4, "confirmed": 3}]
+)
+def test_a_round_is_a_whole_number_and_the_first_where_none_is_named(info: dict[str, Any]) -> None:
+    asked = task(parse_run(PLAIN), [2, 2, 2], info=info)
+    assert (asked.round, asked.confirmed) == ((4, 3) if info.get("round") == 4 else (1, 0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=3, max_size=3),
+    teachers=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_each_record_gets_the_label_that_most_teachers_see(
+    counts: list[int], teachers: int, seed: int
+) -> None:
+    run = parse_run({"method": "fedkt", "baseline.teachers": teachers, "seed": seed} | QUICK)
+    asked = task(run, counts)
+    features, labels = asked.training_data(CLASSES)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    seen = []
+    for part in order.tensor_split(teachers):
+        if len(part):
+            own = features[part], labels[part], 3, run.settings.head, seed
+            weight, bias = train_on_features(*own)
+            seen.append((features @ weight.T + bias).argmax(1))
+    counted = torch.nn.functional.one_hot(torch.stack(seen), 3).sum(0)
+    assert torch.equal(_votes(asked, features, labels, 3), counted.argmax(1))
+
+
+@pytest.mark.parametrize("method", ["ensemble", "fedbe"])
+def test_a_head_is_sent_with_the_moments_that_the_method_needs(method: str) -> None:
+    run = parse_run({"method": method} | QUICK)
+    asked = task(run, [9, 12, 7], limits=SiteLimits(smallest_class=8))
+    sent = unpack_parameters(own_head(asked).payload)
+    features, labels = asked.training_data(("a", "b"))
+    assert sent.header == asked.header(("a", "b"))
+    assert sent.records == 21
+    head = local_head(replace(asked, found=replace(asked.found, classes=CLASSES)))
+    assert head.header.classes == CLASSES
+    weight, bias = train_on_features(features, labels, 2, run.settings.head, run.settings.seed)
+    torch.testing.assert_close(sent.tensors["weight"], weight, rtol=2e-3, atol=1e-3)
+    torch.testing.assert_close(sent.tensors["bias"], bias, rtol=2e-3, atol=1e-3)
+    if method == "fedbe":
+        torch.testing.assert_close(sent.tensors["mean"], features.mean(0), rtol=2e-3, atol=1e-3)
+        spread = ((features - features.mean(0)) ** 2).mean(0).sqrt()
+        torch.testing.assert_close(sent.tensors["deviation"], spread, rtol=2e-3, atol=1e-3)
+    else:
+        assert sent.tensors.keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(("share", "temperature"), [(0.0, 2.0), (1.0, 2.0), (0.5, 4.0)])
+def test_a_head_learns_from_its_records_and_from_the_head_before_it(
+    share: float, temperature: float
+) -> None:
+    flat = {"method": "kd", "baseline.received": share, "baseline.temperature": temperature}
+    run = parse_run(flat | QUICK)
+    asked = task(run, [40, 40, 40], info={"classes": '["a", "b", "c"]'})
+    features, labels = asked.training_data(CLASSES)
+    teacher = 0.5 * torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    header = asked.header(CLASSES)
+    payload = pack_parameters(Parameters(header, 1, {"weight": teacher, "bias": torch.zeros(3)}, 9))
+    _, head = distil(replace(asked, payload=payload))
+    lessons = features @ unpack_parameters(payload).tensors["weight"].T
+
+    def loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        own = torch.nn.functional.cross_entropy(logits, wanted[:, 0].long())
+        taught = (wanted[:, 1:] / temperature).softmax(1)
+        apart = taught * (taught.log() - (logits / temperature).log_softmax(1))
+        return (1 - share) * own + share * temperature**2 * apart.sum(1).mean()
+
+    both = torch.cat([labels[:, None].float(), lessons], 1)
+    own = run.settings.head, run.settings.seed
+    weight, bias = train_on_features(features, both, 3, *own, loss)
+    torch.testing.assert_close(head.weight, weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(head.bias, bias, rtol=1e-4, atol=1e-5)
+    alone, _ = train_on_features(features, labels, 3, *own)
+    assert torch.allclose(alone, head.weight, atol=1e-3) == (share == 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 12), min_size=3, max_size=3).filter(any),
+    least=st.sampled_from([0, 3]),
+)
+def test_exact_sums_of_classes_are_those_of_the_records(counts: list[int], least: int) -> None:
+    run = parse_run({"method": "afl", "classes": "c,a,b"})
+    asked = task(run, counts, limits=SiteLimits(smallest_class=least))
+    own = asked.found.train.features.double()
+    shown = asked.classes
+    if not any(counts[CLASSES.index(name)] >= max(1, least) for name in shown):
+        with pytest.raises(DataError):
+            released_sums(asked)
+        return
+    sent = unpack_parameters(released_sums(asked).payload)
+    rows = {name: own[asked.found.train.labels == CLASSES.index(name)] for name in CLASSES}
+    assert sent.header.classes == shown
+    assert sent.records == sum(len(rows[name]) for name in shown)
+    whole = torch.zeros(4, 4, dtype=torch.float64)
+    for at, name in enumerate(shown):
+        assert float(sent.tensors["counts"][at]) == pytest.approx(len(rows[name]), rel=1e-3)
+        torch.testing.assert_close(
+            sent.tensors["sums"][at].double(), rows[name].sum(0), rtol=2e-3, atol=2e-2
+        )
+        if len(rows[name]):
+            whole += (rows[name] - rows[name].mean(0)).T @ (rows[name] - rows[name].mean(0))
+    found = unfold(sent.tensors["squares"].double(), 4)
+    torch.testing.assert_close(found, whole, rtol=5e-3, atol=5e-2)
+    secure = parse_run({"method": "afl", "classes": "c,a,b", "secure-sum": True})
+    moments, claim = class_moments(replace(asked, run=secure))
+    assert claim is None
+    kept = [name for name in ("c", "a", "b") if len(rows[name]) >= max(1, least)]
+    for at, name in enumerate(("c", "a", "b")):
+        due = rows[name] if name in kept else rows[name][:0]
+        assert float(moments["counts"][at]) == len(due)
+        torch.testing.assert_close(moments["sums"][at], due.sum(0))
+    around_zero = sum((rows[name].T @ rows[name] for name in kept), torch.zeros(4, 4).double())
+    torch.testing.assert_close(unfold(moments["squares"], 4), around_zero)
