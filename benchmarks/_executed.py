@@ -28,7 +28,7 @@ Test = tuple[str, float, dict[str, list[int]]]
 # Wall-clock seconds. A test that runs longer waits for other processes, and those run without the
 # fault. And for all tests of a file.
 LONGEST_WAIT, LONGEST_FILE = 60.0, 400
-MARK = "_executed_"
+MARK, HOME = "_executed_", "fedsurrogate"
 
 
 class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
@@ -36,7 +36,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
 
     def __init__(self, root: Path, changes: Mapping[str, Callable[[str], ast.Module]]) -> None:
         self._root = root
-        self._files = {module_of(file): file for file in changes}
+        self._files = {module_of(root, file): file for file in changes}
         self._changes = changes
 
     def find_spec(
@@ -61,9 +61,13 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         return compile(tree, self.get_filename(name), "exec")
 
 
-def module_of(file: str) -> str:
-    """Dotted name of the module in a file."""
-    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+def module_of(root: Path, file: str) -> str:
+    """Dotted name by which code and tests import a file. Where the tree has a package of its own name
+    (`fedsurrogate`), the folders next to it are its parts.
+    """
+    name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    inside = not (root / HOME / "__init__.py").is_file() or name.split(".")[0] == HOME
+    return name if inside else f"{HOME}.{name}"
 
 
 class Marks:

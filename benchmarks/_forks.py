@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -30,6 +31,8 @@ def in_forks(
         done: runs here: the job, its outcome, and what its file holds.
         until: `time.monotonic()` after which no job begins.
     """
+    # A collection of garbage in a fork would otherwise touch, and so copy, all that is loaded here.
+    gc.freeze()
     running: dict[int, tuple[Any, Path]] = {}
     waiting = list(jobs)
     with tempfile.TemporaryDirectory() as folder:
@@ -87,5 +90,7 @@ def pytest_exit(arguments: Sequence[str], *plugins: object) -> int:
     """Exit code of pytest with these arguments, in this process."""
     import pytest
 
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    # unraisableexception collects garbage at each end, for seconds where much is loaded.
+    without = ("cacheprovider", "xdist", "unraisableexception", "threadexception")
+    options = ["-q", "-x", *(word for name in without for word in ("-p", f"no:{name}"))]
     return int(pytest.main([*options, *arguments], plugins=plugins))

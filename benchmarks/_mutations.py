@@ -100,21 +100,34 @@ def draw(
             parts[name] += 1
     drawn = []
     for package, files in sources.items():
-        every = [each for file, text in files.items() for each in mutants(file, text, facts)]
-        many = Counter(each.operator for each in every)
+        found = [each for file, text in files.items() for each in mutants(file, text, facts)]
+        many = Counter(each.operator for each in found)
 
         def order(each: Mutant, many: Counter[str] = many) -> float:
             # Weighted sampling without replacement (Efraimidis and Spirakis 2006).
             return -(random.Random(f"{seed} {each.id}").random() ** (many[each.operator] ** 0.5))
 
         chosen: list[Mutant] = []
-        for each in sorted(every, key=order):
+        for each in sorted(found, key=order):
             if len(chosen) == parts[package]:
                 break
             if each.id not in known and not same_code(files[each.file], each.number, facts):
                 chosen.append(each)
         drawn += chosen
     return sorted(drawn, key=lambda each: (each.file, each.lineno))
+
+
+def every(
+    sources: Mapping[str, Mapping[str, str]], facts: Facts, known: Sequence[str] = ()
+) -> list[Mutant]:
+    """All faults that can be drawn."""
+    return [
+        each
+        for files in sources.values()
+        for file, text in files.items()
+        for each in mutants(file, text, facts)
+        if each.id not in known and not same_code(text, each.number, facts)
+    ]
 
 
 def same_code(source: str, number: int, facts: Facts) -> bool:
@@ -211,10 +224,12 @@ def _of(
 
 def _as_good(node: ast.AST, child: ast.AST, fault: tuple[str, str], scope: Scope) -> bool:
     """Whether the fault leaves a value that serves as well: the length of another tensor of one
-    table, the size of a difference the other way round, or a limit on the length of a text that is
-    larger or smaller by one.
+    table, the size of a difference the other way round, a limit on the length of a text that is
+    larger or smaller by one, or a limit with a tolerance, which no number meets exactly.
     """
     operator, what = fault
+    if operator == "boundary":
+        return "_TOLERANCE" in ast.unparse(child)
     if operator == "constant" and isinstance(node, ast.keyword):
         return node.arg == "max_length"
     if what == "sides swapped" and isinstance(child, ast.BinOp) and isinstance(child.op, ast.Sub):

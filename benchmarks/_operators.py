@@ -7,6 +7,7 @@ Each function yields replacements for a node: the operator's name, what it does,
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -136,6 +137,8 @@ def changes(
     if isinstance(node, ast.ExceptHandler) and node.type:
         names = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
         for at, each in enumerate(names):
+            if any(_inherits(each, other) for other in names):
+                continue
             if len(names) > 1:
                 rest = ast.Tuple([*names[:at], *names[at + 1 :]], ast.Load())
                 new = _with(node, type=rest)
@@ -145,6 +148,13 @@ def changes(
                 new = _with(node, type=ast.Name(name, ast.Load()))
                 if name != "ConfigError" or "ConfigError" in scope.names:
                     yield "exception narrowed", f"{ast.unparse(each)} to {name}", [new], 1
+
+
+def _inherits(one: ast.expr, other: ast.expr) -> bool:
+    """Whether an exception is caught by the name of another one as well."""
+    kinds = [getattr(builtins, ast.unparse(each), None) for each in (one, other)]
+    own, more = (each if isinstance(each, type) else None for each in kinds)
+    return own is not None and more is not None and own is not more and issubclass(own, more)
 
 
 @dataclass(frozen=True)

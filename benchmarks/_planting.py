@@ -39,7 +39,7 @@ def plant_in_function(root: Path, mutant: Mutant, facts: Facts) -> None:
     if found is None:
         raise LookupError(mutant.id)
     name, code = found
-    at: object = importlib.import_module(module_of(mutant.file))
+    at: object = importlib.import_module(module_of(root, mutant.file))
     for part in name.split("."):
         at = vars(at)[part]
     while not isinstance(at, FunctionType):

@@ -27,14 +27,14 @@ from pathlib import Path
 
 from benchmarks._executed import Test, recorded
 from benchmarks._forks import Killer, in_forks, pytest_exit
-from benchmarks._mutations import Mutant, draw
+from benchmarks._mutations import Mutant, draw, every
 from benchmarks._operators import Facts, facts_of
 from benchmarks._planting import in_a_function, plant_in_function, plant_in_import
 
 HERE = Path(__file__).resolve().parent
 RESULTS, EQUIVALENT = HERE / "results" / "mutants.json", HERE / "mutants_equivalent.toml"
 PACKAGES = (
-    *(f"common/{name}" for name in ("privacy", "secure_sum", "wire", "security", "signed_models")),
+    *(f"common/{name}" for name in ("privacy", "secure_sum", "wire", "security", "signed_models", "targets")),
     *(f"client_app/{name}" for name in ("governance", "secure_sum", "methods", "model_use", "datasets", "audit")),
     "strategies",
 )  # fmt: skip
@@ -98,6 +98,9 @@ def main() -> int:
     arguments.add_argument("--seconds", type=float, default=float("inf"), help="of the whole run")
     arguments.add_argument("--output", type=Path, default=RESULTS, help="file of results")
     arguments.add_argument("--root", type=Path, help="another tree: each folder in it, and tests")
+    arguments.add_argument("--list", nargs="*", help="print all mutants and stop", metavar="FILE")
+    arguments.add_argument("--only", nargs="+", help="try these instead of a draw", metavar="ID")
+    arguments.add_argument("--tests", nargs="+", help="files of tests, not all", metavar="FILE")
     chosen = arguments.parse_args()
     began = time.monotonic()
     tree = Tree(HERE.parent, PACKAGES, ROOMS)
@@ -118,10 +121,15 @@ def main() -> int:
     sources = {package: tree.sources(package) for package in packages}
     reviewed = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
     known = [name for each in reviewed for name in each["id"].split()]
+    if chosen.list is not None:
+        return show(every(sources, facts, known), chosen.list)
     sample = draw(sources, facts, chosen.count, chosen.seed, known)
+    if chosen.only:
+        sample = [each for each in every(sources, facts) if each.id in chosen.only]
     near = Nearness(tree)
     tests = sorted(
-        tree.tests(), key=lambda test: min((near(test, each.file) for each in sample), default=3)
+        chosen.tests or tree.tests(),
+        key=lambda test: min((near(test, each.file) for each in sample), default=3),
     )
     # The files of all packages, because a run that draws from others takes what is recorded now.
     files = [file for package in tree.packages for file in tree.sources(package)]
@@ -129,10 +137,19 @@ def main() -> int:
     # Where the time was too short for all tests, a mutant without a test yet says nothing.
     judged = [each for each in sample if len(lines) == len(tests) or executing(each, lines)]
     tried = try_all(tree, facts, judged, lines, chosen.jobs, began + chosen.seconds)
-    write(chosen.output, chosen.seed, len(sample), tried, packages)
+    if not chosen.only:
+        write(chosen.output, chosen.seed, len(sample), tried, packages)
     if left := len(tests) - len(lines):
         print(f"{left} of {len(tests)} files of tests had no time: the score is a lower bound")
     return int(table(tried, len(sample), packages) < GOAL)
+
+
+def show(found: Sequence[Mutant], files: Sequence[str]) -> int:
+    """Print mutants of some files, or of all: what a draw can give, for a reader."""
+    for each in found:
+        if not files or each.file in files:
+            print(f"{each.id} {each.file}:{each.lineno} {each.operator}, {each.what}: {each.text}")
+    return 0
 
 
 class Nearness:

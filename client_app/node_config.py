@@ -29,7 +29,7 @@ from fedsurrogate.common.settings.base import Unit as Quantity
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
 
 # Treatment of a DICOM file that holds several images.
-Frames = Literal["refuse", "first", "middle"]
+Frames = Literal["refuse", "first", "middle", "all"]
 SiteName = Annotated[
     Name,
     Range(
@@ -84,6 +84,11 @@ class NodeConfig(Section):
     patient_column: Name = Field(
         "", description="Column of a table that holds the patient ID; patients are then protected."
     )
+    bag_column: Name = Field(
+        "",
+        description="Column of a table, or tensor, that names the bag of an image, where a run "
+        "pools bags; of DICOM also study, series or patient, of a folder without a table folder.",
+    )
     target_columns: Names = Field(
         (),
         description="Columns that runs may learn where they learn no class: labels, numbers, or "
@@ -95,7 +100,9 @@ class NodeConfig(Section):
         "alone, so a patient with several images is protected less.",
     )
     dicom_frames: Frames = Field(
-        "refuse", description="What is done with a DICOM file that holds several images."
+        "refuse",
+        description="What is done with a DICOM file that holds several images; all takes each, "
+        "where a run pools bags.",
     )
     policy: str = Field(
         "",

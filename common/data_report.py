@@ -37,12 +37,14 @@ class DataReport:
         used: number of records that are used.
         left_out: by reason.
         odd: what a person should look at, although it is used.
+        bags: how many images are in how many bags, where records are bags; empty otherwise.
     """
 
     source: str
     used: int
     left_out: tuple[Loss, ...] = ()
     odd: tuple[str, ...] = ()
+    bags: str = ""
 
     @property
     def lost(self) -> int:
@@ -62,6 +64,7 @@ class DataReport:
             ['data x-rays: 10 read, 8 used, 2 left out', 'left out: 2 labels are blank, such as row 3']
         """
         numbers = f"{self.lost} left out" if self.lost else "none left out"
+        numbers += f"; {self.bags}" if self.bags else ""
         lines = [f"data {self.source}: {self.read} read, {self.used} used, {numbers}"]
         if self.left_out:
             lines.append("left out: " + _some([each.why for each in self.left_out]))
@@ -72,7 +75,8 @@ class DataReport:
     def facts(self) -> dict[str, Any]:
         """The report as JSON has it."""
         short = replace(self, left_out=self.left_out[:MOST], odd=self.odd[:MOST])
-        return asdict(short) | {"read": self.read, "lost": self.lost}
+        found = asdict(short) | {"read": self.read, "lost": self.lost}
+        return {key: value for key, value in found.items() if key != "bags" or value}
 
 
 def merged(reports: Sequence[DataReport]) -> DataReport:
@@ -87,6 +91,7 @@ def merged(reports: Sequence[DataReport]) -> DataReport:
         sum(each.used for each in reports),
         tuple(loss for each in reports for loss in each.left_out),
         tuple(dict.fromkeys(remark for each in reports for remark in each.odd)),
+        _some([each.bags for each in reports if each.bags]),
     )
 
 
@@ -125,6 +130,7 @@ def report_from(facts: Any) -> DataReport:
         _number(facts.get("used")),
         tuple(Loss(_text(each.get("why")), _number(each.get("count"))) for each in losses),
         tuple(map(_text, odd)),
+        _text(facts.get("bags", "")),
     )
 
 

@@ -27,6 +27,7 @@ from fedsurrogate.common.settings import (
 )
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
 from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.targets.target import Target
 
 # Kinds of data with images of any size.
@@ -92,6 +93,11 @@ class Run:
         """
         return None if self.mechanism is None else self.mechanism.of(unit, centre)
 
+    @cached_property
+    def objective(self) -> Objective | None:
+        """What training by gradients minimises, for another target than classes."""
+        return None if self.target is None else self.target.objective()
+
     @property
     def private(self) -> bool:
         """Whether the run has a privacy budget."""
@@ -119,12 +125,17 @@ class Run:
         return section
 
     @property
+    def planned_rounds(self) -> int:
+        """Number of rounds of training that the settings ask for."""
+        return self.plan.training.rounds or self.trained.rounds
+
+    @property
     def rounds(self) -> int:
         """Number of rounds of training that the run has, or that its budget pays for.
 
         Raises ConfigError where that is none.
         """
-        return self.trained.rounds if self.mechanism is None else self.mechanism.rounds
+        return self.planned_rounds if self.mechanism is None else self.mechanism.rounds
 
     @property
     def power(self) -> float:
@@ -190,6 +201,8 @@ class Run:
             chosen["power"] = self.power
         if self.target is not None:
             chosen["target"] = self.target.public
+        if own.features.bag != "none":
+            chosen["bag"] = own.features.bag
         if own.secure_sum:
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
@@ -210,6 +223,7 @@ class Run:
             "fedpft.seal",
             "fedpft.bits",
             "features.power",
+            "features.bag",
             *map(kebab, TargetSettings.model_fields),
             "secure-sum",
             *SECURE_SUM_KEYS,
@@ -222,6 +236,7 @@ class Run:
         self._check_budget(budget)
         self._check_sums()
         self._check_method(budget)
+        self._check_images()
         self._check_defence()
         if own.partition == "column" and not own.site_column:
             raise ConfigError(
@@ -312,16 +327,21 @@ class Run:
                     f"{name}.noise-multiplier = {noise:g} needs epsilon, the limit of the privacy "
                     "loss; set it"
                 )
-        trained, section = self.trained, plan.training.section
-        if (
-            section in self.method.sections
-            and not isinstance(trained, DPCVAESettings)
-            and trained.augment
-            and trained.kind != "convnet"
-        ):
+
+    def _check_images(self) -> None:
+        """Raise ConfigError for what only a network that reads images can do, or cannot."""
+        own, section, trained = self.settings, self.plan.training.section, self.trained
+        if section not in self.method.sections or isinstance(trained, DPCVAESettings):
+            return
+        if trained.augment and trained.kind != "convnet":
             raise ConfigError(
                 f"{section}.augment = {', '.join(trained.augment)} works only with {section}.model "
                 "= 'convnet', which reads images; set that, or remove it"
+            )
+        if own.features.bag != "none" and trained.kind == "convnet":
+            raise ConfigError(
+                f"features.bag = {own.features.bag!r} pools features, and {section}.model = "
+                "'convnet' reads images; set another model, or features.bag = 'none'"
             )
 
     def _check_defence(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedsurrogate._arrays import Array, Labels
+from fedsurrogate._bags import COLUMN, numbered
 from fedsurrogate._data import Images
 from fedsurrogate._frames import data_frame
 from fedsurrogate._images import NamedRecords, ValuedRecords, is_own, records_for
 from fedsurrogate._inputs import class_names, flat_settings
 from fedsurrogate._model import Model
-from fedsurrogate._targets import Values, target_in, with_columns
+from fedsurrogate._targets import target_in, with_columns
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
 from fedsurrogate.common.errors import ConfigError, DataError, RunError
 from fedsurrogate.common.run import parse_run
@@ -144,6 +145,8 @@ class Simulation:
         test: records for evaluation.
         flat: settings that follow from the data and the backbone.
         own: node-config of every site.
+        bags: number of the bag of each image, for each of `records`, and for `test`; None where
+            images are records.
     """
 
     count: int
@@ -151,6 +154,25 @@ class Simulation:
     test: NamedRecords | ValuedRecords | None = None
     flat: Mapping[str, Scalar] = field(default_factory=dict)
     own: Mapping[str, Scalar] = field(default_factory=dict)
+    bags: Sequence[torch.Tensor] | None = None
+
+    def in_bags(self, given: Sequence[Any]) -> Simulation:
+        """The same with names of bags.
+
+        Args:
+            given: arrays, one for each of `records`, and one for `test`.
+
+        Raises:
+            ConfigError: where sites read their data from files, or for another number of arrays.
+            DataError: for an array of another length.
+        """
+        if self.records is None:
+            raise ConfigError(
+                "bags is for arrays; data that settings name have a bag-column, with features.bag = "
+                "'mean'"
+            )
+        entries = [*self.records, *([self.test] if self.test is not None else [])]
+        return replace(self, bags=numbered(given, [len(x) for x, _ in entries]))
 
     def run(
         self, settings: Mapping[str, Scalar], output_dir: str | Path, on_event: OnEvent
@@ -179,7 +201,7 @@ class Simulation:
             if self.records is not None:
                 target = parse_run(flat).target
                 columns = () if target is None else target.columns
-                names, classes = _write(self.records, self.test, Path(folder), columns)
+                names, classes = _write(self, self.records, Path(folder), columns)
                 flat |= {"data": "safetensors", "data-dir": folder, "dataset": ",".join(names)}
                 if flat.get("epsilon") and target is None:
                     flat.setdefault("classes", ",".join(classes))
@@ -274,7 +296,9 @@ def simulate(
             (`test_fraction`).
         output_dir: in which the run folder is made.
         verbose: print the events of the run.
-        settings: of the run, as keyword arguments.
+        settings: of the run, as keyword arguments. With `bags`, names of the unit of which each
+            record is an image, the images of one are one record, the mean of their features: a list
+            with an array (n,) for each site, or one for data, and one more for test.
 
     Returns:
         What the run left.
@@ -284,26 +308,32 @@ def simulate(
             fails.
     """
     settings = with_columns(settings, [data] if isinstance(sites, int) else sites)
+    bags = settings.pop("bags", None)
+    if bags is not None:
+        settings = settings | {"features__bag": "mean", "bag_column": COLUMN}
     flat = flat_settings(method, settings)
     parse_run(flat)
     federation = gather(sites, data, backbone, test, settings)
+    if bags is not None:
+        federation = federation.in_bags(bags)
     run = federation.run(flat, output_dir, print if verbose else lambda event: None)
     values = [labels.values for _, labels in federation.records or () if isinstance(labels, Labels)]
     return Result(run, json.loads((run / "metrics.json").read_text()), values)
 
 
 def _write(
+    federation: Simulation,
     known: Sequence[NamedRecords | ValuedRecords],
-    extra: NamedRecords | ValuedRecords | None,
     folder: Path,
     columns: Sequence[str],
 ) -> tuple[list[str], tuple[str, ...]]:
     """Write records as files, which sites read as their data. Returns names of the data sets, and
     classes.
 
-    known: of each site, or all in one, which the sites share. extra: the test records. columns: of
-    another target than classes.
+    known: of each site, or all in one, which the sites share. columns: of another target than
+    classes.
     """
+    extra = federation.test
     if not known:
         raise DataError("no site; give at least one")
     everything = [*known, *([extra] if extra else [])]
@@ -318,24 +348,31 @@ def _write(
     if wrong := [name for name in classes if "," in name]:
         raise DataError(f"class {wrong[0]!r} contains a comma; rename it")
     index = {name: number for number, name in enumerate(classes)}
+    # Where images are records, each is a bag of its own for the division of test records.
+    bags = federation.bags or [torch.arange(len(x)) for x, _ in everything]
 
-    def save(name: str, x: torch.Tensor, given: Labels | Values, part: slice) -> None:
-        content = {"x": x[part].contiguous()}
+    def save(name: str, at: int, rows: torch.Tensor) -> None:
+        x, given = everything[at]
+        content = {"x": x[rows].contiguous()}
         if isinstance(given, Labels):
-            numbers = [index[label] for label in given.names[part]]
-            content["y"] = torch.tensor(numbers, dtype=torch.int64)
+            numbers = torch.tensor([index[label] for label in given.names], dtype=torch.int64)
+            content["y"] = numbers[rows]
         else:
             content |= {
-                column: values[part].contiguous()
+                column: values[rows].contiguous()
                 for column, values in zip(columns, given.values.T, strict=True)
             }
+        if federation.bags is not None:
+            content[COLUMN] = bags[at][rows]
         save_file(content, folder / f"{name}.safetensors", {"classes": ",".join(classes)})
 
     names = [f"site-{number}" for number in range(len(known))]
-    for number, (name, (x, labels)) in enumerate(zip(names, known, strict=True)):
-        save(name if extra is None else f"{name}-train", x, labels, slice(None))
+    for number, name in enumerate(names):
+        save(
+            name if extra is None else f"{name}-train", number, torch.arange(len(known[number][0]))
+        )
         if extra is not None:
             # Each site evaluates its share of the test records, so that each record counts once.
-            x, labels = extra
-            save(f"{name}-test", x, labels, slice(number, None, len(known)))
+            share = (bags[-1] % len(known) == number).nonzero().flatten()
+            save(f"{name}-test", len(known), share)
     return names, classes

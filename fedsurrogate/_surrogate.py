@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from fedsurrogate._arrays import Array, names_of
+from fedsurrogate._bags import pooled
 from fedsurrogate._inputs import as_features, check_budget, config_of, flat_settings, labelled
 from fedsurrogate._model import ImageModel, Model
-from fedsurrogate._targets import values_of, with_columns
+from fedsurrogate._targets import sent_at_once, values_of, with_columns
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -88,6 +89,7 @@ def fit(
     site: str = "site",
     classes: Sequence[object] | None = None,
     patients: Sequence[object] | None = None,
+    bags: Sequence[object] | None = None,
     method: str = "fedpft",
     **settings: Any,
 ) -> Surrogate:
@@ -104,6 +106,8 @@ def fit(
         classes: all classes of the run, required with `epsilon`.
         patients: (n,), whose record each is: with `epsilon` they are the unit of privacy, else
             records are.
+        bags: (n,), of which unit each record is an image: the images of one are one record, the mean
+            of their features.
         method: a one-shot method.
         settings: of the run, such as `epsilon` and `delta`, or of the method, such as `rank`.
 
@@ -124,7 +128,9 @@ def fit(
     """
     if classes is not None:
         settings = settings | {"classes": classes}
-    config = config_of(method, with_columns(settings, [(features, labels)]))
+    if bags is not None:
+        settings = settings | {"features__bag": "mean"}
+    config = config_of(method, sent_at_once(with_columns(settings, [(features, labels)])))
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     check_budget(config.settings.epsilon, classes or config.settings.classes or None)
@@ -139,6 +145,8 @@ def fit(
     x = raised(x, config.power)
     units = None if patients is None else tuple(names_of(patients, len(x), "patient").names)
     train = LabelledFeatures(x, y, units, values=known)
+    if bags is not None:
+        train = pooled(train, names_of(bags, len(x), "bag").names)
     empty = LabelledFeatures(x[:0], y[:0])
     fingerprint = with_power(f"features-{x.shape[1]}", config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)

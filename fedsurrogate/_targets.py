@@ -70,6 +70,16 @@ def with_columns(settings: Mapping[str, Any], entries: Sequence[Any]) -> dict[st
     return {**settings, key: columns}
 
 
+def sent_at_once(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with which a site sends all of a target at once, where the user chose nothing else.
+
+    Args:
+        settings: as keyword arguments.
+    """
+    kind = TARGETS.get(str(settings.get("target", CLASS)))
+    return dict(settings) if kind is None else {**kind.once, **settings}
+
+
 def values_of(targets: Any, count: int, target: Target) -> Values:
     """The values of records, checked.
 

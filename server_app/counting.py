@@ -23,6 +23,7 @@ RECORDS = (
         "dataset",
         "label-column",
         "patient-column",
+        "bag-column",
         "site-column",
         "weights-path",
     ),

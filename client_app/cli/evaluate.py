@@ -29,6 +29,14 @@ LabelledKind = Annotated[
 LabelColumn = Annotated[str, typer.Option(help="Column of the class in a table of --data-dir.")]
 PatientColumn = Annotated[str, typer.Option(help="Column of the patient ID in that table.")]
 
+BagColumn = Annotated[
+    str,
+    typer.Option(
+        help="For a model of bags, column of the bag of an image in that table; else as in the "
+        "node-config."
+    ),
+]
+
 
 def evaluate(
     node_config: Node,
@@ -45,6 +53,7 @@ def evaluate(
     data: LabelledKind = None,
     label_column: LabelColumn = "label",
     patient_column: PatientColumn = "",
+    bag_column: BagColumn = "",
     by: Annotated[
         str,
         typer.Option(
@@ -119,9 +128,8 @@ def evaluate(
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
     kind: Any = "" if data is None else data.value
     by_score: Any = score and score.value
-    held = held_out(
-        signed, node, Source(data_dir, kind, label_column, patient_column, columns, known_only)
-    )
+    source = Source(data_dir, kind, label_column, patient_column, columns, known_only, bag_column)
+    held = held_out(signed, node, source)
     if target_of_model(signed.classifier):
         from fedsurrogate.client_app.model_use.target_report import evaluate_target
 

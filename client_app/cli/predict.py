@@ -48,6 +48,13 @@ def predict(
     patient_column: Annotated[
         str, typer.Option(help="Column of the table that holds the patient ID.")
     ] = "",
+    bag_column: Annotated[
+        str,
+        typer.Option(
+            help="For a model of bags, what names the bag of an image: a column of the table; study, "
+            "series or patient of DICOM; folder for folders. Else as in the node-config."
+        ),
+    ] = "",
     by_patient: Annotated[
         Path | None, typer.Option(help="Also write one row for each patient: CSV.")
     ] = None,
@@ -78,6 +85,7 @@ def predict(
     from fedsurrogate.client_app.features.site_features import site_backbone
     from fedsurrogate.client_app.model_use.adapted import adapted_classifier
     from fedsurrogate.client_app.model_use.calibration import own_gaussians, read_calibration
+    from fedsurrogate.client_app.model_use.held_out import bag_column_of
     from fedsurrogate.client_app.model_use.inputs import find_inputs
     from fedsurrogate.client_app.model_use.prediction import Predictor
     from fedsurrogate.client_app.model_use.prediction import by_patient as write_patients
@@ -108,7 +116,8 @@ def predict(
     )
     classifier = adapted_classifier(node, signed) or signed.classifier
     predictor = Predictor(classifier, calibration, own_gaussians(node, signed))
-    inputs = find_inputs(data_dir, data.value, patient_column, own.dicom_frames)
+    bags = bag_column_of(signed, bag_column, own)
+    inputs = find_inputs(data_dir, data.value, patient_column, own.dicom_frames, bags)
     backbone = site_backbone(signed.manifest.run_config({"device": "auto"}).settings, own)
     done = run(signed, predictor, inputs, backbone, out, overwrite)
     patients = (
@@ -132,12 +141,16 @@ def predict(
         print(json.dumps(facts, indent=2))
         return
     earlier = f", {done.earlier} were there already" if done.earlier else ""
+    what = "images" if inputs.bags is None else "bags of images"
     console.print(
-        f"{done.written} images, {done.rate:.0f} a second{earlier}: {out}", soft_wrap=True
+        f"{done.written} {what}, {done.rate:.0f} a second{earlier}: {out}", soft_wrap=True
     )
+    if bags == "":
+        text = "the model is of bags; without --bag-column each image is one of its own"
+        console.print(text, style="yellow", soft_wrap=True)
     if done.unreadable:
         console.print(
-            f"{done.unreadable} images cannot be read; their rows have a problem",
+            f"{done.unreadable} {what} cannot be read; their rows have a problem",
             style="yellow",
             soft_wrap=True,
         )

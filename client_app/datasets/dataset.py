@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedsurrogate.client_app.datasets.bags import described, pooled
 from fedsurrogate.client_app.datasets.dicom import read_dicom
 from fedsurrogate.client_app.datasets.duplicates import once, without_leaks
 from fedsurrogate.client_app.datasets.image_folders import read_imagefolder
@@ -32,7 +33,7 @@ from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.settings import DataKind, DataSettings
+from fedsurrogate.common.settings import Bag, DataKind, DataSettings
 from fedsurrogate.common.targets.target import Target
 
 
@@ -55,6 +56,7 @@ class DataSource:
         noisy: whether noise hides single records, which must then not move others: copies count
             once, and no record leaves the split because of another one.
         target: of the run; None for classes.
+        bags: column of the bag of an image, empty for none; None where images are records.
     """
 
     kind: DataKind
@@ -70,9 +72,12 @@ class DataSource:
     patients_protected: bool = False
     noisy: bool = False
     target: Target | None = None
+    bags: str | None = None
 
     @classmethod
-    def of_run(cls, data: DataSettings, target: Target | None = None) -> DataSource:
+    def of_run(
+        cls, data: DataSettings, target: Target | None = None, bag: Bag = "none"
+    ) -> DataSource:
         """Return the run's own data, for simulation."""
         return cls(
             data.data,
@@ -84,6 +89,7 @@ class DataSource:
             data.test_fraction,
             data.classes,
             target=target,
+            bags=None if bag == "none" else data.bag_column,
         )
 
     @classmethod
@@ -120,6 +126,7 @@ class DataSource:
             patients_protected=node.protects == "patient",
             noisy=protected,
             target=run.target,
+            bags=None if run.settings.features.bag == "none" else node.bag_column,
         )
 
 
@@ -148,6 +155,7 @@ class Dataset:
         place: where a record is, for the site's own log.
         values: of the target, (n, k), float64; None for classes.
         groups: of records with like values, (n,), int64; None for classes.
+        members: of each record, where it is a bag, the indices of its images in `whole`.
     """
 
     name: str
@@ -169,6 +177,7 @@ class Dataset:
     place: Callable[[int], str] | None = None
     values: Tensor | None = None
     groups: Tensor | None = None
+    members: tuple[Tensor, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -181,7 +190,8 @@ class Dataset:
     @property
     def report(self) -> DataReport:
         """What was left out before any image was opened."""
-        return DataReport(self.name, len(self), self.left_out, self.odd)
+        bags = "" if self.members is None else described(self.members)
+        return DataReport(self.name, len(self), self.left_out, self.odd, bags)
 
     def open_image(self, index: int, shortest: int = 0) -> Image.Image:
         """A record as an RGB image; safe in threads.
@@ -251,6 +261,10 @@ def _bundled(source: DataSource, seed: int) -> tuple[Dataset, ...]:
 def _loaded(source: DataSource, seed: int) -> list[Dataset]:
     names = source.names or ("",)
     all_records = [_read(source, name) for name in names]
+    if source.bags is not None:
+        # Where patients are not protected, they decide nothing about another record.
+        owned = source.patients_protected or not source.noisy
+        all_records = [pooled(each, LeftOut(source.one_by_one), owned) for each in all_records]
     if source.noisy:
         all_records = [once(each, source.patients_protected) for each in all_records]
     classes = source.classes or _common_classes(all_records)
@@ -334,12 +348,11 @@ def _read(source: DataSource, name: str) -> Records:
             raise SourceError(
                 f"the digits have classes, no {source.target.name}; set data and data-dir"
             )
-        refuse_columns(
-            "the digits have no columns; leave it out", source.site_column, source.patient_column
-        )
+        why = "the digits have no columns; leave it out"
+        refuse_columns(why, source.site_column, source.patient_column, source.bags)
         return read_digits()
     folder = folder_of(source, name)
-    left = LeftOut(source.one_by_one, source.noisy, source.classes, source.target)
+    left = LeftOut(source.one_by_one, source.noisy, source.classes, source.target, source.bags)
     try:
         if source.kind == "safetensors":
             if source.site_column:
@@ -417,9 +430,9 @@ def _assemble(
             f"data set {name!r} has no record of the classes {', '.join(classes) or '(none)'}; it "
             f"has {len(labels)} records of the classes {present}; correct classes, or the data"
         )
-    whole: Dataset | None = None
+    whole = None if records.images is None else _of_all_classes(name, records.images.records)
     if source.classes and source.target is None:
-        whole = _of_all_classes(name, records)
+        whole = whole or _of_all_classes(name, records)
         others = Counter(records.labels[row] for row in (labels < 0).nonzero().flatten().tolist())
         records = replace(
             select(records, kept.tolist()),
@@ -442,7 +455,7 @@ def _assemble(
             kept[rows],
         )
         groups = None if groups is None else groups[rows]
-    shown = classes if source.target is None else classes[:1]
+    shown, images = classes if source.target is None else classes[:1], records.images
     odd = oddities(labels, shown, is_train, records.patients, names)
     return Dataset(
         name,
@@ -460,10 +473,11 @@ def _assemble(
         left_out=records.left_out,
         odd=(*records.odd, *odd),
         whole=whole,
-        rows=None if whole is None else kept,
+        rows=None if whole is None else kept if images is None else images.firsts,
         place=records.place,
         values=records.values,
         groups=groups,
+        members=None if images is None else images.members,
     )
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedsurrogate.client_app.datasets.bags import OF_FOLDER, bag_names
 from fedsurrogate.client_app.datasets.dicom_files import (
     DICOM,
     encoding_of,
@@ -24,6 +25,7 @@ from fedsurrogate.client_app.datasets.duplicates import remembered, same_files
 from fedsurrogate.client_app.datasets.image_folders import (
     files_below,
     find_table,
+    folder_bags,
     in_class_folders,
     note_depth,
     split_of,
@@ -44,7 +46,7 @@ from fedsurrogate.client_app.datasets.readers import (
     require_columns,
     some,
 )
-from fedsurrogate.client_app.datasets.records import Records, without
+from fedsurrogate.client_app.datasets.records import Records, select, without
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.datasets.target_values import (
     check_table,
@@ -62,10 +64,19 @@ LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.
 KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 OF_ONE_IMAGE = KEYS[:2]
+# Values of headers that name bags, by bag-column.
+OF_HEADERS = {
+    "series": "SeriesInstanceUID",
+    "study": "StudyInstanceUID",
+    "patient": "PatientID",
+}
+TEXTS = (*KEYS[1:], "SeriesInstanceUID", "IssuerOfPatientID")
 TAGS = (
-    *KEYS[1:],
-    *("IssuerOfPatientID", "Rows", "Columns", "NumberOfFrames", "BitsStored", "BurnedInAnnotation"),
+    *TEXTS,
+    *("Rows", "Columns", "NumberOfFrames", "BitsStored", "BurnedInAnnotation"),
 )
+# Images of a file of which each is taken: a header may state any number.
+MOST_FRAMES = 10_000
 # Pillow takes a larger image for a decompression bomb.
 MOST_PIXELS = 178_956_970
 
@@ -77,7 +88,7 @@ class DicomImage:
 
     Attributes:
         path: of the file.
-        keys: values by which a table may name the image, see KEYS.
+        keys: values by which a table may name the image, see KEYS, or its bag.
         issuer: of the patient's ID; empty if the header has none.
         frames: number of images in the file.
         syntax: UID of the transfer syntax.
@@ -132,6 +143,7 @@ def read_dicom(
             f"'{root}' has no table with columns; put one next to the images",
             site_column,
             patient_column,
+            None if left.bags in (OF_FOLDER, *OF_HEADERS) else left.bags,
         )
         images, records = _by_folder(root, label_column, left)
     _refuse_frames(images, frames, left)
@@ -155,7 +167,36 @@ def read_dicom(
     )
     paths = [path for path, _ in places]
     same = partial(remembered, key, partial(same_files, paths))
-    return without(replace(readable, same=same, place=lambda i: str(paths[i])), left)
+    bags = _bags(images, readable, left) if left.bags or frames == "all" else None
+    readable = replace(readable, same=same, place=lambda i: str(paths[i]), bags=bags)
+    if frames != "all":
+        return without(readable, left)
+    return _each_frame(without(readable, left), [images[row] for row in left.kept(len(images))])
+
+
+def _bags(images: Sequence[DicomImage], records: Records, left: LeftOut) -> tuple[str, ...] | None:
+    """The bag of each file: by a value of its header, by folder or table, or itself."""
+    if left.bags is None or records.bags is not None:
+        return records.bags
+    if left.bags == "patient":
+        return records.patients
+    if tag := OF_HEADERS.get(left.bags):
+        return bag_names([image.keys[tag] for image in images], left)
+    return tuple(image.keys["path"] for image in images)
+
+
+def _each_frame(records: Records, images: Sequence[DicomImage]) -> Records:
+    """Records of all images in the files of records."""
+    places = [(image.path, frame) for image in images for frame in range(max(1, image.frames))]
+    rows = [row for row, image in enumerate(images) for _ in range(max(1, image.frames))]
+    if len(rows) == len(images):
+        return records
+    return replace(
+        select(records, rows),
+        key=hashlib.sha256(repr((records.key, rows)).encode()).hexdigest(),
+        opener=partial(open_place, places),
+        place=lambda i: f"{places[i][0]} (image {places[i][1] + 1})",
+    )
 
 
 def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[DicomImage], Records]:
@@ -171,7 +212,10 @@ def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[Dicom
     position = {path: index for index, (path, _) in enumerate(files)}
     kept = [position[image.path] for image in images]
     return images, Records(
-        [files[i][1] for i in kept], "", None if is_train is None else is_train[kept]
+        [files[i][1] for i in kept],
+        "",
+        None if is_train is None else is_train[kept],
+        bags=folder_bags(root, [files[i] for i in kept]) if left.bags == OF_FOLDER else None,
     )
 
 
@@ -179,8 +223,9 @@ def _by_table(
     root: Path, table: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> tuple[list[DicomImage], Records]:
     of_target = columns_of(label_column, left.target)
-    columns = read_table(table, (*of_target, patient_column, *KEYS), left)
-    others = [column for column in (site_column, patient_column) if column]
+    bag_column = "" if left.bags in OF_HEADERS else left.bags or ""
+    columns = read_table(table, (*of_target, patient_column, bag_column, *KEYS), left)
+    others = [column for column in (site_column, patient_column, bag_column) if column]
     require_columns(table, [*of_target, *others], list(columns))
     key = key_of(table, list(columns))
     # Two ways to write one name do not differ.
@@ -227,6 +272,7 @@ def _by_table(
         values=None
         if left.target is None
         else values_in(columns, left.target, table, left).reshape(len(images), -1),
+        bags=bag_names(columns[bag_column], left) if bag_column else None,
     )
 
 
@@ -331,9 +377,7 @@ def _read_header(root: Path, file: Path) -> DicomImage | None:
         raise DataError(
             f"{header.Columns} x {header.Rows} pixels, more than the limit of {MOST_PIXELS}"
         )
-    texts = {
-        tag: name_or_blank(str(header.get(tag) or "")) for tag in (*KEYS[1:], "IssuerOfPatientID")
-    }
+    texts = {tag: name_or_blank(str(header.get(tag) or "")) for tag in TEXTS}
     return DicomImage(
         file,
         texts | {"path": file.relative_to(root).as_posix()},
@@ -398,12 +442,18 @@ def _refuse_folders_of_patients(root: Path, labels: Sequence[str], patients: Seq
 
 
 def _refuse_frames(images: Sequence[DicomImage], frames: Frames, left: LeftOut) -> None:
-    several = [row for row, image in enumerate(images) if image.frames > 1 and frames == "refuse"]
+    """Leave out or refuse files of several images, unless one of each is taken, or all into a bag."""
+    most = {"first": None, "middle": None, "all": 1 if left.bags is None else MOST_FRAMES}.get(
+        frames, 1
+    )
+    several = [row for row, image in enumerate(images) if most and not image.frames <= most]
     first = images[several[0]] if several else None
+    remedy = 'set dicom-frames in the node-config to "first" or "middle", to take one image of each'
     left.note(
         several,
-        f"{len(several)} DICOM files hold several images, such as '{first and first.path}' with {first and first.frames}; "
-        'leave them out, or set dicom-frames in the node-config to "first" or "middle", to take one image of each',
+        f"{len(several)} DICOM files hold several images, such as '{first and first.path}' with "
+        f"{first and first.frames}; leave them out, or {remedy}, or to 'all' for a run that pools "
+        f"bags (features.bag), which takes {MOST_FRAMES} at most",
     )
 
 

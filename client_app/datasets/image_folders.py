@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedsurrogate.client_app.datasets.bags import OF_FOLDER, bag_names, bags_by_folder
 from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
 from fedsurrogate.client_app.datasets.duplicates import remembered, same_files
 from fedsurrogate.client_app.datasets.images import open_rgb
@@ -86,6 +87,7 @@ def read_imagefolder(
         f"'{root}' has no table with columns; put one next to the images",
         site_column,
         patient_column,
+        None if left.bags == OF_FOLDER else left.bags,
     )
     files, is_train = in_class_folders(root, _is_image_or_dicom, left)
     images = [row for row, (path, _) in enumerate(files) if _is_image(path)]
@@ -105,11 +107,25 @@ def read_imagefolder(
             f"class with images in it, or put a table with the columns 'path' and {label_column!r} "
             "next to them"
         )
-    note_depth(root, files, left, classes)
+    note_depth(root, files, left, None if left.bags == OF_FOLDER else classes)
     records = _files(
         [path for path, _ in files], [label for _, label in files], root, is_train, None
     )
+    if left.bags == OF_FOLDER:
+        records = replace(records, bags=folder_bags(root, files))
     return without(records, left)
+
+
+def folder_bags(root: Path, files: Sequence[tuple[Path, str]]) -> tuple[str, ...]:
+    """The bag of each file: the folder inside that of its class, or itself.
+
+    Args:
+        root: of the class folders.
+        files: with their class folder.
+    """
+    depths = [len(_below_class(path.relative_to(root).parts, name)) for path, name in files]
+    tops = [path.parents[depth] for (path, _), depth in zip(files, depths, strict=True)]
+    return bags_by_folder([path for path, _ in files], tops)
 
 
 def _is_image(file: Path) -> bool:
@@ -315,12 +331,9 @@ def _read_path_table(
     root: Path, file: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> Records:
     of_target = columns_of(label_column, left.target)
-    columns = read_table(file, (*of_target, "path", patient_column, site_column), left)
-    require_columns(
-        file,
-        [name for name in ("path", *of_target, site_column, patient_column) if name],
-        list(columns),
-    )
+    given = [*of_target, *(name for name in (site_column, patient_column, left.bags) if name)]
+    columns = read_table(file, ("path", *given), left)
+    require_columns(file, ["path", *given], list(columns))
     names: Sequence[str]
     if left.target is None:
         what = f"label ({label_column!r} of '{file}')"
@@ -349,7 +362,7 @@ def _read_path_table(
             f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start "
             f"at '{root}'"
         )
-    given = [name for name in (*of_target, site_column, patient_column, "split") if name in columns]
+    given += ["split"] * ("split" in columns)
     if find_tables(root) == [file]:
         # Another table may name the others.
         _count_unnamed(root, file, paths, left)
@@ -363,8 +376,9 @@ def _read_path_table(
     patients = (
         patient_names(columns[patient_column], patient_column, left) if patient_column else None
     )
+    bags = bag_names(columns[left.bags], left) if left.bags else None
     records = _files(paths, list(names), root, is_train, origin, patients)
-    return without(replace(records, values=values), left)
+    return without(replace(records, values=values, bags=bags), left)
 
 
 def _leaves(path: str) -> bool:

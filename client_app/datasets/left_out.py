@@ -24,6 +24,8 @@ class LeftOut:
             not decide anything.
         target: of the run, whose columns readers read in place of that of the class; None for
             classes.
+        bags: the column that names the bag of an image, which readers read as well; empty for
+            none; None where no bags are pooled.
 
     Attributes:
         rows: the reader's own indices of records that are left out.
@@ -43,9 +45,10 @@ class LeftOut:
         noisy: bool = False,
         classes: Sequence[str] = (),
         target: Target | None = None,
+        bags: str | None = None,
     ) -> None:
         self.one_by_one, self.noisy, self.classes = one_by_one, noisy, classes
-        self.target = target
+        self.target, self.bags = target, bags
         self.rows: set[int] = set()
         self.reasons: list[Loss] = []
         self.odd: list[str] = []

@@ -67,7 +67,9 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
             "node-config"
         )
     source = (
-        DataSource.of_node(node, run) if node.data else DataSource.of_run(run.settings, run.target)
+        DataSource.of_node(node, run)
+        if node.data
+        else DataSource.of_run(run.settings, run.target, run.settings.features.bag)
     )
     check_settings(run.settings, node)
     if judges(run.settings.counting, node):
@@ -160,7 +162,8 @@ def whole(
     Returns:
         Each data set with the training records of its sites.
     """
-    datasets = load_all(DataSource.of_run(settings, target), settings.seed)
+    source = DataSource.of_run(settings, target, settings.features.bag)
+    datasets = load_all(source, settings.seed)
     if len(datasets) > 1:
         _one_dataset_a_site(settings.dataset, num_sites)
         return [(dataset, [_indices(dataset.is_train)]) for dataset in datasets]

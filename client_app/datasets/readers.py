@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedsurrogate.client_app.datasets.bags import bag_names
 from fedsurrogate.client_app.datasets.duplicates import remembered, same_bytes, same_rows
 from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
@@ -72,7 +73,7 @@ def read_safetensors(
     """Read features.
 
     A file has `x` (n, d) floating point, `y` (n,) integer; optional: metadata `fingerprint` and
-    `classes`, and a tensor (n,) of integers named `patient_column`.
+    `classes`, and tensors (n,) of integers named `patient_column`, and as the bags of `left`.
 
     Args:
         folder: of the data.
@@ -89,25 +90,25 @@ def read_safetensors(
     files = split_files(folder, name, ".safetensors")
     tensors: list[tuple[Tensor, Tensor]] = []
     metadata: list[dict[str, str]] = []
-    patients: list[Tensor] = []
+    given = [name for name in (patient_column, left.bags) if name]
+    owners: dict[str, list[int]] = {name: [] for name in given}
     for file in files:
         try:
             with safe_open(file, "pt") as content:
                 of_target = columns_of("y", left.target)
-                wanted_names = {"x", *of_target, patient_column or "x"}
+                wanted_names = {"x", *of_target, *given}
                 if missing := sorted(wanted_names - set(content.keys())):
-                    wanted = f"x (n, d) and {' (n,), '.join(of_target)} (n,)" + (
-                        f" and {patient_column} (n,)" if patient_column else ""
-                    )
+                    wanted = f"x (n, d) and {' (n,), '.join((*of_target, *given))} (n,)"
                     raise SourceError(
                         f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; "
                         f"store {wanted}"
                     )
                 tensors.append((content.get_tensor("x"), _of_target(content, file, left)))
                 metadata.append(content.metadata() or {})
-                if patient_column:
-                    patients.append(content.get_tensor(patient_column))
-                    _check_features(file, tensors[-1][0], patients[-1], patient_column)
+                for name in owners:
+                    numbers = content.get_tensor(name)
+                    _check_features(file, tensors[-1][0], numbers, name)
+                    owners[name] += numbers.tolist()
         # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
         except (SafetensorError, RuntimeError, TypeError) as error:
             raise SourceError(
@@ -128,7 +129,8 @@ def read_safetensors(
         x = torch.cat([x for x, _ in tensors])
     y = torch.cat([y if left.target is not None else y.long() for _, y in tensors])
     finite = [torch.isfinite(rows).all(dim=1) for rows in torch.split(x, CHECKED)]
-    broken = (~torch.cat(finite)).nonzero().flatten().tolist()
+    # Of a bag, only the images that can be used are in its mean.
+    broken = [] if left.bags is not None else (~torch.cat(finite)).nonzero().flatten().tolist()
     left.note(
         broken,
         f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row "
@@ -148,13 +150,16 @@ def read_safetensors(
         classes=classes or None,
         features=x,
         fingerprint=metadata[0].get("fingerprint", ""),
-        patients=tuple(str(number) for part in patients for number in part.tolist())
-        if patient_column
-        else None,
+        patients=_texts(owners.get(patient_column)),
         same=lambda: same_rows(x),
         values=values,
+        bags=_texts(owners.get(left.bags or "")),
     )
     return without(records, left)
+
+
+def _texts(numbers: Sequence[int] | None) -> tuple[str, ...] | None:
+    return None if numbers is None else tuple(map(str, numbers))
 
 
 def _of_target(content: Any, file: Path, left: LeftOut) -> Tensor:
@@ -205,7 +210,8 @@ def read_parquet(
         schemas = [pq.read_schema(file) for file in files]
         schema = schemas[0]
         of_target = columns_of(label_column, left.target)
-        wanted = [name for name in dict.fromkeys((*of_target, site_column, patient_column)) if name]
+        named = (*of_target, site_column, patient_column, left.bags)
+        wanted = [name for name in dict.fromkeys(named) if name]
         tables = []
         for file, each in zip(files, schemas, strict=True):
             require_columns(
@@ -217,10 +223,14 @@ def read_parquet(
         raise SourceError(
             f"parquet data in '{folder}' cannot be read ({error}); write the files again"
         ) from error
+
+    def column(name: str) -> list[Any]:
+        return [value for table in tables for value in values_of(table.column(name), left)]
+
     values, classes, labels = _labels_of(tables, files[0], schema, of_target, left)
     origin = (
         names_in(
-            [value for table in tables for value in values_of(table.column(site_column), left)],
+            column(site_column),
             f"site ({site_column!r} of '{files[0]}')",
             left,
         )
@@ -228,11 +238,6 @@ def read_parquet(
         else None
     )
     images = ParquetImages(files, image_column(schema))
-    whose = (
-        [value for table in tables for value in values_of(table.column(patient_column), left)]
-        if patient_column
-        else None
-    )
     key = content_key(folder, files)
     records = Records(
         labels,
@@ -241,9 +246,12 @@ def read_parquet(
         origin,
         classes=classes or None,
         opener=partial(_open_bytes, images),
-        patients=None if whose is None else patient_names(whose, patient_column, left),
+        patients=patient_names(column(patient_column), patient_column, left)
+        if patient_column
+        else None,
         same=lambda: remembered(key, lambda: same_bytes(images.read, len(labels))),
         values=values,
+        bags=bag_names(column(left.bags), left) if left.bags else None,
     )
     return without(records, left)
 
@@ -399,18 +407,26 @@ def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -
         )
 
 
-def refuse_columns(why: str, site_column: str, patient_column: str) -> None:
+def refuse_columns(
+    why: str, site_column: str, patient_column: str, bag_column: str | None = None
+) -> None:
     """Refuse settings of columns for data without columns.
 
     Args:
         why: the data have none, and what to do.
         site_column: empty for none.
         patient_column: empty for none.
+        bag_column: empty, or None, for none.
 
     Raises:
         DataError: if a column is set.
     """
-    for key, column in (("site-column", site_column), ("patient-column", patient_column)):
+    columns = {
+        "site-column": site_column,
+        "patient-column": patient_column,
+        "bag-column": bag_column,
+    }
+    for key, column in columns.items():
         if column:
             raise SourceError(f"{key} = {column!r}: {why}")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -16,6 +17,24 @@ from fedsurrogate.common.data_report import Loss
 # (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many
 # pixels. It can be pickled, for the processes of several GPUs.
 Opener = Callable[[int, int], Image.Image]
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """The images of records that are bags.
+
+    Attributes:
+        records: all images of the source.
+        members: of each bag, indices of its images, (m,) int64, ascending.
+    """
+
+    records: Records
+    members: tuple[Tensor, ...]
+
+    @property
+    def firsts(self) -> Tensor:
+        """The first image of each bag, (n,)."""
+        return torch.tensor([int(own[0]) for own in self.members], dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +58,8 @@ class Records:
             None for public data that are known.
         place: where a record is, for the site's own log.
         values: of the target, (n, k), float64; None for classes.
+        bags: name of the bag of each image, where bags are pooled and the source names them.
+        images: of each record, where it is a bag; None where it is an image.
     """
 
     labels: Sequence[str]
@@ -56,6 +77,8 @@ class Records:
     same: Callable[[], Tensor] | None = None
     place: Callable[[int], str] | None = None
     values: Tensor | None = None
+    bags: tuple[str, ...] | None = None
+    images: Images | None = None
 
 
 def select(records: Records, positions: Sequence[int]) -> Records:
@@ -68,19 +91,29 @@ def select(records: Records, positions: Sequence[int]) -> Records:
         records.patients,
         list(positions),
     )
-    same, place = records.same, records.place
+    same, place, images = records.same, records.place, records.images
+    # Bags have no features of their own.
+    features = records.features if images is not None else _rows(records.features, rows)
     return replace(
         records,
         labels=[records.labels[i] for i in rows],
-        is_train=None if records.is_train is None else records.is_train[rows],
+        is_train=_rows(records.is_train, rows),
         origin=None if origin is None else tuple(origin[i] for i in rows),
         patients=None if patients is None else tuple(patients[i] for i in rows),
-        features=None if records.features is None else records.features[rows],
+        features=features,
         opener=None if opener is None else partial(_open_row, opener, rows),
         same=None if same is None else lambda: same()[rows],
         place=None if place is None else lambda i: place(rows[i]),
-        values=None if records.values is None else records.values[rows],
+        values=_rows(records.values, rows),
+        bags=None if records.bags is None else tuple(records.bags[i] for i in rows),
+        images=None
+        if images is None
+        else replace(images, members=tuple(images.members[i] for i in rows)),
     )
+
+
+def _rows(tensor: Tensor | None, rows: list[int]) -> Tensor | None:
+    return None if tensor is None else tensor[rows]
 
 
 def _open_row(opener: Opener, rows: Sequence[int], index: int, shortest: int) -> Image.Image:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsurrogate.client_app.datasets.bags import OF_FOLDER
 from fedsurrogate.client_app.datasets.dataset import DataSource, folder_of
-from fedsurrogate.client_app.datasets.dicom import OF_ONE_IMAGE, key_of
+from fedsurrogate.client_app.datasets.dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
 from fedsurrogate.client_app.datasets.image_folders import find_table
 from fedsurrogate.client_app.datasets.names import column_names
 from fedsurrogate.client_app.datasets.readers import (
@@ -55,7 +56,8 @@ def read_schema(source: DataSource) -> Schema:
         if source.kind == "safetensors":
             return _features(split_files(folder, name, ".safetensors"), source)
         of_target = columns_of(source.label_column, source.target)
-        wanted = [column for column in (*of_target, source.patient_column) if column]
+        bags = "" if source.kind == "dicom" and source.bags in OF_HEADERS else source.bags
+        wanted = [column for column in (*of_target, source.patient_column, bags) if column]
         if source.kind == "parquet":
             for file in split_files(folder, name, ".parquet"):
                 columns, images = _parquet_columns(file)
@@ -68,6 +70,7 @@ def read_schema(source: DataSource) -> Schema:
                 f"'{root}' has no table with columns; put one next to the images",
                 "",
                 source.patient_column,
+                None if bags == OF_FOLDER else bags,
             )
             return Schema()
         columns = _parquet_columns(table)[0] if is_parquet(table) else _csv_columns(table)
@@ -87,7 +90,8 @@ def _check_key(key: str, source: DataSource, table: Path) -> None:
     One more image with a row of its own may contradict the row of a patient, and all images of that
     patient would be left out.
     """
-    if source.one_by_one and not source.patients_protected and key not in OF_ONE_IMAGE:
+    of_one_bag = {"study": KEYS[:3], "patient": KEYS}.get(source.bags or "", OF_ONE_IMAGE)
+    if source.one_by_one and not source.patients_protected and key not in of_one_bag:
         raise DataError(
             f"'{table}' names images by {key!r}, so one row decides about many, but this site "
             f"protects single images; add one of the columns {', '.join(OF_ONE_IMAGE)}, or protect "
@@ -98,14 +102,13 @@ def _check_key(key: str, source: DataSource, table: Path) -> None:
 def _features(files: list[Path], source: DataSource) -> Schema:
     from safetensors import SafetensorError, safe_open
 
-    patient_column, of_target = source.patient_column, columns_of("y", source.target)
+    of_target = columns_of("y", source.target)
+    given = [name for name in (source.patient_column, source.bags) if name]
     schemas: set[Schema] = set()
     for file in files:
         try:
             with safe_open(file, "pt") as content:
-                if missing := sorted(
-                    {"x", *of_target, patient_column or "x"} - set(content.keys())
-                ):
+                if missing := sorted({"x", *of_target, *given} - set(content.keys())):
                     raise DataError(
                         f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}"
                     )
@@ -116,9 +119,9 @@ def _features(files: list[Path], source: DataSource) -> Schema:
                         f"x in '{file}' is {kind}, {len(shape)}-dimensional; it must be floating "
                         "point (n, d)"
                     )
-                for name in (*of_target, *([patient_column] if patient_column else [])):
+                for name in (*of_target, *given):
                     each = content.get_slice(name)
-                    valued = source.target is not None and name != patient_column
+                    valued = source.target is not None and name not in given
                     kinds = (*WHOLE, *FLOATING, "BOOL") if valued else WHOLE
                     if len(each.get_shape()) != 1 or each.get_dtype() not in kinds:
                         raise DataError(

@@ -72,7 +72,8 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
                 f"site {site} has training records of one class only ({classes[0]}); a larger "
                 "alpha is more even"
             )
-        if dataset.features is not None and not run.frames:
+        # Of bags, sites warn: their features are means, which are computed there.
+        if dataset.features is not None and dataset.members is None and not run.frames:
             chosen = raised(torch.as_tensor(dataset.features[part]).float(), run.power)
             remarks += [f"site {site}: {odd}"] if (odd := warning_of(chosen)) else []
     if (
@@ -102,7 +103,7 @@ def test_features(settings: Settings, power: float) -> tuple[Tensor, Tensor, tup
     from fedsurrogate.client_app.node_config import NodeConfig
 
     features, labels = [], []
-    datasets = load_all(DataSource.of_run(settings), settings.seed)
+    datasets = load_all(DataSource.of_run(settings, bag=settings.features.bag), settings.seed)
     for dataset in datasets:
         rows = (~dataset.is_train).nonzero().flatten()
         node = NodeConfig()

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import torch
+from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dataset import DataSource
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource
 from fedsurrogate.client_app.datasets.partition import SiteShare, share
 from fedsurrogate.client_app.datasets.schema import read_schema
 from fedsurrogate.client_app.diagnostics.findings import Finding
@@ -253,8 +254,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
         f"{len(records.train)} training and {len(records.test)} test records: "
         f"{', '.join(named[:MOST_CLASSES_SHOWN])}{more}"
     )
-    if dataset.patients is not None:
-        facts += f"; {len({dataset.patients[row] for row in records.train.tolist()})} patients"
+    facts += _units(dataset, records.train)
     smallest = policy_of(node).smallest_site
     if len(dataset) < smallest and node.data not in ("", "digits"):
         return Finding(
@@ -299,6 +299,14 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Finding:
             f"no training record of class {empty[0]!r}; check its name if you expect records",
         )
     return Finding("data", "PASS", facts)
+
+
+def _units(dataset: Dataset, rows: Tensor) -> str:
+    """How many patients, and bags of images, some records are of."""
+    owners = dataset.patients
+    whose = set() if owners is None else {owners[row] for row in rows.tolist()}
+    patients = "" if owners is None else f"; {len(whose)} patients"
+    return patients + (f"; {bags}" if (bags := dataset.report.bags) else "")
 
 
 def _backbone(

@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from fedsurrogate.client_app.features.parts import Part, check_same_size, in_par
 from fedsurrogate.client_app.features.progress import progress
 from fedsurrogate.client_app.features.shards import SHARDS, ShardWriter
 from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.errors import BackboneError, DataError
 from fedsurrogate.common.models.devices import gpus_of
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("fedsurrogate.site")
 # Shards for which a further process is worth the seconds that its start takes.
 SHARDS_EACH = 4
+# Numbers of the features of a bag that are in memory at a time: 4 MiB.
+PIECE = 2**20
 # Number of broken images that the log names.
 MOST_NAMED = 20
 NOT_FINITE = "features that are NaN or beyond +-65504"
@@ -47,14 +50,16 @@ Load = Callable[[str], Backbone]
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Features of every record of a data set.
+    """Features of every image of a data set, and of its records.
 
     Attributes:
-        x: features (n, d), float16 from images; rows of broken records are zero.
-        ok: whether each record is usable, (n,) bool; False for a broken one.
+        x: of the images, (m, d), float16 from images; rows of broken ones are zero.
+        ok: whether each record is usable, (n,) bool; False for a broken one, and for a bag without
+            a usable image.
         fingerprint: of the backbone.
         seconds: time to compute or load them.
         cached: whether they were on disk already.
+        bags: the images of each record, where it is a bag; None where records are images.
     """
 
     x: Tensor
@@ -62,6 +67,72 @@ class Features:
     fingerprint: str
     seconds: float
     cached: bool
+    bags: Bags | None = None
+
+    def of(self, rows: Tensor, power: float = 1.0) -> Tensor:
+        """Features of records: of a bag the mean of its usable images'.
+
+        Args:
+            rows: indices of records, (k,).
+            power: of every image's feature, before the mean.
+
+        Returns:
+            Features (k, d), float32; not finite for a record that no image makes.
+        """
+        if self.bags is None:
+            return raised(torch.as_tensor(self.x[rows]).float(), power)
+        return self.bags.means(self.x, rows, power)
+
+    def pooled(self, members: Sequence[Tensor]) -> Features:
+        """Features of bags of these records.
+
+        Args:
+            members: indices of each bag's images, (m,).
+        """
+        usable = torch.as_tensor(self.ok)
+        bags = Bags(tuple(members), usable)
+        return replace(
+            self, ok=torch.tensor([bool(usable[own].any()) for own in members]), bags=bags
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Bags:
+    """Which images make each record.
+
+    Attributes:
+        members: indices of each bag's images, (m,).
+        ok: whether each image can be used, (M,) bool.
+    """
+
+    members: tuple[Tensor, ...]
+    ok: Tensor
+
+    def means(self, x: Tensor, rows: Tensor, power: float) -> Tensor:
+        """Means of the features of bags; images are read in chunks, whatever the size of a bag.
+
+        Args:
+            x: features of all images, (M, d).
+            rows: indices of bags, (k,).
+            power: of every feature, before the mean.
+
+        Returns:
+            Means (k, d), float32; NaN for a bag without an image whose feature is finite.
+        """
+        means = torch.full((len(rows), x.shape[1]), torch.nan)
+        for at, row in enumerate(rows.tolist()):
+            own = self.members[row]
+            own = own[self.ok[own]]
+            total, count = torch.zeros(x.shape[1], dtype=torch.float64), 0
+            for part in torch.split(own, max(1, PIECE // x.shape[1])):
+                each = raised(torch.as_tensor(x[part]).float(), power)
+                good = each.isfinite().all(1)
+                each = each if good.all() else each[good]
+                total += each.sum(0, dtype=torch.float64)
+                count += len(each)
+            if count:
+                means[at] = (total / count).float()
+        return means
 
 
 def extract(
@@ -91,6 +162,9 @@ def extract(
         FedSurrogateError: when a process of a GPU fails.
     """
     start = time.perf_counter()
+    if dataset.whole is not None and dataset.members is not None:
+        images = extract(dataset.whole, backbone, cache, batch_size, most_mib, load)
+        return images.pooled(dataset.members)
     if dataset.whole is not None and dataset.rows is not None and dataset.features is None:
         all_ = extract(dataset.whole, backbone, cache, batch_size, most_mib, load)
         return replace(all_, x=all_.x[dataset.rows], ok=all_.ok[dataset.rows])

@@ -26,7 +26,7 @@ from fedsurrogate.client_app.features.on_disk import chunks, written
 from fedsurrogate.client_app.node_config import NodeConfig, is_protected
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
-from fedsurrogate.common.backbones.feature_power import raised, with_power
+from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
@@ -200,7 +200,9 @@ def load_site(
         # It stays here: on the site's own log, or the terminal of a simulation.
         _warn_once(odd)
     unread = set(part.train.tolist()) - set(train.rows.tolist() if train.rows is not None else ())
-    report = with_broken(part.dataset, sorted(unread), f"of {len(part.train)} training images")
+    what = "images" if part.dataset.members is None else "bags"
+    report = with_broken(part.dataset, sorted(unread), f"of {len(part.train)} training {what}")
+    report = with_lost_images(report, features)
     log_once(report, node)
     fingerprint = with_power(features.fingerprint, run.power)
     dataset = part.dataset
@@ -243,6 +245,20 @@ def with_broken(dataset: Dataset, broken: Sequence[int], what: str) -> DataRepor
         used=report.used - len(broken),
         left_out=(*report.left_out, Loss(why, len(broken))),
     )
+
+
+def with_lost_images(report: DataReport, features: Features) -> DataReport:
+    """The report with the number of images that are left out of their bags.
+
+    Args:
+        report: of records.
+        features: of these.
+    """
+    if features.bags is None or features.bags.ok.all():
+        return report
+    lost = int((~features.bags.ok).sum())
+    odd = f"{lost} images cannot be read, and are left out of their bags"
+    return replace(report, odd=(*report.odd, odd))
 
 
 @cache
@@ -337,7 +353,7 @@ def usable(
     good: list[Tensor] = []
 
     def read(some: Tensor) -> Tensor:
-        x = raised(torch.as_tensor(features.x[some]).float(), power)
+        x = features.of(some, power)
         good.append(x.isfinite().all(1))
         return x if good[-1].all() else x[good[-1]]
 

@@ -8,11 +8,11 @@ the theorem.
 **Each run alone** is (epsilon-per-run, delta)-differentially private. The first charged release of
 a run fixes its plan, and every later one must follow it. The full digest of a run fixes noise,
 sample rate and steps of every round (`common/privacy/mechanism.py` derives them from the settings
-in the digest). All rounds cost the same, except the first round of a generative method, which can
-only come first. So the releases of a run are a prefix of one sequence, fixed before the first
-result. Composition by privacy loss distributions is exact for it; stopping early is
-post-processing. A resumed run has its own id, so its guarantee for one run begins anew; the total
-counts both runs.
+in the digest). All rounds cost the same, except a first round that opens a run, as that of a
+generative method, which can only come first. So the releases of a run are a prefix of one sequence,
+fixed before the first result. Composition by privacy loss distributions is exact for it; stopping
+early is post-processing. A resumed run has its own id, so its guarantee for one run begins anew;
+the total counts both runs.
 
 Earlier versions wrote the first 16 digits of the digest, and 2^32 hashes find two settings that
 share them. Such a name fixes no plan: a coordinator could choose between both settings after the
@@ -185,7 +185,7 @@ def _check_plan(entries: Sequence[Entry], this: Entry) -> None:
     before = _of_run(entries, this["flower_run"])
     steps = [entry for entry in before if not _is_opening_round(entry)]
     # Other rounds may cost more than an opening one, so they never take its place.
-    planned = 1 if _is_opening_round(this) else this["rounds"] - _has_opening(this["method"])
+    planned = 1 if _is_opening_round(this) else this["rounds"] - _has_opening(this)
     if not all(_may_be_one(this["run"], entry["run"]) for entry in before):
         raise BudgetError(
             f"run {this['flower_run']} began with the settings {before[0]['run'][:SHORT]}, this "
@@ -263,11 +263,12 @@ def _is_gaussian(first: Entry) -> bool:
 
 
 def _is_opening_round(entry: Entry) -> bool:
-    """Whether a release is the first round of a generative method, the only round with another
-    cost.
-    """
-    return _has_opening(entry["method"]) and entry["round"] == 1
+    """Whether a release is the first round of a run whose first round has another cost."""
+    return _has_opening(entry) and entry["round"] == 1
 
 
-def _has_opening(method: str) -> bool:
-    return method in METHODS and METHODS[method].usual.messages.first is not None
+def _has_opening(entry: Entry) -> bool:
+    """Whether the first round of its run has another cost than the others."""
+    method = entry["method"]
+    of_method = method in METHODS and METHODS[method].usual.messages.first is not None
+    return of_method or bool(entry.get("opens", False))

@@ -43,6 +43,8 @@ class Release:
             for none.
         rounds: private releases that the settings of the run plan; 0 without privacy, and in
             entries of earlier versions.
+        opens: whether the first round of the run has another cost than the others; entries of
+            earlier versions have none of it, and there the method says so.
     """
 
     run: str
@@ -63,6 +65,7 @@ class Release:
     sample_rate: float = 1.0
     disclosure: str = ""
     rounds: int = 0
+    opens: bool = False
 
 
 def chained(previous: Entry | None, fields: Entry) -> Entry:

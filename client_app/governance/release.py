@@ -158,6 +158,7 @@ def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Rel
         sealed=made.sealed,
         sample_rate=run.trained.sample_rate if run.plan.mechanism_name == "dp-sgd" else 1.0,
         rounds=claim.rounds if claim else 0,
+        opens=bool(claim) and run.plan.messages.first is not None,
     )
 
 

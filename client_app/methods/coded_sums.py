@@ -9,6 +9,7 @@ mean of all sites, so these are around zero.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,7 +77,7 @@ def released_sums(task: Task) -> MethodOutput:
         tensors = exact_sums(own, centre)
         sent = Parameters(header, 1, {name: tensors[name] for name in names}, len(own.features))
         return MethodOutput(pack_parameters(sent))
-    bounded, claim = _bounded(task, target, PublicMap())
+    bounded, claim = bounded_sums(task, target, PublicMap())
     noisy = with_noise(bounded, claim)
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
     sent = Parameters(header, 1, {each.name: each.value for each in noisy}, 0, claim)
@@ -95,7 +96,7 @@ def coded_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     target, public = task.run.target, unpack_map(task.payload or b"")
     assert target is not None
     if task.run.mechanism is not None:
-        bounded, claim = _bounded(task, target, public)
+        bounded, claim = bounded_sums(task, target, public)
         return {each.name: each.value for each in bounded}, claim
     own = _released(task, target)
     mapped = replace(own, features=public.apply(own.features))
@@ -103,6 +104,8 @@ def coded_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     if len(own.features) < task.limits.smallest_class:
         mapped = replace(mapped, features=mapped.features[:0], code=mapped.code[:0])
     sums = exact_sums(mapped, None)
+    if target.blocks:
+        sums = in_block(sums, target.block(task.site), target.blocks)
     names = {each.name for each in task.run.plan.combination.sums}
     return {name: value for name, value in sums.items() if name in names}, None
 
@@ -139,6 +142,25 @@ def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
     }
 
 
+def in_block(sums: dict[str, Tensor], block: int, blocks: int) -> dict[str, Tensor]:
+    """Sums whose records, totals and squares are those of one of several blocks of sites.
+
+    Args:
+        sums: of a site, from `exact_sums`.
+        block: of the site.
+        blocks: their number.
+
+    Returns:
+        The same, with records (blocks,), totals (blocks, d) and squares (blocks, ...).
+    """
+    found = dict(sums)
+    for name in (RECORDS, TOTALS, SQUARES):
+        own = sums[name].reshape(-1) if name != RECORDS else sums[name][0]
+        found[name] = torch.zeros(blocks, *own.shape, dtype=torch.float64)
+        found[name][block] = own
+    return found
+
+
 def _total(features: Tensor) -> Tensor:
     total = torch.zeros(features.shape[1], dtype=torch.float64)
     for rows in torch.split(features, ROWS):
@@ -152,7 +174,7 @@ def _released(task: Task, target: Target) -> CodedRecords:
     Raises:
         DataError: for a target of which no exact sum of this site may leave.
     """
-    train, values = task.found.train, _values(task)
+    train, values = task.found.train, target.of_site(values_of(task), task.site)
     code, why = target.large_enough(
         target.code(values), task.limits.smallest_class, task.run.settings.secure_sum
     )
@@ -161,15 +183,28 @@ def _released(task: Task, target: Target) -> CodedRecords:
     return CodedRecords(train.features.float(), code)
 
 
-def _values(task: Task) -> Tensor:
+def values_of(task: Task) -> Tensor:
+    """The values of the training records, (n, k). Raises DataError without them."""
     values = task.found.train.values
     if values is None:
         raise DataError("the training records have no values of the run's target")
     return values
 
 
-def _bounded(task: Task, target: Target, public: PublicMap) -> tuple[list[BoundedSum], Mechanism]:
-    """Sums of features that are clipped, without the noise; and the claim."""
+def bounded_sums(
+    task: Task, target: Target, public: PublicMap, names: Collection[str] | None = None
+) -> tuple[list[BoundedSum], Mechanism]:
+    """Sums of features that are clipped, without the noise.
+
+    Args:
+        task: the request.
+        target: whose code is summed.
+        public: applied to the features first.
+        names: of the sums; None for all that the run's mechanism has noise for.
+
+    Returns:
+        The sums, and the claim.
+    """
     train = task.found.train
     claim = task.run.mechanism_for(
         "record" if train.units is None else "patient", centre_digest(public.centre)
@@ -178,6 +213,7 @@ def _bounded(task: Task, target: Target, public: PublicMap) -> tuple[list[Bounde
     features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
     weights = unit_weights(train.units, len(features))
     done = [forget] if train.folder is not None else []
-    bounds = {name: bound for name, (_, bound) in claim.noise.items()}
-    code = target.code(_values(task))
+    chosen = claim.noise if names is None else names
+    bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in chosen}
+    code = target.code(values_of(task))
     return coded_statistics(features, code, weights, bounds, *done), claim

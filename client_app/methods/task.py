@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -23,8 +24,11 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info
+
+log = logging.getLogger("fedsurrogate.site")
 
 
 @dataclass(frozen=True)
@@ -180,20 +184,24 @@ class Task:
         return b"" if frame is None else frame.packed()
 
     def training_data(self, classes: tuple[str, ...], frame: bytes = b"") -> tuple[Tensor, Tensor]:
-        """Training records of the given classes.
+        """Training records of the given classes, or of another target.
 
-        Records of other classes are left out, and those of classes too small to be released.
+        Records of other classes are left out, and those of classes too small to be released; of
+        another target, what `Target.large_enough` says.
 
         Args:
             classes: names of C classes.
             frame: of the columns, in which the features are returned; empty: as they are.
 
         Returns:
-            Features (n, d), and labels (n,), indices into `classes`.
+            Features (n, d), and labels (n,), indices into `classes`; for another target its code
+            (n, C), float64.
 
         Raises:
             DataError: when no record is left; not in a private run or a secure sum.
         """
+        if self.run.target is not None:
+            return self._coded_data(self.run.target, frame)
         features, labels = (
             self.found.train.features,
             class_indices(classes, self.found.classes)[self.found.train.labels],
@@ -212,6 +220,26 @@ class Task:
             parts = (features[rows][kept[rows]] for rows in chunks(*features.shape))
             features = written(parts, features.shape[1], folder)
         return framed(features, frame, folder), labels[kept]
+
+    def _coded_data(self, target: Target, frame: bytes) -> tuple[Tensor, Tensor]:
+        train, least = self.found.train, self.limits.smallest_class
+        if train.values is None:
+            raise DataError("the training records have no values of the run's target")
+        features, code, why = train.features, target.code(train.values), ""
+        if not self.run.private:
+            code, why = target.large_enough(code, least, self.run.settings.secure_sum)
+            if len(code) < max(1, least):
+                if not self.run.hides_sites:
+                    raise DataError(
+                        f"{len(code)} training records with a target; the policy's smallest-class "
+                        f"is {least}"
+                    )
+                features, code = features[:0], code[:0]
+        if why and not self.run.hides_sites:
+            log.warning("%s", why)
+        if train.folder is None:
+            features = features.float()
+        return framed(features, frame, train.folder), code
 
 
 class SiteSums(NamedTuple):

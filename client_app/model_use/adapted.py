@@ -186,7 +186,8 @@ def adapted_classifier(node: NodeConfig | None, model: SignedModel) -> Classifie
                 tensors.get("projection"),
             )
         return Adapted(model.classifier, own, float(metadata["share"]))
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise SealError(
             f"{file} was changed or is damaged ({error}); remove it, and run `site adapt` again"
         ) from None

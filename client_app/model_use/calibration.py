@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedsurrogate.client_app.model_use.store import models_folder
@@ -219,14 +220,15 @@ def read_calibration(node: NodeConfig | None, model: SignedModel) -> Calibration
         return Calibration()
     file = calibration_file(node, model.manifest.name)
     try:
-        content: dict[str, Any] = json.loads(file.read_text())
+        content = json.loads(file.read_text())
         if content.pop("tensors") != model.manifest.tensors:
             return Calibration()
         content.pop("gaussians", None)
-        return Calibration(**content)
+        # The first knows the names of its parts, the second their types.
+        return TypeAdapter(Calibration).validate_python(asdict(Calibration(**content)))
     except FileNotFoundError:
         return Calibration()
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise StateError(
             f"{file} cannot be read ({type(error).__name__}); remove it, and calibrate again"
         ) from None
@@ -277,6 +279,7 @@ def own_gaussians(node: NodeConfig | None, model: SignedModel) -> Gaussians | No
     """
     if model.gaussians is not None or node is None:
         return model.gaussians
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     file = calibration_file(node, model.manifest.name)
@@ -285,9 +288,12 @@ def own_gaussians(node: NodeConfig | None, model: SignedModel) -> Gaussians | No
         if content.get("tensors") != model.manifest.tensors or "gaussians" not in content:
             return None
         tensors = load_file(_gaussians_file(file))
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
-    if digest_of(tensors) != content["gaussians"]:
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (SafetensorError, RuntimeError, TypeError):
+        tensors = {}
+    if not tensors or digest_of(tensors) != content["gaussians"]:
         raise SealError(f"{_gaussians_file(file)} was changed; run `site evaluate --store` again")
     return Gaussians.of(tensors)
 

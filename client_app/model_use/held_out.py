@@ -18,8 +18,8 @@ from fedsurrogate.client_app.features.site_features import dataset_features, sit
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.model_use.prediction import check_backbone
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
-from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.backbones.feature_power import power_in, with_power
+from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.signed_models.signed_model import SignedModel
@@ -63,6 +63,7 @@ class Source:
         patient_column: of the new folder; empty for none.
         columns: for groups.
         known_only: leave out records of classes that the model does not know.
+        bag_column: of the new folder; empty for that of the site's own data.
     """
 
     folder: str = ""
@@ -71,6 +72,28 @@ class Source:
     patient_column: str = ""
     columns: tuple[str, ...] = ()
     known_only: bool = False
+    bag_column: str = ""
+
+
+def bag_column_of(model: SignedModel, given: str, node: NodeConfig) -> str | None:
+    """What names the bag of an image, for a model of bags; None for a model of images.
+
+    Args:
+        model: the shared one.
+        given: by a person; empty for the site's own.
+        node: the site's settings.
+
+    Raises:
+        ConfigError: for a column that a model of images cannot use.
+    """
+    if model.manifest.run_config().settings.features.bag != "none":
+        return given or node.bag_column
+    if given:
+        raise ConfigError(
+            f"--bag-column {given!r}: model {model.manifest.name!r} was learned from single images, "
+            "not from bags; leave it out"
+        )
+    return None
 
 
 def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = "test") -> HeldOut:
@@ -97,6 +120,7 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
             frames=node.dicom_frames,
             classes=run.settings.classes,
             target=run.target,
+            bags=bag_column_of(model, source.bag_column, node),
         )
         dataset = load_all(wanted, run.settings.seed)[0]
         rows = torch.arange(len(dataset))
@@ -116,6 +140,8 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
         raise DataError(
             f"no held-out records in {dataset.name!r}; give labelled records with --data-dir"
         )
+    if dataset.members is not None:
+        where += ", each a bag of images"
     groups = {
         name: _column(wanted, name, node, run.settings.seed, dataset) for name in source.columns
     }
@@ -170,7 +196,7 @@ def _of_rows(
                 f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, "
                 f"but the features are of {features.fingerprint[:16]}"
             )
-    x = raised(torch.as_tensor(features.x[rows]).float(), power)
+    x = features.of(rows, power)
     good = torch.as_tensor(features.ok)[rows] & x.isfinite().all(1)
     x, labels, kept = x[good], labels[good], rows[good].tolist()
     if not len(labels):

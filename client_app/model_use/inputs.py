@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,9 @@ from typing import Literal
 import torch
 from PIL import Image
 
+from fedsurrogate.client_app.datasets.bags import OF_FOLDER, bags_by_folder
 from fedsurrogate.client_app.datasets.dataset import Dataset
+from fedsurrogate.client_app.datasets.dicom import MOST_FRAMES, OF_HEADERS, scan_images
 from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
 from fedsurrogate.client_app.datasets.image_folders import IMAGE_SUFFIXES, find_table
 from fedsurrogate.client_app.datasets.images import open_rgb
@@ -38,6 +41,7 @@ class Inputs:
         columns: other facts of each, such as its patient.
         frames: of each DICOM file, the image that is taken; -1 for a file of several images that
             the site refuses.
+        bags: the name of the bag of each; None where each image has its own answer.
     """
 
     root: Path
@@ -45,6 +49,29 @@ class Inputs:
     names: Sequence[str]
     columns: Mapping[str, Sequence[str]]
     frames: Sequence[int] = ()
+    bags: Sequence[str] | None = None
+
+    def in_bags(self) -> tuple[Inputs, list[list[int]]]:
+        """The bags, as rows of a table, and the images of each.
+
+        A name of a bag holds within a patient, as in training; two of one name are told apart by
+        their patients.
+        """
+        names, patients = self.bags or self.names, self.columns.get(PATIENT, [""] * len(self))
+        members: dict[tuple[str, str], list[int]] = {}
+        for row, whose in enumerate(zip(names, patients, strict=True)):
+            members.setdefault(whose, []).append(row)
+        counts = Counter(name for name, _ in members)
+        shown = [name if counts[name] == 1 else f"{name} ({whose})" for name, whose in members]
+        firsts = [own[0] for own in members.values()]
+        columns = {
+            key: [column[row] for row in firsts]
+            for key, column in self.columns.items()
+            if key in (PATIENT, ISSUER)
+        }
+        sizes = [str(len(own)) for own in members.values()]
+        rows = replace(self, names=shown, columns={"images": sizes, **columns}, frames=())
+        return rows, list(members.values())
 
     def __len__(self) -> int:
         return len(self.names)
@@ -75,7 +102,11 @@ class Inputs:
 
 
 def find_inputs(
-    folder: str, kind: Kind = "auto", patient_column: str = "", frames: Frames = "refuse"
+    folder: str,
+    kind: Kind = "auto",
+    patient_column: str = "",
+    frames: Frames = "refuse",
+    bag_column: str | None = None,
 ) -> Inputs:
     """The images below a folder.
 
@@ -84,6 +115,8 @@ def find_inputs(
         kind: "auto" takes a table or image files if there are any, otherwise DICOM files.
         patient_column: of a table; empty for none.
         frames: which frame of a DICOM file with several.
+        bag_column: what names the bag of an image, as in training; empty for each alone; None where
+            the model answers images.
 
     Raises:
         DataError: when there is none.
@@ -92,10 +125,10 @@ def find_inputs(
     if not root.is_dir():
         raise DataError(f"--data-dir {folder!r}: no such folder; give the folder of the new images")
     if kind != "dicom":
-        inputs = _from_table(root, patient_column) or _from_folder(root)
+        inputs = _from_table(root, patient_column, bag_column) or _from_folder(root, bag_column)
         if len(inputs) or kind == "imagefolder":
             return _some(inputs, "images")
-    return _some(_from_dicom(root, frames), "DICOM images")
+    return _some(_from_dicom(root, frames, bag_column), "DICOM images")
 
 
 def _some(inputs: Inputs, what: str) -> Inputs:
@@ -104,14 +137,15 @@ def _some(inputs: Inputs, what: str) -> Inputs:
     return inputs
 
 
-def _from_table(root: Path, patient_column: str) -> Inputs | None:
+def _from_table(root: Path, patient_column: str, bag_column: str | None) -> Inputs | None:
     _, table = find_table(root, "")
     if table is None:
         return None
-    columns = read_table(table, ("path", patient_column), LeftOut())
-    if "path" not in columns and not patient_column:
+    given = [name for name in (patient_column, bag_column) if name]
+    columns = read_table(table, ("path", *given), LeftOut())
+    if "path" not in columns and not given:
         return None
-    require_columns(table, [name for name in ("path", patient_column) if name], list(columns))
+    require_columns(table, ["path", *given], list(columns))
     for row, path in enumerate(columns["path"]):
         if (
             not isinstance(path, str)
@@ -123,37 +157,71 @@ def _from_table(root: Path, patient_column: str) -> Inputs | None:
                 f"row {row + 1} of '{table}' has no path inside '{root}'; correct it or remove it"
             )
     names = list(dict.fromkeys(columns["path"]))
-    if not patient_column:
-        return Inputs(root, False, names, {})
-    patients = dict(zip(columns["path"], map(name_or_blank, columns[patient_column]), strict=True))
-    return Inputs(root, False, names, {PATIENT: [patients[name] for name in names]})
+    of_names = {
+        column: dict(zip(columns["path"], map(name_or_blank, columns[column]), strict=True))
+        for column in given
+    }
+    found = {column: [values[name] for name in names] for column, values in of_names.items()}
+    bags = found[bag_column] if bag_column else None
+    if bags is not None and "" in bags:
+        raise DataError(
+            f"row {bags.index('') + 1} of '{table}' has no {bag_column}; fill it in or remove it"
+        )
+    patients = {PATIENT: found[patient_column]} if patient_column else {}
+    return Inputs(root, False, names, patients, bags=_alone(names, bag_column) or bags)
 
 
-def _from_folder(root: Path) -> Inputs:
+def _alone(names: Sequence[str], bag_column: str | None) -> Sequence[str] | None:
+    """Each image in a bag of its own, where no column names bags."""
+    return names if bag_column == "" else None
+
+
+def _from_folder(root: Path, bag_column: str | None) -> Inputs:
     """Image files, and the DICOM files among them: these have rows that say why they are not read."""
     files = [path for path in root.rglob("*") if is_file(path)]
     images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
     if images:
         others = set(files).difference(images)
         images += [path for path in others if attempt(partial(is_dicom_file, path)) is True]
-    return Inputs(root, False, sorted(path.relative_to(root).as_posix() for path in images), {})
+    names = sorted(path.relative_to(root).as_posix() for path in images)
+    bags = _alone(names, bag_column)
+    if bag_column == OF_FOLDER:
+        bags = bags_by_folder(list(map(Path, names)), [Path()] * len(names))
+    elif bag_column and names:
+        raise DataError(
+            f"bag-column = {bag_column!r}: '{root}' has no table; put one next to the images, or "
+            f"give {OF_FOLDER!r}, for folders that are bags"
+        )
+    return Inputs(root, False, names, {}, bags=bags)
 
 
-def _from_dicom(root: Path, frames: Frames) -> Inputs:
-    from fedsurrogate.client_app.datasets.dicom import scan_images
-
+def _from_dicom(root: Path, frames: Frames, bag_column: str | None) -> Inputs:
     images = scan_images(root, sorted(path for path in root.rglob("*") if is_file(path)), LeftOut())
     columns = {
         key: [image.keys[key] for image in images] for key in ("SOPInstanceUID", "StudyInstanceUID")
     }
     columns[PATIENT] = [image.keys["PatientID"] for image in images]
     columns[ISSUER] = [image.issuer for image in images]
-    taken = [
-        0
-        if image.frames == 1 or frames == "first"
-        else image.frames // 2
-        if frames == "middle"
-        else -1
-        for image in images
-    ]
-    return Inputs(root, True, [image.keys["path"] for image in images], columns, taken)
+    if bag_column and bag_column not in OF_HEADERS:
+        raise DataError(
+            f"bag-column = {bag_column!r}; of DICOM files without labels, give "
+            f"{', '.join(OF_HEADERS)}"
+        )
+    several = frames == "all" and bag_column is not None
+    taken = [_frames_of(image.frames, frames, several) for image in images]
+    rows = [row for row, own in enumerate(taken) for _ in own]
+    names = [images[row].keys["path"] for row in rows]
+    bags = [images[row].keys[OF_HEADERS[bag_column]] for row in rows] if bag_column else None
+    columns = {key: [column[row] for row in rows] for key, column in columns.items()}
+    all_frames = [frame for own in taken for frame in own]
+    bags = [bag or name for bag, name in zip(bags, names, strict=True)] if bags else bags
+    return Inputs(root, True, names, columns, all_frames, _alone(names, bag_column) or bags)
+
+
+def _frames_of(count: int, frames: Frames, several: bool) -> Sequence[int]:
+    """The images of a DICOM file that are taken; -1 for one that is refused."""
+    if count == 1 or frames == "first":
+        return (0,)
+    if frames == "middle":
+        return (count // 2,)
+    return range(count) if several and 0 < count <= MOST_FRAMES else (-1,)

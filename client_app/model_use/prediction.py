@@ -21,6 +21,7 @@ from fedsurrogate.client_app.datasets.one_record import printable
 from fedsurrogate.client_app.features.extraction import NOT_FINITE
 from fedsurrogate.client_app.features.parts import Part, in_parts
 from fedsurrogate.client_app.features.progress import progress
+from fedsurrogate.client_app.model_use.bag_batches import Batch, digest_of, pooled
 from fedsurrogate.client_app.model_use.calibration import (
     ABSTAIN,
     SCORES,
@@ -41,7 +42,7 @@ from fedsurrogate.common.targets.answers import answers_of
 # Records that are scored and written together.
 TOGETHER = 256
 BATCH = 64
-FILE, DECISION, PROBLEM = "file", "decision", "problem"
+FILE, BAG, DECISION, PROBLEM = "file", "bag", "decision", "problem"
 UNREADABLE = "cannot be read"
 # A name that is not UTF-8 is escaped; earlier versions wrote its bytes.
 NAMES = "surrogateescape"
@@ -178,8 +179,8 @@ def predict(
     out: Path,
     overwrite: bool = False,
 ) -> Predicted:
-    """Write a row for every image to a CSV file; rows that are there already are kept and not
-    computed again.
+    """Write a row for every image, or bag of images, to a CSV file; rows that are there already are
+    kept and not computed again.
 
     Next to the file a small JSON file records model and settings: an interrupted command continues
     only with the same ones.
@@ -199,14 +200,22 @@ def predict(
         OSError: if the file cannot be written.
     """
     check_backbone(model, backbone)
-    header = [FILE, *inputs.columns, *predictor.columns(), PROBLEM]
+    units, members = (inputs, None) if inputs.bags is None else inputs.in_bags()
+    header = [FILE if members is None else BAG, *units.columns, *predictor.columns(), PROBLEM]
     done = _begin(out, header, _settings(model, predictor, inputs), overwrite)
-    rows = [row for row, name in enumerate(inputs.names) if as_utf8(name) not in done]
+    rows = [row for row, name in enumerate(units.names) if as_utf8(name) not in done]
+    power = power_in(model.manifest.fingerprint)
+    if members is None:
+        batches = _batches(inputs, rows, backbone)
+    else:
+        own = [members[row] for row in rows]
+        batches = pooled(_batches(inputs, [i for bag in own for i in bag], backbone), own, power)
+        power = 1.0
     started, unreadable = time.perf_counter(), 0
     with one_thread(), out.open("a", newline="", encoding="utf-8", errors=NAMES) as stream:
-        for batch in _batches(inputs, rows, backbone):
+        for batch in batches:
             unreadable += len(batch.broken)
-            lines = _lines(inputs, rows, batch, predictor, power_in(model.manifest.fingerprint))
+            lines = _lines(units, rows, batch, predictor, power)
             stream.write(csv_text(lines))
             stream.flush()
     seconds = max(time.perf_counter() - started, 1e-9)
@@ -228,7 +237,7 @@ def one_thread() -> Iterator[None]:
 
 def _settings(model: SignedModel, predictor: Predictor, inputs: Inputs) -> dict[str, Any]:
     arrays = sum(float(tensor.double().sum()) for tensor in predictor.classifier.arrays().values())
-    return {
+    return ({} if inputs.bags is None else {"bags": digest_of(inputs.bags)}) | {
         "model": model.manifest.name,
         "tensors": model.manifest.tensors,
         "classifier": f"{arrays:.12g}",
@@ -282,16 +291,7 @@ def _whole_rows(stream: IO[bytes]) -> int:
     return size
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """Positions in the list of rows with features (n, d), and those without, each with a reason."""
-
-    rows: list[int]
-    features: Tensor | None
-    broken: list[tuple[int, str]]
-
-
-def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterator[_Batch]:
+def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterator[Batch]:
     """Features of the rows, `TOGETHER` and a few more at a time. What is computed is yielded even
     on Ctrl-C.
     """
@@ -316,18 +316,18 @@ def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterato
         yield _joined(waiting)
 
 
-def _joined(parts: Sequence[Part]) -> _Batch:
+def _joined(parts: Sequence[Part]) -> Batch:
     kept = [part.features for part in parts if part.features is not None]
     rows = [row for part in parts if part.features is not None for row in part.rows]
     broken = [(row, _problem(why)) for part in parts for row, why in part.broken]
     if not kept:
-        return _Batch([], None, broken)
+        return Batch([], None, broken)
     features = torch.cat(kept).float()
     finite = features.isfinite().all(1)
     broken += [
         (row, NOT_FINITE) for row, good in zip(rows, finite.tolist(), strict=True) if not good
     ]
-    return _Batch(
+    return Batch(
         [row for row, good in zip(rows, finite.tolist(), strict=True) if good],
         features[finite],
         broken,
@@ -341,7 +341,7 @@ def _problem(why: str) -> str:
 
 
 def _lines(
-    inputs: Inputs, rows: Sequence[int], batch: _Batch, predictor: Predictor, power: float
+    inputs: Inputs, rows: Sequence[int], batch: Batch, predictor: Predictor, power: float
 ) -> Iterator[Cells]:
     columns, empty = list(inputs.columns.values()), [""] * len(predictor.columns())
     lines: dict[int, Cells] = {position: [*empty, why] for position, why in batch.broken}
@@ -355,7 +355,7 @@ def _lines(
         for position, cells in zip(
             batch.rows, predictor.results(raised(batch.features, power)), strict=True
         ):
-            lines[position] = [*cells, ""]
+            lines[position] = [*cells, batch.notes.get(position, "")]
     for position in sorted(lines):
         row = rows[position]
         texts = (as_utf8(column[row]) for column in (inputs.names, *columns))

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fedsurrogate.client_app.governance.kept_files import has_room
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import coordinator_key
@@ -77,13 +79,16 @@ def read_index(node: NodeConfig) -> Index:
     file = models_folder(node) / INDEX
     try:
         content = json.loads(file.read_text())
-        models = {name: Kept(**each) for name, each in content["models"].items()}
-        if not all(map(is_name, models)):
+        whole = dict.fromkeys(("models", "in_use", "before")) | content
+        index = TypeAdapter(Index).validate_python(whole)
+        if not all(map(is_name, index.models)):
             raise ValueError("a name that no model has")
-        return Index(models, str(content["in_use"]), tuple(map(str, content["before"])))
+        for each in index.models.values():
+            bytes.fromhex(each.key)
+        return index
     except FileNotFoundError:
         return Index()
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise StateError(
             f"{file} cannot be read ({type(error).__name__}); remove it, and add the models again "
             "with `site models add`"

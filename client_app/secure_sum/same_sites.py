@@ -333,7 +333,7 @@ def _read(file: Path) -> Fixed | None:
             # Versions that refused by the records alone have none.
             {str(what): str(digest) for what, digest in content.get("settings", {}).items()},
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StateError(
             f"{file}, which names the sites of earlier sums, is damaged ({type(error).__name__}); "
             f"{REMEDY}"

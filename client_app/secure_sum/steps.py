@@ -4,7 +4,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fedsurrogate.common.secure_sum.member import agree, begin, reveal, share, s
 from fedsurrogate.common.secure_sum.of_run import context_of, local_epsilon, rules_of
 from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.security.sealing import public_key, read_keys
+from fedsurrogate.common.targets.target import LEAST_TOGETHER, Target
 from fedsurrogate.common.wire.records import Info
 from fedsurrogate.common.wire.sum_proto import (
     pack_dealt,
@@ -91,6 +92,8 @@ def sum_shares(step: Step) -> tuple[bytes | None, Info]:
     rules = rules_of(step.run.settings, len(members))
     _check_colluding(policy, rules)
     _check_local(policy, step.run, rules)
+    names = [member.site for member in members]
+    _check_together(policy, step.run.target, None if step.run.private else names, rules)
     pinned = read_keys(Path(step.node.peers).expanduser()) if step.node.peers else None
     own = public_key(private_key(step.node, step.site))
     after, dealt = share(state, members, rules, own, policy.smallest_sum, pinned, public)
@@ -100,15 +103,13 @@ def sum_shares(step: Step) -> tuple[bytes | None, Info]:
 
 def sum_list(step: Step) -> tuple[bytes | None, Info]:
     """Sign the list of the sites in the sum."""
-    step.checked()
+    policy = step.checked()
     state = store.read(step.run, step.node, step.name, step.site)
     summed, _ = unpack_list(step.payload)
-    after, signature = agree(
-        state,
-        summed,
-        rules_of(step.run.settings, len(state.members)),
-        private_key(step.node, step.site),
-    )
+    rules = rules_of(step.run.settings, len(state.members))
+    after, signature = agree(state, summed, rules, private_key(step.node, step.site))
+    names = None if step.run.private else after.summed
+    _check_together(policy, step.run.target, names, rules)
     if same_sites.applies(step.run.plan.mechanism_name, step.node):
         same_sites.check_summed(step.node, step.name, after.summed_keys)
     store.write(step.node, step.name, after)
@@ -153,6 +154,21 @@ def _check_local(policy: Policy, run: Run, rules: SumRules) -> None:
             f"local-epsilon = {policy.local_epsilon:g}: this site's own noise alone gives epsilon "
             f"{local:.4g} at delta {run.settings.delta:g} among {rules.members} sites; the run "
             "needs a smaller epsilon"
+        )
+
+
+def _check_together(
+    policy: Policy, target: Target | None, exact: Sequence[str] | None, rules: SumRules
+) -> None:
+    """Differences of exact sums, such as of two labels, may be of fewer sites than the sum. All
+    honest sites refuse the same list of them, so none is completed.
+    """
+    fewest = None if target is None or exact is None else target.fewest(exact)
+    needed = max(LEAST_TOGETHER + rules.colluding, policy.smallest_sum)
+    if fewest is not None and fewest[1] < needed:
+        raise PolicyError(
+            f"smallest-sum: exactly {fewest[0]!r} is annotated by {fewest[1]} of the sites in this "
+            f"secure sum, and differences of its sums would show these; {needed} are needed"
         )
 
 

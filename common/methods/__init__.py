@@ -59,14 +59,16 @@ def plan_of(method: Method, settings: Settings, target: Target | None = None) ->
     """
     if target is None:
         plan = method.plan(settings)
-    elif method.coded is None:
-        names = " or ".join(repr(each.name) for each in METHODS.values() if each.coded)
+    elif method.coded is not None:
+        plan = method.coded(settings, target)
+    elif method.trains is not None:
+        plan = method.trains(method.plan(settings), settings.fedavg, target)
+    else:
+        *names, last = (repr(each.name) for each in METHODS.values() if each.coded or each.trains)
         raise ConfigError(
             f"target = {target.name!r}, but method = {method.name!r} learns classes only; use "
-            f"{names}"
+            f"{', '.join(names)} or {last}"
         )
-    else:
-        plan = method.coded(settings, target)
     if settings.secure_sum and plan.combination.from_sums:
         return with_secure_sum(method.name, plan, settings)
     return plan

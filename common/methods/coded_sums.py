@@ -56,10 +56,10 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
     return Plan(
         kind="one-shot",
         messages=Messages(
-            tuple(_field(each.name, each.shape) for each in sums),
+            tuple(field_of(each.name, each.shape) for each in sums),
             (),
             outputs,
-            symbols=partial(_sizes, len(target.outputs)),
+            symbols=partial(coded_sizes, len(target.outputs), target.blocks),
             introduces=False,
             all_classes=True,
         ),
@@ -86,13 +86,16 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
     )
 
 
-def _sizes(outputs: int, classes: int, dimension: int, records: int) -> Sizes:
-    """o outputs; T and P numbers of a symmetric matrix of features, and of the code."""
+def coded_sizes(outputs: int, blocks: int, classes: int, dimension: int, records: int) -> Sizes:
+    """o outputs; B blocks of sites; T and P numbers of a symmetric matrix of features, and of the
+    code.
+    """
     folded = {"T": dimension * (dimension + 1) // 2, "P": classes * (classes + 1) // 2}
-    return {"1": 1, "o": outputs, **folded}
+    return {"1": 1, "o": outputs, "B": blocks, **folded}
 
 
-def _field(name: str, shape: str) -> Field:
+def field_of(name: str, shape: str) -> Field:
+    """The field of a sum, of which counts have a limit."""
     counted = name in (RECORDS, CODE, PRODUCTS)
     return Field(name, shape, *((-LARGEST_COUNT, LARGEST_COUNT) if counted else ()))
 

@@ -9,6 +9,7 @@ from functools import partial
 from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER
 from fedsurrogate.common.methods import heads
 from fedsurrogate.common.methods.class_sums import MOMENTS
+from fedsurrogate.common.methods.coded_rounds import coded_rounds_plan
 from fedsurrogate.common.methods.coded_sums import coded_sums_plan, refused
 from fedsurrogate.common.methods.fedpft_covariance import AUTO_BITS, filled, form_of
 from fedsurrogate.common.methods.method import (
@@ -169,6 +170,8 @@ def coded_plan(settings: Settings, target: Target) -> Plan:
         )
     elif own.public and not settings.secure_sum:
         why = f"target = {target.name!r}: fedpft.public works only with secure-sum = true"
+    if (course := target.course(bool(settings.epsilon))) is not None:
+        return refused(coded_rounds_plan(settings, target, course, own.clip), why)
     return refused(coded_sums_plan(settings, target, own.clip), why)
 
 

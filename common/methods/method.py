@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Literal
 
 from fedsurrogate.common.privacy.mechanism import MechanismRecipe
-from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings import FedAvgSettings, Settings
 from fedsurrogate.common.targets.target import Target
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
@@ -278,6 +278,9 @@ class ModelTraining:
             fedavg.server-learning-rate.
         frames: whether sites train in a common frame of the columns of their features, where these
             need one (common/surrogates/columns.py).
+        rounds: their number, where the section does not say it; 0 where it does.
+        start: "module:class" that is made of a run, and whose `start` makes the first model for a
+            number of features; empty for a network of the section.
     """
 
     section: Literal["fedavg", "fedlap", "dpcvae"] = "fedavg"
@@ -287,6 +290,8 @@ class ModelTraining:
     sparse: bool = False
     adaptive: bool = False
     frames: bool = True
+    rounds: int = 0
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -363,8 +368,9 @@ class Method:
         needs_budget: whether the method runs only under privacy.
         fill: replaces "auto" values that depend on the method.
         adversarial: whether sites train the shared generator against a critic.
-        coded: the plan for another target than classes, which is learned from coded sums; None for
-            a method that learns classes only.
+        coded: the plan for another target than classes, where it is learned from coded sums.
+        trains: the same where sites train its model in rounds: from the plan for classes and the
+            settings of the training. A method that has neither learns classes only.
     """
 
     name: str
@@ -378,6 +384,7 @@ class Method:
     fill: Callable[[Settings], Settings] = unchanged
     adversarial: bool = False
     coded: Callable[[Settings, Target], Plan] | None = None
+    trains: Callable[[Plan, FedAvgSettings, Target], Plan] | None = None
 
     @property
     def sections(self) -> frozenset[str]:

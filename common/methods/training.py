@@ -32,6 +32,8 @@ from fedsurrogate.common.settings import (
     PrivacyBudget,
     Settings,
 )
+from fedsurrogate.common.targets.objective import Objective
+from fedsurrogate.common.targets.target import Target
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
 FEDAVG_KEYS = (
@@ -108,6 +110,51 @@ def _work(own: FedAvgSettings, private: bool, one_step: bool, classes: int, dime
         numbers=numbers_held(own, classes, dimension) * (GRADIENTS if private else 4),
         width=own.width,
     )
+
+
+def plan_of_target(usual: Plan, own: FedAvgSettings, target: Target) -> Plan:
+    """The plan of a method that trains a linear model of another target than classes.
+
+    Args:
+        usual: the method's plan for classes, whose mechanism, combination and defences stay.
+        own: settings of the training.
+        target: of the run.
+    """
+    objective = target.objective()
+    if objective is None:
+        why = f"target = {target.name!r} is learned from sums only; use method = 'fedpft'"
+        return replace(usual, refusal=usual.refusal or why)
+    linear = (
+        ""
+        if own.kind == "linear"
+        else f"target = {target.name!r} has linear heads only; remove fedavg.model = {own.kind!r}"
+    )
+    messages = replace(
+        usual.messages,
+        result=(Field("weight", "o d"), Field("bias", "o")),
+        symbols=partial(_coded_symbols, own.keep, target, objective),
+    )
+    evaluate = "fedsurrogate.client_app.methods.target_evaluation:received_model"
+    return replace(
+        usual,
+        messages=messages,
+        combination=replace(usual.combination, evaluate=evaluate),
+        refusal=usual.refusal or linear,
+        variant=target.name,
+    )
+
+
+def _coded_symbols(
+    keep: float, target: Target, objective: Objective, classes: int, dimension: int, records: int
+) -> Sizes:
+    """As `_symbols`; o: what the model answers."""
+    numbers = objective.numbers(dimension)
+    return {
+        "P": numbers,
+        "k": round(keep * numbers),
+        "m": numbers // 16,
+        "o": len(target.outputs),
+    }
 
 
 def _has_joint_noise(settings: Settings) -> bool:
@@ -307,6 +354,7 @@ FEDAVG = Method(
     title="FedAvg",
     paper="McMahan et al. 2017",
     plan=plan,
+    trains=plan_of_target,
     digest={"fedavg": FEDAVG_KEYS, "baseline": heads.BASELINE_KEYS},
     shown="fedavg",
     fill=_FILL,
@@ -350,6 +398,7 @@ FEDLAMBDA = replace(
     title="FedLambda",
     paper="a local head mixed with FedAvg's, as in DP-CVAE's comparison",
     plan=partial(_personal_plan, "with_head"),
+    trains=None,
     reads=("head",),
 )
 KNN_PER = replace(
@@ -365,6 +414,7 @@ FEDREP = replace(
     title="FedRep",
     paper="Collins et al. 2021, algorithm 1",
     plan=fedrep_plan,
+    trains=None,
     reads=("head",),
     fill=partial(fill_for, "mlp", lambda settings: False),
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,11 +18,14 @@ from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import Model
+    from fedsurrogate.common.targets.objective import Objective
 
 BLOCKS = 3
 WIDEST = 1024
 # Prefix of the names of the last layer's parameters.
 HEAD = "linear."
+# Parameters of linear models that features do not multiply.
+OFFSETS = ("bias", "levels.weight")
 # Pixels are between 0 and 1. These public constants scale them to about mean zero and deviation
 # one.
 PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
@@ -67,6 +70,49 @@ def linear(inputs: int, classes: int) -> nn.Module:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+class Levelled(nn.Module):
+    """One linear score of the features, and a level for each output: outputs are their sums.
+
+    The levels are a layer too, whose input is one, so that all parameters belong to linear layers.
+
+    Args:
+        inputs: dimension of the features.
+        levels: at the start.
+    """
+
+    def __init__(self, inputs: int, levels: Sequence[float]) -> None:
+        super().__init__()
+        self.score = nn.Linear(inputs, 1, bias=False)
+        self.levels = nn.Linear(1, len(levels), bias=False)
+        nn.init.zeros_(self.score.weight)
+        with torch.no_grad():
+            self.levels.weight.copy_(torch.tensor(levels)[:, None])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Outputs (n, o) of features (n, d)."""
+        score = self.score(features)
+        outputs: Tensor = score + self.levels(torch.ones_like(score))
+        return outputs
+
+
+def of_target(objective: Objective, inputs: int) -> nn.Module:
+    """The linear model of another target than classes, before training.
+
+    Args:
+        objective: of the target.
+        inputs: dimension of the features.
+
+    Example:
+        >>> from fedsurrogate.common.targets.time import Time
+        >>> model = of_target(Time(("t", "e"), (0.0, 1.0, 2.0)).objective(), inputs=3)
+        >>> {name: tuple(each.shape) for name, each in parameters_of(model).items()}
+        {'score.weight': (1, 3), 'levels.weight': (2, 1)}
+    """
+    if objective.levels:
+        return Levelled(inputs, objective.levels)
+    return linear(inputs, objective.outputs)
 
 
 def mlp(inputs: int, classes: int, width: int, seed: int = 0) -> nn.Module:

@@ -144,8 +144,9 @@ class Mechanism:
         """Epsilon, at this delta, of all releases if only this share of the variance of their noise
         counts.
         """
-        (event,) = self.events
-        return gaussian_epsilon(event.noise_multiplier / math.sqrt(event.count * share), self.delta)
+        # Gaussian mechanisms compose as one whose squared inverse multiplier is the sum of theirs.
+        precision = sum(event.count / event.noise_multiplier**2 for event in self.events)
+        return gaussian_epsilon(1 / math.sqrt(precision * share), self.delta)
 
     @property
     def _releases(self) -> Releases:

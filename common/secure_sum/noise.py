@@ -58,10 +58,12 @@ def site_variances(
 
     Raises:
         ConfigError: if the modulus has no room for the noise.
+        KeyError: for a statistic of which the claim says no noise.
     """
     variances = {}
-    for name, (sigma, bound) in claim.noise.items():
-        fixed = numbers[name]
+    # Of a claim for several rounds, the statistics of this one.
+    for name in shapes:
+        (sigma, bound), fixed = claim.noise[name], numbers[name]
         sensitivity = bound / fixed.step + (1 + SLACK) * math.sqrt(math.prod(shapes[name]))
         shared = ((sigma / bound * sensitivity) ** 2 + CONTINUOUS) / rules.honest
         variances[name] = math.ceil(shared) + CONTINUOUS

@@ -19,7 +19,7 @@ from fedsurrogate.common.settings.base import (
     split_names,
 )
 from fedsurrogate.common.settings.counting import CountingSettings
-from fedsurrogate.common.settings.features import FeaturesSettings
+from fedsurrogate.common.settings.features import Bag, FeaturesSettings
 from fedsurrogate.common.settings.fedlap import FedLAPSettings
 from fedsurrogate.common.settings.fedpft import FedPFTSettings
 from fedsurrogate.common.settings.generators import DPCVAESettings
@@ -49,6 +49,7 @@ __all__ = [
     "AnyCovariance",
     "Augmentations",
     "BackboneSettings",
+    "Bag",
     "BaselineSettings",
     "Clip",
     "CountingSettings",

@@ -23,6 +23,9 @@ Power = Annotated[
     Range(f"auto; else above 0 to {LARGEST_POWER:g}"),
 ]
 
+# How the features of the images of one unit become one record.
+Bag = Literal["none", "mean"]
+
 
 class FeaturesSettings(Section):
     """What is done with all features first (section `features.`)."""
@@ -31,6 +34,12 @@ class FeaturesSettings(Section):
         "auto",
         description="Power of every feature, with its sign; auto is 0.5 for backbones that end in "
         "a ReLU, otherwise 1; and 1 where each site adds noise of its own to clipped features.",
+    )
+    bag: Bag = Field(
+        "none",
+        description="Whether many images of one unit, such as the slices of a study, are one "
+        "record: none, or the mean of their features after power; a site's bag-column says which "
+        "images these are.",
     )
     projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
         "",

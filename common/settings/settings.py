@@ -120,6 +120,11 @@ class DataSettings(Section):
     patient_column: Name = Field(
         "", description="Column of a table that holds the patient ID; patients are then protected."
     )
+    bag_column: Name = Field(
+        "",
+        description="Column of a table, or tensor, that names the bag of an image, where a run "
+        "pools bags; of DICOM also study, series or patient, of a folder without a table folder.",
+    )
     classes: ClassNames = Field(
         (), description="All classes in their order; empty collects the classes that sites report."
     )

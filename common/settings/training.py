@@ -95,18 +95,27 @@ class FedAvgSettings(Section):
         """The network. Without a run's configuration, which resolves "auto", a linear layer."""
         return "linear" if self.model == "auto" else self.model
 
-    def rate(self, private: bool) -> float:
-        """The learning rate, or the model's default."""
-        usual = (3.0 if private else 30.0) if self.kind == "linear" else 0.1
+    def rate(self, private: bool, linear: float = 0.0) -> float:
+        """The learning rate, or the model's default.
+
+        Args:
+            private: whether of a step of DP-SGD.
+            linear: default of a linear model of another target than classes; 0 for classes.
+        """
+        usual = linear or (3.0 if private else 30.0) if self.kind == "linear" else 0.1
         return self.learning_rate or usual
 
-    def joint_rate(self, classes: int) -> float:
+    def joint_rate(self, classes: int, linear: float = 0.0) -> float:
         """The learning rate of the coordinator's step with joint noise.
+
+        Args:
+            classes: of the run.
+            linear: as in `rate`.
 
         The curvature of softmax regression on features of norm one is at most about 1.1 / classes
         (the 0.1 is of the bias). Steps with momentum 0.9 diverge there at a rate of 3.5 a class.
         """
-        return self.learning_rate or (3.0 * classes if self.kind == "linear" else 0.1)
+        return self.learning_rate or (linear or 3.0 * classes if self.kind == "linear" else 0.1)
 
     @property
     def private_steps(self) -> int:

@@ -107,6 +107,7 @@ def feature_settings(
         "features.power": float(power),
         "seed": settings.seed,
         "test-fraction": settings.test_fraction,
+        **({} if settings.features.bag == "none" else {"features.bag": settings.features.bag}),
         **_target_settings(settings.flat(), target),
     }
 

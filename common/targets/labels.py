@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +14,9 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.target import label_sets
+from fedsurrogate.common.targets.objective import LearningRates, Objective, TrainedHead
 from fedsurrogate.common.targets.target import (
+    LEAST_TOGETHER,
     Facts,
     Kind,
     Target,
@@ -20,36 +24,77 @@ from fedsurrogate.common.targets.target import (
     sums_of_counts,
 )
 
-# Sites that must share in an exact sum, besides those that may collude.
-LEAST_ANNOTATORS = 2
+# Of the squared norm of a capped record, the part of its label set. Measured with the shares below in
+# benchmarks/targets_labels.py.
+SET_PART = 0.2
+CAPPED_SHARES = (0.06, 0.62, 0.32)
+# Moments of more label sets make a secure sum too large: each is as long as the one of all records.
+MOST_MOMENTS = 4
+CODES = {
+    "capped": "capped, with less noise, because label-sets say who annotates what",
+    "unknown": "exact, because no label-sets say who annotates what; with them, label-code = "
+    "'capped' has less noise",
+}
+MOMENTS = {
+    "own": "own: of the sites that annotate the label, which messages have anyway",
+    "own in a sum": "own: of the sites that annotate the label; the sum has one for each label set",
+    "one set": "shared: all sites annotate the same labels",
+    "many sets": f"shared: the sum would have more than {MOST_MOMENTS} moments, one for each label "
+    "set",
+    "noise": "shared: noise in a moment for each label set would be larger",
+}
+# A second derivative is 1/4 at most.
+RATES = LearningRates(4.0, 2.0, 12.0)
 
 
 @dataclass(frozen=True)
 class Labels(Target):
     """Labels, of which a record has any number.
 
-    The code has two rows a label: records with it, and records without it. A record that is not
-    annotated for a label is in neither.
+    The exact code has two rows a label: records with it, and records without it. A record that is
+    not annotated for a label is in neither.
+
+    The capped code has one row a label, for records with it, and one row a label set, for records
+    that are annotated for all of it. A record has its largest set, and the labels of it that are
+    present, scaled to norm one together. Others are in no row.
 
     Attributes:
         columns: of the L labels.
         sets: the labels that each site annotates, in the order of its settings; none where all
             sites annotate all.
+        capped: whether the code is the capped one.
+        own: whether labels have the second moment of the sites that annotate them, not that of all.
+        summed: whether the coordinator sees only the sum over all sites.
+        chosen: settings that were "auto", and what they became.
 
     Example:
         >>> labels = Labels(("edema", "fracture"))
         >>> labels.code(torch.tensor([[1.0, float("nan")]])).tolist()
         [[1.0, 0.0, 0.0, 0.0]]
+        >>> capped = Labels(("edema", "fracture"), capped=True)
+        >>> values = torch.tensor([[1.0, 1.0], [1.0, float("nan")]])
+        >>> capped.code(values).round(decimals=3).tolist()
+        [[0.707, 0.707, 0.5], [0.0, 0.0, 0.0]]
     """
 
     columns: tuple[str, ...]
     sets: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    capped: bool = False
+    own: bool = False
+    summed: bool = False
+    chosen: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     name = "labels"
     gaps = True
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Two rows a label."""
+        """Two rows a label; or one, and one a label set."""
+        if self.capped:
+            sets = range(1, len(self.label_sets) + 1)
+            return (
+                *(f"{each}: present" for each in self.columns),
+                *(f"annotated for set {number}" for number in sets),
+            )
         return tuple(f"{each}: {there}" for each in self.columns for there in ("present", "absent"))
 
     @property
@@ -59,37 +104,122 @@ class Labels(Target):
 
     @property
     def public(self) -> dict[str, object]:
-        """Names, and who annotates which."""
-        sets = {site: list(labels) for site, labels in self.sets}
-        return {"name": self.name, "columns": list(self.columns)} | ({"sets": sets} if sets else {})
+        """Names, who annotates which, and another code than the exact one."""
+        found: dict[str, object] = {"name": self.name, "columns": list(self.columns)}
+        if self.sets:
+            found["sets"] = {site: list(labels) for site, labels in self.sets}
+        if self.capped:
+            found["code"] = "capped"
+        if self.blocks:
+            found["moments"] = "of label sets"
+        return found
 
-    def annotators(self, label: str) -> int:
-        """Number of sites that annotate a label, as far as settings say."""
-        return sum(label in labels for _, labels in self.sets)
+    @property
+    def blocks(self) -> int:  # type: ignore[override]
+        """One block of sites for each label set, in a secure sum with own moments."""
+        return len(self.label_sets) if self.own and self.summed else 0
 
-    def fewest(self) -> tuple[str, int]:
-        """The label that fewest sites annotate, and their number."""
-        return min(
-            ((name, self.annotators(name)) for name in self.columns), key=lambda each: each[1]
-        )
+    @property
+    def choices(self) -> dict[str, str]:
+        """The code that was chosen, and why."""
+        return dict(self.chosen)
+
+    @cached_property
+    def label_sets(self) -> tuple[tuple[str, ...], ...]:
+        """The S different sets of labels that sites annotate, each in the order of the columns."""
+        if not self.sets:
+            return (self.columns,)
+        ordered = (self._ordered(labels) for _, labels in self.sets)
+        return tuple(dict.fromkeys(ordered))
+
+    @cached_property
+    def members(self) -> Tensor:
+        """Which labels each set has, (S, L), bool."""
+        rows = [[name in labels for name in self.columns] for labels in self.label_sets]
+        return torch.tensor(rows)
+
+    @property
+    def set_entry(self) -> float:
+        """What a record of a label set adds to the row of the set, in the capped code. The square
+        is SET_PART of that of the whole record.
+        """
+        return math.sqrt(SET_PART / (1 - SET_PART))
+
+    def fewest(self, sites: Collection[str] | None = None) -> tuple[str, int]:
+        """What fewest sites annotate: a label, or a whole set; and their number.
+
+        Sums over the annotators of each label, and over all sites, can be subtracted from each
+        other. Whatever the difference, sites that annotate the same labels are in it together; so
+        it is of as many sites as have the rarest set, at least.
+        """
+        own = [labels for site, labels in self.sets if sites is None or site in sites]
+        kinds = Counter(", ".join(self._ordered(labels)) for labels in own)
+        by_label = {name: sum(name in labels for labels in own) for name in self.columns}
+        return min((by_label | kinds).items(), key=lambda each: each[1])
 
     def statistics(self, private: bool) -> tuple[TargetSum, ...]:
         """Sums of the code t, of t z' and of z z'; without noise also of 1 and z.
 
-        A record is in one row of each label for which it is annotated, so |t| <= sqrt(L). With
-        noise, the public centre stands for the mean of the features.
+        In the exact code a record is in one row of each label for which it is annotated, so
+        |t| <= sqrt(L). With noise, the public centre stands for the mean of the features.
         """
-        return sums_of_counts(math.sqrt(len(self.columns)), private)
+        if self.capped:
+            return sums_of_counts(math.hypot(1, self.set_entry), private, CAPPED_SHARES)
+        return sums_of_counts(math.sqrt(len(self.columns)), private, blocks=bool(self.blocks))
 
     def code(self, values: Tensor) -> Tensor:
-        """(n, 2 L), ones and zeros."""
+        """(n, 2 L), ones and zeros; or (n, L + S)."""
+        if self.capped:
+            return self._capped(values.double())
         there = torch.stack([values == 1, values == 0], 2).double()
         return there.flatten(1)
+
+    def counted(self, code: Tensor) -> float:
+        """The records that are annotated: for most labels, or for a whole set."""
+        if self.capped:
+            return float(code[len(self.columns) :].sum()) / self.set_entry
+        return float((code[0::2] + code[1::2]).max())
+
+    def known(self, code: Tensor) -> tuple[bool, ...]:
+        """The labels for which a site has annotated records."""
+        return tuple((code[0::2] + code[1::2] > 0).tolist()) if self.own else ()
+
+    def known_in_blocks(self) -> tuple[tuple[bool, ...], ...]:
+        """The labels of each set."""
+        return tuple(tuple(row) for row in self.members.tolist())
+
+    def block(self, site: str) -> int:
+        """The label set of a site."""
+        return self.label_sets.index(self._ordered(dict(self.sets)[site])) if self.blocks else 0
 
     def faults(self, values: Tensor) -> Mapping[str, Tensor]:
         """Values other than 1 and 0."""
         wrong = ~(values.isnan() | (values == 0) | (values == 1)).all(1)
         return {"a label that is not 1, 0 or empty": wrong}
+
+    def remarks(self, values: Tensor) -> list[str]:
+        """Records that the capped code leaves out."""
+        if not self.capped:
+            return []
+        left = int((self._set_of(values) < 0).sum())
+        if not left:
+            return []
+        return [
+            f"{left} of {len(values)} records are not annotated for all labels of any set in "
+            "label-sets, so no label is learned from them (label-code = 'capped')"
+        ]
+
+    def of_site(self, values: Tensor, site: str) -> Tensor:
+        """The annotations of the labels that settings say this site annotates; all others are none
+        of the run's, and would change whose sums a difference shows.
+        """
+        if not self.sets:
+            return values
+        own = dict(self.sets).get(site)
+        if own is None:
+            raise ConfigError(f"label-sets do not name site {site!r}; name all sites, or none")
+        kept = torch.tensor([name in own for name in self.columns])
+        return values.masked_fill(~kept, torch.nan)
 
     def large_enough(self, code: Tensor, least: int, summed: bool) -> tuple[Tensor, str]:
         """The code without labels of which few records are present, absent, or not annotated.
@@ -113,9 +243,46 @@ class Labels(Target):
         why = f"left out of what this site sends, with fewer than {least} records: "
         return code * kept, why + ", ".join(map(repr, names))
 
+    def objective(self) -> Objective:
+        """Binary cross-entropy of the labels for which a record is annotated, without weights for
+        rare labels, so that probabilities stay those of the records.
+        """
+        return Objective(len(self.columns), _losses, RATES, self._answering)
+
+    def _answering(self, model: Mapping[str, Tensor]) -> TrainedHead:
+        return TrainedHead(self.columns, model["weight"], model["bias"], {})
+
     def groups(self, values: Tensor) -> Tensor:
         """Present, absent or unknown, of the first label."""
         return torch.where(values[:, 0].isnan(), 2, (values[:, 0] == 1).long()).long()
+
+    def _ordered(self, labels: Collection[str]) -> tuple[str, ...]:
+        return tuple(name for name in self.columns if name in labels)
+
+    def _set_of(self, values: Tensor) -> Tensor:
+        """The largest set for all of which a record is annotated, (n,); -1 for none. It depends on
+        the record alone, so that no record changes what another one adds.
+        """
+        members = self.members.double()
+        sizes = members.sum(1)
+        whole = (~values.isnan()).double() @ members.T == sizes
+        largest = torch.where(whole, sizes, 0.0).max(1)
+        return torch.where(largest.values > 0, largest.indices, -1)
+
+    def _capped(self, values: Tensor) -> Tensor:
+        place = self._set_of(values)
+        used = (place >= 0)[:, None]
+        sets = torch.nn.functional.one_hot(place.clamp_min(0), len(self.members)).double() * used
+        present = ((values == 1) & self.members[place.clamp_min(0)] & used).double()
+        scaled = present / present.norm(dim=1, keepdim=True).clamp_min(1)
+        return torch.cat([scaled, self.set_entry * sets], 1)
+
+
+def _losses(outputs: Tensor, code: Tensor) -> Tensor:
+    """The gradient of a label is its probability less its value, and zero where not annotated."""
+    there, absent = code[:, 0::2].to(outputs), code[:, 1::2].to(outputs)
+    softplus = torch.nn.functional.softplus
+    return (there * softplus(-outputs) + absent * softplus(outputs)).sum(1)
 
 
 def _make(settings: Settings) -> Target:
@@ -124,20 +291,53 @@ def _make(settings: Settings) -> Target:
             "target = 'labels' needs label-columns, the names of all labels of the run"
         )
     sets = label_sets(settings.label_sets)
-    target = Labels(settings.label_columns, tuple(sets.items()))
     for site, labels in sets.items():
-        if others := [name for name in labels if name not in target.columns]:
+        if others := [name for name in labels if name not in settings.label_columns]:
             raise ConfigError(
                 f"label-sets: site {site!r} annotates {others[0]!r}, which is not in label-columns"
             )
+    plain = Labels(settings.label_columns, tuple(sets.items()))
+    target = _coded(plain, settings.label_code, bool(settings.epsilon))
+    target = _with_moment(target, settings)
     if settings.secure_sum and not settings.epsilon:
         _check_annotators(target, settings.colluding)
     return target
 
 
+def _coded(target: Labels, code: str, private: bool) -> Labels:
+    """With the code of the settings."""
+    if code == "capped" and not private:
+        raise ConfigError(
+            "label-code = 'capped' makes the noise smaller, and without epsilon there is none; set "
+            "epsilon and delta, or label-code = 'exact'"
+        )
+    if code != "auto" or not private:
+        return replace(target, capped=code == "capped")
+    why = ("label-code", CODES["capped" if target.sets else "unknown"])
+    return replace(target, capped=bool(target.sets), chosen=(*target.chosen, why))
+
+
+def _with_moment(target: Labels, settings: Settings) -> Labels:
+    """With the moment of the settings."""
+    moment, summed = settings.label_moment, settings.secure_sum
+    if moment == "own" and settings.epsilon:
+        raise ConfigError(
+            "label-moment = 'own' works only without noise, which would be larger in a moment for "
+            "each label set; remove epsilon, or set label-moment = 'shared'"
+        )
+    own, why = moment == "own", ""
+    if moment == "auto":
+        sets = len(target.label_sets)
+        few = "one set" if sets == 1 else "own in a sum" if sets <= MOST_MOMENTS else "many sets"
+        why = "noise" if settings.epsilon else few if summed else "own"
+        own = why in ("own", "own in a sum")
+    chosen = (*target.chosen, *((("label-moment", MOMENTS[why]),) if why else ()))
+    return replace(target, own=own, summed=summed, chosen=chosen)
+
+
 def _check_annotators(target: Labels, colluding: float) -> None:
-    """Raise ConfigError for a label of which an exact sum would show the part of one site: a site
-    that does not annotate it adds nothing.
+    """Raise ConfigError for labels of which exact sums, or their differences, would show the part of
+    one site.
     """
     if not target.sets:
         raise ConfigError(
@@ -145,12 +345,13 @@ def _check_annotators(target: Labels, colluding: float) -> None:
             "what, or epsilon: the sum of a label that one site alone annotates is its own"
         )
     name, sites = target.fewest()
-    needed = LEAST_ANNOTATORS + math.floor(colluding * len(target.sets))
+    needed = LEAST_TOGETHER + math.floor(colluding * len(target.sets))
     if sites < needed:
         raise ConfigError(
-            f"label {name!r} is annotated by {sites} sites; a secure sum without noise needs "
-            f"{needed} (colluding = {colluding:.3g}), so that no sum is that of one site; leave "
-            "the label out, or set epsilon"
+            f"exactly {name!r} is annotated by {sites} sites; a secure sum without noise needs "
+            f"{needed} with the same labels (colluding = {colluding:.3g}), so that no sum of a "
+            "label, and no difference of two, is that of one site; name in label-sets only the "
+            "labels that as many sites have, which then send no others, or set epsilon"
         )
 
 
@@ -191,7 +392,7 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 LABELS = Kind(
     "labels",
-    ("label_columns", "label_sets"),
+    ("label_columns", "label_sets", "label_code", "label_moment"),
     _make,
     _answers,
     _measured,

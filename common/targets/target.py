@@ -7,14 +7,15 @@ features z: of t, of t z', of z z', and for some targets of t t'. All heads foll
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedsurrogate.common.settings import Settings
+    from fedsurrogate.common.targets.objective import Objective
 
 # The sums of a site. Those of "records" and "totals" are of the code 1, which every record has.
 RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (
@@ -27,6 +28,10 @@ RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (
 )
 
 
+# Sites that must be together in an exact sum, besides those that may collude.
+LEAST_TOGETHER = 2
+
+
 @dataclass(frozen=True)
 class TargetSum:
     """One of the sums of a site.
@@ -34,7 +39,7 @@ class TargetSum:
     Attributes:
         name: one of those above.
         shape: a symbol for each axis: C rows of the code, d dimensions, T = d (d + 1) / 2,
-            P = C (C + 1) / 2.
+            P = C (C + 1) / 2, B blocks of sites.
         degree: a record adds at most the largest feature to this power to an entry.
         bound: largest norm of what a record adds, for features of norm at most one.
         share: part of the privacy budget.
@@ -49,30 +54,81 @@ class TargetSum:
     whole: bool = False
 
 
-def sums_of_counts(bound: float, private: bool) -> tuple[TargetSum, ...]:
+def sums_of_counts(
+    bound: float,
+    private: bool,
+    shares: tuple[float, float, float] = (0.03, 0.55, 0.42),
+    blocks: bool = False,
+) -> tuple[TargetSum, ...]:
     """The sums of a target whose code counts records.
 
     Args:
         bound: largest norm of a record's code.
         private: whether with noise; the public centre then stands for the mean of the features, which
             a message without noise needs to have the other sums around it.
+        shares: of the budget, for the code, its sums and the squares.
+        blocks: whether records, totals and squares are apart for each block of sites.
 
     Example:
         >>> [each.name for each in sums_of_counts(1.0, private=True)]
         ['code', 'sums', 'squares']
     """
     coded = (
-        TargetSum(CODE, "C", 0, bound, 0.03, whole=True),
-        TargetSum(SUMS, "C d", 1, bound, 0.55),
-        TargetSum(SQUARES, "T", 2, 1.0, 0.42),
+        TargetSum(CODE, "C", 0, bound, shares[0], whole=True),
+        TargetSum(SUMS, "C d", 1, bound, shares[1]),
+        TargetSum(SQUARES, "B T" if blocks else "T", 2, 1.0, shares[2]),
     )
     if private:
         return coded
     return (
-        TargetSum(RECORDS, "1", 0, 1.0, 0.0, whole=True),
-        TargetSum(TOTALS, "d", 1, 1.0, 0.0),
+        TargetSum(RECORDS, "B" if blocks else "1", 0, 1.0, 0.0, whole=True),
+        TargetSum(TOTALS, "B d" if blocks else "d", 1, 1.0, 0.0),
         *coded,
     )
+
+
+def names_of_parts(name: str, parts: int) -> tuple[str, ...]:
+    """The names of the tensors whose sum is one tensor.
+
+    Args:
+        name: of the whole.
+        parts: their number.
+
+    Example:
+        >>> names_of_parts("beta", 3)
+        ('beta', 'beta+1', 'beta+2')
+    """
+    return (name, *(f"{name}+{number}" for number in range(1, parts)))
+
+
+@dataclass(frozen=True)
+class Course:
+    """What sites send where a target is learned in several rounds.
+
+    Attributes:
+        rounds: their number.
+        each: the sums of a round; shares are parts of the budget of all rounds but the first.
+        first: those of the first round, if others; shares are parts of its own budget.
+        first_share: part of the whole budget that the first round has.
+        receives: what sites receive in a round: a name, and a symbol for each axis as in
+            `TargetSum`; B bins, R = B + 1.
+        parts: a number travels as the sum of so many numbers of 16 bits.
+        site: "module:function" at the site, which makes its message.
+        site_sums: "module:function" at the site, which makes the sums for a secure sum.
+        steps: "module:class" at the coordinator: its half of the rounds, without messages.
+        private: whether the sums can have noise.
+    """
+
+    rounds: int
+    each: tuple[TargetSum, ...]
+    receives: tuple[tuple[str, str], ...]
+    site: str
+    site_sums: str
+    steps: str
+    first: tuple[TargetSum, ...] | None = None
+    first_share: float = 0.0
+    parts: int = 1
+    private: bool = False
 
 
 class Target(ABC):
@@ -84,8 +140,8 @@ class Target(ABC):
         gaps: whether a value may be missing, as NaN.
         counts: whether rows of the code are counts of records, which are ones and zeros.
         divides: whether each record is in one row exactly.
-        gap: what keeps sites out of a run without noise and secure sum, as a sentence; empty for
-            nothing that is worth a warning before the start.
+        blocks: number of blocks of sites whose second moments a secure sum has apart; 0 for one
+            moment of all.
     """
 
     name: str
@@ -93,7 +149,7 @@ class Target(ABC):
     gaps = False
     counts = True
     divides = False
-    gap = ""
+    blocks: int = 0
 
     @property
     @abstractmethod
@@ -135,6 +191,46 @@ class Target(ABC):
             By what is wrong and what is allowed: which records, (n,) bool.
         """
 
+    def counted(self, code: Tensor) -> float:
+        """The number of records that the sum of a code is of, or the best that it says of it.
+
+        Args:
+            code: sum over records, (q,), perhaps with noise.
+        """
+        return float(code.sum())
+
+    def known(self, code: Tensor) -> tuple[bool, ...]:
+        """For each output, whether a site has records of which it is known, where outputs have
+        moments of their own; nothing where they share one.
+
+        Args:
+            code: sum over the records of the site, (q,).
+        """
+        return ()
+
+    def known_in_blocks(self) -> tuple[tuple[bool, ...], ...]:
+        """The same for the sites of each block, as far as settings say."""
+        return ()
+
+    def block(self, site: str) -> int:
+        """The block of a site, counted from zero."""
+        return 0
+
+    def of_site(self, values: Tensor, site: str) -> Tensor:
+        """The values that a site lets into exact sums.
+
+        Args:
+            values: of its records, (n, k).
+            site: its name.
+
+        Returns:
+            (n, k), NaN for those that it keeps.
+
+        Raises:
+            ConfigError: for a site that the settings leave out.
+        """
+        return values
+
     def large_enough(self, code: Tensor, least: int, summed: bool) -> tuple[Tensor, str]:
         """What of the code of a site's records may be in exact sums.
 
@@ -162,6 +258,10 @@ class Target(ABC):
             (n,), int64.
         """
 
+    def objective(self) -> Objective | None:
+        """What training by gradients minimises; None for a target that is learned from sums only."""
+        return None
+
     @property
     @abstractmethod
     def public(self) -> dict[str, object]:
@@ -172,9 +272,32 @@ class Target(ABC):
         """What is learned, in words."""
         return ", ".join(self.outputs)
 
-    def fewest(self) -> tuple[str, int] | None:
-        """What of the code fewest sites know of their records, and their number, as far as settings
-        say; None where all sites know all.
+    @property
+    def gap(self) -> str:
+        """What keeps sites out of a run without noise and secure sum, as a sentence; empty for
+        nothing that is worth a warning before the start.
+        """
+        return ""
+
+    def course(self, private: bool) -> Course | None:
+        """What sites send in rounds; None where they send all at once.
+
+        Args:
+            private: whether with noise.
+        """
+        return None
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """Settings that were "auto", by name: what they became, and why, for people."""
+        return {}
+
+    def fewest(self, sites: Collection[str] | None = None) -> tuple[str, int] | None:
+        """What of the code, or which of it together, fewest sites know of their records, and their
+        number, as far as settings say; None where all sites know all.
+
+        Args:
+            sites: names of those that count; None for all.
         """
         return None
 
@@ -203,6 +326,7 @@ class Kind:
         score: the metric that says most.
         columns: the field that names the columns, and a name for a column that has none; empty
             where columns have fixed names.
+        once: settings with which a site sends all at once, for messages as files.
     """
 
     name: str
@@ -213,3 +337,4 @@ class Kind:
     metrics: Callable[[Mapping[str, float]], dict[str, float]]
     score: str
     columns: tuple[str, str] = ("", "")
+    once: Mapping[str, str] = field(default_factory=dict)

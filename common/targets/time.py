@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.targets.objective import LearningRates, Objective, TrainedHead
 from fedsurrogate.common.targets.target import (
+    Course,
     Facts,
     Kind,
     Target,
     TargetSum,
     sums_of_counts,
 )
+from fedsurrogate.common.targets.time_rounds import cox_course, residual_course
 
+# A record's hazards add up to about one event at most, and each bends the loss by less than itself.
+RATES = LearningRates(1.0, 1.0, 3.0)
 # Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
 MOST_ALIKE = 0.95
+# Ways to learn risks: from cells in one round, from residuals in two, or by Newton's steps of a Cox
+# model, of which there are usually three.
+HEADS, USUAL_STEPS = ("cells", "residuals", "cox"), 3
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,9 @@ class Time(Target):
         columns: of time and event.
         edges: of the B bins, (B + 1,), from 0 to the horizon.
         unit: of the times.
+        head: how risks are learned: "cells", "residuals" or "cox".
+        steps: Newton steps of "cox".
+        names: of the features, for hazard ratios.
 
     Example:
         >>> time = Time(("t", "e"), (0.0, 1.0, 2.0))
@@ -44,12 +57,11 @@ class Time(Target):
     columns: tuple[str, ...]
     edges: tuple[float, ...]
     unit: str = ""
+    head: str = "cells"
+    steps: int = 0
+    names: tuple[str, ...] = ()
     name = "time"
     divides = True
-    gap = (
-        "a site takes part only if each cell of time and event that has records there has two or more; "
-        "set secure-sum = true or epsilon, or fewer bins"
-    )
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -72,14 +84,26 @@ class Time(Target):
         )
 
     @property
+    def gap(self) -> str:
+        """Cells without noise of a site alone."""
+        if self.head != HEADS[0]:
+            return ""
+        return (
+            "a site takes part only if each cell of time and event that has records there has two or "
+            "more; set time-head = 'residuals', secure-sum = true or epsilon, or fewer bins"
+        )
+
+    @property
     def public(self) -> dict[str, object]:
-        """Columns, edges and unit."""
-        return {
+        """Columns, edges and unit; and how risks are learned, if not from cells."""
+        usual = {
             "name": self.name,
             "columns": list(self.columns),
             "edges": list(self.edges),
             "unit": self.unit,
         }
+        in_rounds = {"head": self.head, "steps": self.steps, "names": list(self.names)}
+        return usual | ({} if self.head == HEADS[0] else in_rounds)
 
     @property
     def title(self) -> str:
@@ -91,6 +115,12 @@ class Time(Target):
         needs to have the others around the mean. A record is in one cell, so |t| = 1.
         """
         return sums_of_counts(1.0, private)
+
+    def course(self, private: bool) -> Course | None:
+        """Two rounds with residuals, or those of Newton's steps."""
+        if self.head == HEADS[0]:
+            return None
+        return cox_course(self.steps) if self.steps else residual_course(private)
 
     def cells(self, values: Tensor) -> Tensor:
         """The cell of each record, (n,), int64."""
@@ -120,9 +150,24 @@ class Time(Target):
         cell = self.rows[int(small.nonzero()[0])]
         raise DataError(
             f"{int(small.sum())} cells of time and event have fewer than {max(2, least)} records "
-            f"at this site, such as {cell!r}, and the sum of one shows its record; set secure-sum "
-            "= true, epsilon, or fewer bins"
+            f"at this site, such as {cell!r}, and the sum of one shows its record; set time-head = "
+            "'residuals', secure-sum = true, epsilon, or fewer bins"
         )
+
+    def objective(self) -> Objective:
+        """Discrete hazards: logistic regression on the bins in which a record is at risk, with a
+        level for each bin and one weight vector for all.
+        """
+        # Half of the records have the event before the horizon.
+        level = math.log(math.expm1(math.log(2) / self.bins))
+        return Objective(
+            self.bins, partial(_losses, self.bins), RATES, self._answering, (level,) * self.bins
+        )
+
+    def _answering(self, model: Mapping[str, Tensor]) -> TrainedHead:
+        levels = [float(each) for each in model["levels.weight"].flatten()]
+        weight = model["score.weight"]
+        return TrainedHead(self.outputs, weight, torch.zeros(1), {"levels": levels})
 
     def groups(self, values: Tensor) -> Tensor:
         """Cells."""
@@ -142,6 +187,54 @@ class Time(Target):
         ]
 
 
+@dataclass(frozen=True)
+class Scored(Time):
+    """Times whose code is one number, that of a record's cell.
+
+    Attributes:
+        values: of the cells, (2 B + 1,), of magnitudes of at most one.
+    """
+
+    values: tuple[float, ...] = ()
+    divides = False
+    counts = False
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The one number."""
+        return ("value",)
+
+    def code(self, values: Tensor) -> Tensor:
+        """The number of each record, (n, 1)."""
+        table = torch.tensor(self.values, dtype=torch.float64)
+        return table[self.cells(values)][:, None]
+
+
+def scored(target: Time, values: Tensor) -> Scored:
+    """A target whose code is the value of a record's cell.
+
+    Args:
+        target: of the run.
+        values: of the cells, (2 B + 1,).
+    """
+    given = {field.name: getattr(target, field.name) for field in fields(target)}
+    return Scored(**given, values=tuple(values.clamp(-1, 1).tolist()))
+
+
+def _losses(bins: int, outputs: Tensor, code: Tensor) -> Tensor:
+    """Minus the log likelihood of what is seen of each record, from cells (n, 2 B + 1).
+
+    A record that is last seen in a bin is at risk for half of it, as in the Kaplan-Meier curve.
+    """
+    cells = code.to(outputs)
+    events, seen, outlived = cells[:, :bins], cells[:, bins:-1], cells[:, -1:]
+    leaving = events + seen
+    later = leaving.flip(1).cumsum(1).flip(1) - leaving + outlived
+    at_risk = later + events + seen / 2
+    losses: Tensor = at_risk * torch.nn.functional.softplus(outputs) - events * outputs
+    return losses.sum(1)
+
+
 def _make(settings: Settings) -> Target:
     if not settings.horizon:
         raise ConfigError("target = 'time' needs horizon, the time up to which survival is learned")
@@ -152,17 +245,37 @@ def _make(settings: Settings) -> Target:
         raise ConfigError(
             "target = 'time' needs time-unit, such as years, so that all sites mean the same"
         )
-    bins = settings.bins or (5 if settings.epsilon else 20)
+    head = settings.time_head
+    if head == "auto":
+        hidden = settings.epsilon or settings.secure_sum
+        head = "cells" if hidden else "residuals"
+    bins = settings.bins or (5 if settings.epsilon and head == HEADS[0] else 20)
     edges = tuple(settings.horizon * i / bins for i in range(bins + 1))
-    return Time(columns, edges, settings.time_unit)
+    steps = (settings.cox_rounds or USUAL_STEPS) if head == HEADS[2] else 0
+    if settings.cox_rounds and not steps:
+        raise ConfigError(
+            f"cox-rounds = {settings.cox_rounds} is for time-head = 'cox', not {head!r}; remove it"
+        )
+    if settings.epsilon and steps:
+        raise ConfigError(
+            "time-head = 'cox' has no noise: each of its rounds would need a part of epsilon for "
+            "B (d + 1) + d (d + 1) / 2 numbers, and steps from noisy sums do not converge; set "
+            "time-head = 'residuals', or remove epsilon"
+        )
+    return Time(columns, edges, settings.time_unit, head, steps, settings.feature_names)
 
 
 def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
-    """The risk, as a log hazard relative to a mean record, and survival at the end of each bin."""
+    """The risk, as a log hazard relative to a mean record, and survival at the end of each bin: from
+    the hazard of each bin, or from the levels of discrete hazards.
+    """
     risk = scores[:, 0]
-    steps = [float(each) for each in facts["hazard"]]
-    hazard = torch.tensor(steps, dtype=torch.float64).cumsum(0)
-    survival = (-hazard * risk.exp()[:, None]).exp()
+    kind = "levels" if "levels" in facts else "hazard"
+    steps = torch.tensor([float(each) for each in facts[kind]], dtype=torch.float64)
+    if kind == "levels":
+        survival = (-torch.nn.functional.softplus(steps + risk[:, None]).cumsum(1)).exp()
+    else:
+        survival = (-steps.cumsum(0) * risk.exp()[:, None]).exp()
     ends = zip(facts["edges"][1:], survival.unbind(1), strict=True)
     named = {f"survival {edge:g}": column for edge, column in ends}
     return {"risk": risk, **named}
@@ -195,10 +308,14 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 TIME = Kind(
     "time",
-    ("time_column", "event_column", "horizon", "bins", "time_unit"),
+    (
+        *("time_column", "event_column", "horizon", "bins", "time_unit"),
+        *("time_head", "cox_rounds", "feature_names"),
+    ),
     _make,
     _answers,
     _measured,
     _metrics,
     score="concordance",
+    once={"time_head": HEADS[0]},
 )

@@ -27,6 +27,7 @@ OF_RECORDS = (
         "dataset",
         "label-column",
         "patient-column",
+        "bag-column",
         "partition",
         "alpha",
         "classes-per-site",

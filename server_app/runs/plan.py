@@ -163,7 +163,7 @@ def who_sees_what(config: Run) -> list[str]:
     if config.plan.mechanism_name == JOINT_SUMS:
         rounds = (
             [f"each of {config.rounds} rounds is one step: {STEP}"]
-            if config.plan.kind == "rounds"
+            if config.plan.kind == "rounds" and not config.plan.training.start
             else []
         )
         return [

@@ -120,7 +120,8 @@ def _covered(mechanism: str, plan: Plan) -> str:
         return mechanism
     if plan.counts:
         return "summed-counts"
-    return "summed-gradients" if plan.kind == "rounds" else "secure-sums"
+    gradients = plan.kind == "rounds" and not plan.training.start
+    return "summed-gradients" if gradients else "secure-sums"
 
 
 def mean_noise(claim: Mechanism, dimension: int, records: float) -> float:

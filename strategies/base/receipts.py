@@ -151,9 +151,11 @@ def _stored(folder: Path, pattern: str = "*.json") -> Iterator[tuple[str, int, l
     for file in sorted(folder.glob(pattern)):
         try:
             content = json.loads(file.read_text())
+            if type(content["node"]) is not int:
+                raise ValueError("the node is no number")
             yield (
                 file.stem,
-                int(content["node"]),
+                content["node"],
                 [parse_receipt(text) for text in content["receipts"][:MOST_RECEIPTS]],
             )
         except (OSError, ValueError, TypeError, LookupError, RecursionError, SurrogateError):

@@ -65,8 +65,9 @@ def read_table(file: Path) -> dict[str, Registration]:
             "SuperLink accepts only registered sites; run `coordinator register` first, which "
             "writes this table"
         ) from None
-    nodes = [each.node for each in table.values()]
-    sound = all(isinstance(node, int) for node in nodes) and all(map(SITE_NAME.fullmatch, table))
+    nodes = [each.node if isinstance(each.key, str) else None for each in table.values()]
+    # A truth value is a whole number for Python, and no node.
+    sound = all(type(node) is int for node in nodes) and all(map(SITE_NAME.fullmatch, table))
     if not sound or len(set(nodes)) < len(nodes):
         raise RunError(
             f"{file}: each site needs a name and a node id of its own; run `coordinator register` "

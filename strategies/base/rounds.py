@@ -245,7 +245,7 @@ class Rounds(Federation, Generic[R]):
 
     def _over(self, training: Training) -> bool:
         """Whether no round remains: all are done, or the privacy budget allows no more."""
-        rounds, affordable = self.config.trained.rounds, self.config.rounds
+        rounds, affordable = self.config.planned_rounds, self.config.rounds
         if self.outcome.stopped or training.round >= (self.last_round or rounds):
             return True
         if self.config.settings.epsilon and training.asked >= affordable:

@@ -9,7 +9,7 @@ import json
 import logging
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,16 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.limits import largest_parameter
+from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head, Network
 from fedsurrogate.common.models.generators import fresh_generator, tensors_of
-from fedsurrogate.common.models.networks import fresh, parameters_of
+from fedsurrogate.common.models.networks import fresh, of_target, parameters_of
 from fedsurrogate.common.models.parameters import CONTROL, Parameters, Tensors
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.wire.model_proto import MOST_NUMBERS, pack_parameters
 
 FORMAT = 2
@@ -89,6 +91,9 @@ class Training:
             ConfigError: for features that do not fit a convnet.
             RunError: for a model that no site would read.
         """
+        if start := config.plan.training.start:
+            # Constants of modules that are imported without memory would have no numbers.
+            load(start)
         # Sites state how many features and classes there are. Without memory first.
         with torch.device("meta"):
             size = sum(each.numel() for each in _fresh(config, len(classes), inputs).values())
@@ -148,8 +153,18 @@ class Training:
                 if self.config.settings.epsilon or self.config.plan.training.unit_features
                 else None
             )
+            if self.config.objective is not None:
+                return self._answering(self.config.objective, clip)
             return Head(self.header(), self.model["weight"], self.model["bias"], clip)
         return Network(self.header(), kind, self.inputs, self.model)
+
+    def _answering(self, objective: Objective, clip: float | None) -> Head:
+        """The model of another target than classes."""
+        target, head = self.config.target, objective.answering(self.model)
+        assert target is not None
+        public = json.dumps({**target.public, **head.public}, sort_keys=True)
+        header = replace(self.header(), classes=head.outputs)
+        return Head(header, head.weight, head.bias, clip, target=public)
 
     def header(self) -> Header:
         """The header of the model."""
@@ -242,11 +257,16 @@ class Training:
 
 def _fresh(config: Run, classes: int, inputs: int) -> Tensors:
     """The model before the first round."""
+    if start := config.plan.training.start:
+        made: Tensors = load(start)(config).start(inputs)
+        return made
     settings = config.trained
     if isinstance(settings, DPCVAESettings):
         return tensors_of(
             fresh_generator(config.settings, config.method.adversarial, classes, inputs)
         )
+    if config.objective is not None:
+        return parameters_of(of_target(config.objective, inputs))
     seed = config.settings.seed
     return parameters_of(fresh(settings.kind, inputs, classes, settings.width, seed))
 

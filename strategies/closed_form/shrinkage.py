@@ -53,9 +53,9 @@ def chosen_with_accuracy(statistics: Statistics) -> tuple[float, float]:
     and that accuracy. Uses no records.
 
     The covariance S of N records in d dimensions fits these records better than new ones. With H
-    the inverse of the shrunk S and t = tr(S H) / N / (1 - tr(S H) / N), a new record's scores have
-    the covariance (1 + t)^2 W S W^T, and the score of its own class c is lower by t N / N_c. The
-    accuracy follows from normal scores with these moments.
+    the inverse of (1 - s) S + s tr(S)/d I, p = (1 - s) tr(S H) / N and t = p / (1 - p), a new
+    record's scores have the covariance (1 + t)^2 W S W^T, and the score of its own class c is lower
+    by t / (1 - s) N / N_c. The accuracy follows from normal scores with these moments.
 
     Args:
         statistics: of all records; S is their covariance within classes.
@@ -91,10 +91,8 @@ def chosen_with_accuracy(statistics: Statistics) -> tuple[float, float]:
     )
     accuracies = []
     for shrinkage in SHRINKAGES:
-        share = (
-            reduced.sum_of(values / ((1 - shrinkage) * values + shrinkage * mean_variance))
-            / records
-        )
+        own = (1 - shrinkage) * values
+        share = reduced.sum_of(own / (own + shrinkage * mean_variance)) / records
         if share >= 1:
             accuracies.append(0.0)
             continue
@@ -108,7 +106,8 @@ def chosen_with_accuracy(statistics: Statistics) -> tuple[float, float]:
             spread.diagonal().add_(1e-9 * float(spread.diagonal().mean()) + 1e-300)
             noise = factor_of(spread)[0] @ normals
         scores = means[judged] @ solution + bias
-        scores[torch.arange(len(judged)), judged] -= optimism * records / counts[judged]
+        lower = optimism / (1 - shrinkage) * records / counts[judged]
+        scores[torch.arange(len(judged)), judged] -= lower
         accuracies.append(float(priors[judged] @ _right(noise.float(), scores.float(), judged)))
     enough = next(
         s

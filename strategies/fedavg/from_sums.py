@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.models.networks import OFFSETS
 from fedsurrogate.common.models.parameters import Parameters, by_name
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.strategies.base.training import Training
@@ -76,7 +77,9 @@ def _step(
     settings, rounds = training.config.settings.fedavg, training.round + 1
     counted = training.memory.get(RECORDS, torch.zeros(1)) + total.tensors["records"].float()
     records = max(float(counted) / rounds, total.sigmas["records"] / math.sqrt(rounds), 1.0)
-    rate = settings.joint_rate(len(training.classes))
+    objective = training.config.objective
+    usual = 0.0 if objective is None else objective.rates.joint
+    rate = settings.joint_rate(len(training.classes), usual)
     summed, sigma = total.tensors["gradients"], total.sigmas["gradients"]
     longest = records + sigma * (math.sqrt(summed.numel()) + TAIL)
     mean = summed * (clip / records * longest / max(float(summed.norm()), longest))
@@ -84,6 +87,6 @@ def _step(
     for name, gradient in by_name(mean, training.shapes()).items():
         before = training.memory.get(VELOCITY + name, torch.zeros_like(training.model[name]))
         memory[VELOCITY + name] = velocity = MOMENTUM * before + gradient.float()
-        slower = BIAS if settings.kind == "linear" and name == "bias" else 1.0
+        slower = BIAS if settings.kind == "linear" and name in OFFSETS else 1.0
         model[name] = training.model[name] - slower * rate * velocity
     return model, memory

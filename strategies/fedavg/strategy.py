@@ -48,7 +48,9 @@ class Updates(Rounds[Parameters]):
         """
         own = self.config
         mu = own.settings.fedavg.mu if own.plan.training.proximal else 0.0
-        noise = noise_of_update(own.settings.fedavg, own.mechanism, mu)
+        linear = 0.0 if own.objective is None else own.objective.rates.private
+        rate = own.settings.fedavg.rate(private=True, linear=linear)
+        noise = noise_of_update(own.settings.fedavg, own.mechanism, mu, rate)
         return defend_updates(replies, own.defence, own.settings.max_share, noise)
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
@@ -66,7 +68,9 @@ class Updates(Rounds[Parameters]):
         return {}
 
 
-def noise_of_update(own: FedAvgSettings, mechanism: Mechanism | None, mu: float) -> float:
+def noise_of_update(
+    own: FedAvgSettings, mechanism: Mechanism | None, mu: float, rate: float
+) -> float:
     """Standard deviation of the privacy noise on each number of an update; 0 without privacy.
 
     Every step of DP-SGD adds noise of the same variance, and FedProx's term shrinks that of earlier
@@ -76,10 +80,10 @@ def noise_of_update(own: FedAvgSettings, mechanism: Mechanism | None, mu: float)
         own: settings of the training.
         mechanism: of the run; None without privacy.
         mu: weight of FedProx's term; 0 for none.
+        rate: learning rate.
     """
     if mechanism is None:
         return 0.0
-    rate = own.rate(private=True)
     step = rate * mechanism.clip * mechanism.noise_multiplier / own.batch_size
     return step * math.sqrt(sum((1 - rate * mu) ** (2 * k) for k in range(own.private_steps)))
 

@@ -190,11 +190,12 @@ class FlowerStrategy(Strategy):
             return 0
         if number < 1:
             raise ConfigError(f"num_rounds = {number}: must be at least 1")
-        most, section = self.config.trained.rounds, self.config.plan.training.section
+        most, training = self.config.planned_rounds, self.config.plan.training
         if self.config.plan.kind == "rounds" and number > most:
+            named = f"{training.section}.rounds = " if not training.rounds else ""
             raise ConfigError(
-                f"num_rounds = {number}: at most {section}.rounds = {most}, which the sites also "
-                f"use; set {section}.rounds"
+                f"num_rounds = {number}: at most {named}{most}, which the sites also use"
+                + (f"; set {training.section}.rounds" if named else "")
             )
         return number
 

@@ -23,6 +23,7 @@ class Total:
         claim: of every site; None without privacy.
         public: what was done with the features before all else.
         rounding: by tensor, most that rounding to whole steps has changed an entry.
+        usual_rounding: by tensor, the standard deviation of this change.
     """
 
     header: Header
@@ -31,3 +32,4 @@ class Total:
     claim: Mechanism | None = None
     public: PublicMap = field(default_factory=PublicMap)
     rounding: Mapping[str, float] = field(default_factory=dict)
+    usual_rounding: Mapping[str, float] = field(default_factory=dict)

@@ -87,8 +87,8 @@ class Bounds:
     Attributes:
         moves: what to add to the class means, (S, C, d); zero for sites that do no harm.
         scales: factors of the covariances, (S,); one for sites that do no harm.
-        scores: squared distance over the allowed one, where JUDGES sites have the class; zero for
-            sites that do no harm, (S, C).
+        scores: squared distance over the allowed one, without what all classes of the site have in
+            common, where JUDGES sites have the class; zero for sites that do no harm, (S, C).
         nearest: the class whose centre is nearest to each class mean, (S, C).
         harm: (S,).
     """
@@ -138,9 +138,10 @@ def bounds(sites: SiteClasses) -> Bounds:
     ):
         squares = part.square().sum(2)
         allowed = _allowed(squares, noise, room, has, dims)
+        alone = torch.minimum(squares, _apart(part, has).square().sum(2))
         factor = (allowed / squares.clamp_min(1e-300)).sqrt().clamp_max(1.0)
         moves += (factor - 1)[..., None] * whole
-        scores = torch.maximum(scores, torch.where(has, squares / allowed.clamp_min(1e-300), 0.0))
+        scores = torch.maximum(scores, torch.where(has, alone / allowed.clamp_min(1e-300), 0.0))
     basis = lines if sites.within is None else _with_others(lines, aside, sites.weights)
     if sites.within is None:
         # Not expanded: torch's median of an expanded tensor returns uninitialised memory.
@@ -176,6 +177,23 @@ def _centres(sites: SiteClasses) -> tuple[Tensor, Tensor]:
         centres[label] = coordinate_median(sites.means[own, label], votes[own, label])
     shares = votes / votes.sum(0).clamp_min(1e-300)
     return centres, MEDIAN * (shares.square() * sites.noise).sum(0)
+
+
+def _apart(off: Tensor, has: Tensor) -> Tensor:
+    """Distance of each class of a site from its place, less that of the site's other classes.
+
+    Another scanner moves all classes together. It is bounded, and no reason to leave a site out.
+
+    Args:
+        off: from the centres, zero where a site does not have a class, (S, C, d).
+        has: (S, C).
+
+    Returns:
+        (S, C, d).
+    """
+    classes = has.sum(1)[:, None, None]
+    others = (off.sum(1, keepdim=True) - off) / (classes - 1).clamp_min(1)
+    return torch.where((classes > 1) & has[..., None], off - others, off)
 
 
 def _ways(centres: Tensor, blur: Tensor, known: Tensor) -> Tensor:

@@ -227,7 +227,8 @@ def bounded_images(sets: Sequence[Synthetic]) -> tuple[list[Synthetic], dict[str
         return list(sets), {}
     lengths = [each.values.double().norm(dim=1) for each in sets]
     most = limit_of([float(each.max()) for each in lengths])
-    shares = [(most / each.clamp_min(1e-30)).clamp_max(1) for each in lengths]
+    # Zero over zero: a record without any length stays whole where all are.
+    shares = [(most / each).nan_to_num(1.0).clamp_max(1) for each in lengths]
     kept = [
         replace(each, values=each.values * share[:, None].to(each.values))
         for each, share in zip(sets, shares, strict=True)

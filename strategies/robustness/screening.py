@@ -8,10 +8,10 @@ measures both):
 far: the distance of a class mean, or of its variances, is much larger than the extent of the
 others' data. moved: one class mean is far from the others', but the site's other classes are not.
 Another scanner would move them all. label: the mean or a component of class c is near the others'
-class c' and far from their class c, on which they agree; or a class that too few sites have lies
-where the others have another class. unrelated: the differences between its class means have nothing
-in common with the others'. This test sums over all classes, because privacy noise hides it in each
-single class.
+class c' and far from their class c, on which they agree, and the site's other classes are not off
+in the same direction; or a class that too few sites have lies where the others have another class.
+unrelated: the differences between its class means have nothing in common with the others'. This
+test sums over all classes, because privacy noise hides it in each single class.
 
 Distances are squared 2-Wasserstein (Bures-Wasserstein) distances. For Gaussians with diagonal
 covariance, means m and standard deviations s, the closed form is |m - m'|^2 + |s - s'|^2. The part
@@ -63,6 +63,7 @@ class Compared:
         other: the index of that class, (S, C).
         along: position between the two (0: own class, 1: other class), minus its standard errors,
             (S, C).
+        aligned: the same, minus how far the site's other classes are off in this direction, (S, C).
         deviation: standard error of `own`, (S, C).
         spread: mean squared distance of the others' means from their mean, (S, C).
         judged: whether enough others have the class, (S, C).
@@ -76,6 +77,7 @@ class Compared:
     nearest: Tensor
     other: Tensor
     along: Tensor
+    aligned: Tensor
     deviation: Tensor
     spread: Tensor
     judged: Tensor
@@ -256,11 +258,13 @@ def _compare_some(
     scatter = (everyone.squares - weight * own_squares[some]) / left - centres.square().sum(2)
     spread = scatter - d * ((everyone.noises - weight * own_noise) / left - noise)
     pairs = known[:, :, None] & known[:, None] & ~same
+    along = (own - nearest - SIGMAS * error) / (2 * length) + 0.5
     tables = {
         "own": own,
         "nearest": nearest,
         "other": other,
-        "along": (own - nearest - SIGMAS * error) / (2 * length) + 0.5,
+        "along": along,
+        "aligned": along - _common(means - centres, ways, judged) / length,
         "deviation": standard_error(own, summed, d),
         "spread": spread,
         "judged": judged,
@@ -325,6 +329,9 @@ def label(compared: Compared) -> Tensor:
     mislabelled = (
         near & agreed & (compared.along > ASIDE) & compared.judged & compared.nearest.isfinite()
     )
+    # Another scanner moves all classes of a site in one direction, which may be that from one class
+    # to another.
+    mislabelled = mislabelled & (compared.aligned > ASIDE)
     return torch.where(mislabelled, 2 * compared.along, 0.0)
 
 
@@ -345,6 +352,24 @@ def moved(compared: Compared) -> Tensor:
         1e-30
     )
     return ((own - SIGMAS * compared.deviation) / (MOVED * usual)).nan_to_num(0.0)
+
+
+def _common(offsets: Tensor, ways: Tensor, judged: Tensor) -> Tensor:
+    """How far the other classes of a site are off in the direction in which one class is compared.
+
+    Args:
+        offsets: of each class from the same class of the other sites, (n, C, d).
+        ways: from each class to the one that it may be confused with, (n, C, d).
+        judged: which classes are compared at each site, (n, C).
+
+    Returns:
+        Median of the inner products with the offsets of the other classes, (n, C); 0 where there
+        are none.
+    """
+    products = ways @ offsets.mT
+    same = torch.eye(products.shape[1], dtype=torch.bool)
+    others = products.masked_fill(same | ~judged[:, None], torch.nan)
+    return others.nanmedian(2).values.nan_to_num(0.0)
 
 
 def _median_of_others(row: Tensor) -> Tensor:

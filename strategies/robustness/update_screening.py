@@ -118,13 +118,15 @@ def _besides(updates: Sequence[Parameters]) -> list[Beside]:
 
 
 def _aligned(update: Parameters, updates: Sequence[Parameters]) -> list[Tensor]:
-    """The parameters to compare, with zero rows for the classes that a head does not have."""
+    """The parameters to compare: heads in one order of classes, with zero rows for those that a site
+    does not have.
+    """
     names = tuple(dict.fromkeys(name for each in updates for name in each.header.classes))
     tensors = []
     for name, tensor in sorted(update.tensors.items()):
         if name.startswith(CONTROL) or name in ("mean", "deviation"):
             continue
-        if len(tensor) == len(update.header.classes) and len(names) > len(tensor):
+        if len(tensor) == len(update.header.classes) and update.header.classes != names:
             wide = tensor.new_zeros(len(names), *tensor.shape[1:])
             wide[[names.index(each) for each in update.header.classes]] = tensor
             tensor = wide

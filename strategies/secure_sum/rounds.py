@@ -126,7 +126,7 @@ class SecureRounds(SecureSum):
         return 1 if self._training is None else self._training.round + 1
 
     def _over(self) -> bool:
-        return self._number > min(self.last_round or self.config.trained.rounds, self.config.rounds)
+        return self._number > min(self.last_round or self.config.planned_rounds, self.config.rounds)
 
     def _values(self) -> Info:
         values = super()._values() | {"round": self._number}

@@ -4,6 +4,7 @@ with a deadline.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterable
@@ -331,8 +332,10 @@ class SecureSum(Steps):
         if sigmas:
             facts["local-epsilon"] = local_epsilon(config.settings.epsilon, config.mechanism, rules)
         facts |= {f"noise-{name}": sigma for name, sigma in sigmas.items()}
-        rounding = {name: len(summed) * self._numbers[name].step / 2 for name in tensors}
-        return Total(self._header, tensors, sigmas, claim, self._map, rounding), facts
+        steps = {name: self._numbers[name].step for name in tensors}
+        most = {name: len(summed) * step / 2 for name, step in steps.items()}
+        usual = {name: math.sqrt(len(summed) / 12) * step for name, step in steps.items()}
+        return Total(self._header, tensors, sigmas, claim, self._map, most, usual), facts
 
     def _check_quorum(self, there: int, what: str) -> None:
         config, outcome = self.config, self.outcome

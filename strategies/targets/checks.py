@@ -64,11 +64,32 @@ def check_labels(sums: CodedSums, labels: int, largest: float = math.inf) -> Non
     if sums.noise is None:
         # With noise, the number of records is not among the sums.
         _check_most("annotated records of a label", annotated, sums.records)
-    for row, (count, length) in enumerate(
-        zip(code.tolist(), sums.sums[-2 * labels :].norm(dim=1).tolist(), strict=True)
-    ):
-        most = largest * (max(count, 0.0) + slack.code) + slack.sums
-        _check_most(f"sums of row {row + 1}", length, most)
+    _check_rows(code, sums.sums[-2 * labels :], largest, slack)
+    for moment in sums.groups.values() if len(sums.groups) > 1 else ():
+        _check_definite(moment.matrix, 0.0)
+    _check_definite(_joint(sums, sums.records, products=False), _joint_noise(sums))
+
+
+def check_capped(
+    sums: CodedSums, members: Tensor, set_entry: float, largest: float = math.inf
+) -> None:
+    """Raise SurrogateError for sums that no records with labels have.
+
+    Args:
+        sums: of the capped code: L rows of labels, and S of label sets.
+        members: which labels each set has, (S, L), bool.
+        set_entry: what a record adds to the row of its set.
+        largest: norm of a record's features; 1 for clipped ones.
+    """
+    check_finite(sums)
+    slack, labels = _slack(sums), members.shape[1]
+    _check_most("records of a row below zero", float((-sums.code).max()), slack.code)
+    within = members.double().T @ sums.code[labels:] / set_entry
+    sets = members.sum(0).double().sqrt() / set_entry
+    # A record adds one at most to the row of a label, and only with its set.
+    beyond = sums.code[:labels] - within - (1 + sets) * slack.code
+    _check_most("present labels beyond the annotated records", float(beyond.max()), 0.0)
+    _check_rows(sums.code, sums.sums, largest, slack)
     _check_definite(_joint(sums, sums.records, products=False), _joint_noise(sums))
 
 
@@ -82,10 +103,7 @@ def check_cells(sums: CodedSums, largest: float = math.inf) -> None:
     check_finite(sums)
     slack = _slack(sums)
     _check_most("records of a cell below zero", float((-sums.code).max()), slack.code)
-    lengths = sums.sums.norm(dim=1).tolist()
-    for row, (count, length) in enumerate(zip(sums.code.tolist(), lengths, strict=True)):
-        most = largest * (max(count, 0.0) + slack.code) + slack.sums
-        _check_most(f"sums of cell {row + 1}", length, most)
+    _check_rows(sums.code, sums.sums, largest, slack, "cell")
     _check_definite(_joint(sums, sums.records, products=False), _joint_noise(sums))
 
 
@@ -107,6 +125,17 @@ def _slack(sums: CodedSums) -> _Slack:
     return _Slack(tail * of_code, (math.sqrt(d) + tail) * of_sums, tail * sums.noise.products)
 
 
+def _check_rows(
+    code: Tensor, sums: Tensor, largest: float, slack: _Slack, word: str = "row"
+) -> None:
+    """No row of features is longer than its records."""
+    for row, (count, length) in enumerate(
+        zip(code.tolist(), sums.norm(dim=1).tolist(), strict=True)
+    ):
+        most = largest * (max(count, 0.0) + slack.code) + slack.sums
+        _check_most(f"sums of {word} {row + 1}", length, most)
+
+
 def _check_most(name: str, value: float, most: float) -> None:
     if value > most * (1 + TOLERANCE) + TOLERANCE:
         raise SurrogateError(f"{name}: {value:.6g}, more than the {most:.6g} that records can have")
@@ -116,6 +145,8 @@ def _joint(sums: CodedSums, records: float, products: bool) -> Tensor:
     """The second moment of (1, z), and of (1, z, u) with products, of all records."""
     mean = sums.mean
     moment = sums.covariance + torch.outer(mean, mean)
+    # Twice what rounding is likely to have changed.
+    moment.diagonal().add_(2 * sums.rounding)
     one = torch.ones(1, 1, dtype=torch.float64)
     parts = [[one, mean[None]], [mean[:, None], moment]]
     if products and sums.products is not None and records > 0:

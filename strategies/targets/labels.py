@@ -4,8 +4,9 @@ are annotated for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,16 +14,20 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.targets.strength import (
+    CAUTION,
     Directions,
     Fitted,
     Outcomes,
     cross_validated,
     expected,
+    of_least_error,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
 
 # With noise, fewer positives or negatives than this many deviations of it are none.
 PRESENT = 2.0
+# Above this share, the records that are annotated for a label are all records.
+ALL = 0.999
 
 
 @dataclass(frozen=True)
@@ -74,17 +79,18 @@ class Annotated:
         )
 
     @classmethod
-    def capped(cls, sums: CodedSums, members: Tensor) -> Annotated:
+    def capped(cls, sums: CodedSums, members: Tensor, set_entry: float = 1.0) -> Annotated:
         """From the capped code, whose positives are counted low where a record has many.
 
         Args:
             sums: the last L + S rows of the code are the positive labels of a record, scaled, and
                 then the label set of its site.
             members: which labels each set has, (S, L), bool.
+            set_entry: what a record adds to the row of its set.
         """
         sets, labels = members.shape
         code, table = sums.code[-labels - sets :], sums.sums[-labels - sets :]
-        within = members.double().T
+        within = members.double().T / set_entry
         noise = torch.zeros(2, labels + sets, dtype=torch.float64)
         if sums.noise is not None:
             noise = torch.stack([each[-labels - sets :] for each in _rows(sums)])
@@ -94,7 +100,7 @@ class Annotated:
             table[:labels],
             within @ table[labels:],
             noise[:, :labels],
-            (noise[:, labels:].square() @ within.T).sqrt(),
+            (noise[:, labels:].square() @ within.square().T).sqrt(),
             torch.zeros(labels, dtype=torch.float64),
         )
 
@@ -166,11 +172,20 @@ def label_heads(
     kept = [index for index, name in enumerate(labels) if name not in left_out]
     if not kept:
         raise RunError("no label can be learned: " + "; ".join(map(_named, left_out.items())))
-    shared = _directions(sums, sums.moment) if moments is None else None
-    parts = []
+    parts, found = [], dict[int, Directions]()
     for index in kept:
-        directions = shared or _directions(sums, (moments or [])[index])
-        parts.append(_one(annotated, index, directions, sums.noise is not None, calibrated))
+        moment = sums.moment if moments is None else moments[index]
+        # One decomposition serves all labels of the same records.
+        if id(moment) not in found:
+            found[id(moment)] = _directions(sums, moment)
+        fit: Callable[[Directions, Outcomes], Fitted]
+        fit = partial(cross_validated, largest=1.0, caution=CAUTION)
+        if sums.noise is not None:
+            fit = expected
+        elif moments is None and annotated.annotated[index] < ALL * sums.records:
+            fit = partial(of_least_error, records=sums.records)
+        exact = sums.noise is None
+        parts.append(_one(annotated, index, found[id(moment)], fit, calibrated and exact))
     weight, bias, strength = (torch.stack(list(each)) for each in zip(*parts, strict=True))
     names = tuple(labels[index] for index in kept)
     return LabelHeads(names, weight, bias, annotated.prevalence[kept], strength, left_out)
@@ -274,23 +289,27 @@ def _outcome(annotated: Annotated, index: int) -> tuple[Outcomes, Tensor, Tensor
 
 def _directions(sums: CodedSums, moment: Statistics) -> Directions:
     if sums.noise is None:
-        return Directions.of(moment.matrix)
+        # Of fewer records, rounding changed a larger share.
+        rounding = sums.rounding * sums.records / max(moment.records, 1.0)
+        return Directions.of(moment.matrix, rounding)
     return Directions.of_noisy(moment.matrix, sums.noise.squares / max(moment.records, 1.0), 0.0)
 
 
 def _one(
-    annotated: Annotated, index: int, directions: Directions, noisy: bool, calibrated: bool
+    annotated: Annotated,
+    index: int,
+    directions: Directions,
+    fit: Callable[[Directions, Outcomes], Fitted],
+    calibrated: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight (d,), bias () and strength () of one label."""
     outcome, mean, difference = _outcome(annotated, index)
     prevalence = float(annotated.prevalence[index])
-    if noisy:
-        fitted = expected(directions, outcome)
-        difference = fitted.cross[0] / (prevalence * (1 - prevalence))
-    else:
-        fitted = cross_validated(directions, outcome, largest=1.0)
+    fitted = fit(directions, outcome)
+    # As the fit expects it: with noise, less long than the sums say.
+    difference = fitted.cross[0] / (prevalence * (1 - prevalence))
     weight, bias = discriminant(fitted.cross[0], fitted.weight[0], prevalence, mean, difference)
-    if calibrated and not noisy:
+    if calibrated:
         counts = (float(annotated.positive[index]), float(annotated.annotated[index]))
         weight, bias = _calibrated(weight, bias, counts, directions, fitted, difference)
     return weight, bias, fitted.strength[0]

@@ -18,6 +18,7 @@ from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.targets.time import Time
 from fedsurrogate.strategies.targets.checks import (
+    check_capped,
     check_cells,
     check_finite,
     check_labels,
@@ -26,8 +27,8 @@ from fedsurrogate.strategies.targets.checks import (
 from fedsurrogate.strategies.targets.labels import Annotated, label_heads, ridge_discriminant
 from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
-from fedsurrogate.strategies.targets.survival import kaplan_meier
-from fedsurrogate.strategies.targets.time import cells_of, risk_head
+from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier
+from fedsurrogate.strategies.targets.time import RiskHead, cells_of, risk_head
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,20 @@ class Answering:
         weight: (o, d).
         bias: (o,).
         public: what a model says of it besides the target's own facts, as values of JSON.
-        facts: numbers for the run's result.
+        facts: for the run's result.
     """
 
     outputs: tuple[str, ...]
     weight: Tensor
     bias: Tensor
     public: Mapping[str, object]
-    facts: Mapping[str, float]
+    facts: Mapping[str, str | float]
 
 
 Fit = Callable[[CodedSums, Target, float | None], Answering]
 
 
-def learned(sums: CodedSums, header: Header, target: Target) -> tuple[Head, dict[str, float]]:
+def learned(sums: CodedSums, header: Header, target: Target) -> tuple[Head, dict[str, str | float]]:
     """The model whose strength is found from the sums.
 
     Args:
@@ -66,33 +67,43 @@ def learned(sums: CodedSums, header: Header, target: Target) -> tuple[Head, dict
     Raises:
         RunError: where nothing can be learned.
     """
-    return _head(FITS[target.name](sums, target, None), header, target)
+    return head_of(FITS[target.name](sums, target, None), header, target)
 
 
 def ridged(
     sums: CodedSums, header: Header, target: Target, ridge: float
-) -> tuple[Head, dict[str, float]]:
+) -> tuple[Head, dict[str, str | float]]:
     """The model of AFL: least squares with `afl.ridge`, as `learned` otherwise.
 
     Args:
         sums: as in `learned`, without noise.
         header: as in `learned`.
         target: as in `learned`.
-        ridge: `afl.ridge`, added to the moment of all records.
+        ridge: `afl.ridge`, added to the moment of all records, or of those that a label has.
 
     Raises:
         RunError: as in `learned`.
     """
-    return _head(FITS[target.name](sums, target, ridge), header, target)
+    return head_of(FITS[target.name](sums, target, ridge), header, target)
 
 
-def _head(made: Answering, header: Header, target: Target) -> tuple[Head, dict[str, float]]:
+def head_of(made: Answering, header: Header, target: Target) -> tuple[Head, dict[str, str | float]]:
+    """The model of a target, and facts for the run's result.
+
+    Args:
+        made: what it answers.
+        header: of the coordinator.
+        target: of the run.
+
+    Raises:
+        RunError: for numbers that are not finite.
+    """
     if not (made.weight.isfinite().all() and made.bias.isfinite().all()):
         raise RunError("the sums of this run give no finite model; leave out sites with --without")
     public = json.dumps({**target.public, **made.public}, sort_keys=True)
     named = replace(header, classes=made.outputs)
     head = Head(named, made.weight.float(), made.bias.float(), target=public)
-    return head, dict(made.facts)
+    return head, {**target.choices, **made.facts}
 
 
 def _number(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
@@ -111,14 +122,16 @@ def _number(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
 
 def _labels(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
     assert isinstance(target, Labels)
-    annotated = Annotated.exact(sums, len(target.columns))
-    heads = label_heads(sums, annotated, target.columns)
+    annotated = annotated_of(sums, target)
+    moments = sums.moments() if sums.groups else None
+    heads = label_heads(sums, annotated, target.columns, moments, calibrated=True)
     weight, bias = heads.weight, heads.bias
     if ridge is not None:
         places = [target.columns.index(name) for name in heads.labels]
         pairs = [
-            ridge_discriminant(annotated, at, sums.covariance, ridge / sums.records)
+            ridge_discriminant(annotated, at, own.matrix, ridge / own.records)
             for at in places
+            for own in [sums.moment if moments is None else moments[at]]
         ]
         weight, bias = (torch.stack(list(each)) for each in zip(*pairs, strict=True))
     public = {"prevalence": heads.prevalence.tolist(), "left-out": dict(heads.left_out)}
@@ -126,9 +139,26 @@ def _labels(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
     return Answering(heads.labels, weight, bias, public, facts)
 
 
+def annotated_of(sums: CodedSums, target: Labels) -> Annotated:
+    """Sums over the records that are annotated for each label, from either code."""
+    if target.capped:
+        return Annotated.capped(sums, target.members, target.set_entry)
+    return Annotated.exact(sums, len(target.columns))
+
+
 def _time(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
     assert isinstance(target, Time)
-    head, cells = risk_head(sums), cells_of(sums)
+    return risks(risk_head(sums), cells_of(sums), target)
+
+
+def risks(head: RiskHead, cells: Cells, target: Time) -> Answering:
+    """A model of risks, which also has the survival of all records.
+
+    Args:
+        head: calibrated.
+        cells: of all records.
+        target: of the run.
+    """
     curve = kaplan_meier(cells)
     public = {
         "hazard": head.hazard.tolist(),
@@ -161,7 +191,11 @@ def _check_finite(sums: CodedSums, target: Target, largest: float) -> None:
 
 
 def _check_labels(sums: CodedSums, target: Target, largest: float) -> None:
-    check_labels(sums, len(target.outputs), largest)
+    assert isinstance(target, Labels)
+    if target.capped:
+        check_capped(sums, target.members, target.set_entry, largest)
+    else:
+        check_labels(sums, len(target.outputs), largest)
 
 
 # By kind of target: its head, and what its sums cannot be.

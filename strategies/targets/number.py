@@ -203,7 +203,7 @@ def _fitted(sums: CodedSums, cross: Tensor, variance: Tensor, strength: float | 
     records = _records(sums)
     each = torch.full_like(variance, records)
     if sums.noise is None:
-        directions = Directions.of(sums.covariance)
+        directions = Directions.of(sums.covariance, sums.rounding)
         return cross_validated(
             directions, Outcomes(cross, variance, each, torch.zeros_like(variance))
         )

@@ -23,15 +23,16 @@ from fedsurrogate.common.targets.target import (
     TOTALS,
     Target,
 )
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
 from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 
 Tables = Mapping[str, Tensor]
 Sigmas = Mapping[str, float]
 # Half precision moves eigenvalues by about this share of the sum of all of them.
 ROUNDING = 1e-3
-# Mean error of a number in half precision, as a share of it.
-HALF = 2.0**-12
+# Largest error of a number in half precision, as a share of it. A symmetric matrix of independent
+# errors has eigenvalues up to about twice the largest norm of a row (Bandeira & van Handel 2016).
+HALF = 2.0**-11
 Fault = Callable[[str], FedSurrogateError]
 
 
@@ -47,8 +48,6 @@ def of_site(tensors: Tables, target: Target) -> CodedSums:
     records = tensors[RECORDS].double()
     mean = tensors[TOTALS].double() / records
     squares = unfolded(tensors[SQUARES].double(), len(mean)) / records
-    # Directions without variance have that of the rounding, which a ridge must not take for theirs.
-    squares.diagonal().add_(HALF * float(squares.norm()) / math.sqrt(len(mean)))
     products = None
     if PRODUCTS in tensors:
         products = (
@@ -56,7 +55,10 @@ def of_site(tensors: Tables, target: Target) -> CodedSums:
         )
     moment = Statistics(records, mean[None], squares)
     table = sums + torch.outer(code, mean)
-    whole = CodedSums(code, table, moment, products)
+    entry = HALF / math.sqrt(3) * float(squares.norm(dim=1).max())
+    known = target.known(code)
+    groups = {known: moment} if known else {}
+    whole = CodedSums(code, table, moment, products, rounding=2 * entry, groups=groups)
     return whole if target.divides else _with_all(whole)
 
 
@@ -71,15 +73,16 @@ def around_zero(
         target: of the run.
         unit_norm: whether all features have norm one, so that their number is the trace of the
             second moment.
-        rounding: most that an entry of the second moment was changed by whole steps.
+        rounding: standard deviation of what whole steps have changed in an entry of the second
+            moment.
 
     Raises:
         ValueError: without records.
     """
+    if target.blocks:
+        return _of_blocks(tensors, target, rounding)
     code, sums = tensors[CODE].double(), tensors[SUMS].double()
     squares = unfolded(tensors[SQUARES].double(), sums.shape[1])
-    # As in `of_site`: eigenvalues of a matrix of rounding errors are at most about this.
-    squares.diagonal().add_(2 * rounding * math.sqrt(sums.shape[1] / 3))
     if RECORDS in tensors:
         records, totals = float(tensors[RECORDS]), tensors[TOTALS].double()
     elif target.divides:
@@ -87,18 +90,38 @@ def around_zero(
     else:
         # The public centre stands for the mean, where a record may be in no row.
         totals = torch.zeros(sums.shape[1], dtype=torch.float64)
-        pairs = float((code[0::2][: len(code) // 2] + code[1::2]).max())
-        records = float(squares.trace()) if unit_norm else pairs
+        records = float(squares.trace()) if unit_norm else target.counted(code)
     records = max(records, 1.0) if sigmas else records
     mean = totals / records
     covariance = squares / records - torch.outer(mean, mean)
     products = unfolded(tensors[PRODUCTS].double(), len(code)) if PRODUCTS in tensors else None
     counts = torch.tensor([records], dtype=torch.float64)
     moment = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
-    whole = CodedSums(code, sums, moment, products)
+    changed = 2 * rounding * math.sqrt(sums.shape[1]) / records
+    whole = CodedSums(code, sums, moment, products, rounding=changed)
     if RECORDS in tensors and not target.divides:
         whole = _with_all(whole)
     return replace(whole, noise=_noise(sigmas, len(code))) if sigmas else whole
+
+
+def _of_blocks(tensors: Tables, target: Target, rounding: float) -> CodedSums:
+    """The exact sums of all sites, whose moments are apart by block."""
+    groups = {}
+    for at, known in enumerate(target.known_in_blocks()):
+        own = {name: tensors[name][at] for name in (TOTALS, SQUARES)}
+        if not (records := float(tensors[RECORDS][at])) > 0:
+            continue
+        mean = own[TOTALS].double() / records
+        squares = unfolded(own[SQUARES].double(), len(mean))
+        covariance = squares / records - torch.outer(mean, mean)
+        counts = torch.tensor([records], dtype=torch.float64)
+        groups[known] = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
+    if not groups:
+        raise ValueError("coded sums without records")
+    moment = sum_of(list(groups.values()))
+    code, sums = tensors[CODE].double(), tensors[SUMS].double()
+    changed = 2 * rounding * math.sqrt(len(groups) * sums.shape[1]) / moment.records
+    return _with_all(CodedSums(code, sums, moment, rounding=changed, groups=groups))
 
 
 def _with_all(sums: CodedSums) -> CodedSums:

@@ -31,7 +31,7 @@ from fedsurrogate.strategies.targets.sums import CodedSums
 
 # What `Combination.learn` names, with the options of the plan: the model of a target from the sums
 # over all records, and facts about it.
-LearnCoded = Callable[[CodedSums, Header, Target], tuple[Head, dict[str, float]]]
+LearnCoded = Callable[[CodedSums, Header, Target], tuple[Head, dict[str, str | float]]]
 
 
 class FromCodedSums(FromStatistics):
@@ -62,8 +62,9 @@ class FromCodedSums(FromStatistics):
         """Number of records, noisy under privacy."""
         if sent.records:
             return sent.records
-        counted = sent.tensors.get(RECORDS, sent.tensors[CODE])
-        return max(0, round(float(counted.sum())))
+        if RECORDS in sent.tensors:
+            return max(0, round(float(sent.tensors[RECORDS].sum())))
+        return max(0, round(self._target.counted(sent.tensors[CODE].double())))
 
     def dimension(self, sent: Parameters) -> int:
         """Columns of the sums."""
@@ -163,7 +164,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         check_noisy(total.tensors, target, total.sigmas, false_numbers)
     try:
         unit_norm = mechanism is not None and mechanism.clip == 0
-        rounding = 0.0 if total.sigmas else total.rounding.get(SQUARES, 0.0)
+        rounding = 0.0 if total.sigmas else total.usual_rounding.get(SQUARES, 0.0)
         sums = around_zero(total.tensors, total.sigmas, target, unit_norm, rounding)
     except ValueError as error:
         raise RunError(f"the secure sum has nothing to learn from: {error}") from None

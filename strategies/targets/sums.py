@@ -5,12 +5,13 @@ sites add up to those of all records.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class CodedSums:
         moment: of all records as one class: their number, mean, and covariance.
         products: sum of u u^T, (r, r), float64; None where no number is predicted.
         noise: of released sums; None for exact ones.
+        rounding: largest eigenvalue, about, of what rounding has changed in the covariance.
+        groups: moments of the sites that know the same outputs of their records, by which outputs
+            these are; empty where outputs share one moment.
 
     Raises:
         ValueError: for shapes that do not agree, or another type than float64.
@@ -75,6 +79,8 @@ class CodedSums:
     moment: Statistics
     products: Tensor | None = None
     noise: Noise | None = None
+    rounding: float = 0.0
+    groups: Mapping[tuple[bool, ...], Statistics] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rows, dimension = len(self.code), self.moment.means.shape[1]
@@ -138,12 +144,19 @@ class CodedSums:
             products = products + other.products
         if noise is not None and other.noise is not None:
             noise = noise + other.noise
+        changed = math.hypot(self.records * self.rounding, other.records * other.rounding)
+        moment = self.moment + other.moment
+        groups = dict(self.groups)
+        for known, part in other.groups.items():
+            groups[known] = groups[known] + part if known in groups else part
         return CodedSums(
             self.code + other.code,
             self.sums + other.sums,
-            self.moment + other.moment,
+            moment,
             products,
             noise if noise is not None else other.noise,
+            changed / max(moment.records, 1e-300),
+            groups,
         )
 
     def __sub__(self, other: CodedSums) -> CodedSums:
@@ -158,8 +171,16 @@ class CodedSums:
         products = self.products
         if products is not None and other.products is not None:
             products = products - other.products
+        groups = dict(self.groups)
+        for known, part in other.groups.items():
+            whole = groups.pop(known)
+            if whole.records > part.records:
+                groups[known] = _without(whole, part)
         moment = _without(self.moment, other.moment)
-        return CodedSums(self.code - other.code, self.sums - other.sums, moment, products)
+        changed = (self.records * self.rounding) ** 2 - (other.records * other.rounding) ** 2
+        rounding = math.sqrt(max(changed, 0.0)) / moment.records
+        code, sums = self.code - other.code, self.sums - other.sums
+        return CodedSums(code, sums, moment, products, rounding=rounding, groups=groups)
 
     def scaled(self, share: float) -> CodedSums:
         """The same records with a share of their weight."""
@@ -170,6 +191,7 @@ class CodedSums:
             moment=self.moment.scaled(share),
             products=None if self.products is None else self.products * share,
             noise=None if self.noise is None else self.noise.scaled(share),
+            groups={known: moment.scaled(share) for known, moment in self.groups.items()},
         )
 
     @property
@@ -186,6 +208,20 @@ class CodedSums:
     def covariance(self) -> Tensor:
         """T, the covariance of all features (d, d)."""
         return self.moment.matrix
+
+    def moments(self) -> list[Statistics]:
+        """For each output, the moment of the sites that know it of their records; where none does,
+        that of all. Outputs that the same sites know have the same object.
+        """
+        found: dict[tuple[int, ...], Statistics] = {(): self.moment}
+        each = []
+        for output in range(len(next(iter(self.groups)))):
+            own = [at for at, known in enumerate(self.groups) if known[output]]
+            parts = list(self.groups.values())
+            if tuple(own) not in found:
+                found[tuple(own)] = sum_of([parts[at] for at in own])
+            each.append(found[tuple(own)])
+        return each
 
     def covariances_with(self, values: Tensor) -> Tensor:
         """Covariance of functions of the code with the features, over all records.

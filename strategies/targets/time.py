@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.targets.strength import (
+    CAUTION,
     Directions,
     Fitted,
     Outcomes,
@@ -23,6 +24,9 @@ from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier
 SPREADS = torch.linspace(-14, 6, 241, dtype=torch.float64).exp()
 # Newton steps of the one slope that calibrates scores.
 PASSES = 25
+# Where scores are taken as normal: nodes of the integral, slopes that are looked at, and halvings of
+# an interval that give all digits.
+NODES, SLOPES, HALVINGS = 40, (0.2, 5.0), 60
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def risk_head(sums: CodedSums, calibrated: bool = True) -> RiskHead:
     noise = 0.0
     if sums.noise is not None:
         noise = float((residuals * sums.noise.sums).norm())
-    weight = _weights(score, noise, float(cells.possible_events.sum()), _directions(sums))
+    weight = _weights(score, noise, cells, sums)
     head = RiskHead(weight, sums.mean, torch.zeros(len(cells.events), dtype=torch.float64))
     return calibrated_head(head, sums) if calibrated else head
 
@@ -88,14 +92,15 @@ def second_code(cells: Cells) -> tuple[Tensor, float]:
     return residuals / bound, bound
 
 
-def risk_of_rounds(cells: Cells, sums: CodedSums) -> RiskHead:
+def risk_of_rounds(cells: Cells, sums: CodedSums, values: Tensor | None = None) -> RiskHead:
     """The risk from two rounds: cells in the first, and in the second the features weighted with the
     residuals of `second_code`.
 
     Args:
         cells: of the first round.
-        sums: of the second round's code (1, residual), around zero; the sum of the code is taken
-            from the cells.
+        sums: of the second round's code (1, residual), around zero. With noise, the sum of the code
+            is taken from the cells.
+        values: of the code by cell, (2 B + 1,), as sites received them; None for exact ones.
 
     Returns:
         The head, not calibrated.
@@ -104,15 +109,87 @@ def risk_of_rounds(cells: Cells, sums: CodedSums) -> RiskHead:
         RunError: as in `risk_head`.
     """
     _check_events(cells)
-    values, bound = second_code(cells)
-    records = max(float(cells.counts.sum()), 1.0)
-    mean = bound * float(values @ cells.counts) / records
+    exact, bound = second_code(cells)
+    values = exact if values is None else values
+    counted = max(float(cells.counts.sum()), 1.0)
+    if sums.noise is None:
+        # Sites may be missing in the second round.
+        mean = bound * float(sums.code[1]) / sums.records
+    else:
+        mean = bound * float(values @ cells.counts) / counted
     score = bound * sums.sums[1] - mean * sums.sums[0]
     noise = 0.0
     if sums.noise is not None:
         noise = float((sums.noise.sums * torch.tensor([mean, bound]).double()).norm())
-    weight = _weights(score, noise, float(cells.possible_events.sum()), _directions(sums))
-    return RiskHead(weight, sums.mean, torch.zeros(len(cells.events), dtype=torch.float64))
+    weight = _weights(score, noise, cells, sums)
+    zeros = torch.zeros(len(cells.events), dtype=torch.float64)
+    return RiskHead(weight, sums.mean, zeros)
+
+
+def marginal_head(head: RiskHead, cells: Cells, covariance: Tensor) -> RiskHead:
+    """The head with the slope and the baseline hazard that its cells suggest, without sums by cell.
+
+    Scores are taken as normal, and the last time at which a record was seen as independent of its
+    score. Then the survival of all records gives the baseline hazard for any slope, and the scores
+    of those at risk in each bin. The slope is that at which scores of records with events differ
+    from scores at risk as much as their covariance says.
+
+    Args:
+        head: whose scores are calibrated.
+        cells: of all records.
+        covariance: of the features, (d, d).
+
+    Returns:
+        The head with its weights times the slope, and the baseline hazard.
+    """
+    from numpy.polynomial.hermite_e import hermegauss
+
+    variance = max(float(head.weight @ covariance @ head.weight), 0.0)
+    nodes, masses = (torch.from_numpy(each).double() for each in hermegauss(NODES))
+    scores, masses = nodes * variance**0.5, masses / masses.sum()
+    steps = cells.within_bins(cells.hazard)
+    survival = (-steps.cumsum(0)).exp()
+
+    def baseline(slope: float) -> Tensor:
+        return _marginal_hazard(survival, scores * slope, masses)
+
+    def excess(slope: float) -> float:
+        """Summed over events: the mean score of events, less that of records at risk."""
+        risk = (scores * slope).exp()
+        before = torch.cat([torch.zeros(1).double(), baseline(slope)[:-1]])
+        at_risk = masses * (-before[:, None] * risk).exp()
+        tilted = at_risk * risk
+        apart = tilted @ scores / tilted.sum(1) - at_risk @ scores / at_risk.sum(1)
+        return float(cells.possible_events @ apart)
+
+    low, high = SLOPES
+    wanted = float(cells.possible_events.sum()) * variance
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < wanted else (low, middle)
+    slope = (low + high) / 2 if variance > 0 else 1.0
+    hazard = baseline(slope)
+    return RiskHead(
+        slope * head.weight, head.mean, torch.diff(hazard, prepend=torch.zeros(1).double())
+    )
+
+
+def _marginal_hazard(survival: Tensor, scores: Tensor, masses: Tensor) -> Tensor:
+    """The cumulative baseline hazard of each bin (B,) at which records with these scores, in these
+    shares, survive as all together do.
+
+    Args:
+        survival: of all records, at the end of each bin, (B,).
+        scores: log hazards, (k,).
+        masses: shares of records, (k,).
+    """
+    low, high = torch.zeros_like(survival), torch.full_like(survival, 1e3)
+    risk = scores.exp()
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        above = (-middle[:, None] * risk).exp() @ masses > survival
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return (low + high) / 2
 
 
 def pseudo_value_head(sums: CodedSums, edges: Tensor) -> Fitted:
@@ -209,7 +286,7 @@ def _at_risk(by_cell: Tensor) -> Tensor:
 
 def _directions(sums: CodedSums) -> Directions:
     if sums.noise is None:
-        return Directions.of(sums.covariance)
+        return Directions.of(sums.covariance, sums.rounding)
     return Directions.of_noisy(sums.covariance, sums.noise.squares / max(sums.records, 1.0), 0.0)
 
 
@@ -225,15 +302,30 @@ def _check_events(cells: Cells) -> None:
         )
 
 
-def _weights(score: Tensor, noise: float, events: float, directions: Directions) -> Tensor:
-    """Weights (d,) that are expected given the score (d,), for a normal prior of which the variance
-    has the largest likelihood.
+def _weights(score: Tensor, noise: float, cells: Cells, sums: CodedSums) -> Tensor:
+    """Weights (d,) from the score (d,) of the Cox model at zero, whose entries have this noise.
+
+    Without noise they are the ridge of the martingale residuals on the features, in units of the
+    log hazard. With it, those that are expected for a normal prior of which the variance has the
+    largest likelihood. That needs few dimensions for the records: without noise, where all are
+    used, it chose hardly any weight for a thousand pixels.
     """
+    present = sums.records / max(float(cells.counts.sum()), 1.0) if sums.noise is None else 1.0
+    events = present * float(cells.possible_events.sum())
+    if sums.noise is None:
+        squares = float(cells.residuals.square() @ cells.counts) / float(cells.counts.sum())
+        variance, records, none = torch.tensor(
+            [[squares], [sums.records], [0.0]], dtype=torch.float64
+        )
+        outcome = Outcomes(score[None] / sums.records, variance, records, none)
+        fitted = cross_validated(_directions(sums), outcome, caution=CAUTION)
+        return fitted.weight[0] * sums.records / events
+    directions = _directions(sums)
     values = directions.values * events
     rotated = score @ directions.vectors
     scales = SPREADS[:, None] / directions.values.sum().clamp_min(1e-300)
     whole = values + values.square() * scales + noise**2
-    usable = values > 1e-12 * values.max()
+    usable = values > 1e-12 * float(values.max())
     terms = (whole.log() + rotated.square() / whole)[:, usable]
     scale = float(scales[int(terms.sum(1).argmin())])
     inside = scale * values * rotated / (values + scale * values.square() + noise**2)

@@ -1,6 +1,8 @@
 """The generator of faults: each is a fault, seeds decide, ids stay, and the score is right."""
 
 import ast
+import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import _executed, _mutations, _operators
-from benchmarks.mutants import PACKAGES, ROOMS, Tree
+from benchmarks import _executed, _mutations, _operators, _planting
+from benchmarks.mutants import PACKAGES, ROOMS, Tree, show
 from tests.grid import ROOT
 
 TREE = Tree(ROOT, PACKAGES, ROOMS)
@@ -158,6 +160,20 @@ def test_a_difference_the_other_way_round_is_a_fault_unless_its_sign_is_lost(siz
     assert "arguments swapped" in kinds("x - y")
 
 
+def test_an_exception_is_narrowed_only_where_no_other_name_catches_it() -> None:
+    source = "try:\n    f()\nexcept (KeyError, LookupError, OSError):\n    g()\n"
+    drawn = _mutations.draw({"one": {"a.py": source}}, facts_of(source), 50, 0)
+    narrowed = {each.what for each in drawn if each.operator == "exception narrowed"}
+    assert narrowed == {"without LookupError", "without OSError"}
+
+
+@pytest.mark.parametrize(("limit", "fault"), [("y * EPSILON_TOLERANCE", False), ("y * 2", True)])
+def test_a_limit_with_a_tolerance_is_met_exactly_by_nobody(limit: str, fault: bool) -> None:
+    source = f"def f(x, y):\n    return x > {limit}\n"
+    drawn = _mutations.draw({"one": {"a.py": source}}, facts_of(source), 50, 0)
+    assert ("boundary" in {each.operator for each in drawn}) == fault
+
+
 def test_other_lengths_and_limits_are_faults() -> None:
     for source in (
         "def f(x: str, y: str):\n    return len(x)\n",
@@ -197,6 +213,39 @@ def test_marks_know_the_lines_that_run() -> None:
     marks.clear()
     assert space["f"](0) == 2  # type: ignore[operator]
     assert marks.lines() == {"a.py": [2, 6, 7]}
+
+
+def test_marks_and_faults_get_into_the_modules_that_tests_import() -> None:
+    for package in PACKAGES:
+        for file in TREE.sources(package):
+            name = _executed.module_of(ROOT, file)
+            spec = importlib.util.find_spec(name)
+            assert spec is not None
+            assert spec.origin == str(ROOT / file)
+            assert name.startswith("fedsurrogate.")
+    file = "common/secure_sum/of_run.py"
+    text = (ROOT / file).read_text()
+    fault = next(
+        each
+        for each in _mutations.mutants(file, text, facts_of(text))
+        if (each.function, each.operator) == ("dimensions_of", "constant")
+    )
+    of_run = importlib.import_module("fedsurrogate.common.secure_sum.of_run")
+    before = of_run.dimensions_of.__code__
+    try:
+        _planting.plant_in_function(ROOT, fault, facts_of(text))
+        assert of_run.dimensions_of.__code__ != before
+    finally:
+        of_run.dimensions_of.__code__ = before
+
+
+def test_what_can_be_drawn_is_listed_without_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    sources, facts = {"one": {"a.py": SAMPLE, "b.py": "A = 3\n"}}, facts_of(SAMPLE)
+    found = _mutations.every(sources, facts)
+    assert show(found, ["a.py"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    drawn = _mutations.draw({"one": {"a.py": SAMPLE}}, facts, 1000, 0)
+    assert sorted(listed) == sorted(each.id for each in drawn)
 
 
 # Two functions with the same faults; the tests look at the result of one only.

@@ -19,6 +19,7 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     poisson_sample,
     sums_like,
 )
+from fedsurrogate.client_app.methods.local_training import PLAIN, Losses, Variant, class_losses
 from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
@@ -35,7 +36,7 @@ def train_privately(
     settings: FedAvgSettings,
     claim: Mechanism,
     rate: float,
-    mu: float = 0.0,
+    variant: Variant = PLAIN,
 ) -> dict[str, float]:
     """Train a network in place by DP-SGD.
 
@@ -48,11 +49,11 @@ def train_privately(
     Args:
         module: the network.
         features: of the records, (n, d).
-        labels: indices of classes, (n,).
+        labels: indices of classes, (n,), or the code of another target, (n, q).
         settings: steps, sample rate and divisor.
         claim: its clip and noise multiplier are used.
         rate: learning rate.
-        mu: weight of FedProx's term; 0 for none.
+        variant: the losses of records, and the weight of FedProx's term.
 
     Returns:
         Facts that stay at the site.
@@ -68,7 +69,7 @@ def train_privately(
     signal: list[float] = []
     for _ in range(settings.private_steps):
         rows = poisson_sample(len(labels), settings.sample_rate)
-        total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip)
+        total, cut = _clipped_sum(sampled, features[rows], labels[rows], claim.clip, variant.losses)
         clipped, drawn = clipped + cut, drawn + len(rows)
         flat = IntegerSum.joined(total)
         # All parameters are one statistic: one record changes all of them together by at most the
@@ -81,7 +82,7 @@ def train_privately(
         with torch.no_grad():
             for parameter, before, part in zip(module.parameters(), start, parts, strict=True):
                 step = part.reshape(parameter.shape).to(parameter)
-                parameter.sub_(rate * (step + mu * (parameter - before)))
+                parameter.sub_(rate * (step + variant.mu * (parameter - before)))
     return {
         "clip-fraction": clipped / max(1, drawn),
         "signal-to-noise-gradients": sum(signal) / len(signal),
@@ -89,7 +90,12 @@ def train_privately(
 
 
 def clipped_gradients(
-    module: nn.Module, kind: Model, features: Tensor, labels: Tensor, clip: float
+    module: nn.Module,
+    kind: Model,
+    features: Tensor,
+    labels: Tensor,
+    clip: float,
+    losses: Losses = class_losses,
 ) -> dict[str, Tensor]:
     """The sum of all records' gradients, each clipped.
 
@@ -97,8 +103,9 @@ def clipped_gradients(
         module: the network.
         kind: of the network.
         features: of the records, (n, d).
-        labels: indices of classes, (n,).
+        labels: indices of classes, (n,), or the code of another target, (n, q).
         clip: largest norm of one record's gradient, over all parameters.
+        losses: of records.
 
     Returns:
         The sum (float64), by parameter.
@@ -109,20 +116,26 @@ def clipped_gradients(
 
         names = [name for name, _ in module.named_parameters()]
         total, _ = _clipped_sum(
-            GradSampleModule(module, loss_reduction="sum"), features, labels, clip
+            GradSampleModule(module, loss_reduction="sum"), features, labels, clip, losses
         )
         return dict(zip(names, (part.value for part in total), strict=True))
 
-    def losses(some: Tensor, truth: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(module(some), truth, reduction="none")
-
     # Linear layers only, so no gradient of a single record is stored.
-    sums, _ = clipped_sums(nn.ModuleList([module]), losses, (features, labels), clip)
+    sums, _ = clipped_sums(
+        nn.ModuleList([module]),
+        lambda some, truth: losses(module(some), truth),
+        (features, labels),
+        clip,
+    )
     return {name.removeprefix("0."): sum_.value for name, sum_ in sums.items()}
 
 
 def _clipped_sum(
-    module: nn.Module, features: Tensor, labels: Tensor, clip: float
+    module: nn.Module,
+    features: Tensor,
+    labels: Tensor,
+    clip: float,
+    losses: Losses = class_losses,
 ) -> tuple[list[IntegerSum], int]:
     """The sum, by parameter, of all records' gradients clipped at norm `clip`; and the
     number of clipped ones.
@@ -134,7 +147,7 @@ def _clipped_sum(
         with warnings.catch_warnings():
             # Opacus' hooks fire on outputs as well as inputs; only the outputs' gradients are used.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            torch.nn.functional.cross_entropy(module(some), truth, reduction="sum").backward()  # type: ignore[no-untyped-call]
+            losses(module(some), truth).sum().backward()  # type: ignore[no-untyped-call]
         each = [parameter.grad_sample.detach() for parameter in parameters]  # type: ignore[attr-defined]
         return [*each, norms_of(each)]
 

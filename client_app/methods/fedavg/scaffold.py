@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -39,7 +40,7 @@ def read_control(folder: Path, confirmed: int, like: Tensors) -> dict[str, Tenso
 
 
 def next_control(
-    own: Tensors, common: Tensors, moved: Tensors, steps: int, rate: float
+    own: Tensors, common: Tensors, moved: Tensors, steps: int, rates: Mapping[str, float]
 ) -> dict[str, Tensor]:
     """The new control variate c_i - c + (x - y_i) / (steps rate).
 
@@ -48,16 +49,16 @@ def next_control(
         common: c, by parameter.
         moved: y_i - x, by parameter.
         steps: of training in the round.
-        rate: learning rate.
+        rates: learning rates, by parameter.
 
     Source: Karimireddy et al. 2020, option II.
 
     Example:
         >>> one = {"weight": torch.ones(1)}
-        >>> next_control(one, one, {"weight": torch.tensor([-1.0])}, steps=2, rate=0.25)
+        >>> next_control(one, one, {"weight": torch.tensor([-1.0])}, steps=2, rates={"weight": 0.25})
         {'weight': tensor([2.])}
     """
-    return {name: own[name] - common[name] - moved[name] / (steps * rate) for name in moved}
+    return {name: own[name] - common[name] - moved[name] / (steps * rates[name]) for name in moved}
 
 
 def write_control(folder: Path, number: int, control: Tensors) -> None:

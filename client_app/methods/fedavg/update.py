@@ -9,8 +9,18 @@ from torch import Tensor, nn
 
 from fedsurrogate.client_app.methods.dp.dp_sgd import clipped_gradients, train_privately
 from fedsurrogate.client_app.methods.fedavg import scaffold
-from fedsurrogate.client_app.methods.local_training import Variant, network, step_length, train
+from fedsurrogate.client_app.methods.local_training import (
+    Losses,
+    Variant,
+    class_losses,
+    mean_square,
+    network,
+    network_of_target,
+    step_length,
+    train,
+)
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.models.networks import OFFSETS
 from fedsurrogate.common.models.parameters import (
     CONTROL,
     Parameters,
@@ -22,6 +32,7 @@ from fedsurrogate.common.models.parameters import (
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
 from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.wire.model_proto import pack_parameters
 
 
@@ -96,7 +107,12 @@ def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     """
     claim, module, features, labels = _private_start(task, task.received_model())
     gradients = clipped_gradients(
-        module, task.run.settings.fedavg.kind, features, labels, claim.clip
+        module,
+        task.run.settings.fedavg.kind,
+        features,
+        labels,
+        claim.clip,
+        _losses(task.run.objective),
     )
     summed = flat(gradients) / claim.clip
     return {
@@ -110,13 +126,16 @@ def _trained(task: Task, received: Parameters) -> Parameters:
     features, labels = task.training_data(received.header.classes, frame)
     start, common = split_control(received.tensors)
     settings, kind = run.settings.fedavg, run.settings.fedavg.kind
-    module = network(kind, features.shape[1], len(received.header.classes), start)
-    rate = step_length(kind, settings, features)
+    module = _network(task, features.shape[1], received, start)
+    objective = run.objective
+    rate = step_length(kind, settings, features, objective.rates.site if objective else 0.0)
     own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
     variant = Variant(
         mu=settings.mu if run.plan.training.proximal else 0.0,
         correction={name: common[name] - own[name] for name in common} if common else None,
         single_step=run.plan.training.single_step,
+        losses=_losses(run.objective),
+        faster=_faster(objective, features),
     )
     steps = train(
         module,
@@ -131,7 +150,8 @@ def _trained(task: Task, received: Parameters) -> Parameters:
         name: parameter.detach() - start[name] for name, parameter in module.named_parameters()
     }
     if common:
-        new = scaffold.next_control(own, common, moved, steps, rate)
+        rates = {name: rate * variant.faster.get(name, 1.0) for name in moved}
+        new = scaffold.next_control(own, common, moved, steps, rates)
         moved = {**moved, **{CONTROL + name: new[name] - own[name] for name in new}}
         scaffold.write_control(task.state, received.round, new)
     if run.plan.training.sparse:
@@ -149,10 +169,11 @@ def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, 
     """The update with the noise of DP-SGD, and facts that stay at the site."""
     run, settings = task.run, task.run.settings.fedavg
     claim, module, features, labels = _private_start(task, received)
-    mu = settings.mu if run.plan.training.proximal else 0.0
-    facts = train_privately(
-        module, features, labels, settings, claim, settings.rate(private=True), mu
+    rate = settings.rate(True, run.objective.rates.private if run.objective else 0.0)
+    variant = Variant(
+        mu=settings.mu if run.plan.training.proximal else 0.0, losses=_losses(run.objective)
     )
+    facts = train_privately(module, features, labels, settings, claim, rate, variant)
     moved = {
         name: parameter.detach() - received.tensors[name]
         for name, parameter in module.named_parameters()
@@ -161,7 +182,9 @@ def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, 
 
 
 def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Module, Tensor, Tensor]:
-    """The claim, the received network, and all records: features (n, d) and labels (n,)."""
+    """The claim, the received network, and all records: features (n, d), and labels (n,) or the code
+    of another target, (n, q).
+    """
     task.records_alone(f"method = {task.run.settings.method!r}")
     kind, claim = task.run.settings.fedavg.kind, task.run.mechanism
     assert claim is not None
@@ -171,7 +194,27 @@ def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Modu
         features = clip(features, 0.0)[0].float()
     return (
         claim,
-        network(kind, features.shape[1], len(received.header.classes), received.tensors),
+        _network(task, features.shape[1], received, received.tensors),
         features,
         labels,
     )
+
+
+def _network(task: Task, inputs: int, received: Parameters, tensors: Tensors) -> nn.Module:
+    """The network with the parameters that were received. Raises SurrogateError."""
+    if task.run.objective is not None:
+        return network_of_target(task.run.objective, inputs, tensors)
+    return network(task.run.settings.fedavg.kind, inputs, len(received.header.classes), tensors)
+
+
+def _losses(objective: Objective | None) -> Losses:
+    return class_losses if objective is None else objective.losses
+
+
+def _faster(objective: Objective | None, features: Tensor) -> dict[str, float]:
+    """What multiplies an offset of another target's model is one, not a feature. And each of B
+    levels belongs to about a part in B of what is seen of a record.
+    """
+    if objective is None:
+        return {}
+    return dict.fromkeys(OFFSETS, max(1, len(objective.levels)) * mean_square(features))

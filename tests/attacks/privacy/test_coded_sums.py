@@ -38,12 +38,19 @@ KINDS: dict[str, dict[str, Scalar]] = {
     "number": {"target": "number", "target-range": "-1,1", "value-columns": "age,dose"},
     "labels": {"target": "labels", "label-columns": "edema,fracture,nodule"},
     "time": {"target": "time", "horizon": 3.0, "bins": 3},
+    "capped": {
+        "target": "labels",
+        "label-columns": "edema,fracture,nodule",
+        "label-sets": "a=edema,fracture; b=nodule",
+        "label-code": "capped",
+    },
 }
 CELLS = {
     "number": st.tuples(*2 * [st.floats(-1e6, 1e6)]),
     "labels": st.tuples(*3 * [st.sampled_from([0.0, 1.0, math.nan])]),
     "time": st.tuples(st.floats(0, 5), st.sampled_from([0.0, 1.0])),
 }
+CELLS["capped"] = CELLS["labels"]
 searched = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )

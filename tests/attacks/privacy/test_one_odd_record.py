@@ -31,7 +31,11 @@ from tests.attacks.privacy.visits import PRIVATE
 CLASSES = 2
 ROUNDING = 1e-9
 RECORDS = (("a", "1", 20), ("b", "2", 60), ("a", NO_TEXT, 100), ("b", "1", 140))
-Reads = Callable[[Case, str], "tuple[Used, Used]"]
+Reads = Callable[..., "tuple[Used, Used]"]
+# What names the bag of an image, where bags are pooled: the patient, or where patients are protected
+# the class, so that a patient has several.
+BAGS = {"folder": "folder", "dicom": "patient", "dicom table": "patient"}
+OF_CLASS = {"features": "y", **BAGS}
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
     """What a site uses without and with the odd record of a case."""
     numbers, once = itertools.count(), dataset.once
 
-    def read(case: Case, unit: str, odd: bool) -> Used:
+    def read(case: Case, unit: str, odd: bool, pooled: bool) -> Used:
         home = tmp_path / str(next(numbers))
         node, vanish = write(case, home / "data", odd)
         when = case.odd.get("vanishes", "")
@@ -73,6 +77,10 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
         # Numbers are classes only where the columns hold numbers.
         numeric = case.form in ("whole", "real", "pandas") and "parquet" in case.kind
         run = parse_run(PRIVATE | {"classes": "0,1" if numeric else "a,b"})
+        if pooled:
+            run = parse_run(run.settings.flat() | {"features.bag": "mean"})
+            own_bag = OF_CLASS.get(case.kind, "label")
+            node["bag-column"] = own_bag if unit == "patient" else BAGS.get(case.kind, "who")
         own = {"state-dir": str(home / "state"), "cache-dir": str(home / "cache"), "unit": unit}
         try:
             used, _, failure = with_records(run, parse_node_config(node | own), _used)
@@ -83,7 +91,10 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
             shutil.rmtree(home)
         return Used(*used, getattr(failure, "explained", True))
 
-    return lambda case, unit: (read(case, unit, False), read(case, unit, True))
+    return lambda case, unit, pooled=False: (
+        read(case, unit, False, pooled),
+        read(case, unit, True, pooled),
+    )
 
 
 A_FILE = {"content": PICTURES[0], "thing": "file", "vanishes": ""}
@@ -165,5 +176,26 @@ def test_one_odd_record_changes_what_is_used_by_itself_alone(
         check(one, other)
         if unit == "record":
             assert (one.units - other.units).total() + (other.units - one.units).total() <= 1
+
+    alone()
+
+
+@pytest.mark.parametrize(
+    "examples", [6, pytest.param(400, marks=pytest.mark.slow)], ids=["some", "many"]
+)
+@pytest.mark.parametrize("unit", ["record", "patient"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_odd_image_changes_its_own_bag_alone(
+    kind: str, unit: str, examples: int, reads: Reads
+) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(kind))
+    def alone(case: Case) -> None:
+        check(*reads(case, unit, pooled=True))
 
     alone()

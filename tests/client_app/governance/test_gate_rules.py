@@ -5,6 +5,7 @@ runs of every kind, and releases of every form.
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,3 +196,18 @@ def test_a_promise_to_patients_follows_promises_to_patients_only(
             check_budget(entries, sent, Budget(4.0, 1e-5, 1.0, after_open))
     else:
         assert check_budget(entries, sent, Budget(4.0, 1e-5, 1.0, after_open)) < 4.0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1 / 3, 0.5])
+@pytest.mark.parametrize("more", [-0.5, -0.002, 0.0, 0.0009, 0.0011, 0.002, 0.4])
+def test_a_rounded_share_of_sites_is_taken_for_the_share_that_a_policy_asks_for(
+    tmp_path: Path, share: float, more: float
+) -> None:
+    policy = Policy(smallest_colluding=min(max(share + more, 0.0), 0.9), without_dp=True)
+    gate = Gate(policy, Ledger(tmp_path, "data"))
+    run = parse_run(SUMMED | {"colluding": share})
+    if more > 1e-3:
+        with pytest.raises(PolicyError, match="smallest-colluding"):
+            gate.check_request(run)
+    else:
+        gate.check_request(run)

@@ -21,6 +21,12 @@ Flat = dict[str, Scalar]
 NUMBER: Flat = {"target": "number", "target-range": "-3,5; 0,1", "value-columns": "age,dose"}
 LABELS: Flat = {"target": "labels", "label-columns": "edema,fracture,nodule"}
 TIME: Flat = {"target": "time", "horizon": 3.0, "bins": 6}
+CAPPED: Flat = LABELS | {
+    "label-code": "capped",
+    "label-sets": "a=edema,fracture; b=nodule",
+    "epsilon": 2.0,
+    "delta": 1e-5,
+}
 KINDS = (NUMBER, LABELS, TIME)
 PRIVATE: Flat = {"epsilon": 2.0, "delta": 1e-5}
 number = st.floats(-1e9, 1e9)
@@ -37,8 +43,9 @@ def resolved(flat: Flat) -> tuple[Run, Target]:
     return run, run.target
 
 
-@pytest.mark.parametrize("flat", KINDS)
-@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(
+    ("flat", "private"), [*((kind, p) for kind in KINDS for p in (False, True)), (CAPPED, True)]
+)
 def test_shares_are_one_budget_and_the_mechanism_has_each_bound(flat: Flat, private: bool) -> None:
     run, target = resolved(flat | (PRIVATE if private else {}))
     sums = target.statistics(private)
@@ -57,7 +64,7 @@ def test_shares_are_one_budget_and_the_mechanism_has_each_bound(flat: Flat, priv
         assert math.isclose(sigma, due)
 
 
-@pytest.mark.parametrize("flat", KINDS)
+@pytest.mark.parametrize("flat", [*KINDS, CAPPED])
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_no_record_has_a_code_longer_than_its_bound(flat: Flat, data: st.DataObject) -> None:
@@ -77,7 +84,7 @@ def test_no_record_has_a_code_longer_than_its_bound(flat: Flat, data: st.DataObj
     assert torch.equal(alone, code)
 
 
-@pytest.mark.parametrize("flat", KINDS)
+@pytest.mark.parametrize("flat", [*KINDS, CAPPED])
 def test_a_run_resolves_to_itself_and_its_digest_holds_the_target(flat: Flat) -> None:
     run, target = resolved(flat)
     again = parse_run(run.settings.flat())
@@ -85,7 +92,7 @@ def test_a_run_resolves_to_itself_and_its_digest_holds_the_target(flat: Flat) ->
     assert run.settings.classes == target.rows
     changed: dict[str, Flat] = {
         "number": {"target-range": "-3,5; 0,2"},
-        "labels": {"label-columns": "edema,fracture,mass"},
+        "labels": {"label-columns": "edema,fracture,nodule,mass"},
         "time": {"horizon": 4.0},
     }
     assert parse_run(flat | changed[target.name]).digest != run.digest
@@ -130,6 +137,9 @@ def test_a_wrong_unit_and_clipped_numbers_are_remarked() -> None:
         (NUMBER | {"fedpft.topology": "chain"}, "'star'"),
         ({"target": "number"}, "needs target-range"),
         (TIME | {"time-column": "t"}, "needs time-unit"),
+        (TIME | {"time-head": "cox"} | PRIVATE, "'cox' has no noise"),
+        (TIME | {"time-head": "cells", "cox-rounds": 2}, "cox-rounds = 2 is for time-head = 'cox'"),
+        (TIME | {"time-head": "residuals", "method": "afl"}, "no least squares"),
         (LABELS | {"classes": "a,b"}, "for target = 'class'"),
         ({"horizon": 2.0}, "works only with target = 'time'"),
     ],
@@ -169,6 +179,7 @@ def test_a_model_with_any_facts_is_refused_or_answers(
 
 @pytest.mark.parametrize("more", [{}, {"secure-sum": True}, PRIVATE])
 def test_times_say_before_the_start_what_keeps_a_site_out(more: Flat) -> None:
-    run, _ = resolved(TIME | more)
-    said = any("set secure-sum = true or epsilon" in gap for gap in run.gaps(4))
-    assert said == (not more)
+    for head in ("auto", "cells"):
+        run, _ = resolved(TIME | more | {"time-head": head})
+        said = any("set time-head = 'residuals', secure-sum" in gap for gap in run.gaps(4))
+        assert said == (not more and head == "cells")

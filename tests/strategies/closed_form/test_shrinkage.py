@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsurrogate.strategies.closed_form.shrinkage import chosen
+from fedsurrogate.strategies.closed_form import shrinkage
+from fedsurrogate.strategies.closed_form.shrinkage import SHRINKAGES, chosen
 from fedsurrogate.strategies.closed_form.solvers import lda, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.closed_form.tridiagonal import Tridiagonal
@@ -136,3 +137,41 @@ def test_a_matrix_with_a_negative_eigenvalue_counts_it_as_zero() -> None:
     assert float(reduced.values.min()) == 0
     assert reduced.solved(0.995, 1e-3).isfinite().all()
     assert 0 < chosen(indefinite) <= 1
+
+
+@pytest.mark.parametrize("case", [(400, 200, 2), (2000, 60, 3), (150, 140, 3), (6000, 12, 20)])
+def test_the_estimated_accuracies_are_those_on_new_records(
+    case: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, d, classes = case
+    generator = torch.Generator().manual_seed(0)
+    means = 2.4 / d**0.5 * torch.randn(classes, d, generator=generator, dtype=torch.float64)
+    scale = torch.logspace(0, -1, d, dtype=torch.float64)
+    often = torch.arange(1, classes + 1).double()
+
+    def drawn(n: int) -> tuple[Tensor, Tensor]:
+        labels = torch.multinomial(often, n, True, generator=generator)
+        noise = torch.randn(n, d, generator=generator, dtype=torch.float64)
+        return (means[labels] + noise) * scale, labels
+
+    x, labels = drawn(records)
+    counts = torch.bincount(labels, minlength=classes).double()
+    centres = torch.zeros_like(means).index_add_(0, labels, x) / counts[:, None]
+    apart = x - centres[labels]
+    found = Statistics(counts, centres, apart.T @ apart / records)
+    estimated: list[float] = []
+    right = shrinkage._right
+
+    def noted(noise: Tensor, scores: Tensor, judged: Tensor) -> Tensor:
+        shares = right(noise, scores, judged)
+        estimated.append(float(found.priors[judged] @ shares))
+        return shares
+
+    monkeypatch.setattr(shrinkage, "_right", noted)
+    assert chosen(found) > 0
+    x, labels = drawn(10_000)
+    for value, estimate in zip(SHRINKAGES, estimated, strict=True):
+        head = lda(found, value)
+        accuracy = float(((x @ head.weight.T + head.bias).argmax(1) == labels).double().mean())
+        assert estimate == pytest.approx(accuracy, abs=0.04), value
+    assert sorted(set(SHRINKAGES)) == list(SHRINKAGES)

@@ -33,5 +33,7 @@ def test_an_update_of_one_record_is_noise_of_the_stated_size(method: str, rate: 
     task = Task(run, NodeConfig(), "site", site, payload=training.payload(), info=info)
     noise = flat(unpack_parameters(update(task).payload).tensors)
     # 650 numbers: the deviation is known to 3 %.
-    expected = noise_of_update(run.settings.fedavg, run.mechanism, mu)
+    expected = noise_of_update(
+        run.settings.fedavg, run.mechanism, mu, run.settings.fedavg.rate(private=True)
+    )
     assert float(noise.std()) == pytest.approx(expected, rel=0.15)

@@ -275,3 +275,39 @@ def test_a_site_of_another_kind_that_harms_nobody_keeps_its_data(sites: int) -> 
     found = bounds(table_of(means, counts))
     assert not found.moves.any()
     assert math.isclose(float(found.scales.min()), 1.0)
+
+
+@QUICK
+@given(honest=federations(fewest=4), step=st.floats(0.2, 1.5), toward=st.booleans())
+def test_a_site_of_another_scanner_is_not_accused_of_other_labels(
+    honest: Generated, step: float, toward: bool
+) -> None:
+    """All its classes are off in one direction, be it that from one class to another. Rolled labels
+    are off in several.
+    """
+    middle = honest.means[1:].mean(0)
+    way = middle[1] - middle[0]
+    if not toward:
+        way = way.flip(0)
+    moved, rolled = honest.means.clone(), honest.means.clone()
+    moved[0] += step * way
+    rolled[0] = rolled[0].roll(1, 0)
+    assert float(bounds(table_of(moved, honest.counts)).scores[0].max()) < OUT
+
+    def kinds(means: Tensor) -> set[str]:
+        sites, classes = (str(i) for i in range(len(means))), map(str, range(means.shape[1]))
+        nothing = torch.zeros_like(honest.counts)
+        points = ClassPoints(
+            tuple(sites),
+            tuple(classes),
+            means.float(),
+            honest.counts.float(),
+            (1 / honest.counts).float(),
+            nothing.float(),
+            nothing[:, 0].float(),
+            float(means.shape[2]),
+        )
+        return {suspect.kind for suspect in screen(points) if suspect.site == "0"}
+
+    assert "label" not in kinds(moved)
+    assert kinds(rolled)

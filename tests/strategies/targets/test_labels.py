@@ -127,16 +127,23 @@ def test_probabilities_are_calibrated_and_a_prior_shift_is_one_offset() -> None:
         assert np.abs(fit.params - [0, 1]).max() < 0.1
 
 
-def test_the_optional_calibration_slows_the_slope_of_few_records() -> None:
+def test_the_calibration_mends_the_slope_of_few_records() -> None:
+    import statsmodels.api as sm
+
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(120, 40, generator=draw, dtype=torch.float64)
-    labels = (x[:, :1] + torch.randn(120, 1, generator=draw, dtype=torch.float64) > 0).double()
-    sums, annotated = of(x, labels)
+    x = torch.randn(5120, 40, generator=draw, dtype=torch.float64)
+    labels = (x[:, :1] + torch.randn(5120, 1, generator=draw, dtype=torch.float64) > 0).double()
+    sums, annotated = of(x[:120], labels[:120])
     plain = label_heads(sums, annotated, ["finding"])
     calibrated = label_heads(sums, annotated, ["finding"], calibrated=True)
     ratio = calibrated.weight / plain.weight
     assert float(ratio.min()) == pytest.approx(float(ratio.max()), rel=1e-9)
-    assert 0 < float(ratio.min()) < 1
+    away = []
+    for heads in (plain, calibrated):
+        odds = x[120:] @ heads.weight.T + heads.bias
+        fit = sm.Logit(labels[120:, 0].numpy(), sm.add_constant(odds.numpy())).fit(disp=0)
+        away.append(abs(float(fit.params[1]) - 1))
+    assert away[1] < 0.5 * away[0]
     x, labels = findings(0, n=20_000)
     sums, annotated = of(x, labels)
     plain, calibrated = (label_heads(sums, annotated, NAMES, calibrated=c) for c in (False, True))

@@ -404,7 +404,9 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
         module = linear(16, 3)
         # Not zero: otherwise the weights would equal their difference from the start.
         torch.nn.init.constant_(module.weight, 0.3)
-        facts = train_privately(module, features, labels, config.settings.fedavg, claim, 0.1, mu)
+        facts = train_privately(
+            module, features, labels, config.settings.fedavg, claim, 0.1, Variant(mu=mu)
+        )
         copy, rate = linear(16, 3), 0.1
         torch.nn.init.constant_(copy.weight, 0.3)
         start = copy.weight.detach().clone()

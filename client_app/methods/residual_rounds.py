@@ -1,0 +1,189 @@
+"""A site's part in a survival run of two rounds: its numbers of records by cell of time and event;
+then its features, weighted with the martingale residual of each record's cell.
+
+The coordinator sends the residuals, which follow from the numbers of all sites. It may lie. Under
+privacy a residual beyond one would exceed the sensitivity, so it is cut off. Without noise, records
+of small cells count in a neighbouring one, in both rounds. So whatever the coordinator sends, this
+site's message is a combination of sums over groups of as many records as its policy asks for.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedsurrogate.client_app.methods.coded_sums import (
+    CodedRecords,
+    bounded_sums,
+    exact_sums,
+    values_of,
+)
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.gaussian_mechanism import with_noise
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.targets.target import CODE, Course, Target
+from fedsurrogate.common.targets.time import Time, scored
+from fedsurrogate.common.targets.time_rounds import VALUES, merged_cells
+from fedsurrogate.common.wire.model_proto import pack_parameters
+
+log = logging.getLogger("fedsurrogate.site")
+
+
+def released_round(task: Task) -> MethodOutput:
+    """This site's message in a round: exact sums at 16 bits, around its own mean, or with noise.
+
+    Args:
+        task: the request, with the value of each cell.
+
+    Raises:
+        DataError: without noise, where too few records have, or lack, an event.
+        SurrogateError: for values that are not this run's.
+    """
+    names = sums_of(course_of(task), task.round)
+    header = task.header(time_of(task).rows)
+    if task.run.mechanism is None:
+        own = _exact(task)
+        count = len(own.features)
+        sums = exact_sums(own, own.features.double().mean(0) if count else None)
+        sent = Parameters(header, task.round, {name: sums[name] for name in names}, count)
+        return MethodOutput(pack_parameters(sent))
+    bounded, claim = bounded_sums(task, _target(task), PublicMap(), names)
+    noise = {name: claim.noise[name] for name in names}
+    noisy = with_noise(bounded, replace(claim, noise=noise))
+    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
+    sent = Parameters(header, task.round, {each.name: each.value for each in noisy}, 0, claim)
+    return MethodOutput(pack_parameters(sent), claim, facts)
+
+
+def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
+    """The sums of a round for a secure sum, around zero.
+
+    Args:
+        task: the request, with the value of each cell.
+
+    Returns:
+        The sums of the round, float64; and the claim.
+    """
+    names = sums_of(course_of(task), task.round)
+    if task.run.mechanism is not None:
+        bounded, claim = bounded_sums(task, _target(task), PublicMap(), names)
+        return {each.name: each.value for each in bounded}, claim
+    own = _exact(task)
+    sums = exact_sums(own, None)
+    return {name: sums[name] for name in names}, None
+
+
+def time_of(task: Task) -> Time:
+    """The target of a run, which is a time."""
+    target = task.run.target
+    assert isinstance(target, Time)
+    return target
+
+
+def course_of(task: Task) -> Course:
+    """What the run's target needs in each round."""
+    course = time_of(task).course(task.run.private)
+    assert course is not None
+    return course
+
+
+def sums_of(course: Course, round: int) -> tuple[str, ...]:
+    """The names of the sums of a round, counted from one.
+
+    Raises:
+        SurrogateError: for a round that the run does not have.
+    """
+    if not 1 <= round <= course.rounds:
+        raise SurrogateError(f"round {round} of a run of {course.rounds}")
+    first = course.first is not None and round == 1
+    return tuple(each.name for each in (course.first if first else course.each) or ())
+
+
+def large_cells(task: Task, target: Time) -> tuple[Tensor, Tensor]:
+    """The records whose exact sums may leave, and the cell in which the records of each cell count.
+
+    Returns:
+        Which records (n,), bool; and (2 B + 1,), int64, the same in all rounds.
+
+    Raises:
+        DataError: where fewer have an event, or all together, than the policy asks for. In a secure
+            sum nothing may show that, so none are left there.
+    """
+    cells = target.cells(values_of(task))
+    counts = torch.bincount(cells, minlength=2 * target.bins + 1)
+    places = torch.arange(len(counts))
+    least = max(task.limits.smallest_class, task.limits.smallest_cell)
+    if task.run.settings.secure_sum:
+        # A sum over all sites hides what each adds.
+        enough = len(cells) >= task.limits.smallest_class
+        return torch.full((len(cells),), enough), places
+    places = merged_cells(counts, least)
+    kept = places[cells] >= 0
+    if left := int((~kept[cells < target.bins]).sum()):
+        raise DataError(
+            f"{left} of the records of this site have an event before the horizon; the policy's "
+            f"smallest-class and smallest-cell ask for {least}, or none, in sums without noise"
+        )
+    if int(kept.sum()) < max(1, least):
+        raise DataError(
+            f"{int(kept.sum())} training records; the policy's smallest-class and smallest-cell "
+            f"ask for {least} in sums without noise"
+        )
+    if not kept.all():
+        log.warning(
+            "%d records without an event are left out of what this site sends: fewer than %d",
+            int((~kept).sum()),
+            least,
+        )
+    return kept, places.clamp_min(0)
+
+
+def merged_code(target: Time, values: Tensor, places: Tensor) -> Tensor:
+    """The one-hot code of records, each in the cell in which its cell counts.
+
+    Args:
+        target: of the run.
+        values: (n, 2).
+        places: see `large_cells`.
+
+    Returns:
+        (n, 2 B + 1), float64.
+    """
+    code = target.code(values)
+    return torch.zeros_like(code).index_add_(1, places, code)
+
+
+def _exact(task: Task) -> CodedRecords:
+    """The records whose exact sums may leave, with their code in this round."""
+    target = time_of(task)
+    kept, places = large_cells(task, target)
+    values = values_of(task)[kept]
+    features = task.found.train.features[kept].float()
+    if _counts(task):
+        return CodedRecords(features, merged_code(target, values, places))
+    return CodedRecords(features, scored(target, _received(task)[places]).code(values))
+
+
+def _target(task: Task) -> Target:
+    """The target whose code is summed in this round, with noise."""
+    return time_of(task) if _counts(task) else scored(time_of(task), _received(task))
+
+
+def _counts(task: Task) -> bool:
+    """Whether this round only counts."""
+    return sums_of(course_of(task), task.round) == (CODE,)
+
+
+def _received(task: Task) -> Tensor:
+    """The value of each cell, (2 B + 1,), float64. Raises SurrogateError for other values."""
+    values = task.received_model().tensors.get(VALUES)
+    cells = 2 * time_of(task).bins + 1
+    if values is None or values.shape != (cells,):
+        raise SurrogateError("a second round without the value of each cell")
+    return values.double()

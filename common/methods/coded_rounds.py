@@ -1,0 +1,115 @@
+"""Methods that learn another target than classes from sums in several rounds: one plan for all."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fedsurrogate.common.methods.coded_sums import GAP, coded_sizes, field_of
+from fedsurrogate.common.methods.method import (
+    Combination,
+    Defences,
+    Field,
+    Messages,
+    ModelTraining,
+    Plan,
+    Sizes,
+    Summed,
+    Work,
+)
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisyRounds
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.targets.target import Course, Target, TargetSum, names_of_parts
+
+WHOLE = "fedsurrogate.strategies.targets.in_rounds:"
+
+
+def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: float) -> Plan:
+    """The plan of a method whose sites send sums over the code of their records in rounds.
+
+    Args:
+        settings: of the run.
+        target: of the run.
+        course: what the target needs in each round.
+        clip: of features under privacy.
+    """
+    first = None if course.first is None else _fields(course.first, course.parts)
+    return Plan(
+        kind="rounds",
+        messages=Messages(
+            sends=_fields(course.each, course.parts),
+            receives=tuple(
+                Field(part, shape)
+                for name, shape in course.receives
+                for part in names_of_parts(name, course.parts)
+            ),
+            result=(Field("weight", "o d"), Field("bias", "o")),
+            first=first,
+            symbols=partial(_sizes, len(target.outputs)),
+            all_classes=True,
+        ),
+        combination=Combination(
+            site=course.site,
+            strategy=WHOLE + "TargetRounds",
+            evaluate="fedsurrogate.client_app.methods.target_evaluation:received_model",
+            learn=course.steps,
+            sums=_summed(course.each),
+            first_sums=None if course.first is None else _summed(course.first),
+            site_sums=course.site_sums,
+            from_sums=WHOLE + "absorb_total",
+            sum_strategy=WHOLE + "SummedTargetRounds",
+        ),
+        work=lambda classes, dimension: Work(
+            passes=1, rounds=course.rounds, numbers=dimension * (dimension + classes)
+        ),
+        privacy=_privacy(settings, course, clip) if settings.epsilon else None,
+        defences=Defences(
+            reason=", whose sums over a code nothing here screens; max-share limits a site",
+            gap=GAP,
+        ),
+        training=ModelTraining(frames=False, rounds=course.rounds, start=course.steps),
+        refusal=_refusal(settings.features.projection, settings.fedpft.public),
+        head="from sums over the code of the target, in rounds",
+        variant=target.name,
+    )
+
+
+def _privacy(settings: Settings, course: Course, clip: float) -> NoisyRounds:
+    whole = sum(each.share for each in course.each)
+    return NoisyRounds(
+        JOINT_SUMS if settings.secure_sum else SUMS,
+        settings.epsilon,
+        settings.delta,
+        clip,
+        course.rounds,
+        step_shares={each.name: each.share / whole for each in course.each},
+        first_share=course.first_share,
+        first_shares={each.name: each.share for each in course.first or ()},
+    )
+
+
+def _refusal(projection: str, public: str) -> str:
+    for key, given in (("features.projection", projection), ("fedpft.public", public)):
+        if given:
+            return (
+                f"{key} = {given!r} works only where a target is learned in one round; set "
+                "time-head = 'cells', or remove it"
+            )
+    return ""
+
+
+def _sizes(outputs: int, classes: int, dimension: int, records: int) -> Sizes:
+    """B bins of time and R = B + 1 places to leave, of C = 2 B + 1 cells."""
+    bins = classes // 2
+    return {**coded_sizes(outputs, 0, classes, dimension, records), "B": bins, "R": bins + 1}
+
+
+def _fields(sums: tuple[TargetSum, ...], parts: int) -> tuple[Field, ...]:
+    return tuple(
+        field_of(name, each.shape) for each in sums for name in names_of_parts(each.name, parts)
+    )
+
+
+def _summed(sums: tuple[TargetSum, ...]) -> tuple[Summed, ...]:
+    return tuple(
+        Summed(each.name, each.shape, each.degree, each.whole, each.bound) for each in sums
+    )

@@ -1,0 +1,138 @@
+"""The sums of survival runs in several rounds: what travels, and its parts of a privacy budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fedsurrogate.common.targets.target import (
+    CODE,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Course,
+    TargetSum,
+)
+
+# What sites receive: the value of each cell; or weights beta of the features with the score of a mean
+# record, and the hazard of each bin.
+VALUES, BETA, OFFSET, HAZARD = "values", "beta", "offset", "hazard"
+# What sites send besides: sums of z over events; of exp(beta z), of exp(beta z) z, both by the bin
+# in which a record leaves; and of exp(beta z) H z z' with the hazard H that it has had.
+EVENT_SUMS, WEIGHTS, FIRST, SECOND = "event-sums", "weights", "first", "second"
+# The largest |beta z| of a record, relative to a mean record, that a site computes with.
+LARGEST_SCORE = 12.0
+AT_SITE = "fedsurrogate.client_app.methods"
+AT_COORDINATOR = "fedsurrogate.strategies.targets"
+
+
+def residual_course(private: bool) -> Course:
+    """Two rounds: numbers of records by cell; then the features weighted with the martingale
+    residual of each record's cell, which follows from these numbers.
+
+    Args:
+        private: whether with noise. Without it, the second round is of messages around the site's
+            mean, and states its own numbers of records.
+    """
+    exact = () if private else (TargetSum(RECORDS, "1", 0, 1.0, 0.0, whole=True),)
+    code = () if private else (TargetSum(CODE, "1", 0, 1.0, 0.0),)
+    return Course(
+        rounds=2,
+        first=(TargetSum(CODE, "C", 0, 1.0, 1.0, whole=True),),
+        first_share=0.05,
+        each=(
+            *exact,
+            TargetSum(TOTALS, "d", 1, 1.0, 0.08),
+            *code,
+            # Of one row. The residuals are scaled to magnitudes of at most one.
+            TargetSum(SUMS, "1 d", 1, 1.0, 0.45),
+            TargetSum(SQUARES, "T", 2, 1.0, 0.42),
+        ),
+        receives=((VALUES, "C"),),
+        site=f"{AT_SITE}.residual_rounds:released_round",
+        site_sums=f"{AT_SITE}.residual_rounds:round_sums",
+        steps=f"{AT_COORDINATOR}.residual_steps:ResidualSteps",
+        private=True,
+    )
+
+
+def cox_course(steps: int) -> Course:
+    """Newton's steps, each from sums at the point that the step before has reached.
+
+    Args:
+        steps: their number.
+    """
+    return Course(
+        rounds=steps,
+        each=(
+            TargetSum(CODE, "C", 0, 1.0, 0.0, whole=True),
+            TargetSum(EVENT_SUMS, "d", 1, 1.0, 0.0),
+            TargetSum(WEIGHTS, "R", 1, 1.0, 0.0),
+            TargetSum(FIRST, "R d", 1, 1.0, 0.0),
+            TargetSum(SECOND, "T", 2, 1.0, 0.0),
+        ),
+        receives=((BETA, "d"), (OFFSET, "1"), (HAZARD, "B")),
+        parts=3,
+        site=f"{AT_SITE}.cox_rounds:released_round",
+        site_sums=f"{AT_SITE}.cox_rounds:round_sums",
+        steps=f"{AT_COORDINATOR}.cox_steps:CoxSteps",
+    )
+
+
+def merged_places(counts: Sequence[float], least: float) -> list[int]:
+    """Where the records of each place of an axis are counted, so that each place has none, or
+    enough: those of neighbouring places are counted in the middle of these.
+
+    Args:
+        counts: of each place.
+        least: that is enough.
+
+    Returns:
+        For each place, the one in which its records are counted; -1 if there are not enough in all
+        places together.
+
+    Example:
+        >>> merged_places([5, 1, 0, 4, 1], least=3)
+        [0, 3, 3, 3, 3]
+        >>> merged_places([1, 0, 1], least=3)
+        [-1, -1, -1]
+    """
+    starts, found = [0], 0.0
+    for place, count in enumerate(counts):
+        found += count
+        if found >= least:
+            starts.append(place + 1)
+            found = 0.0
+    if len(starts) == 1:
+        return [-1 if sum(counts) else place for place, _ in enumerate(counts)]
+    # What is left over at the end joins the last run.
+    starts[-1] = len(counts)
+    places = list(range(len(counts)))
+    for start, end in pairwise(starts):
+        held = [place for place in range(start, end) if counts[place]]
+        places[start:end] = [held[(len(held) - 1) // 2] if held else start] * (end - start)
+    return places
+
+
+def merged_cells(counts: Tensor, least: int) -> Tensor:
+    """The cell in which the records of each cell are counted, so that each has none, or enough.
+
+    Args:
+        counts: of 2 B + 1 cells: events by bin, last seen by bin, outlived.
+        least: records that are enough.
+
+    Returns:
+        (2 B + 1,), int64; -1 where there are not enough records with, or without, an event.
+
+    Example:
+        >>> merged_cells(torch.tensor([3, 1, 9, 0, 5]), least=2).tolist()
+        [0, 0, 2, 4, 4]
+    """
+    bins = len(counts) // 2
+    events = merged_places(counts[:bins].tolist(), least)
+    others = merged_places(counts[bins:].tolist(), least)
+    return torch.tensor([*events, *(each + bins if each >= 0 else -1 for each in others)])

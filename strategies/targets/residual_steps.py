@@ -1,0 +1,195 @@
+"""Survival in two rounds at the coordinator: numbers of records by cell, then features weighted with
+the martingale residuals that follow from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERANCE
+from fedsurrogate.common.surrogates.coded_sums import folded, unfolded
+from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target
+from fedsurrogate.common.targets.time import Time, scored
+from fedsurrogate.common.targets.time_rounds import VALUES
+from fedsurrogate.common.wire.parts import in_parts
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.targets.checks import check_finite
+from fedsurrogate.strategies.targets.learning import head_of, risks
+from fedsurrogate.strategies.targets.received import HALF, check_exact
+from fedsurrogate.strategies.targets.steps import CourseSteps, Round, added
+from fedsurrogate.strategies.targets.sums import CodedSums, Noise
+from fedsurrogate.strategies.targets.survival import Cells
+from fedsurrogate.strategies.targets.time import (
+    RiskHead,
+    marginal_head,
+    risk_of_rounds,
+    second_code,
+)
+
+# In the memory of the training: numbers by cell with the standard deviation of their noise; and the
+# model, once it is learned.
+CELLS, NOISE, WEIGHT, MEAN, BASELINE = "cells", "cells-noise", "weight", "mean", "baseline"
+
+
+class ResidualSteps(CourseSteps):
+    """Two rounds: cells, then residuals."""
+
+    def start(self, dimension: int) -> Tensors:
+        """Zeros, which sites do not read in the first round."""
+        return {VALUES: torch.zeros(len(self._target.rows))}
+
+    def check(self, reply: Parameters) -> None:
+        """Check the sums of one site. Raises SurrogateError."""
+        sigmas = self._sigmas
+        if reply.tensors.keys() == {CODE}:
+            _check_counts(reply.tensors[CODE], sigmas.get(CODE, 0.0))
+        elif sigmas:
+            _check_noisy(reply.tensors, sigmas)
+        else:
+            _check_exact(reply.tensors, self._scored)
+
+    def counts(self, reply: Parameters) -> list[float] | None:
+        """Numbers of records by cell; in the second round, of all; none with noise."""
+        for name in (RECORDS, CODE):
+            if name in reply.tensors:
+                return [max(0.0, each) for each in reply.tensors[name].tolist()]
+        return None
+
+    def pooled(self, replies: Sequence[Parameters], shares: Sequence[float]) -> Round:
+        """The sums of all sites, around zero."""
+        tensors = [dict(each.tensors) for each in replies]
+        rounding = {}
+        if RECORDS in tensors[0]:
+            rounding = {SQUARES: _rounding(tensors)}
+            tensors = [_around_zero(each) for each in tensors]
+        root = math.sqrt(sum(share**2 for share in shares))
+        sigmas = {name: sigma * root for name, sigma in self._sigmas.items()}
+        return Round(added(tensors, shares), sigmas, rounding)
+
+    def absorb(self, training: Training, sums: Round) -> dict[str, object]:
+        """Make the residuals of the cells, or the model. Raises RunError."""
+        if sums.tensors.keys() == {CODE}:
+            noise = sums.sigmas.get(CODE, 0.0)
+            _check_counts(sums.tensors[CODE], noise)
+            cells = Cells.of(sums.tensors[CODE], noise)
+            values, _ = second_code(cells)
+            # As sites receive them.
+            training.model = in_parts(VALUES, values, 1)
+            training.memory = {
+                **training.memory,
+                CELLS: sums.tensors[CODE],
+                NOISE: torch.tensor([noise], dtype=torch.float64),
+            }
+            return {"events": float(cells.events.sum())}
+        cells = _cells_in(training.memory)
+        coded = self._coded(cells, sums, training.model[VALUES].double())
+        head = risk_of_rounds(cells, coded, training.model[VALUES].double())
+        head = marginal_head(head, cells, coded.covariance)
+        learned = {WEIGHT: head.weight, MEAN: head.mean, BASELINE: head.hazard}
+        training.memory = {**training.memory, **learned}
+        return {}
+
+    def head(self, training: Training) -> Head:
+        """The model; after the first round, one in which all records have the same risk."""
+        memory = {name: tensor.double() for name, tensor in training.memory.items()}
+        cells = _cells_in(memory)
+        zeros = torch.zeros(training.inputs, dtype=torch.float64)
+        same = RiskHead(zeros, zeros, cells.within_bins(cells.hazard))
+        found = (
+            RiskHead(memory[WEIGHT], memory[MEAN], memory[BASELINE]) if WEIGHT in memory else same
+        )
+        head, _ = head_of(risks(found, cells, self._target), training.header(), self._target)
+        mechanism = self.run.mechanism
+        return head if mechanism is None else replace(head, clip=mechanism.clip)
+
+    def _coded(self, cells: Cells, sums: Round, values: Tensor) -> CodedSums:
+        """The sums of the second round, of the code (1, residual)."""
+        tensors = sums.tensors
+        rows = torch.cat([tensors[TOTALS][None], tensors[SUMS]])
+        squares = unfolded(tensors[SQUARES], rows.shape[1])
+        if sums.sigmas:
+            records = max(float(cells.counts.sum()), 1.0)
+            second = float(values @ cells.counts)
+            noise = Noise(
+                torch.zeros(2, dtype=torch.float64),
+                torch.tensor([sums.sigmas[TOTALS], sums.sigmas[SUMS]], dtype=torch.float64),
+                sums.sigmas[SQUARES],
+            )
+        else:
+            records, second, noise = float(tensors[RECORDS]), float(tensors[CODE]), None
+            # Eigenvalues of a matrix of rounding errors are at most about this.
+            side = math.sqrt(rows.shape[1] / 3)
+            squares.diagonal().add_(2 * sums.rounding.get(SQUARES, 0.0) * side)
+        code = torch.tensor([records, second], dtype=torch.float64)
+        if not records > 0:
+            raise SurrogateError("sums of no records")
+        found = CodedSums.around_zero(code, rows, squares, (records, rows[0]), noise=noise)
+        check_finite(found)
+        return found
+
+    @property
+    def _target(self) -> Time:
+        target = self.run.target
+        assert isinstance(target, Time)
+        return target
+
+    @property
+    def _scored(self) -> Target:
+        return scored(self._target, torch.zeros(len(self._target.rows)))
+
+    @property
+    def _sigmas(self) -> dict[str, float]:
+        mechanism = self.run.mechanism
+        if mechanism is None:
+            return {}
+        return {name: sigma for name, (sigma, _) in mechanism.noise.items()}
+
+
+def _cells_in(memory: Mapping[str, Tensor]) -> Cells:
+    return Cells.of(memory[CELLS].double(), float(memory[NOISE]))
+
+
+def _around_zero(tensors: Tensors) -> dict[str, Tensor]:
+    """Exact sums of a site around zero, from those around its mean."""
+    whole = {name: tensor.double() for name, tensor in tensors.items()}
+    records, totals = whole[RECORDS], whole[TOTALS]
+    mean = totals / records
+    sums = whole[SUMS] + torch.outer(whole[CODE], mean)
+    squares = whole[SQUARES] + folded(records * torch.outer(mean, mean))
+    return {**whole, SUMS: sums, SQUARES: squares}
+
+
+def _rounding(tensors: Sequence[Tensors]) -> float:
+    """Most that 16 bits change an entry of the sum of second moments."""
+    return HALF * sum(float(each[SQUARES].double().abs().max()) for each in tensors)
+
+
+def _check_exact(tensors: Tensors, target: Target) -> None:
+    """Raise SurrogateError for exact sums of one site that no records have."""
+    records, code = float(tensors[RECORDS]), float(tensors[CODE])
+    if abs(code) > records * (1 + TABLE_TOLERANCE):
+        raise SurrogateError(f"residuals with the sum {code:g} of {records:g} records")
+    # A residual is at most one, so the sum of their squares is at most the number of records.
+    check_exact({**tensors, CODE: tensors[RECORDS]}, target, SurrogateError)
+
+
+def _check_counts(counts: Tensor, sigma: float) -> None:
+    """Raise SurrogateError for numbers of records that are below zero, beyond honest noise."""
+    tail = sigma * math.sqrt(2 * math.log(8 * len(counts) / FALSE_ALARM))
+    if float(counts.min()) < -tail * (1 + TABLE_TOLERANCE):
+        raise SurrogateError(f"a cell of {float(counts.min()):g} records")
+
+
+def _check_noisy(tensors: Tensors, sigmas: Mapping[str, float]) -> None:
+    """Raise SurrogateError for numbers that are not finite."""
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise SurrogateError(f"the sums hold a number in {name!r} that is not finite")

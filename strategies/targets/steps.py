@@ -1,0 +1,96 @@
+"""What the coordinator does in each round of a target that is learned in several: without messages."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.run import Run
+from fedsurrogate.strategies.base.training import Training
+
+
+@dataclass(frozen=True)
+class Round:
+    """The sums of a round over all sites, around zero.
+
+    Attributes:
+        tensors: by name, float64.
+        sigmas: standard deviation of the noise in an entry; empty without noise.
+        rounding: most that an entry was changed by whole steps, by name.
+    """
+
+    tensors: Mapping[str, Tensor]
+    sigmas: Mapping[str, float]
+    rounding: Mapping[str, float]
+
+
+class CourseSteps(ABC):
+    """The coordinator's half of a target in rounds.
+
+    Its state is the training's: `model` is what sites receive in the next round, `memory` the rest.
+
+    Attributes:
+        run: whose target it is.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @abstractmethod
+    def start(self, dimension: int) -> Tensors:
+        """What sites receive in the first round.
+
+        Args:
+            dimension: of the features.
+        """
+
+    @abstractmethod
+    def check(self, reply: Parameters) -> None:
+        """Check that some records can have the sums of one site's reply. Raises SurrogateError."""
+
+    @abstractmethod
+    def counts(self, reply: Parameters) -> list[float] | None:
+        """Numbers of a site's records by kind, for the cap of its weight; None where a reply has
+        none.
+        """
+
+    @abstractmethod
+    def pooled(self, replies: Sequence[Parameters], shares: Sequence[float]) -> Round:
+        """The sums of all sites.
+
+        Args:
+            replies: checked.
+            shares: of its weight that each site keeps.
+        """
+
+    @abstractmethod
+    def absorb(self, training: Training, sums: Round) -> dict[str, object]:
+        """Finish a round: change model and memory. Returns facts for its event.
+
+        Raises:
+            RunError: for sums that no records have, or from which nothing can be learned.
+        """
+
+    @abstractmethod
+    def head(self, training: Training) -> Head:
+        """The model after any round."""
+
+
+def added(replies: Sequence[Tensors], shares: Sequence[float]) -> dict[str, Tensor]:
+    """Sums of tensors by name, float64.
+
+    Args:
+        replies: of the same names and shapes.
+        shares: factor of each.
+    """
+    weights = torch.tensor(shares, dtype=torch.float64)
+    return {
+        name: torch.tensordot(weights, torch.stack([each[name].double() for each in replies]), 1)
+        for name in replies[0]
+    }

@@ -1,0 +1,122 @@
+"""What settings decide of a secure sum: numbers, shapes and dimensions of each round, and a digest
+that no other run has.
+"""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.of_run import (
+    context_of,
+    dimensions_of,
+    local_epsilon,
+    numbers_of,
+    rules_of,
+    shapes_of,
+)
+
+SUM: dict[str, Any] = {"fedpft.covariance": "gram", "secure-sum": True, "classes": "a,b,c"}
+ROUNDS: dict[str, Any] = {"method": "dpcvae", "secure-sum": True, "classes": "a,b,c"}
+JOINT = SUM | {"epsilon": 4.0, "delta": 1e-5}
+
+
+def test_without_a_round_the_first_is_meant_and_later_rounds_add_other_sums() -> None:
+    run = parse_run(ROUNDS)
+
+    def numbers(*round: int) -> list[tuple[str, int, float]]:
+        found = numbers_of(run.plan, run.settings, 4, *round)
+        return [(name, each.largest, each.step) for name, each in found.items()]
+
+    def shapes(*round: int) -> dict[str, tuple[int, ...]]:
+        return shapes_of(run.plan, 3, 64, *round)
+
+    for made in (numbers, shapes):
+        assert made() == made(1)
+        assert made(1) != made(2)
+        assert made(2) == made(3)
+
+
+@settings(max_examples=15, deadline=None)
+@given(largest=st.floats(0.5, 50), sites=st.integers(3, 60), records=st.integers(10, 10**6))
+def test_the_numbers_of_an_exact_sum_hold_the_largest_sum_that_settings_allow(
+    largest: float, sites: int, records: int
+) -> None:
+    run = parse_run(SUM | {"secure-sum-range": largest, "secure-sum-records": records})
+    found = numbers_of(run.plan, run.settings, sites)
+    for each in run.plan.combination.sums_in(1):
+        number = found[each.name]
+        # A feature, the norm of a product of two of them, and a count.
+        bound = {0: 1.0, 1: largest, 2: largest**2 * math.sqrt(2)}[each.degree]
+        if each.degree:
+            assert number.step * number.largest == pytest.approx(bound * records)
+        else:
+            assert number.step == 1
+            assert number.largest >= records
+        assert 0.89 * 2**31 < sites * number.largest <= 0.9 * 2**31
+
+
+@settings(max_examples=15, deadline=None)
+@given(epsilon=st.floats(0.5, 8), records=st.integers(100, 10**6), colluding=st.floats(0, 1))
+def test_noise_decides_how_many_dimensions_are_kept(
+    epsilon: float, records: int, colluding: float
+) -> None:
+    own = {"epsilon": epsilon, "features.records": records, "colluding": min(colluding, 0.5)}
+    run = parse_run(JOINT | own)
+    assert run.mechanism is not None
+    sigma, _ = run.mechanism.noise["squares"]
+    exact = 7.5 * math.sqrt(records * math.sqrt(max(0.1, 1 - colluding)) / sigma)
+    features = run.settings.features
+    found = dimensions_of(features, colluding, run.mechanism)
+    assert found == max(1, round(exact))
+    assert dimensions_of(features, colluding, None) == 512
+    fixed = features.model_copy(update={"dimensions": 7})
+    assert dimensions_of(fixed, colluding, run.mechanism) == 7
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    changed=st.sampled_from(
+        [
+            {"test-fraction": 0.3},
+            {"partition": "iid"},
+            {"alpha": 7.0},
+            {"classes-per-site": 3},
+            {"site-column": "hospital"},
+            {"colluding": 0.2},
+            {"classes": "a,b"},
+            {"secure-sum-range": 7.0},
+            {"fedpft.rank": 3},
+        ]
+    ),
+    name=st.text(max_size=5),
+)
+def test_keys_and_shares_are_bound_to_every_setting_that_decides_the_sum_and_to_its_name(
+    changed: dict[str, Any], name: str
+) -> None:
+    run = parse_run(SUM)
+    assert len(context_of(run, name)) == 32
+    assert context_of(run, name) == context_of(parse_run(SUM), name)
+    assert context_of(run, name) != context_of(run, name + "0")
+    assert context_of(run, name) != context_of(parse_run(SUM | changed), name)
+    # Where a site reads its records from is its own affair.
+    assert context_of(run, name) == context_of(parse_run(SUM | {"deadline": 77}), name)
+
+
+@settings(max_examples=8, deadline=None)
+@given(epsilon=st.floats(0.5, 8), sites=st.integers(4, 40), colluding=st.floats(0, 0.4))
+def test_noise_of_one_site_alone_promises_less_and_other_noise_the_same(
+    epsilon: float, sites: int, colluding: float
+) -> None:
+    run = parse_run(JOINT | {"epsilon": epsilon, "colluding": colluding})
+    rules = rules_of(run.settings, sites)
+    assert (rules.members, rules.colluding) == (sites, math.floor(colluding * sites))
+    found = local_epsilon(epsilon, run.mechanism, rules)
+    assert found > epsilon
+    assert found == run.mechanism.epsilon_of_part(rules.lasting.honest)  # type: ignore[union-attr]
+    assert local_epsilon(epsilon, None, rules) == epsilon
+    alone = parse_run({"method": "dp-fedavg", "epsilon": epsilon, "delta": 1e-5})
+    assert local_epsilon(epsilon, alone.mechanism, rules) == epsilon

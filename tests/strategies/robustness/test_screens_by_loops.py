@@ -1,0 +1,297 @@
+"""The screens of updates, components and second moments against the same rules as plain loops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
+from fedsurrogate.common.privacy.mechanism import NoisySums
+from fedsurrogate.common.surrogates.class_sums import Sums, fold
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
+from fedsurrogate.strategies.pooling.site_weights import scaled
+from fedsurrogate.strategies.robustness.class_points import Parts
+from fedsurrogate.strategies.robustness.component_screening import scores_of
+from fedsurrogate.strategies.robustness.second_moments import oddness
+from fedsurrogate.strategies.robustness.update_screening import screen_updates
+
+Array = NDArray[np.float64]
+CLAIM = NoisySums("sums", 1.0, 1e-5, {"counts": 0.1, "sums": 0.9}).mechanism()
+
+
+def geometric_median(rows: Array) -> Array:
+    middle = rows.mean(0)
+    for _ in range(2000):
+        apart = np.linalg.norm(rows - middle, axis=1)
+        pulls = 1 / np.maximum(apart, 1e-6 * apart.mean() + 1e-30)
+        middle = (pulls / pulls.sum()) @ rows
+    return middle
+
+
+def far(rows: Array, times: float = 5.0, least: float = 0.0) -> Array:
+    """Distances from the geometric median of the others, over the allowed one."""
+    apart = [
+        np.linalg.norm(row - geometric_median(np.delete(rows, at, 0)))
+        for at, row in enumerate(rows)
+    ]
+    usual = np.sort(apart)[(len(apart) - 1) // 2]
+    lengths = np.sort((rows**2).sum(1))[(len(rows) - 1) // 2]
+    found: Array = np.array(apart) / max(times * usual, 1e-5 * math.sqrt(lengths), least, 1e-30)
+    return found
+
+
+def screened(tables: dict[str, Array]) -> tuple[list[tuple[int, str, float]], bool]:
+    """Suspects with their scores; and whether every decision was clear."""
+    left, found, clear = list(range(len(tables["rows"]))), list[tuple[int, str, float]](), True
+    most = (len(left) - 1) // 2
+    while len(found) < most and len(left) >= 4:
+        now = {name: table[left] for name, table in tables.items()}
+        scores = {}
+        if "control" in now:
+            scores["control"] = far(now["control"], 25.0)
+        for name in ("mean", "deviation"):
+            if "deviation" in now:
+                wide = tables["deviation"]
+                usual = np.sort(np.abs(wide), 0)[(len(wide) - 1) // 2]
+                scores[name] = far(now[name], 5.0, 3.0 * float(np.linalg.norm(usual)))
+        scores["rows"] = far(now["rows"])
+        clear &= all(abs(float(each.max()) - 1) > 0.02 for each in scores.values())
+        for each in scores.values():
+            if each.max() >= 1:
+                site, kind, score = int(each.argmax()), "far", float(each.max())
+                break
+        else:
+            unit = now["rows"] / np.linalg.norm(now["rows"], axis=1, keepdims=True)
+            agreement = ((unit @ unit.T).sum(1) - 1) / (len(left) - 1)
+            usual_one = np.sort(agreement)[(len(left) - 1) // 2]
+            least = 0.1 if usual_one >= 0.5 else -0.15 - 0.8 / (len(left) - 1)
+            site, kind = int(agreement.argmin()), "opposed"
+            score = 1 + least - float(agreement[site])
+            clear &= abs(score - 1) > 1e-6 and abs(usual_one - 0.5) > 1e-6
+            if score <= 1:
+                break
+        found.append((left.pop(site), kind, score))
+    return found, clear
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(3, 9),
+    kinds=st.lists(
+        st.sampled_from(["long", "turned", "random", "control", "mean", "deviation"]), max_size=3
+    ),
+    size=st.sampled_from([4.0, 15.0, 60.0]),
+    extras=st.sampled_from(["", "control", "moments"]),
+    agree=st.sampled_from([0.2, 1.0, 4.0]),
+)
+def test_updates_are_screened_one_after_the_other(
+    seed: int, count: int, kinds: list[str], size: float, extras: str, agree: float
+) -> None:
+    random = np.random.default_rng(seed)
+    tables = {"rows": random.normal(size=30) + agree * random.normal(size=(count, 30))}
+    if extras == "control":
+        tables["control"] = 0.1 * random.normal(size=30) + random.normal(size=(count, 30))
+    if extras == "moments":
+        tables["mean"] = random.normal(size=(count, 6))
+        tables["deviation"] = 1 + 0.1 * random.random((count, 6))
+    for site, kind in enumerate(kinds[:count]):
+        if kind == "long":
+            tables["rows"][site] *= size
+        elif kind == "turned":
+            tables["rows"][site] *= -1
+        elif kind == "random":
+            tables["rows"][site] = random.normal(size=30)
+        elif kind in tables:
+            tables[kind][site] *= 10 * size
+    sent = [sent_by(site, tables) for site in range(count)]
+    wanted, clear = screened(tables)
+    if clear:
+        found = screen_updates(sent)
+        assert [(int(each.site), each.kind) for each in found] == [each[:2] for each in wanted]
+        scores = [each[2] for each in wanted]
+        assert [each.score for each in found] == pytest.approx(scores, rel=0.02)
+
+
+def sent_by(site: int, tables: dict[str, Array]) -> Parameters:
+    """A site's rows as a head of three classes, with what else it sends."""
+    rows = tables["rows"][site].reshape(3, 10)
+    tensors = {"weight": rows[:, :9], "bias": rows[:, 9]}
+    if "control" in tables:
+        tensors[CONTROL + "weight"] = tables["control"][site].reshape(3, 10)
+    tensors |= {name: tables[name][site] for name in ("mean", "deviation") if name in tables}
+    own = {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in tensors.items()}
+    header = Header("average", "r", str(site), "f", ("a", "b", "c"))
+    return Parameters(header, 1, own, 10)
+
+
+def test_heads_are_compared_in_the_classes_that_both_have() -> None:
+    """A row that a site does not have is zero."""
+    generator = torch.Generator().manual_seed(0)
+    rows = {name: torch.randn(5, generator=generator) for name in "abc"}
+
+    def head(site: int, classes: str, sign: float = 1.0) -> Parameters:
+        near = [sign * rows[each] + 0.4 * torch.randn(5, generator=generator) for each in classes]
+        own = torch.stack(near)
+        header = Header("average", "r", str(site), "f", tuple(classes))
+        return Parameters(header, 1, {"weight": own[:, :4], "bias": own[:, 4]}, 10)
+
+    honest = [head(at, classes) for at, classes in enumerate(("abc", "bca", "cab", "acb", "ab"))]
+    assert screen_updates(honest) == []
+    (suspect,) = screen_updates([*honest, head(9, "bca", -1.0)])
+    assert (suspect.site, suspect.kind) == ("9", "opposed")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    classes=st.integers(1, 4),
+    count=st.integers(0, 6),
+    near=st.sampled_from([0.1, 1.0, 3.0]),
+)
+def test_components_are_judged_as_the_rules_say(
+    seed: int, classes: int, count: int, near: float
+) -> None:
+    random, d = np.random.default_rng(seed), 3
+    centres = 2 * random.normal(size=(classes, d))
+    labels = random.integers(-1, classes, count)
+    # Each lies near the centre of some class, which is often not its own.
+    points = centres[random.integers(0, classes, count)] + near * random.normal(size=(count, d))
+    own_noise, noise = 1 / random.integers(5, 60, count), 1 / random.integers(20, 90, classes)
+    known = random.random(classes) < 0.85
+    apart = ((centres[:, None] - centres) ** 2).sum(2)
+    spread, records = random.random(classes), random.integers(1, 400, classes).astype(float)
+    found, nearest = scores_of(
+        Parts(
+            torch.from_numpy(points).float(),
+            torch.from_numpy(labels),
+            torch.from_numpy(own_noise).float(),
+            ("x",) * count,
+        ),
+        torch.from_numpy(centres).float(),
+        torch.from_numpy(known),
+        torch.from_numpy(noise).float(),
+        torch.from_numpy(apart).float(),
+        torch.from_numpy(spread).float(),
+        torch.from_numpy(records).float(),
+    )
+    if known.sum() < 2:
+        assert not found.any()
+        return
+    scores, near_to, misplaced = np.zeros(count), np.zeros(count, int), np.zeros(classes)
+    for p, label in enumerate(labels):
+        summed = own_noise[p] + noise
+        squares = ((points[p] - centres) ** 2).sum(1) - d * summed
+        others = [c for c in range(classes) if known[c] and c != label]
+        if not others:
+            near_to[p] = -1
+            continue
+        other = near_to[p] = min(others, key=lambda c: float(squares[c]))
+        from_other = max(0.0, squares[other])
+        from_other += 2 * math.sqrt(from_other * summed[other]) + math.sqrt(2 * d) * summed[other]
+        way = min(apart[other, c] for c in range(classes) if known[c] and c != other)
+        if label < 0:
+            scores[p] = 0.2 * way / from_other
+        elif known[label] and squares[label] > max(1.5 * spread[label], way / 4):
+            scores[p] = squares[label] / (6 * from_other)
+        if scores[p] >= 1 and label >= 0:
+            misplaced[other] += 1 / own_noise[p]
+    for p, label in enumerate(labels):
+        if near_to[p] < 0:
+            assert float(found[p]) == 0
+            continue
+        counts = label < 0 or misplaced[near_to[p]] > 0.05 * records[near_to[p]]
+        wanted = scores[p] if scores[p] >= 1 and counts else 0.0
+        assert float(found[p]) == pytest.approx(min(wanted, 1e6), rel=1e-3)
+        assert int(nearest[p]) == near_to[p]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    sites=st.integers(2, 7),
+    folded=st.booleans(),
+    odd=st.sampled_from([1.0, 3.0, 10.0]),
+    sigma=st.sampled_from([0.01, 1.0, 5.0]),
+)
+def test_second_moments_are_compared_as_the_rules_say(
+    seed: int, sites: int, folded: bool, odd: float, sigma: float
+) -> None:
+    random, d, classes = np.random.default_rng(seed), 4, 3
+    sent, rests, noises = [], [], []
+    for site in range(sites):
+        counts = np.abs(random.integers(0, 90, classes) + sigma * random.normal(size=classes))
+        sums = counts[:, None] * random.normal(size=(classes, d)) / 2
+        half = random.normal(size=(d, d)) / 2
+        matrix = counts.sum() * (half @ half.T) * (odd if site == 0 else 1.0)
+        squares = (
+            fold(torch.from_numpy(matrix)) if folded else torch.from_numpy(np.diag(matrix).copy())
+        )
+        sigmas = {"counts": sigma, "sums": 1.5 * sigma, "squares": 2.0 * sigma}
+        table = Sums(torch.from_numpy(counts), torch.from_numpy(sums), squares, sigmas)
+        header = Header("fedpft", "r", str(site), "f", tuple("abc"))
+        sent.append(SumsSurrogate(header, table, CLAIM))
+        total = counts.sum()
+        if total <= 2 * sigma * math.sqrt(classes):
+            rests.append(None)
+            noises.append(None)
+            continue
+        explained = np.zeros((d, d))
+        for count, own in zip(counts, sums, strict=True):
+            if count > 2 * sigma:
+                mean = own / count
+                blur = (1.5 * sigma / count) ** 2 * np.eye(d)
+                explained += count / total * (np.outer(mean, mean) - blur)
+        explained_part = fold(torch.from_numpy(explained)).numpy() if folded else np.diag(explained)
+        rests.append(squares.numpy() / total - explained_part)
+        noises.append((2.0 * sigma / total) ** 2)
+    scores = oddness(sent).numpy()
+    judged = [at for at, rest in enumerate(rests) if rest is not None]
+    if len(judged) < 3:
+        assert not scores.any()
+        return
+    rows = np.stack([rests[at] for at in judged])
+    middle_at, entries = (len(judged) - 1) // 2, rows.shape[1]
+    middle = np.sort(rows, 0)[middle_at]
+    of_middle = float(np.sort([noises[at] for at in judged])[middle_at]) * math.pi / 2 / len(judged)
+    squares_of, errors = [], []
+    for at, row in zip(judged, rows, strict=True):
+        around = noises[at] + of_middle
+        apart = ((row - middle) ** 2).sum() - entries * around
+        squares_of.append(apart)
+        errors.append(math.sqrt(2 * entries) * around + 2 * math.sqrt(max(0.0, apart) * around))
+    usual = float(np.sort(np.maximum(squares_of, 0))[middle_at])
+    length = max(0.0, float((middle**2).sum()) - entries * of_middle)
+    for at in range(sites):
+        wanted = 0.0
+        if at in judged:
+            own = judged.index(at)
+            wanted = max(0.0, squares_of[own]) / (6 * usual + length + 5 * errors[own])
+        assert float(scores[at]) == pytest.approx(wanted, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0, 2.0])
+@pytest.mark.parametrize("moments", [False, True])
+def test_scaled_sums_have_their_share_of_all_and_the_same_relative_noise(
+    share: float, moments: bool
+) -> None:
+    squares = torch.rand(3) if moments else None
+    sums = Sums(torch.rand(2), torch.rand(2, 3), squares, {"counts": 2.0, "sums": 3.0})
+    sent = SumsSurrogate(Header("fedpft", "r", "s", "f", ("a", "b")), sums, CLAIM)
+    found = scaled(sent, share)
+    if share >= 1:
+        assert found is sent
+        return
+    assert isinstance(found, SumsSurrogate)
+    assert found == replace(sent, sums=found.sums)
+    for name in ("counts", "sums") + (("squares",) if moments else ()):
+        torch.testing.assert_close(getattr(found.sums, name), share * getattr(sums, name))
+    assert found.sums.sigmas == {name: share * sigma for name, sigma in sums.sigmas.items()}
+    assert (found.sums.squares is None) == (not moments)
