@@ -68,9 +68,11 @@ def test_a_method_is_described_in_full(spec: Method) -> None:
         assert isinstance(getattr(config.settings, section, None), Section), (
             f"method {spec.name}: no section {section!r}"
         )
-    sizes = plan.messages.sizes(10, 64, 400)
+    # A default whose form depends on the dimension leaves out some fields in few dimensions, and
+    # others in many.
+    few, many = (plan.messages.sizes(10, dimension, 400) for dimension in (64, 4096))
     for field in (*plan.messages.sends, *plan.messages.receives, *plan.messages.result):
-        assert all(n > 0 for n in field.sizes(sizes)), (
+        assert any(all(n > 0 for n in field.sizes(sizes)) for sizes in (few, many)), (
             f"method {spec.name}: field {field.name} has an empty axis"
         )
     work = plan.work(10, 64)

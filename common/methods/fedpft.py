@@ -50,6 +50,8 @@ FEDPFT_KEYS = (
 # Mechanisms whose noisy sums have a solver of their own.
 NOISY = (SUMS, JOINT_SUMS)
 
+# The solver that the statistics of the sites decide, and what it may be besides "lda".
+BY_STATISTICS, BALANCED_RIDGE = "by statistics", "balanced-ridge"
 SOLVERS_IN_WORDS = {
     "noisy sums": "in closed form from noisy sums",
     "lda": "linear discriminant analysis, in closed form",
@@ -57,6 +59,9 @@ SOLVERS_IN_WORDS = {
     "naive-bayes": "naive Bayes with one pooled diagonal, in closed form",
     "qda": "quadratic discriminant analysis, in closed form",
     "sampled": "trained on samples of the surrogates",
+    BY_STATISTICS: "in closed form: linear discriminant analysis, or least squares where the class "
+    "means of the sites differ",
+    BALANCED_RIDGE: "least squares with classes of equal weight, in closed form",
 }
 
 
@@ -68,7 +73,7 @@ class Choices:
         mechanism: the name of the privacy mechanism, or "none".
         family: the covariance family of surrogates; "auto" where the sites' dimension decides.
         solver: how the coordinator finds the head: "noisy sums", "lda", "ridge", "naive-bayes",
-            "qda" or "sampled".
+            "qda", "sampled", or BY_STATISTICS.
     """
 
     mechanism: str
@@ -80,9 +85,10 @@ def choices(settings: Settings) -> Choices:
     """Mechanism, covariance family and solver of a run, with "auto" resolved.
 
     The mechanism is "theorem-4.1" if requested; otherwise "sums" for one component and "dp-em" for
-    several. "auto" for the solver is discriminant analysis where all classes of a site share one
-    covariance and have one component each. Mixtures of several components, and a covariance for
-    each class, hold more than it uses; noisy mixtures are used as published.
+    several. "auto" for the solver is BY_STATISTICS where all classes of a site share one covariance
+    and have one component each; for a secure sum, which shows no site, discriminant analysis.
+    Mixtures of several components, and a covariance for each class, hold more than it uses; noisy
+    mixtures are used as published.
     """
     own = settings.fedpft
     if not settings.epsilon:
@@ -100,7 +106,8 @@ def choices(settings: Settings) -> Choices:
         solver = settings.head.solver
     else:
         shared = own.covariance in ("auto", "lowrank", "gram") and own.components == 1
-        solver = "lda" if shared and not settings.epsilon else "sampled"
+        closed = "lda" if settings.secure_sum else BY_STATISTICS
+        solver = closed if shared and not settings.epsilon else "sampled"
     return Choices(mechanism, family, solver)
 
 
@@ -296,7 +303,7 @@ def _summed(own: FedPFTSettings, solver: str) -> tuple[Summed, ...]:
     """The sums that determine a head in closed form with one covariance of all classes; empty for
     other settings.
     """
-    closed = solver in ("lda", "ridge", "naive-bayes", "noisy sums")
+    closed = solver in ("lda", "ridge", "naive-bayes", "noisy sums", BY_STATISTICS)
     one = own.covariance == "gram" and own.components == 1 and own.topology == "star"
     return MOMENTS if one and closed and own.privacy != THEOREM else ()
 

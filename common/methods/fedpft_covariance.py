@@ -83,9 +83,10 @@ def automatic(settings: Settings, dimension: int) -> Form:
         return _whole("it adds up over sites")
     if settings.epsilon:
         return _private(settings)
-    if own.topology == "chain" or own.components > 1:
-        what = "a chain" if own.topology == "chain" else "several components"
-        return _thin(f"{what} cannot have a whole one")
+    if own.topology == "chain":
+        return Form("lowrank", SET_RANK, SET_BITS, "a chain cannot have a whole one")
+    if own.components > 1:
+        return _thin("several components cannot have a whole one")
     most = largest_gram(settings.max_payload_mib)
     if dimension <= most:
         return _whole(f"up to {most:,} dimensions a whole one fits, and is exact")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedsurrogate.common.costs import Cost, costs
-from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.methods.fedpft import BY_STATISTICS, choices
 from fedsurrogate.common.methods.fedpft_covariance import explained
 from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
@@ -98,6 +98,7 @@ def _shrinkage(settings: Settings) -> str:
         # RESTRICTED in fedsurrogate.strategies.closed_form.solvers, whose import takes seconds
         return "; shrinkage 0.01"
     how = {
+        BY_STATISTICS: "for the highest expected accuracy, or by generalised cross-validation",
         "ridge": "by generalised cross-validation",
         "qda": "by oracle approximation, for each class",
     }

@@ -160,12 +160,15 @@ class RunFolder:
 
     @property
     def head(self) -> str:
-        """Return how the head was computed, and the shrinkage of its covariance; empty if the
-        method has no choice.
+        """Return how the head was computed, the shrinkage of its covariance, and why the sites'
+        statistics decided so; empty if the method has no choice.
         """
         solver = SOLVERS_IN_WORDS.get(str(at(self.metrics, "learning", "solver") or ""), "")
         shrinkage = self.number("learning", "shrinkage")
-        return solver if not solver or shrinkage is None else f"{solver}, shrinkage {shrinkage:.3g}"
+        reason = str(at(self.metrics, "learning", "reason") or "")
+        if not solver or shrinkage is None:
+            return solver
+        return f"{solver}, shrinkage {shrinkage:.3g}{f'; {reason}' if reason else ''}"
 
     @property
     def sends_surrogates(self) -> bool:

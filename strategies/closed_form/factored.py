@@ -45,6 +45,10 @@ class Factored:
     def _diagonal(self) -> Tensor:
         return self.variances + self.factor.square().sum(1)
 
+    def divided(self, scales: Tensor) -> Factored:
+        """The covariance of the same records whose columns are divided by scales (d,), not zero."""
+        return Factored(self.factor / scales[:, None], self.variances / scales.square())
+
     def dense(self) -> Tensor:
         """The matrix (d, d)."""
         matrix = torch.zeros(len(self.factor), len(self.factor), dtype=torch.float64)

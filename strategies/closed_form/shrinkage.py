@@ -44,8 +44,13 @@ MOST_JUDGED = 1000
 
 
 def chosen(statistics: Statistics) -> float:
-    """The shrinkage for which discriminant analysis is expected to be most accurate on new records.
-    Uses no records.
+    """The shrinkage of `chosen_with_accuracy`."""
+    return chosen_with_accuracy(statistics)[0]
+
+
+def chosen_with_accuracy(statistics: Statistics) -> tuple[float, float]:
+    """The shrinkage for which discriminant analysis is expected to be most accurate on new records,
+    and that accuracy. Uses no records.
 
     The covariance S of N records in d dimensions fits these records better than new ones. With H
     the inverse of (1 - s) S + s tr(S)/d I, p = (1 - s) tr(S H) / N and t = p / (1 - p), a new
@@ -57,7 +62,7 @@ def chosen(statistics: Statistics) -> float:
 
     Returns:
         One of SHRINKAGES, but never less than the oracle approximating shrinkage (Chen et al.
-        2010), which limits the error of S itself.
+        2010), which limits the error of S itself; and the best expected accuracy.
 
     Source: generalised consistent estimators (Zollanvari & Dougherty 2015).
     """
@@ -112,10 +117,9 @@ def chosen(statistics: Statistics) -> float:
     # The sum of the squares of the values is at most that of all eigenvalues, and may settle which
     # is larger.
     if oracle_approximating(trace, float(values.square().sum()), records, d) <= enough:
-        return enough
-    return max(
-        enough, oracle_approximating(trace, sum_of_squares(statistics.covariance), records, d)
-    )
+        return enough, max(accuracies)
+    oracle = oracle_approximating(trace, sum_of_squares(statistics.covariance), records, d)
+    return max(enough, oracle), max(accuracies)
 
 
 def _right(noise: Tensor, scores: Tensor, classes: Tensor) -> Tensor:

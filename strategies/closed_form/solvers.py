@@ -18,7 +18,7 @@ from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.closed_form.factored import Factored, dense, sum_of_squares
 from fedsurrogate.strategies.closed_form.shrinkage import (
-    chosen,
+    chosen_with_accuracy,
     cross_validated,
     oracle_approximating,
 )
@@ -31,6 +31,9 @@ RESTRICTED = 0.01
 # features in single precision. Without it, records that are all alike give weights that are not
 # finite.
 LEAST_VARIANCE = 1e-15
+# The median variance of the columns, over the smallest, from which shrinkage towards the diagonal is
+# tried; and the gain in expected accuracy from which it is taken.
+UNEQUAL, LEAST_GAIN = 25.0, 0.005
 # A class without records has no prior; its logarithm must be finite.
 LEAST_PRIOR = 1e-300
 # Added to every variance: a dimension that never varies then gets no weight, and makes no matrix
@@ -89,7 +92,11 @@ def lda(statistics: Statistics, shrinkage: float | None = None) -> Solution:
 
     Args:
         statistics: of all records; S is their covariance within classes.
-        shrinkage: s from 0 to 1; None chooses it from the statistics alone (`chosen`).
+        shrinkage: s from 0 to 1; None chooses it from the statistics alone
+            (`chosen_with_accuracy`). It then
+            shrinks towards the diagonal of S, with (1 - s) S + s diag(S), if some columns are much
+            smaller than others and this is expected to be more accurate: towards the mean variance,
+            a small column would get no weight, whatever it tells.
 
     Example:
         >>> def table(*rows): return torch.tensor(rows, dtype=torch.float64)
@@ -112,12 +119,32 @@ def lda(statistics: Statistics, shrinkage: float | None = None) -> Solution:
     log_priors = statistics.priors.clamp_min(LEAST_PRIOR).log()
     if mean_variance <= 0:
         return Solution(torch.zeros_like(means), log_priors, 1.0)
-    if shrinkage is None:
-        shrinkage = chosen(statistics) if statistics.sampled else RESTRICTED
+    if shrinkage is None and statistics.sampled:
+        shrinkage, accuracy = chosen_with_accuracy(statistics)
+        scales = _unequal_scales(covariance.diagonal())
+        if scales is not None:
+            alike_columns = statistics.divided(scales)
+            other, expected = chosen_with_accuracy(alike_columns)
+            if expected > accuracy + LEAST_GAIN:
+                made = lda(alike_columns, other)
+                return replace(made, weight=made.weight / scales)
+    elif shrinkage is None:
+        shrinkage = RESTRICTED
     weight, added = _shrunk_solved(covariance, shrinkage, mean_variance, means)
     return Solution(
         weight, log_priors - (weight * means).sum(1) / 2, shrinkage, 1.0 if alike else added
     )
+
+
+def _unequal_scales(variances: Tensor) -> Tensor | None:
+    """The deviation of each column (d,), one where it does not vary; None where no column is much
+    smaller than the others.
+    """
+    varies = variances > LEAST_VARIANCE * float(variances.mean())
+    usual = float(variances[varies].median())
+    if usual <= UNEQUAL * float(variances[varies].min()):
+        return None
+    return torch.where(varies, variances, 1.0).sqrt()
 
 
 def _shrunk_solved(
@@ -174,6 +201,25 @@ def ridge(statistics: Statistics, shrinkage: float | None = None) -> Solution:
     total.diagonal().add_(shrinkage * mean_variance + TINY_VARIANCE)
     weight, added = solved(total, cross.T)
     return Solution(weight, priors - weight @ mean, shrinkage, added)
+
+
+def balanced_ridge(statistics: Statistics, shrinkage: float | None = None) -> Solution:
+    """`ridge` with the same weight for every class that has records.
+
+    Args:
+        statistics: of all records; their numbers by class are not used.
+        shrinkage: as in `ridge`.
+
+    Example:
+        >>> def table(*rows): return torch.tensor(rows, dtype=torch.float64)
+        >>> means, identity = table([0, 0], [2, 0]), table([1, 0], [0, 1])
+        >>> solution = balanced_ridge(Statistics(table(90, 10), means, identity), 0.0)
+        >>> solution.bias.round(decimals=9).tolist()
+        [0.75, 0.25]
+    """
+    there = (statistics.counts > 0).double()
+    alike = there * statistics.records / there.sum().clamp_min(1)
+    return ridge(replace(statistics, counts=alike), shrinkage)
 
 
 def gaussian(statistics: Statistics, shrinkage: float = 0.0) -> Solution:

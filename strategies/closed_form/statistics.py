@@ -116,6 +116,22 @@ class Statistics:
         variances = None if self.variances is None else self.variances[kept]
         return replace(self, counts=self.counts[kept], means=self.means[kept], variances=variances)
 
+    def divided(self, scales: Tensor) -> Statistics:
+        """The statistics of the same records with each column divided by a number.
+
+        Args:
+            scales: (d,), float64, not zero.
+        """
+        covariance, variances = self.covariance, self.variances
+        return replace(
+            self,
+            means=self.means / scales,
+            covariance=covariance.divided(scales)
+            if isinstance(covariance, Factored)
+            else covariance / scales / scales[:, None],
+            variances=None if variances is None else variances / scales.square(),
+        )
+
     def total(self) -> Tensor:
         """The covariance of all records around their common mean: within classes, and between them.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.methods.fedpft import BALANCED_RIDGE, BY_STATISTICS, choices
 from fedsurrogate.common.methods.fedpft_covariance import AUTO_RANK
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.models.head_training import Batch
@@ -28,22 +28,29 @@ from fedsurrogate.common.surrogates.surrogates import (
 )
 from fedsurrogate.common.wire.validation import check_class_number
 from fedsurrogate.strategies.base.defended import Defended
-from fedsurrogate.strategies.closed_form.received import pooled_by_class, summed
+from fedsurrogate.strategies.closed_form.received import of_mixtures, pooled_by_class
+from fedsurrogate.strategies.closed_form.site_differences import SiteDifferences
 from fedsurrogate.strategies.closed_form.solvers import (
     Solution,
+    balanced_ridge,
     fewest_records,
     lda,
     naive_bayes,
     qda,
     ridge,
 )
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
 from fedsurrogate.strategies.fedpft import private_head, sampling
 from fedsurrogate.strategies.pooling.robust_centres import POOLED
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from fedsurrogate.strategies.robustness.robust_mixtures import pooled_mixture
 
-SOLVERS = {"lda": lda, "ridge": ridge, "naive-bayes": naive_bayes}
+SOLVERS = {
+    "lda": lda,
+    "ridge": ridge,
+    BALANCED_RIDGE: balanced_ridge,
+    "naive-bayes": naive_bayes,
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class LearnedHead:
             sums" under privacy.
         shrinkage: of the covariance; None where there is none.
         added: the ridge that a singular covariance took, as a share of its mean variance.
+        reason: why this solver, if the statistics decided; else empty.
     """
 
     head: Head | Quadratic
@@ -66,6 +74,7 @@ class LearnedHead:
     solver: str
     shrinkage: float | None = None
     added: float = 0.0
+    reason: str = ""
 
     def sample(self, seed: int, limit: int) -> Batch:
         """Synthetic features, for figures.
@@ -150,12 +159,36 @@ def _in_closed_form(
         return LearnedHead(
             quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added
         )
-    statistics = summed(mixtures, classes)
+    differences, reason = SiteDifferences(), ""
+    statistics = sum_of(differences.watched(of_mixtures(each, classes) for each in mixtures))
+    if how == BY_STATISTICS:
+        how, reason = by_statistics(differences, len(classes))
     solved = solution(statistics, how, shrinkage)
     if any(isinstance(each.mixtures.covariance, Gram) for each in mixtures):
         # For figures: the covariances of the sites are not in memory.
         mixtures = [Surrogate(header, one_gaussian_a_class(statistics))]
-    return LearnedHead(solved.head(header), mixtures, defended, how, solved.shrinkage, solved.added)
+    made = solved.head(header)
+    return LearnedHead(made, mixtures, defended, how, solved.shrinkage, solved.added, reason)
+
+
+def by_statistics(differences: SiteDifferences, classes: int) -> tuple[str, str]:
+    """The solver for the statistics of sites, and why.
+
+    Discriminant analysis is best for classes that are normal around one mean each. Where sites have
+    other means of a class, pooled records are not, and least squares, which assumes nothing of
+    their distribution, is better. It then weighs classes alike: numbers of records that a hostile
+    site may state, or that a cap has changed, do not move it.
+
+    Args:
+        differences: of the sites.
+        classes: number of classes of the head.
+
+    Returns:
+        A name in SOLVERS, and a sentence without its end.
+    """
+    if differences.found and classes > 1:
+        return BALANCED_RIDGE, differences.in_words
+    return "lda", differences.in_words
 
 
 def given_shrinkage(head: HeadSettings) -> float | None:

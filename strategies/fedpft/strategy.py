@@ -138,6 +138,8 @@ class FedPFT(OneShot[AnySurrogate]):
         facts: dict[str, str | float] = {"solver": learned.solver, **repair_facts(learned.added)}
         if learned.shrinkage is not None:
             facts["shrinkage"] = learned.shrinkage
+        if learned.reason:
+            facts["reason"] = learned.reason
         return Learned(learned.head, learned.defended, learned, facts)
 
     def defend(

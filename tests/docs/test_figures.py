@@ -42,6 +42,7 @@ TABLES = [
     ("docs/results.md", "| data | all real features", "reproduce-fedpft-table1"),
     ("docs/results.md", "| row | CIFAR-10, IID", "reproduce-dpcvae-table1"),
     ("docs/methods/fedpft.md", "| released | accuracy | uplink, all sites", "statistics-runs"),
+    ("docs/methods/fedpft.md", "| data | F |", "defaults"),
     (
         "docs/methods/fedpft.md",
         "| released | accuracy | difference | uplink",
