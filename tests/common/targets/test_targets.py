@@ -132,7 +132,7 @@ def test_a_wrong_unit_and_clipped_numbers_are_remarked() -> None:
 @pytest.mark.parametrize(
     ("flat", "said"),
     [
-        (NUMBER | {"method": "fedavg"}, "use 'fedpft' or 'afl'"),
+        (NUMBER | {"method": "fedlap"}, "learns classes only; use"),
         (NUMBER | {"method": "afl"} | PRIVATE, "does not support it"),
         (NUMBER | {"fedpft.topology": "chain"}, "'star'"),
         ({"target": "number"}, "needs target-range"),
