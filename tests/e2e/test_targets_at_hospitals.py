@@ -1,0 +1,122 @@
+"""Findings and times over gRPC: from `coordinator run` to the page of `site evaluate` at each of three
+hospitals with drawn X-rays.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsurrogate.server_app.sample_data.xrays import write_xrays
+from tests.e2e.processes import coordinator, federation, site_command
+
+HOSPITALS = ("north", "south", "east")
+FINDINGS = ("Cardiomegaly", "Effusion", "Emphysema")
+# Each hospital annotated two of the three.
+SETS = {
+    name: [each for each in FINDINGS if each != FINDINGS[at]] for at, name in enumerate(HOSPITALS)
+}
+COMMON = 'backbone="pixels" image-size=8 sites=3 quorum=1.0 deadline=600.0 '
+RUNS = {
+    "findings": COMMON + 'target="labels" label-columns="' + ",".join(FINDINGS) + '" label-sets="'
+    "" + "; ".join(f"{name}={','.join(own)}" for name, own in SETS.items()) + '" '
+    "secure-sum=true dropouts=0.0 epsilon=4.0 delta=1e-5",
+    "times": COMMON + 'target="time" time-column="years" event-column="event" horizon=5.0 '
+    'time-unit="years"',
+}
+
+
+def node(home: Path, name: str) -> str:
+    return (
+        f'site="{name}" data="imagefolder" data-dir="{home}/xrays/hospitals/{name}" '
+        f'patient-column="patient" target-columns="{",".join((*FINDINGS, "years", "event"))}" '
+        f'cache-dir="{home}/cache-{name}" state-dir="{home}/state-{name}" '
+        f'witness-dir="{home}/witness-{name}" policy="{home}/policy.toml"'
+    )
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three hospitals after both runs; what they predicted and judged: KIND-NAME.csv, KIND-NAME."""
+    home = tmp_path_factory.mktemp("targets")
+    write_xrays(home / "xrays", 3, 500, 0, 32)
+    for name in HOSPITALS:
+        file = home / "xrays" / "hospitals" / name / "table.csv"
+        table = rows(file)
+        with file.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, table[0])
+            writer.writeheader()
+            for row in table:
+                known = {each: row[each] if each in SETS[name] else "" for each in FINDINGS}
+                writer.writerow(row | known)
+        # All of a finding that drawing left out is annotated here again.
+    (home / "policy.toml").write_text(
+        'without-dp = true\nmechanisms = ["sums", "counts", "secure-sums"]\n'
+        "epsilon-per-run = 4.0\nepsilon-total = 8.0\n"
+    )
+    for name in HOSPITALS:
+        opened = site_command("ledger", "--open", "--node-config", node(home, name))
+        assert opened.returncode == 0, opened.stderr
+    with federation(home / "flower", [node(home, name) for name in HOSPITALS]) as running:
+        for kind, settings in RUNS.items():
+            output = home / "out" / kind
+            wanted = f'{settings} output-dir="{output}"'
+            done = coordinator("run", *running.control, "-c", wanted, cwd=home)
+            assert done.returncode == 0, done.stdout + done.stderr
+            for name in HOSPITALS:
+                own, new = node(home, name), str(home / "xrays" / "new")
+                used = site_command("models", "use", "--node-config", own)
+                assert used.returncode == 0, used.stderr
+                for words in (
+                    ("predict", "--out", f"{home}/{kind}-{name}.csv"),
+                    ("evaluate", "--out", f"{home}/{kind}-{name}"),
+                ):
+                    done = site_command(*words, "--data-dir", new, "--node-config", own)
+                    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return home
+
+
+def metrics_of(home: Path, kind: str) -> dict[str, Any]:
+    (folder,) = (home / "out" / kind).iterdir()
+    return dict(json.loads((folder / "metrics.json").read_text()))
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_all_three_hospitals_are_in_the_model(home: Path, kind: str) -> None:
+    metrics = metrics_of(home, kind)
+    assert metrics["sites"] == {"invited": 3, "used": 3, "rejected": 0, "dropped": 0}
+    assert bool(metrics["privacy"]["per_site"]) == (kind == "findings")
+
+
+@pytest.mark.parametrize("name", HOSPITALS)
+def test_new_patients_are_answered_and_judged_at_every_hospital(home: Path, name: str) -> None:
+    truth = rows(home / "xrays" / "new" / "table.csv")
+    for kind, columns in (("findings", FINDINGS), ("times", ("risk", "survival 1"))):
+        answered = rows(home / f"{kind}-{name}.csv")
+        assert len(answered) == len(truth)
+        for row in answered:
+            assert not row["problem"]
+            assert all(row[column] for column in columns)
+        facts = json.loads((home / f"{kind}-{name}" / "evaluation.json").read_text())
+        assert facts["count"] == len(truth)
+        assert "<svg" in (home / f"{kind}-{name}" / "evaluation.html").read_text()
+        if kind == "findings":
+            # What fills the lungs is found under noise, although no hospital annotated all three.
+            assert facts["measures"]["Emphysema"]["auroc"]["value"] > 0.7
+
+
+def test_the_ledger_of_a_hospital_has_the_private_run_alone_as_spent(home: Path) -> None:
+    for name in HOSPITALS:
+        done = site_command("ledger", "--json", "--node-config", node(home, name))
+        shown = json.loads(done.stdout)
+        assert shown["epsilon"] == pytest.approx(4.0)
+        assert sum(entry["kind"] == "release" for entry in shown["entries"]) >= 2
