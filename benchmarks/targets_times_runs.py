@@ -46,7 +46,7 @@ NAME = "targets-times-runs"
 SETS, SITES, SPLITS = ("veterans", "rossi", "whas500", "gbsg2", "aids"), (5, 50), 5
 EPSILONS, DELTA, FINGERPRINT = (1.0, 2.0, 4.0, 8.0), 1e-5, "f" * 16
 HEADS: dict[str, dict[str, Scalar]] = {
-    "cells, 1 round": {"time-head": "cells", "secure-sum": True, "secure-sum-records": 8000},
+    "cells, 1 round": {"time-head": "cells", "secure-sum": True, "secure-sum-records": 4000},
     "residuals, 2 rounds": {"time-head": "residuals"},
     "Cox, 3 rounds": {"time-head": "cox"},
     "Cox, 5 rounds": {"time-head": "cox", "cox-rounds": 5},
