@@ -4,8 +4,7 @@ between them.
     python benchmarks/defaults.py
 
 Each row is real payloads: packed, unpacked, screened and capped as at a coordinator. The rule was
-chosen on PACS, which has one site of photos and one of sketches; CIFAR-10 and the digits are held
-out.
+chosen on pairs of PACS domains and on CIFAR-10; only the digits are held out.
 """
 
 from typing import Any
