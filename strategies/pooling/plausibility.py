@@ -121,8 +121,9 @@ def false_numbers(what: str) -> RunError:
     """
     return RunError(
         f"the secure sum has {what}, so some site has added false numbers, or more records than "
-        "secure-sum-records; nothing shows which one: run again with other sites or a larger "
-        "secure-sum-records, or with a defence instead of secure-sum"
+        "secure-sum-records, or without privacy features beyond secure-sum-range; nothing shows "
+        "which one: run again with other sites, with larger ones of these, or with a defence instead "
+        "of secure-sum"
     )
 
 
