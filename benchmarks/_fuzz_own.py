@@ -15,6 +15,8 @@ OWN: dict[str, tuple[str, ...]] = {
     ),
     "this program wrote it on this machine, for itself": (
         "client_app/methods/target_evaluation.py:_as_json",
+        "strategies/base/training.py:Training.begin",
+        "strategies/base/training.py:_fresh",
         "common/targets/answers.py:facts_of",
         "client_app/audit/disclosure.py:_changed",
         "client_app/cli/audit.py:audit",

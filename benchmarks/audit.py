@@ -145,7 +145,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "theorem 4.1": Mechanism(
         SPHERICAL | {"fedpft.privacy": "theorem-4.1"}, orthogonal, by_mixtures, "hardly any noise", 1000, 1, 0.3
     ),
-    "dp-fedavg": Mechanism({"method": "dp-fedavg"} | WHOLE, long, by_gradients, "clip forgotten", 1500, 2),
+    "dp-fedavg": Mechanism({"method": "dp-fedavg"} | WHOLE, long, by_gradients, "gradients not clipped", 1500, 2),
     "dp-fedprox": Mechanism({"method": "dp-fedprox"} | WHOLE, long, by_gradients, "half of the noise", 1500, 2),
     "dp-fedavg, sampled": Mechanism(
         {"method": "dp-fedavg"} | SAMPLED, long, by_gradients, "all records instead of a sample", 1500, 2, sampled=True

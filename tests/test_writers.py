@@ -29,12 +29,13 @@ PLAIN_MARKDOWN = {
             "limits[0]",
             "limits[1]",
         ),
-        *("' | '.join(MEASURES.values())", "' | '.join(cells)"),
+        *("' | '.join(MEASURES.values())", "' | '.join(cells)", "' | '.join(titles)"),
     },
     "server_app/export/model_card.py": {
         *("licence", "words", "side", "how", "each", "facts.sites", "facts.dimension"),
         *("facts.created", "model.signer", "preprocessing.resize", "preprocessing.interpolation"),
-        "json.dumps(metric)",
+        *("json.dumps(metric)", "_what(target)", "_output(columns)", "', '.join(shown)"),
+        *("unit", "shown"),
     },
 }
 HTML = re.compile(r"<(p|td|tr|div|table|section|h[1-6]|html)\b|<!doctype")

@@ -94,7 +94,7 @@ def effective(weights: Tensor) -> float:
         weights: zero or more, (n,).
 
     Example:
-        >>> effective(torch.ones(4)), effective(torch.tensor([1e9, 1.0, 1.0]))
+        >>> effective(torch.ones(4)), round(effective(torch.tensor([1e9, 1.0, 1.0])), 3)
         (4.0, 1.0)
     """
     total = float(weights.sum())

@@ -124,10 +124,9 @@ class TargetSettings(Section):
     )
     time_head: Literal["auto", "cells", "residuals", "cox"] = Field(
         "auto",
-        description="How risks are learned: from cells of time and event in one round; from "
-        "residuals in two rounds, which needs no sum over a cell; or by a Cox model in several "
-        "rounds, which gives hazard ratios. auto: residuals where each site's own sums are shown "
-        "without noise, else cells.",
+        description="How risks are learned: from cells in one round, from residuals in two, or by a "
+        "Cox model in rounds, which gives hazard ratios; auto is residuals where each site's own "
+        "sums are shown, else cells.",
     )
     cox_rounds: Annotated[int, Unit("rounds")] = Field(
         0, ge=0, le=5, description="Newton steps with time-head cox, one in a round; 0 for 3."

@@ -87,9 +87,10 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
 
 def _of_target(content: Json, outputs: Json) -> Measured:
     """Of labels, numbers or times, at all sites together."""
-    data = f"held-out records of {int(as_number(content.get('sites')) or 0)} sites"
+    sites = int(as_number(content.get("sites")) or 0)
+    data = f"held-out records of {sites} sites"
     names = list(dict.fromkeys(key for row in outputs.values() for key in as_table(row)))
-    titles = (IN_WORDS.get(key, key) for key in names)
+    titles = (for_markdown(IN_WORDS.get(key, key)) for key in names)
     lines = [
         f"On {data}, {_privacy(content)}. In brackets: 95 % intervals, which include this noise.",
         "",

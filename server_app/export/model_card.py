@@ -138,7 +138,7 @@ def _answered(target: str, outputs: tuple[str, ...]) -> list[str]:
     if "edges" in facts:
         unit = for_markdown(str(facts.get("unit", "")))
         words = f"{facts['edges'][-1]:g} {unit}".strip()
-        lines += ["", f"Horizon: {words}, in {len(facts['edges']) - 1} equal parts."]
+        lines += ["", f"Horizon: {words}, in {len(facts['edges']) - 1:d} equal parts."]
     if left := facts.get("left-out"):
         lines += ["", "Labels without a model: " + ", ".join(map(for_markdown, left)) + "."]
     return lines
@@ -150,7 +150,8 @@ def _simulated(metrics: Json) -> Measured | None:
         listed = ["On the test data of the simulation. It says little about other hospitals.", ""]
         for name, own in rows.items():
             shown = ", ".join(
-                f"{IN_WORDS.get(key, key)} {value:.4g}" for key, value in as_numbers(own).items()
+                f"{for_markdown(IN_WORDS.get(key, key))} {value:.4g}"
+                for key, value in as_numbers(own).items()
             )
             listed.append(f"- {for_markdown(name)}: {shown}")
         return Measured("test data of the simulation", None, "", listed)
@@ -206,7 +207,7 @@ def _resizing(preprocessing: Preprocessing | None, columns: Sequence[str]) -> li
 def _output(columns: Sequence[str]) -> str:
     if not columns:
         return "`probabilities` (n, classes)"
-    return f"`answers` (n, {len(columns)}), in the order of the answers above"
+    return f"`answers` (n, {len(columns):d}), in the order of the answers above"
 
 
 def _privacy(model: SignedModel) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.escapes import csv_text
 from fedsurrogate.server_app.sample_data.chest import FINDINGS, Chest, xray
 
 NAMES = ("north", "south", "east", "west")
@@ -181,7 +181,5 @@ def _row(path: str, hospital: str, patient: Patient) -> dict[str, str]:
 
 
 def _write_table(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    with (folder / "table.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    table = csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
+    (folder / "table.csv").write_text(table, encoding="utf-8")

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.server_app.sample_data.xrays import write_xrays
 from tests.e2e.processes import coordinator, federation, site_command
+from tests.grid import run_folders
 
 HOSPITALS = ("north", "south", "east")
 FINDINGS = ("Cardiomegaly", "Effusion", "Emphysema")
@@ -58,7 +60,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for row in table:
                 known = {each: row[each] if each in SETS[name] else "" for each in FINDINGS}
                 writer.writerow(row | known)
-        # All of a finding that drawing left out is annotated here again.
     (home / "policy.toml").write_text(
         'without-dp = true\nmechanisms = ["sums", "counts", "secure-sums"]\n'
         "epsilon-per-run = 4.0\nepsilon-total = 8.0\n"
@@ -72,9 +73,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             wanted = f'{settings} output-dir="{output}"'
             done = coordinator("run", *running.control, "-c", wanted, cwd=home)
             assert done.returncode == 0, done.stdout + done.stderr
+            (folder,) = run_folders(output)
+            model = read_signed_model(folder / "model.fedsurrogate").manifest.name
             for name in HOSPITALS:
                 own, new = node(home, name), str(home / "xrays" / "new")
-                used = site_command("models", "use", "--node-config", own)
+                used = site_command("models", "use", model, "--node-config", own)
                 assert used.returncode == 0, used.stderr
                 for words in (
                     ("predict", "--out", f"{home}/{kind}-{name}.csv"),
@@ -86,7 +89,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def metrics_of(home: Path, kind: str) -> dict[str, Any]:
-    (folder,) = (home / "out" / kind).iterdir()
+    (folder,) = run_folders(home / "out" / kind)
     return dict(json.loads((folder / "metrics.json").read_text()))
 
 

@@ -49,6 +49,6 @@ def test_a_model_for_another_dimension_is_refused_with_a_reason(model: Classifie
 def test_a_record_that_a_power_makes_infinite_is_left_out():
     dataset = cast(Any, SimpleNamespace(patients=None, values=None, labels=torch.arange(3)))
     x = np.array([[1.0, 2.0], [1e30, 0.0], [3.0, 4.0]], dtype=np.float32)
-    found = cast(Features, SimpleNamespace(x=x, ok=np.ones(3, dtype=bool)))
+    found = Features(torch.from_numpy(x), torch.ones(3, dtype=torch.bool), "", 0.0, False)
     assert usable(dataset, found, torch.arange(3), 2.0).labels.tolist() == [0, 2]
     assert usable(dataset, found, torch.arange(3), 1.0).labels.tolist() == [0, 1, 2]

@@ -211,12 +211,10 @@ def test_a_plan_says_what_is_released_and_how_the_shrinkage_is_chosen(
         out := told("fedpft.bits=8")
     )
     assert (
-        "linear discriminant analysis, in closed form; shrinkage chosen from the released numbers "
-        "alone" in out
+        "in closed form: linear discriminant analysis, or least squares where the class means of "
+        "the sites differ; shrinkage chosen from the released numbers alone" in out
     )
-    assert "in closed form; shrinkage 0.3, as set" in told(
-        'fedpft.covariance="gram" head.shrinkage=0.3'
-    )
+    assert "shrinkage 0.3, as set" in told('fedpft.covariance="gram" head.shrinkage=0.3')
     assert "by generalised cross-validation" in told('head.solver="ridge"')
     assert f"shrinkage {RESTRICTED:g}" in told('fedpft.covariance="diag" head.solver="lda"')
     assert "shrinkage" not in told('fedpft.covariance="diag"')

@@ -286,9 +286,7 @@ def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path, make: Any) ->
 def test_changed_settings_stand_beside_their_default(tmp_path: Path) -> None:
     html, _ = report(make_run(tmp_path, ["a"]))
     changed = re.findall(r'<tr class="changed">(.*?)</tr>', html)
-    assert [re.sub(r"<[^>]*>", " ", row).split() for row in changed] == [
-        ["fedpft.rank", "64", "16"]
-    ]
+    assert [re.sub(r"<[^>]*>", " ", row).split() for row in changed] == [["fedpft.rank", "64", "0"]]
 
 
 def test_without_privacy_the_report_says_so(tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ def test_the_run_says_who_could_see_what(tmp_path: Path) -> None:
             for name, spec in METHODS.items()
             if not spec.summable and not spec.needs_budget
         ),
-        ({"secure-sum": True, "classes": CLASSES}, "not a sum"),
+        ({"secure-sum": True, "classes": CLASSES, "fedpft.covariance": "lowrank"}, "not a sum"),
         (GRAM | {"secure-sum": True, "classes": ""}, "needs classes"),
         (SECURE | {"head.solver": "sampled"}, "not a sum"),
         (SECURE | {"fedpft.topology": "chain", "fedpft.seal": True}, "sum"),
