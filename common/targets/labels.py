@@ -150,12 +150,16 @@ class Labels(Target):
 
         Sums over the annotators of each label, and over all sites, can be subtracted from each
         other. Whatever the difference, sites that annotate the same labels are in it together; so
-        it is of as many sites as have the rarest set, at least.
+        it is of as many sites as have the rarest set, at least. A label that none of these sites
+        annotates adds nothing.
         """
         own = [labels for site, labels in self.sets if sites is None or site in sites]
         kinds = Counter(", ".join(self._ordered(labels)) for labels in own)
         by_label = {name: sum(name in labels for labels in own) for name in self.columns}
-        return min((by_label | kinds).items(), key=lambda each: each[1])
+        found = by_label | kinds
+        if sites is not None:
+            found = {name: count for name, count in found.items() if count} or by_label
+        return min(found.items(), key=lambda each: each[1])
 
     def statistics(self, private: bool) -> tuple[TargetSum, ...]:
         """Sums of the code t, of t z' and of z z'; without noise also of 1 and z.

@@ -180,3 +180,13 @@ def test_a_relay_is_a_list_of_payloads() -> None:
     assert unpack_relay(pack_relay([b"a", b"", b"ccc"])) == [b"a", b"", b"ccc"]
     with pytest.raises(SurrogateError, match="not a valid relay"):
         unpack_relay(b"\xff")
+
+
+@pytest.mark.parametrize(("length", "fine"), [(1, True), (200, True), (201, False)])
+def test_a_tensors_name_has_at_most_200_characters(length: int, fine: bool) -> None:
+    sent = pack_parameters(update(**{"n" * length: torch.ones(2)}))
+    if fine:
+        assert list(unpack_parameters(sent).tensors) == ["n" * length]
+        return
+    with pytest.raises(SurrogateError, match="too long"):
+        unpack_parameters(sent)
