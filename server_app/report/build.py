@@ -348,6 +348,9 @@ def _settings(config: Json) -> tuple[list[tuple[str, str, str]], list[tuple[str,
     """
     defaults = flatten(Settings().model_dump(by_alias=True))
     flat = dict(sorted(flatten(config).items()))
+    if flat.get("target", defaults["target"]) != defaults["target"]:
+        # Nobody set them: they are the rows of the target's code.
+        flat.pop("classes", None)
     changed = [
         (k, str(v), str(defaults.get(k, "unknown to this version")))
         for k, v in flat.items()
