@@ -35,6 +35,8 @@ OUT = 10.0
 TAILS = 2.0
 # Of the sites with a class, one in so many, or one, may be hostile.
 ONE_IN = 4
+# Largest variance of a class mean, in units of the records' own, with which a site has the class.
+NOISIEST = 1.0
 # Sites with a class that are needed to tell which of them is wrong.
 JUDGES = 3
 # Most directions between class means, and most others, in which harm is measured.
@@ -70,8 +72,10 @@ class SiteClasses:
 
     @property
     def has(self) -> Tensor:
-        """Which site has which class, (S, C)."""
-        return self.counts > 0
+        """Which site has which class, (S, C): where noise is not larger than the records' own
+        spread. A mean that is all noise has hardly any weight in the sum, and judges nobody.
+        """
+        return (self.counts > 0) & (self.noise <= NOISIEST)
 
     @property
     def weights(self) -> Tensor:

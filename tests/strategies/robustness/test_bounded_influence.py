@@ -311,3 +311,31 @@ def test_a_site_of_another_scanner_is_not_accused_of_other_labels(
 
     assert "label" not in kinds(moved)
     assert kinds(rolled)
+
+
+@QUICK
+@given(
+    sites=st.integers(3, 6),
+    classes=st.integers(3, 8),
+    seed=st.integers(0, 2**20),
+    sigma=st.floats(5.0, 40.0),
+)
+def test_classes_that_honest_sites_do_not_have_are_noise_and_judge_nobody(
+    sites: int, classes: int, seed: int, sigma: float
+) -> None:
+    """Noisy sums: each site has a few classes, and of all others sends noise with a count near zero,
+    which divides it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    d = 64
+    centres = 8 * torch.linalg.qr(torch.randn(d, classes, generator=generator).double())[0].T
+    true = 600.0 * (torch.rand(sites, classes, generator=generator) < 0.5).double()
+    counts = (true + torch.randn(true.shape, generator=generator).double()).clamp_min(0)
+    sums = true[..., None] * centres
+    sums = sums + sigma * torch.randn(sums.shape, generator=generator, dtype=torch.float64)
+    means = sums / counts.clamp_min(1)[..., None]
+    noise = (sigma**2 + true) / counts.clamp_min(1).square()
+    found = bounds(SiteClasses(means, counts, noise, power=2.0))
+    moved = found.moves.norm(dim=2).masked_fill(true == 0, 0.0)
+    assert float(moved.max()) < 1.0
+    assert float(found.scores.max()) < OUT
