@@ -5,9 +5,10 @@ what each site sends.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 
@@ -88,13 +89,12 @@ class FromCodedSums(FromStatistics):
         shares = [defended.capped.get(each.header.site, 1.0) for each in defended.kept]
         header = replace(sent[0].header, site="coordinator")
         if self.config.mechanism is None:
-            parts = [
+            # One after the other: ten thousand second moments in double precision are too many.
+            parts = (
                 of_site(each.tensors, self._target).scaled(share)
                 for each, share in zip(defended.kept, shares, strict=True)
-            ]
-            sums = parts[0]
-            for part in parts[1:]:
-                sums = sums + part
+            )
+            sums = reduce(operator.add, parts)
         else:
             sums = self._noisy(defended.kept, shares)
         model, facts = learned_by(self.config.plan)(sums, header, self._target)
@@ -128,13 +128,10 @@ class FromCodedSums(FromStatistics):
     def _noisy(self, sent: Sequence[Parameters], shares: Sequence[float]) -> CodedSums:
         mechanism = self.config.mechanism
         assert mechanism is not None
-        weights = torch.tensor(shares, dtype=torch.float64)
-        total = {
-            name: torch.tensordot(
-                weights, torch.stack([each.tensors[name].double() for each in sent]), 1
-            )
-            for name in sent[0].tensors
-        }
+        total = {name: torch.zeros_like(each).double() for name, each in sent[0].tensors.items()}
+        for each, share in zip(sent, shares, strict=True):
+            for name, tensor in each.tensors.items():
+                total[name] += share * tensor.double()
         root = sum(share**2 for share in shares) ** 0.5
         sigmas = {name: sigma * root for name, (sigma, _) in mechanism.noise.items()}
         return around_zero(total, sigmas, self._target, mechanism.clip == 0)
