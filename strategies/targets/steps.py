@@ -89,8 +89,9 @@ def added(replies: Sequence[Tensors], shares: Sequence[float]) -> dict[str, Tens
         replies: of the same names and shapes.
         shares: factor of each.
     """
-    weights = torch.tensor(shares, dtype=torch.float64)
-    return {
-        name: torch.tensordot(weights, torch.stack([each[name].double() for each in replies]), 1)
-        for name in replies[0]
-    }
+    # One after the other: ten thousand second moments in double precision are too many.
+    total = {name: torch.zeros_like(each).double() for name, each in replies[0].items()}
+    for reply, share in zip(replies, shares, strict=True):
+        for name, tensor in reply.items():
+            total[name] += share * tensor.double()
+    return total

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
-import torch
-
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.methods.method import Plan, load
 from fedsurrogate.common.models.classifiers import Head
@@ -28,6 +26,7 @@ from fedsurrogate.strategies.pooling.site_weights import shares_kept
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.targets.learning import check_sums
 from fedsurrogate.strategies.targets.received import around_zero, check_exact, check_noisy, of_site
+from fedsurrogate.strategies.targets.steps import added
 from fedsurrogate.strategies.targets.sums import CodedSums
 
 # What `Combination.learn` names, with the options of the plan: the model of a target from the sums
@@ -128,10 +127,7 @@ class FromCodedSums(FromStatistics):
     def _noisy(self, sent: Sequence[Parameters], shares: Sequence[float]) -> CodedSums:
         mechanism = self.config.mechanism
         assert mechanism is not None
-        total = {name: torch.zeros_like(each).double() for name, each in sent[0].tensors.items()}
-        for each, share in zip(sent, shares, strict=True):
-            for name, tensor in each.tensors.items():
-                total[name] += share * tensor.double()
+        total = added([each.tensors for each in sent], shares)
         root = sum(share**2 for share in shares) ** 0.5
         sigmas = {name: sigma * root for name, (sigma, _) in mechanism.noise.items()}
         return around_zero(total, sigmas, self._target, mechanism.clip == 0)

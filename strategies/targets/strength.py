@@ -147,14 +147,10 @@ def cross_validated(
     Source: Golub, Heath & Wahba 1979, with one degree of freedom for the intercept; caution: Kim &
         Gu 2004, section 4.
     """
-    values, variance = directions.values, outcomes.variance[:, None]
-    mean = max(float(values.mean()), 1e-300)
-    strengths = STRENGTHS * mean
-    squares = (outcomes.cross @ directions.vectors).square()
-    inverse = 1 / (values + strengths[:, None])
-    fits = squares @ inverse.T
-    residual = variance - 2 * fits + (squares * values) @ inverse.square().T
-    freedom = (1 + (values * inverse).sum(1)) / outcomes.records[:, None]
+    variance = outcomes.variance[:, None]
+    strengths, fits, spread, freedom = _compared(directions, outcomes)
+    residual = variance - 2 * fits + spread
+    freedom = freedom / outcomes.records[:, None]
     errors = _errors(residual, freedom)
     allowed = (caution * freedom < MOST_FREEDOM) & (fits < largest * variance)
     allowed &= strengths >= directions.least
@@ -184,12 +180,8 @@ def of_least_error(directions: Directions, outcomes: Outcomes, records: float) -
     Returns:
         The ridges. Where no strength is allowed, the strongest one.
     """
-    values, variance = directions.values, outcomes.variance[:, None]
-    strengths = STRENGTHS * max(float(values.mean()), 1e-300)
-    squares = (outcomes.cross @ directions.vectors).square()
-    inverse = 1 / (values + strengths[:, None])
-    fits, spread = squares @ inverse.T, (squares * values) @ inverse.square().T
-    freedom = (1 + (values * inverse).sum(1))[None]
+    variance = outcomes.variance[:, None]
+    strengths, fits, spread, freedom = _compared(directions, outcomes)
     spread = spread / (1 - freedom / records).clamp_min(1 - MOST_FREEDOM)
     allowed = (freedom < MOST_FREEDOM * outcomes.records[:, None]) & (fits < variance)
     allowed &= strengths >= directions.least
@@ -203,6 +195,21 @@ def of_least_error(directions: Directions, outcomes: Outcomes, records: float) -
     strength = strengths[best]
     weight = directions.weights(outcomes.cross, strength)
     return Fitted(weight, outcomes.cross, strength, residual.squeeze(1))
+
+
+def _compared(directions: Directions, outcomes: Outcomes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The ridges among which a strength is chosen.
+
+    Returns:
+        Strengths (k,); by outcome and strength the covariance of outcome and prediction and the
+        variance of predictions, (m, k); and the degrees of freedom, (k,).
+    """
+    values = directions.values
+    strengths = STRENGTHS * max(float(values.mean()), 1e-300)
+    squares = (outcomes.cross @ directions.vectors).square()
+    inverse = 1 / (values + strengths[:, None])
+    spread = (squares * values) @ inverse.square().T
+    return strengths, squares @ inverse.T, spread, 1 + (values * inverse).sum(1)
 
 
 def _errors(residual: Tensor, freedom: Tensor) -> Tensor:

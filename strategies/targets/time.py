@@ -313,21 +313,21 @@ def _weights(score: Tensor, noise: float, cells: Cells, sums: CodedSums) -> tupl
     largest likelihood. That needs few dimensions for the records: without noise, where all are
     used, it chose hardly any weight for a thousand pixels.
     """
-    present = sums.records / max(float(cells.counts.sum()), 1.0) if sums.noise is None else 1.0
-    events = present * float(cells.possible_events.sum())
+    directions, events = _directions(sums), float(cells.possible_events.sum())
     if sums.noise is None:
-        squares = float(cells.residuals.square() @ cells.counts) / float(cells.counts.sum())
+        counted = max(float(cells.counts.sum()), 1.0)
+        # Sites may be missing in a second round.
+        present = sums.records / counted
+        squares = float(cells.residuals.square() @ cells.counts) / counted
         variance, records, none = torch.tensor(
             [[squares], [sums.records], [0.0]], dtype=torch.float64
         )
         outcome = Outcomes(score[None] / sums.records, variance, records, none)
-        directions = _directions(sums)
         fitted = cross_validated(directions, outcome, caution=CAUTION)
-        weight = fitted.weight[0] * sums.records / events
+        weight = fitted.weight[0] * sums.records / (present * events)
         # Chance adds one for each degree of freedom.
         freedom = directions.values / (directions.values + fitted.strength[0])
         return weight, float(weight @ score - freedom.sum()) / present
-    directions = _directions(sums)
     values = directions.values * events
     rotated = score @ directions.vectors
     scales = SPREADS[:, None] / directions.values.sum().clamp_min(1e-300)
