@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Files whose tests need a GPU and nothing but torch, scikit-learn and hypothesis, and those that
 # need Flower as well.
 CUDA_TESTS = {
-    "tests/client_app/features/test_transfers.py": (),
+    "tests/client_app/features/test_transfers.py": ("hypothesis",),
     "tests/common/surrogates/test_mixtures.py": ("sklearn", "hypothesis"),
     "tests/strategies/fedpft/test_sampling.py": ("flwr", "pydantic", "hypothesis"),
 }
