@@ -364,13 +364,25 @@ def generators(device: str) -> Iterator[Row]:
 
 
 def clipping(device: str) -> Iterator[Row]:
-    """The sum of a ConvNet's clipped gradients, as in FedLAP-DP and DP-FedAvg."""
+    """The sum of a ConvNet's clipped gradients, as in FedLAP-DP and DP-FedAvg; also against a loop
+    over the records in double precision.
+    """
     sides = []
     for where in ("cpu", device):
         body, model = network(16, 8, where)
         total, _ = clipped_sum(body, model, images(32, 16, where), 0.3, lambda values: values)
         sides.append(torch.cat([part.value.flatten().cpu() for part in total]))
     yield parity("DP-SGD, clipped gradients of a ConvNet", relative(sides[1], sides[0]), 1e-3)
+    body, model = network(16, 8, device)
+    exact = {name: tensor.double() for name, tensor in model.items()}
+    records, looped = images(32, 16, device), torch.zeros(len(sides[0]), dtype=torch.float64)
+    records = LandscapeRecords.evenly(records.values.double(), records.labels)
+    for row in range(32):
+        one = gradient(body.double(), exact, records.take(torch.tensor([row], device=device)))
+        flat = torch.cat([part.flatten() for part in one.values()]).cpu()
+        looped += flat * min(1.0, 0.3 / float(flat.norm()))
+    name = "DP-SGD, against a loop in float64"
+    yield parity(name, relative(sides[1], looped), 1e-4)
 
 
 def cuda_tests() -> Iterator[Case]:
