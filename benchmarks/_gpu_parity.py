@@ -31,6 +31,7 @@ from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, syn
 from fedsurrogate.client_app.methods.fedlap.statistics import Batches
 from fedsurrogate.client_app.methods.fedlap.trust_region import Search, ServerWalk, effective_radius
 from fedsurrogate.common.backbones.backbones import frozen_forward
+from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.generators import Decoder, Encoder
 from fedsurrogate.common.models.head_training import train_on_features
@@ -65,6 +66,7 @@ def cases(device: str, sizes: Sizes) -> Iterator[Case]:
     for name in sizes.backbones:
         short = name.partition(":")[2]
         yield _exact(f"features of {short}", 12, partial(features, device, sizes, name))
+    yield _exact("images normalised on the device", 1, partial(prepared, device))
     yield _exact("a batch that does not fit", 10, partial(too_large, device, sizes))
     for family in ("full", "diag", "spherical", "lowrank", "gram"):
         yield _exact(f"mixtures, {family}", 3, partial(mixtures, device, family))
@@ -147,6 +149,14 @@ def _other_predictions(model: nn.Module, device: str, sizes: Sizes) -> float:
         solution = lda(Statistics(counts, means, apart.T @ apart / count), 0.1)
         found.append((new @ solution.weight.T + solution.bias).argmax(1))
     return float((found[0] != found[1]).double().mean())
+
+
+def prepared(device: str) -> Iterator[Row]:
+    """8-bit pixels that the device normalises: every bit must be the processor's."""
+    prepare = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    pixels = torch.randint(0, 256, (8, 3, 64, 64), generator=generator(), dtype=torch.uint8)
+    apart = prepare.normalised(pixels.to(device)).cpu() - prepare.normalised(pixels)
+    yield parity("images normalised on the device", float(apart.abs().max()), 0.0, "largest")
 
 
 def too_large(device: str, sizes: Sizes) -> Iterator[Row]:

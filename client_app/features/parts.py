@@ -25,6 +25,8 @@ from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform
 from fedsurrogate.common.errors import BackboneError, DataError
 
+# From an image to a tensor (channels, height, width).
+Prepare = Callable[[Image.Image], Tensor]
 DECODE_TOGETHER = 32
 # On a CPU each thread decodes eight images and forwards them in pairs, whose activations fit the
 # caches of its core. The numbers are fixed, so that the bits of a feature depend neither on
@@ -71,8 +73,11 @@ def in_parts(
         processes: number of processes that share the cores.
     """
     cores = max(1, usable_cores() // processes)
-    decode = partial(_decode, opener, backbone, shape_of_images(backbone))
+    shape = shape_of_images(backbone)
     if backbone.device.type != "cpu":
+        prepare, forward = _for_device(backbone)
+        decode = partial(_decode, opener, prepare, backbone.preprocess.resize, shape)
+        backbone = replace(backbone, forward=forward)
         parts = _batches(decode, shards, batch_size, min(16, cores))
         if backbone.device.type == "cuda":
             batches = ((part, part.images) for part in parts)
@@ -84,6 +89,8 @@ def in_parts(
         for part in parts:
             yield _forward(part, backbone, len(part.rows))
         return
+
+    decode = partial(_decode, opener, backbone.preprocess, backbone.preprocess.resize, shape)
 
     def work(indices: range) -> Part:
         # Affects this thread only. Threads that share a forward pass would wait for each other at
@@ -97,6 +104,18 @@ def in_parts(
     finally:
         # A worker also changed the default of threads started later.
         torch.set_num_threads(threads)
+
+
+def _for_device(backbone: Backbone) -> tuple[Prepare, Callable[[Tensor], Tensor]]:
+    """What prepares an image for a GPU, and what computes features of such images.
+
+    8-bit pixels are copied, a quarter of the bytes, and the GPU normalises them: the cores, which
+    are what a GPU waits for, save a third of their work on a small photo.
+    """
+    prepare = backbone.preprocess
+    if isinstance(prepare, OwnTransform):
+        return prepare, backbone.forward
+    return prepare.pixels, lambda pixels: backbone.forward(prepare.normalised(pixels))
 
 
 def usable_cores() -> int:
@@ -201,19 +220,19 @@ def _forward(part: Part, backbone: Backbone, together: int) -> Part:
 
 
 def _decode(
-    opener: Opener, backbone: Backbone, shape: tuple[int, ...] | None, indices: range
+    opener: Opener, prepare: Prepare, resize: int, shape: tuple[int, ...] | None, indices: range
 ) -> Part:
     rows: list[int] = []
     broken: list[tuple[int, str]] = []
     images: Tensor | None = None
     size: tuple[int, ...] = ()
     for index in indices:
-        image = attempt(partial(_prepared, opener, backbone, shape, index))
+        image = attempt(partial(_prepared, opener, prepare, resize, shape, index))
         if isinstance(image, BaseException):
             broken.append((index, described(image)))
             continue
         if images is None:
-            images = torch.empty((len(indices), *image.shape)).contiguous(
+            images = torch.empty((len(indices), *image.shape), dtype=image.dtype).contiguous(
                 memory_format=torch.channels_last
             )
             size = tuple(image.shape[1:])
@@ -224,9 +243,9 @@ def _decode(
 
 
 def _prepared(
-    opener: Opener, backbone: Backbone, shape: tuple[int, ...] | None, index: int
+    opener: Opener, prepare: Prepare, resize: int, shape: tuple[int, ...] | None, index: int
 ) -> Tensor:
-    image = backbone.preprocess(opener(index, backbone.preprocess.resize))
+    image = prepare(opener(index, resize))
     if shape is not None and tuple(image.shape) != shape:
         raise DataError(f"the backbone prepares it as {tuple(image.shape)}, others as {shape}")
     return image

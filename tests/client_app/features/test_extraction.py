@@ -20,6 +20,7 @@ from fedsurrogate.client_app.features.extraction import extract
 from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.client_app.features.shards import SHARDS
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
+from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
 from fedsurrogate.common.errors import BackboneError, DataError
 from tests.samples import Samples
 
@@ -301,6 +302,37 @@ def test_every_shard_begins_a_batch(pixels: Backbone) -> None:
         row for piece in pieces for row in piece if row != 13
     ]
     assert [part.broken for part in found] == [[(13, "OSError: broken")], [], [], []]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_gpu_gets_pixels_and_normalises_them_itself(own: bool) -> None:
+    """Bit for bit what the processor does, but from an own transform what that returns."""
+    seen: list[torch.dtype] = []
+    preprocess = Preprocessing(6, 5, "bilinear", (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+
+    class Watched(Preprocessing):
+        def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+            seen.append(pixels.dtype)
+            return super().normalised(pixels)
+
+    watched = Watched(**vars(preprocess))
+    here = Backbone(
+        *("watched", 75, "f", OwnTransform(preprocess) if own else watched),
+        *(lambda batch: batch.flatten(1), torch.device("cpu")),
+    )
+    # Neither a CPU nor CUDA, which is not here.
+    there = replace(here, device=torch.device("meta"))
+
+    def opened(index: int, _: int) -> Image.Image:
+        noise = np.random.default_rng(index).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        return Image.fromarray(noise)
+
+    found = [
+        torch.cat([part.features for part in in_parts(opened, [range(11)], each, 4)])  # type: ignore[misc]
+        for each in (here, there)
+    ]
+    assert torch.equal(*found)
+    assert seen == ([] if own else 11 * [torch.uint8] + 3 * [torch.uint8])
 
 
 def test_a_decoder_that_panics_spoils_one_image_alone(
