@@ -134,6 +134,7 @@ class Sizes:
         square: rows of the largest matrix product.
         mebibytes: that are copied.
         em_steps: of a mixture.
+        processes: numbers of them that extract on one device.
     """
 
     images: int
@@ -152,6 +153,7 @@ class Sizes:
     square: int
     mebibytes: int
     em_steps: int
+    processes: tuple[int, ...]
 
 
 FULL = Sizes(
@@ -171,6 +173,7 @@ FULL = Sizes(
     square=8192,
     mebibytes=1024,
     em_steps=20,
+    processes=(4,),
 )
 TINY = Sizes(
     images=6,
@@ -189,6 +192,7 @@ TINY = Sizes(
     square=32,
     mebibytes=1,
     em_steps=3,
+    processes=(2,),
 )
 
 

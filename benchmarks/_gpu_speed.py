@@ -121,8 +121,8 @@ def ceilings(device: str, sizes: Sizes) -> tuple[list[Row], Limits]:
     ]
     rows.append(
         reached(
-            *("limit: start of a kernel", found.launch, "s", "usual"),
-            *((known or found).launch, 0.3),
+            *("limit: start of a kernel", found.launch, "s", "without torch and a virtual machine"),
+            *((known or found).launch, 0.0),
             smaller=True,
         )
     )

@@ -8,6 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -72,24 +73,37 @@ def in_parts(
         batch_size: images in a batch; it has no effect on a CPU.
         processes: number of processes that share the cores.
     """
-    cores = max(1, usable_cores() // processes)
-    shape = shape_of_images(backbone)
-    if backbone.device.type != "cpu":
-        prepare, forward = _for_device(backbone)
-        decode = partial(_decode, opener, prepare, backbone.preprocess.resize, shape)
-        backbone = replace(backbone, forward=forward)
-        parts = _batches(decode, shards, batch_size, min(16, cores))
-        if backbone.device.type == "cuda":
-            batches = ((part, part.images) for part in parts)
-            for part, features in overlapped(
-                batches, backbone.forward, CudaTransfers(backbone.device)
-            ):
-                yield replace(part, features=features)
+    cores, shape = max(1, usable_cores() // processes), shape_of_images(backbone)
+    threads = torch.get_num_threads()
+    try:
+        if backbone.device.type == "cpu":
+            yield from _on_cores(opener, shards, backbone, shape, cores)
             return
-        for part in parts:
-            yield _forward(part, backbone, len(part.rows))
-        return
+        with closing(
+            _on_device(opener, shards, backbone, shape, batch_size, min(16, cores))
+        ) as parts:
+            while True:
+                # The caller keeps its number. The cores are busy with images: copies of a batch
+                # that are shared out to them would wait for each.
+                torch.set_num_threads(1)
+                part = next(parts, None)
+                torch.set_num_threads(threads)
+                if part is None:
+                    return
+                yield part
+    finally:
+        # A worker also changed the default of threads started later.
+        torch.set_num_threads(threads)
 
+
+def _on_cores(
+    opener: Opener,
+    shards: Iterable[range],
+    backbone: Backbone,
+    shape: tuple[int, ...] | None,
+    cores: int,
+) -> Generator[Part]:
+    """Each core decodes and forwards its own images."""
     decode = partial(_decode, opener, backbone.preprocess, backbone.preprocess.resize, shape)
 
     def work(indices: range) -> Part:
@@ -98,12 +112,35 @@ def in_parts(
         torch.set_num_threads(1)
         return _forward(decode(indices), backbone, CPU_FORWARD_TOGETHER)
 
-    threads = torch.get_num_threads()
-    try:
-        yield from _in_order(work, _cut(shards, CPU_TOGETHER), cores, ahead=4 * cores)
-    finally:
-        # A worker also changed the default of threads started later.
-        torch.set_num_threads(threads)
+    yield from _in_order(work, _cut(shards, CPU_TOGETHER), cores, ahead=4 * cores)
+
+
+def _on_device(
+    opener: Opener,
+    shards: Iterable[range],
+    backbone: Backbone,
+    shape: tuple[int, ...] | None,
+    batch_size: int,
+    workers: int,
+) -> Generator[Part]:
+    """Threads decode batches, and a GPU computes their features."""
+    prepare, forward = _for_device(backbone)
+    decode = partial(_decode, opener, prepare, backbone.preprocess.resize, shape)
+
+    def work(indices: range) -> Part:
+        # Otherwise torch gives each of these threads one more for every core, which copy an image
+        # together, and all of them wait for cores.
+        torch.set_num_threads(1)
+        return decode(indices)
+
+    parts = _batches(work, shards, batch_size, workers)
+    if backbone.device.type == "cuda":
+        batches = ((part, part.images) for part in parts)
+        for part, features in overlapped(batches, forward, CudaTransfers(backbone.device)):
+            yield replace(part, features=features)
+        return
+    for part in parts:
+        yield _forward(part, replace(backbone, forward=forward), len(part.rows))
 
 
 def _for_device(backbone: Backbone) -> tuple[Prepare, Callable[[Tensor], Tensor]]:

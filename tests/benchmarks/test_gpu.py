@@ -72,7 +72,7 @@ SPEED = (
     "limit: copy from pinned memory",
     "JPEG decoded and prepared",
     "forward pass, r",
-    "extraction, r",
+    "extraction, one process, r",
     "extraction, decoded on the device, ",
     "extraction, 2 processes, ",
     "second moment, n=",
