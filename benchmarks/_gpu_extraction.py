@@ -136,10 +136,8 @@ def decoding(sizes: Sizes, limit_s: float = 3.0) -> tuple[Row, float]:
     return row, cores * rates[1]
 
 
-def cases(clock: Callable[[], Clock], sizes: Sizes, compiled: bool) -> Iterator[Case]:
-    """All cases of extraction: the forward passes, and then all of extraction with one backbone a
-    case.
-    """
+def forward_passes(clock: Callable[[], Clock], sizes: Sizes, compiled: bool) -> Iterator[Case]:
+    """The cases of the forward pass alone."""
     for name in sizes.backbones:
         yield Case(
             f"forward pass, {short(name)}", 5, lambda name=name: forward_pass(clock(), sizes, name)
@@ -150,9 +148,13 @@ def cases(clock: Callable[[], Clock], sizes: Sizes, compiled: bool) -> Iterator[
                 60,
                 lambda name=name: forward_pass(clock(), sizes, name, True),
             )
+
+
+def cases(clock: Callable[[], Clock], sizes: Sizes) -> Iterator[Case]:
+    """The cases of extraction."""
     for name in sizes.backbones:
         yield Case(
-            f"extraction, {short(name)}", 25, lambda name=name: extraction(clock(), sizes, name)
+            f"extraction, {short(name)}", 20, lambda name=name: extraction(clock(), sizes, name)
         )
 
 
@@ -216,7 +218,8 @@ def extraction(clock: Clock, sizes: Sizes, name: str) -> Iterator[Row]:
         | parts,
     )
     seen = parts[slow]
-    for each in sizes.processes:
+    # Some numbers with the first backbone; one is enough for the others.
+    for each in sizes.processes if name == sizes.backbones[0] else sizes.processes[-1:]:
         yield processes(clock, sizes, name, each, seen, slow)
     try:
         took = seconds(lambda: decoded_there(jpegs, backbone, sizes.batch), device, 1)
@@ -238,7 +241,7 @@ def processes(clock: Clock, sizes: Sizes, name: str, number: int, limit: float, 
     """Images a second of several processes on one GPU, from the time when all of them work."""
     jpegs: Any = Jpegs(16, sizes.image_size)
     length = 2 * sizes.batch
-    most = max(2 * number, sizes.images * number // length)
+    most = max(4 * number, 3 * sizes.images // length)
     pieces = [range(piece * length, (piece + 1) * length) for piece in range(most)]
     load = partial(backbone_of, name, sizes.image_size, False)
     names = (clock.device,) * number
