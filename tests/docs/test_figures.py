@@ -24,6 +24,8 @@ TABLES = [
         "statistics-frontier private-cifar10 cifar10 statistics-runs",
     ),
     ("docs/results.md", "| epsilon of every site", "private-cifar10"),
+    ("docs/results.md", "| 224 px, batches", "gpu-limits"),
+    ("docs/results.md", "| least seconds", "gpu-limits"),
     (
         "docs/results.md",
         "| table 1 | DSC",
