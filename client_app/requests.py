@@ -382,7 +382,7 @@ def _comparison(request: SiteRequest) -> Answer:
 
 def _open_log(node: NodeConfig) -> None:
     """Open the site's own log, a rotating file in its state folder; the console shows the log too.
-    Raises ConfigError.
+    Raises StorageError.
     """
     path = node.state / "site.log"
     try:

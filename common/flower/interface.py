@@ -287,6 +287,14 @@ class FlowerMessages(Protocol):
     def transported(self, message: Message) -> Message:
         """The message as its receiver gets it: converted to bytes and back. Its id stays."""
 
+    def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
+        """Repeat a grid's calls whose connection to the SuperLink broke, until they succeed.
+
+        Args:
+            grid: Of a run; nothing changes for one that has no connection, as in a simulation.
+            seconds: How long one call may be repeated. Then it raises RunError.
+        """
+
     def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
         """A reply without content.
 

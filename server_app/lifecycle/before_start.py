@@ -117,13 +117,24 @@ def check_simulation(
         if config.settings.weights_path and ":" in config.settings.backbone:
             check_weights_file(Path(str(settings["weights-path"])))
     check_start(config, simulated=True)
-    output = str(Path(config.settings.output_dir).expanduser().absolute())
-    resume = (
-        {"resume": str(Path(config.settings.resume).expanduser().absolute())}
-        if config.settings.resume
-        else {}
-    )
-    return config, settings | {"output-dir": output} | resume
+    return config, settings | own_folders(config)
+
+
+def own_folders(config: Run) -> dict[str, Scalar]:
+    """The coordinator's folders of a run as absolute paths: its app runs in another folder.
+
+    Args:
+        config: the run.
+
+    Returns:
+        output-dir, and resume if it is set.
+
+    Example:
+        >>> own_folders(parse_run({"method": "fedavg", "output-dir": "/runs", "resume": "/runs/one"}))
+        {'output-dir': '/runs', 'resume': '/runs/one'}
+    """
+    named = {"output-dir": config.settings.output_dir, "resume": config.settings.resume}
+    return {key: str(Path(name).expanduser().absolute()) for key, name in named.items() if name}
 
 
 def check_data_named(own: DataSettings) -> None:
