@@ -140,7 +140,7 @@ def run(
         output_console.print(progress.line(event), soft_wrap=True)
 
     remark([*without_effect(config.method, config.settings.flat()), *config.gaps()], show)
-    settings = overrides | own_folders(config)
+    settings = overrides | own_folders(config.settings.output_dir, config.settings.resume)
     try:
         with interruptible():
             folder = start(settings, output, control, root_certificates, show)

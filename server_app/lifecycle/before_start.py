@@ -117,23 +117,24 @@ def check_simulation(
         if config.settings.weights_path and ":" in config.settings.backbone:
             check_weights_file(Path(str(settings["weights-path"])))
     check_start(config, simulated=True)
-    return config, settings | own_folders(config)
+    return config, settings | own_folders(config.settings.output_dir, config.settings.resume)
 
 
-def own_folders(config: Run) -> dict[str, Scalar]:
+def own_folders(output_dir: str, resume: str) -> dict[str, Scalar]:
     """The coordinator's folders of a run as absolute paths: its app runs in another folder.
 
     Args:
-        config: the run.
+        output_dir: for run folders.
+        resume: the run folder that is continued; empty for none.
 
     Returns:
-        output-dir, and resume if it is set.
+        Settings: output-dir, and resume if there is one.
 
     Example:
-        >>> own_folders(parse_run({"method": "fedavg", "output-dir": "/runs", "resume": "/runs/one"}))
-        {'output-dir': '/runs', 'resume': '/runs/one'}
+        >>> own_folders("/runs", "")
+        {'output-dir': '/runs'}
     """
-    named = {"output-dir": config.settings.output_dir, "resume": config.settings.resume}
+    named = {"output-dir": output_dir, "resume": resume}
     return {key: str(Path(name).expanduser().absolute()) for key, name in named.items() if name}
 
 
