@@ -16,6 +16,7 @@ from fedsurrogate.common.flower.interface import (
     Flower,
     FlowerMessages,
     FlowerProcesses,
+    RefusedError,
     SuperLinkArguments,
     SuperNodeLog,
     TaskGuard,
@@ -45,6 +46,7 @@ class Processes134(FlowerProcesses):
         port_taken="is already in use",
         receives="Receiving:",
         done=("Sent successfully", "Failed to send", "Failed to receive", "Ignoring"),
+        inactive="Failed to activate SuperNode",
     )
 
     def open_log(self) -> None:
@@ -86,16 +88,30 @@ class Processes134(FlowerProcesses):
         return ["--isolation", "process", "--clientappio-api-address", runtime]
 
     def supernode(self, runtime: str, arguments: Sequence[str]) -> None:
-        """`flower-supernode`, also on a Unix socket; it outlasts a restart of the SuperLink."""
+        """`flower-supernode`, also on a Unix socket; it outlasts a restart of the SuperLink.
+
+        Flower ends a node whose signature is refused as if a person had, with exit code 0.
+        """
+        import grpc
         from flwr.supernode import start_client_internal
         from flwr.supernode.cli.flower_supernode import flower_supernode
 
         allow_unix_sockets()
+        refused = list[str]()
+
+        def note(error: grpc.RpcError) -> None:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                refused.append(str(error.details()))
+
         start_client_internal._make_fleet_connection_retry_invoker = lasting(
-            start_client_internal._make_fleet_connection_retry_invoker
+            start_client_internal._make_fleet_connection_retry_invoker, note
         )
         sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
-        flower_supernode()
+        try:
+            flower_supernode()
+        finally:
+            if refused:
+                raise RefusedError(refused[0][:300])
 
     def superexec(self, runtime: str, command: str) -> None:
         """`flower-superexec`, whose plugin `clientapp` takes tasks of this kind only."""
@@ -183,21 +199,26 @@ class Messages134(FlowerMessages):
         return Reply(Error(codes[failure], reason), reply_to=message)
 
 
-def lasting(make: Callable[..., RetryInvoker]) -> Callable[..., RetryInvoker]:
-    """Let what `make` makes repeat calls whose connection ended after they had begun."""
+def lasting(
+    make: Callable[..., RetryInvoker], note: Callable[[Any], None]
+) -> Callable[..., RetryInvoker]:
+    """Let what `make` makes repeat calls whose connection ended after they had begun; `note` takes
+    each error.
+    """
 
     def made(*args: Any, **kwargs: Any) -> RetryInvoker:
-        repeat_interrupted(invoker := make(*args, **kwargs))
+        repeat_interrupted(invoker := make(*args, **kwargs), note)
         return invoker
 
     return made
 
 
-def repeat_interrupted(invoker: RetryInvoker) -> None:
+def repeat_interrupted(invoker: RetryInvoker, note: Callable[[Any], None] = id) -> None:
     """Take an interruption of the connection for no reason to give up; the others stay."""
     gives_up = invoker.should_giveup
 
     def should_giveup(error: Exception) -> bool:
+        note(error)
         return not _interrupted(error) and (gives_up is None or gives_up(error))
 
     invoker.should_giveup = should_giveup

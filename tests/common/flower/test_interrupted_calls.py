@@ -186,10 +186,13 @@ def test_a_supernode_calls_again_too_as_often_as_flower_lets_it(tmp_path: Path) 
         return b"answer"
 
     server = served(address := f"unix:{tmp_path}/app", answer)
-    caller = Caller(address, None)
-    caller.invoker = lasting(start_client_internal._make_fleet_connection_retry_invoker)(1)
+    caller, noted = Caller(address, None), list[grpc.RpcError]()
+    caller.invoker = lasting(
+        start_client_internal._make_fleet_connection_retry_invoker, noted.append
+    )(1)
     caller.invoker.wait_function = lambda _: None
     with pytest.raises(grpc.RpcError):  # Two tries, of which neither was answered.
         caller()
     assert caller() == b"answer"
     server.stop(0)
+    assert [error.code() for error in noted] == [grpc.StatusCode.CANCELLED] * 2
