@@ -200,7 +200,7 @@ class Messages134(FlowerMessages):
 
 
 def lasting(
-    make: Callable[..., RetryInvoker], note: Callable[[Any], None]
+    make: Callable[..., RetryInvoker], note: Callable[[Any], object]
 ) -> Callable[..., RetryInvoker]:
     """Let what `make` makes repeat calls whose connection ended after they had begun; `note` takes
     each error.
@@ -213,7 +213,7 @@ def lasting(
     return made
 
 
-def repeat_interrupted(invoker: RetryInvoker, note: Callable[[Any], None] = id) -> None:
+def repeat_interrupted(invoker: RetryInvoker, note: Callable[[Any], object] = id) -> None:
     """Take an interruption of the connection for no reason to give up; the others stay."""
     gives_up = invoker.should_giveup
 
