@@ -4,7 +4,6 @@ the records is kept.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform
 from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.machine.cores import usable_cores
 
 DECODE_TOGETHER = 32
 # On a CPU each thread decodes eight images and forwards them in pairs, whose activations fit the
@@ -97,11 +97,6 @@ def in_parts(
     finally:
         # A worker also changed the default of threads started later.
         torch.set_num_threads(threads)
-
-
-def usable_cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cut(ranges: Iterable[range], length: int) -> Iterator[range]:

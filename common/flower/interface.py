@@ -163,7 +163,7 @@ class FlowerNode:
     heartbeat_interval: float = 0.0
 
 
-class RefusedError(RunError):
+class SignatureRefusedError(RunError):
     """The SuperLink refuses the signature of a node: its clock is wrong, or its key is another."""
 
 
@@ -222,7 +222,7 @@ class FlowerProcesses(Protocol):
             arguments: All others of `flower-supernode`.
 
         Raises:
-            RefusedError: The SuperLink refuses what this node has signed.
+            SignatureRefusedError: The SuperLink refuses what this node has signed.
             Exception: Any other end by an error, of Flower or of gRPC.
         """
 

@@ -16,7 +16,7 @@ from fedsurrogate.common.flower.interface import (
     Flower,
     FlowerMessages,
     FlowerProcesses,
-    RefusedError,
+    SignatureRefusedError,
     SuperLinkArguments,
     SuperNodeLog,
     TaskGuard,
@@ -111,7 +111,7 @@ class Processes134(FlowerProcesses):
             flower_supernode()
         finally:
             if refused:
-                raise RefusedError(refused[0][:300])
+                raise SignatureRefusedError(refused[0][:300])
 
     def superexec(self, runtime: str, command: str) -> None:
         """`flower-superexec`, whose plugin `clientapp` takes tasks of this kind only."""

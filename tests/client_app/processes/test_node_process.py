@@ -10,7 +10,7 @@ import pytest
 
 from fedsurrogate.client_app.processes import node_process
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower.interface import RefusedError
+from fedsurrogate.common.flower.interface import SignatureRefusedError
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_node_that_ended_says_why_in_its_next_process(
         raise ReplacedError
 
     def fail(*_: object) -> None:
-        raise RefusedError("not this key")
+        raise SignatureRefusedError("not this key")
 
     monkeypatch.setattr(node_process, "await_data", lambda _: None)
     monkeypatch.setattr(node_process, "configure_log", lambda _: None)
@@ -109,10 +109,10 @@ def test_a_node_that_ended_says_why_in_its_next_process(
     try:
         with pytest.raises(ReplacedError):
             node_process.serve("unix:/x", (), retry)
-        assert os.environ[node_process.ENDED] == "RefusedError: not this key"
+        assert os.environ[node_process.ENDED] == "SignatureRefusedError: not this key"
         with pytest.raises(ReplacedError if retry else RunError) as second:
             node_process.serve("unix:/x", (), retry)
     finally:
         os.umask(umask)
     said = capsys.readouterr().err if retry else str(second.value)
-    assert "because RefusedError: not this key" in said
+    assert "because SignatureRefusedError: not this key" in said
