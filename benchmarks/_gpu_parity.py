@@ -39,7 +39,7 @@ from fedsurrogate.common.models.networks import convnet, parameters_of, split_in
 from fedsurrogate.common.surrogates.k_means import k_means
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
 from fedsurrogate.common.surrogates.shared_covariances import gram
-from fedsurrogate.strategies.closed_form.solvers import lda, ridge
+from fedsurrogate.strategies.closed_form.solvers import Solution, lda, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,9 +66,13 @@ def cases(device: str, sizes: Sizes) -> Iterator[Case]:
         short = name.partition(":")[2]
         yield _exact(f"features of {short}", 12, partial(features, device, sizes, name))
     yield _exact("a batch that does not fit", 10, partial(too_large, device, sizes))
-    yield _exact("mixtures", 15, partial(mixtures, device))
+    for family in ("full", "diag", "spherical", "lowrank", "gram"):
+        yield _exact(f"mixtures, {family}", 3, partial(mixtures, device, family))
     yield _exact("k-means", 2, partial(clusters, device))
-    yield _exact("statistics", 5, partial(statistics, device, sizes))
+    yield _exact("second moments", 5, partial(second_moments, device, sizes))
+    for solver in (lda, ridge):
+        name = f"head in closed form, {solver.__name__}"
+        yield _exact(name, 1, partial(heads, device, solver))
     yield _exact("a trained head", 3, partial(trained, device))
     yield _exact("FedLAP", 8, partial(fedlap, device))
     yield _exact("DP-CVAE", 3, partial(generators, device))
@@ -204,18 +208,17 @@ def warnings_of(name: str) -> Iterator[list[str]]:
         logger.removeHandler(keeper)
 
 
-def mixtures(device: str) -> Iterator[Row]:
+def mixtures(device: str, family: str) -> Iterator[Row]:
     """Mean log-likelihood of mixtures fitted on either side from the same seed."""
     x = torch.randn(400, 16, generator=generator(), dtype=torch.float64)
     y = torch.arange(400) % 2
     x[:, 0] += 6 * (torch.arange(400) % 4)
-    for family in ("full", "diag", "spherical", "lowrank", "gram"):
-        for components in (1, 4) if family != "gram" else (1,):
-            chosen = MixtureSettings(family, components, 3)
-            here = fit(x, y, 2, chosen, generator())
-            there = fit(x.to(device), y.to(device), 2, chosen, generator()).to("cpu")
-            apart = abs(there.log_likelihood(x, y) - here.log_likelihood(x, y))
-            yield parity(f"mixture, {family}, K={components}", apart, 1e-3, "nats a record")
+    for components in (1, 4) if family != "gram" else (1,):
+        chosen = MixtureSettings(family, components, 3)
+        here = fit(x, y, 2, chosen, generator())
+        there = fit(x.to(device), y.to(device), 2, chosen, generator()).to("cpu")
+        apart = abs(there.log_likelihood(x, y) - here.log_likelihood(x, y))
+        yield parity(f"mixture, {family}, K={components}", apart, 1e-3, "nats a record")
 
 
 def clusters(device: str) -> Iterator[Row]:
@@ -230,25 +233,21 @@ def clusters(device: str) -> Iterator[Row]:
     yield parity("k-means, cost", abs(costs[1] - costs[0]) / costs[0], 1e-3)
 
 
-def statistics(device: str, sizes: Sizes) -> Iterator[Row]:
-    """The second moment of records, and the heads in closed form that follow from pooled
-    statistics.
-    """
+def second_moments(device: str, sizes: Sizes) -> Iterator[Row]:
+    """The second moment of records in float32, against float64 on the same device."""
     for d in sizes.dimensions:
-        x = torch.randn(sizes.records, d, generator=generator())
-        exact = x.to(device).double()
-        found, true = gram([x.to(device)]), exact.T @ exact
-        yield parity(f"second moment, d={d}", relative(found, true), 1e-5)
-    known = pooled(8, min(64, sizes.dimensions[0]), "cpu")
-    assert isinstance(known.covariance, Tensor)
-    moved = Statistics(
-        *(tensor.to(device) for tensor in (known.counts, known.means, known.covariance))
+        x = torch.randn(sizes.records, d, generator=generator()).to(device)
+        exact = x.double()
+        yield parity(f"second moment, d={d}", relative(gram([x]), exact.T @ exact), 1e-5)
+
+
+def heads(device: str, solver: Callable[[Statistics], Solution]) -> Iterator[Row]:
+    """A head in closed form from pooled statistics."""
+    known = pooled(8, 64, "cpu")
+    here, there = solver(known), solver(pooled(8, 64, device))
+    yield parity(
+        f"head in closed form, {solver.__name__}", relative(there.weight, here.weight), 1e-5
     )
-    for solver in (lda, ridge):
-        here, there = solver(known), solver(moved)
-        yield parity(
-            f"head in closed form, {solver.__name__}", relative(there.weight, here.weight), 1e-5
-        )
 
 
 def trained(device: str) -> Iterator[Row]:
@@ -365,13 +364,25 @@ def generators(device: str) -> Iterator[Row]:
 
 
 def clipping(device: str) -> Iterator[Row]:
-    """The sum of a ConvNet's clipped gradients, as in FedLAP-DP and DP-FedAvg."""
+    """The sum of a ConvNet's clipped gradients, as in FedLAP-DP and DP-FedAvg; also against a loop
+    over the records in double precision.
+    """
     sides = []
     for where in ("cpu", device):
         body, model = network(16, 8, where)
         total, _ = clipped_sum(body, model, images(32, 16, where), 0.3, lambda values: values)
         sides.append(torch.cat([part.value.flatten().cpu() for part in total]))
     yield parity("DP-SGD, clipped gradients of a ConvNet", relative(sides[1], sides[0]), 1e-3)
+    body, model = network(16, 8, device)
+    exact = {name: tensor.double() for name, tensor in model.items()}
+    records, looped = images(32, 16, device), torch.zeros(len(sides[0]), dtype=torch.float64)
+    records = LandscapeRecords.evenly(records.values.double(), records.labels)
+    for row in range(32):
+        one = gradient(body.double(), exact, records.take(torch.tensor([row], device=device)))
+        flat = torch.cat([part.flatten() for part in one.values()]).cpu()
+        looped += flat * min(1.0, 0.3 / float(flat.norm()))
+    name = "DP-SGD, against a loop in float64"
+    yield parity(name, relative(sides[1], looped), 1e-4)
 
 
 def cuda_tests() -> Iterator[Case]:

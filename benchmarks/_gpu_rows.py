@@ -83,7 +83,7 @@ def parity(name: str, difference: float, tolerance: float, unit: str = "relative
         unit,
         "tolerance",
         tolerance,
-        difference / tolerance,
+        difference / tolerance if tolerance else float(difference != 0),
         difference <= tolerance,
     )
 

@@ -52,12 +52,18 @@ from fedsurrogate.common.surrogates.k_means import k_means
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
 from fedsurrogate.common.surrogates.shared_covariances import gram
 from fedsurrogate.common.surrogates.streamed_fit import fit_streamed
-from fedsurrogate.strategies.closed_form.solvers import lda, ridge
+from fedsurrogate.strategies.closed_form.solvers import Solution, lda, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 
 # Seconds that a round of FedLAP may take a site, and how much faster than scikit-learn a fit is.
 ROUND_SECONDS, TIMES_FASTER = 10.0, 3.0
 BATCH = 256
+# Passes over the records in the training of a head.
+PASSES_OF = 3
+FITS = (
+    *(("gram", 1), ("lowrank", 1), ("diag", 1), ("spherical", 1), ("full", 1)),
+    *(("diag", 10), ("spherical", 10), ("lowrank", 10)),
+)
 TITLES = {
     "half": "products in bfloat16",
     "tf32": "products in TF32",
@@ -66,9 +72,9 @@ TITLES = {
     "memory": "copy in its memory",
     "link": "copy from pinned memory",
 }
-# Shares of a device's limits that pass: of matrix products, of many passes over memory, of loops of
-# small kernels, and of the limits in a data sheet.
-PRODUCTS, PASSES, LOOPS, SHEET = 0.5, 0.2, 0.1, 0.6
+# Shares of a device's limits that pass: of matrix products, of loops of small kernels, and of the
+# limits in a data sheet.
+PRODUCTS, LOOPS, SHEET = 0.5, 0.1, 0.6
 
 
 def ceilings(device: str, sizes: Sizes) -> tuple[list[Row], Limits]:
@@ -153,20 +159,37 @@ class Measured:
 
 
 def cases(clock: Callable[[], Clock], sizes: Sizes) -> Iterator[Case]:
-    """All cases but extraction, the shortest first."""
+    """All cases but extraction, the longest last."""
     yield Case("second moments", 5, lambda: second_moments(clock(), sizes))
-    yield Case("mixtures", 15, lambda: mixtures(clock(), sizes))
-    yield Case("mixtures against scikit-learn", 10, lambda: against_sklearn(clock(), sizes))
-    yield Case("streamed fits", 10, lambda: streamed(clock(), sizes))
-    yield Case("trained heads", 10, lambda: trained_heads(clock(), sizes))
-    yield Case("private steps", 10, lambda: private_steps(clock(), sizes))
-    yield Case("FedLAP, a site's round", 25, lambda: fedlap_round(clock(), sizes))
+    yield Case("k-means", 2, lambda: clusters(clock(), sizes))
+    for family, components in FITS:
+        yield Case(
+            f"mixtures, {family}, K={components}",
+            4,
+            lambda family=family, components=components: mixtures(
+                clock(), sizes, family, components
+            ),
+        )
+    for kind, steps in (("DP-SGD", private_convnet), ("DP-CVAE", private_generator)):
+        yield Case(f"{kind} steps", 5, lambda steps=steps: steps(clock(), sizes))
+    yield Case("FedLAP, a site's round", 20, lambda: fedlap_round(clock(), sizes))
+    yield Case("softmax regression", 4, lambda: regression(clock(), sizes))
+    yield Case("a network of a hidden layer", 4, lambda: hidden_layer(clock(), sizes))
+    yield Case("streamed fits", 8, lambda: streamed(clock(), sizes))
     for d in sizes.dimensions:
         yield Case(
-            f"heads in closed form, d={d}",
-            8 if d < 2000 else 30,
-            lambda d=d: heads(clock(), sizes, d),
+            f"decompositions, d={d}",
+            3 if d < 2000 else 15,
+            lambda d=d: decompositions(clock(), d),
         )
+        for classes in (10, sizes.wide):
+            for solver in (lda, ridge):
+                yield Case(
+                    f"head in closed form, {solver.__name__}, d={d}, {classes} classes",
+                    1 if d < 2000 else 5,
+                    lambda d=d, classes=classes, solver=solver: heads(clock(), d, classes, solver),
+                )
+    yield Case("mixtures against scikit-learn", 10, lambda: against_sklearn(clock(), sizes))
 
 
 def records_of(sizes: Sizes, d: int, device: str) -> tuple[Tensor, Tensor]:
@@ -189,23 +212,24 @@ def second_moments(clock: Clock, sizes: Sizes) -> Iterator[Row]:
         )
 
 
-def mixtures(clock: Clock, sizes: Sizes) -> Iterator[Row]:
-    """Fits of every family with one component a class, and of some with ten, and k-means."""
-    d = sizes.dimensions[0]
-    x, labels = records_of(sizes, d, clock.device)
+def clusters(clock: Clock, sizes: Sizes) -> Iterator[Row]:
+    """k-means of one class."""
+    x, labels = records_of(sizes, sizes.dimensions[0], clock.device)
     one = x[labels == 0]
     yield clock.row("k-means of a class, K=10", lambda: k_means(one, 10, generator(), 20), LOOPS)
-    for family, components in (
-        *(("gram", 1), ("lowrank", 1), ("diag", 1), ("spherical", 1), ("full", 1)),
-        *(("diag", 10), ("spherical", 10), ("lowrank", 10)),
-    ):
-        # No step may be the last: every fit then has the same number of them.
-        chosen = MixtureSettings(family, components, tolerance=-1e30, max_iterations=sizes.em_steps)
-        yield clock.row(
-            f"mixtures of ten classes, {family}, K={components}, d={d}",
-            lambda chosen=chosen: fit(x, labels, 10, chosen, generator()),
-            LOOPS if components > 1 else 0.05,
-        )
+
+
+def mixtures(clock: Clock, sizes: Sizes, family: str, components: int) -> Iterator[Row]:
+    """A fit of ten classes."""
+    d = sizes.dimensions[0]
+    x, labels = records_of(sizes, d, clock.device)
+    # No step may be the last: every fit then has the same number of them.
+    chosen = MixtureSettings(family, components, tolerance=-1e30, max_iterations=sizes.em_steps)
+    yield clock.row(
+        f"mixtures of ten classes, {family}, K={components}, d={d}",
+        lambda: fit(x, labels, 10, chosen, generator()),
+        LOOPS,
+    )
 
 
 def against_sklearn(clock: Clock, sizes: Sizes) -> Iterator[Row]:
@@ -264,81 +288,77 @@ def streamed(clock: Clock, sizes: Sizes) -> Iterator[Row]:
         )
 
 
-def heads(clock: Clock, sizes: Sizes, d: int) -> Iterator[Row]:
-    """Heads in closed form with few and many classes, on the processor, where the coordinator's
-    statistics are, and on the device; and the decompositions alone.
-    """
+def decompositions(clock: Clock, d: int) -> Iterator[Row]:
+    """Eigenvectors and Cholesky factors of a covariance."""
     covariance = pooled(2, d, "cpu").covariance
     assert isinstance(covariance, Tensor)
     for dtype in (torch.float32, torch.float64):
-        matrix = covariance.to(dtype)
-        moved, kind = matrix.to(clock.device), str(dtype).removeprefix("torch.")
-        here = once(partial(torch.linalg.eigh, matrix))
-        yield clock.row(
-            f"eigenvectors, {kind}, d={d}",
-            partial(torch.linalg.eigh, moved),
-            0.0,
-            facts={"on the processor, s": here},
-        )
-        yield clock.row(
-            f"Cholesky, {kind}, d={d}",
-            partial(torch.linalg.cholesky, moved),
-            0.02,
-            facts={"on the processor, s": once(partial(torch.linalg.cholesky, matrix))},
-        )
-    for classes in (10, sizes.wide):
-        known = pooled(classes, d, "cpu")
-        moved_known = to(known, clock.device)
-        for solver in (lda, ridge):
-            here = once(partial(solver, known))
-            there = seconds(partial(solver, moved_known), clock.device, 1)
-            facts = {"on the device, s": there} | traced(partial(solver, moved_known), clock.device)
-            yield reached(
-                f"head in closed form, {solver.__name__}, d={d}, {classes} classes",
-                here,
-                "s",
-                "the same on the device",
-                there,
-                0.5,
-                smaller=True,
-                facts=facts,
+        matrix, kind = covariance.to(dtype), str(dtype).removeprefix("torch.")
+        moved = matrix.to(clock.device)
+        for name, work, least in (
+            ("eigenvectors", torch.linalg.eigh, 0.0),
+            ("Cholesky", torch.linalg.cholesky, 0.02),
+        ):
+            here = once(partial(work, matrix))
+            yield clock.row(
+                f"{name}, {kind}, d={d}",
+                partial(work, moved),
+                least,
+                facts={"on the processor, s": here},
             )
 
 
-def to(known: Statistics, device: str) -> Statistics:
-    """Statistics on another device."""
-    assert isinstance(known.covariance, Tensor)
-    return Statistics(known.counts.to(device), known.means.to(device), known.covariance.to(device))
+def heads(
+    clock: Clock, d: int, classes: int, solver: Callable[[Statistics], Solution]
+) -> Iterator[Row]:
+    """A head in closed form on the processor, where the coordinator's statistics are, and on the
+    device.
+    """
+    known = pooled(classes, d, "cpu")
+    here = once(partial(solver, known))
+    name = f"head in closed form, {solver.__name__}, d={d}, {classes} classes"
+    yield clock.row(
+        name,
+        partial(solver, pooled(classes, d, clock.device)),
+        0.0,
+        facts={"on the processor, s": here},
+    )
 
 
-def trained_heads(clock: Clock, sizes: Sizes) -> Iterator[Row]:
-    """Softmax regression by Adam, and a network of one hidden layer by SGD, on features."""
-    d = sizes.dimensions[0]
-    x, labels = records_of(sizes, d, clock.device)
-    passes = 3
-    head: Any = SimpleNamespace(batch_size=BATCH, learning_rate=1e-3, passes=lambda _: passes)
-    batches = passes * -(-len(x) // BATCH)
+def regression(clock: Clock, sizes: Sizes) -> Iterator[Row]:
+    """Softmax regression by Adam on features."""
+    x, labels = records_of(sizes, sizes.dimensions[0], clock.device)
+    head: Any = SimpleNamespace(batch_size=BATCH, learning_rate=1e-3, passes=lambda _: PASSES_OF)
 
-    def regression(count: int) -> object:
+    def trained(count: int) -> object:
         return train_on_features(x[:count], labels[:count], 10, head, 0)
 
-    yield clock.row(
-        f"softmax regression, {batches} steps",
-        lambda: regression(len(x)),
-        LOOPS,
-        step=(lambda: regression(2 * BATCH), batches / (2 * passes)),
-    )
-    module = mlp(d, 10, 256).to(clock.device)
-    settings: Any = SimpleNamespace(local_epochs=passes, batch_size=BATCH, momentum=0.9, augment=())
+    yield _steps(clock, "softmax regression", trained, len(x))
 
-    def network_of(count: int) -> object:
+
+def hidden_layer(clock: Clock, sizes: Sizes) -> Iterator[Row]:
+    """A network of one hidden layer by SGD on features."""
+    d = sizes.dimensions[0]
+    x, labels = records_of(sizes, d, clock.device)
+    module = mlp(d, 10, 256).to(clock.device)
+    settings: Any = SimpleNamespace(
+        local_epochs=PASSES_OF, batch_size=BATCH, momentum=0.9, augment=()
+    )
+
+    def trained(count: int) -> object:
         return train(module, x[:count], labels[:count], settings, 0.01, generator())
 
-    yield clock.row(
-        f"network of a hidden layer, {batches} steps",
-        lambda: network_of(len(x)),
+    yield _steps(clock, "network of a hidden layer", trained, len(x))
+
+
+def _steps(clock: Clock, name: str, trained: Callable[[int], object], records: int) -> Row:
+    """The training on all records, counted on two batches."""
+    batches = PASSES_OF * -(-records // BATCH)
+    return clock.row(
+        f"{name}, {batches} steps",
+        lambda: trained(records),
         LOOPS,
-        step=(lambda: network_of(2 * BATCH), batches / (2 * passes)),
+        step=(lambda: trained(2 * BATCH), batches / (2 * PASSES_OF)),
     )
 
 
@@ -404,47 +424,51 @@ def fedlap_round(clock: Clock, sizes: Sizes) -> Iterator[Row]:
     )
 
 
-def private_steps(clock: Clock, sizes: Sizes) -> Iterator[Row]:
-    """A private step with clipping and noise, against the same step without privacy and against the
-    device's limits. Secret noise needs `cryptography`.
-    """
-    device, noisy = clock.device, importlib.util.find_spec("cryptography") is not None
-    if not noisy:
-        print("private steps are measured without their noise: cryptography is not installed")
-    step = "DP-SGD step" if noisy else "DP-SGD step without noise"
-    body, model = network(sizes.pixels, sizes.width, device)
-    real = images(min(BATCH, sizes.site_records), sizes.pixels, device)
-    private = PrivateGradient(body, real, 0.3, 1.0, 1.0, BATCH)
+def private_convnet(clock: Clock, sizes: Sizes) -> Iterator[Row]:
+    """A private step of FedLAP's ConvNet."""
+    body, model = network(sizes.pixels, sizes.width, clock.device)
+    real = images(min(BATCH, sizes.site_records), sizes.pixels, clock.device)
+    private, noisy = PrivateGradient(body, real, 0.3, 1.0, 1.0, BATCH), noise_is_there()
 
-    def convnet_step() -> object:
+    def step() -> object:
         return private(model, _same) if noisy else clipped_sum(body, model, real, 0.3, _same)
 
-    def convnet_plain() -> object:
-        return gradient(body, model, real)
+    name = f"{step_name(noisy)}, ConvNet, width {sizes.width}"
+    yield from _private(clock, name, step, lambda: gradient(body, model, real))
 
-    yield from _private(clock, f"{step}, ConvNet, width {sizes.width}", convnet_step, convnet_plain)
-    trainer = cvae(device, 10, sizes.dimensions[0], 256, 32)
-    x = torch.randn(BATCH, sizes.dimensions[0], generator=generator()).to(device)
-    labels = (torch.arange(BATCH) % 10).to(device)
 
-    def cvae_step() -> object:
+def private_generator(clock: Clock, sizes: Sizes) -> Iterator[Row]:
+    """A private step of DP-CVAE."""
+    d, noisy = sizes.dimensions[0], noise_is_there()
+    trainer = cvae(clock.device, 10, d, 256, 32)
+    x = torch.randn(BATCH, d, generator=generator()).to(clock.device)
+    labels = (torch.arange(BATCH) % 10).to(clock.device)
+
+    def step() -> object:
         if noisy:
             return private_gradient(trainer, x, labels, 0.1, 2.0, BATCH)
         return clipped_sums(
             trainer.modules, trainer.losses, (x, labels, trainer.noise(BATCH).to(x)), 0.1
         )
 
-    yield from _private(
-        clock, f"{step}, DP-CVAE", cvae_step, lambda: exact_gradient(trainer, x, labels)
-    )
+    name = f"{step_name(noisy)}, DP-CVAE"
+    yield from _private(clock, name, step, lambda: exact_gradient(trainer, x, labels))
+
+
+def noise_is_there() -> bool:
+    """Whether secret noise can be drawn."""
+    return importlib.util.find_spec("cryptography") is not None
+
+
+def step_name(noisy: bool) -> str:
+    """What is measured without the package that secret noise needs."""
+    return "DP-SGD step" if noisy else "DP-SGD step without noise"
 
 
 def _private(
     clock: Clock, name: str, step: Callable[[], object], without: Callable[[], object]
 ) -> Iterator[Row]:
-    """A private step against the same without privacy, and against the device's limits. The floor
-    holds what the step does beside the kernels, such as the test of a new kind of model, only once.
-    """
+    """A private step against the same without privacy, and against the device's limits."""
     plain = seconds(without, clock.device, clock.repeats)
     step()
     row = clock.row(f"{name}, on paper", step, LOOPS)

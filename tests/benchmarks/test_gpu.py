@@ -90,7 +90,8 @@ def dry_run(
     tmp_path: Path, *command: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     python, options = command[:2], command[2:]
-    arguments = [sys.executable, *python, "--device", "cpu", "--out", str(tmp_path), *options]
+    where = ("--device", "cpu", "--out", str(tmp_path), "--seconds", "600")
+    arguments = [sys.executable, *python, *where, *options]
     done = subprocess.run(
         arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
     )
@@ -118,7 +119,7 @@ def test_the_gpu_benchmark_runs_on_a_bare_machine_and_reports_every_part(tmp_pat
 FAULTY = """
 import runpy
 from benchmarks import _gpu_parity, _gpu_rows
-def broken(device):
+def broken(device, family):
     yield _gpu_rows.parity("the row before", 0.0, 1.0)
     raise RuntimeError("no memory\\nand so on")
 _gpu_parity.mixtures = broken
@@ -131,11 +132,11 @@ def test_a_row_that_breaks_is_reported_and_the_others_go_on(tmp_path: Path) -> N
     done, found = dry_run(tmp_path, "-c", FAULTY, "--only", "parity")
     rows = {row["name"]: row for row in found["rows"]}
     assert done.returncode == 1
-    assert rows["mixtures"]["reason"] == "RuntimeError: no memory"
-    assert rows["mixtures"]["ours"] is None
+    assert rows["mixtures, full"]["reason"] == "RuntimeError: no memory"
+    assert rows["mixtures, full"]["ours"] is None
     assert rows["the row before"]["passes"]
     assert rows["DP-CVAE, losses"]["passes"], "a later case"
-    assert "FAILED: mixtures" in done.stdout
+    assert "FAILED: mixtures, full" in done.stdout
     assert {row["part"] for row in found["rows"]} == {"parity"}, "one part alone"
 
 
