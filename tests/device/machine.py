@@ -127,9 +127,12 @@ class Machine:
         return there
 
     def sends(self, tensor: Tensor, moment: Moment, wait: bool) -> None:
-        """Count a copy to a device; only one from pinned memory may be under way."""
+        """Count a copy to a device; only one from pinned memory may read it later."""
         self.copies["to"] += 1
-        if not wait and self.is_pinned(tensor):
+        if wait:
+            self.waits += 1
+            self.order.wait(moment.stream)
+        elif self.is_pinned(tensor):
             self.order.copy(moment, tensor, tensor, fetched=False)
 
     def fetched(

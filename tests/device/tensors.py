@@ -256,6 +256,26 @@ class Values(TorchDispatchMode):
             result,
         )
 
+    def _ordered(
+        self,
+        func: Any,
+        facts: Facts,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        inside: list[PretendedTensor],
+        changed: list[Any],
+    ) -> None:
+        """Where the operation stands in the order of work."""
+        if facts.reshapes:
+            with no_dispatch():
+                func(*args, **kwargs)
+        elif not facts.view and inside:
+            moment = self._machine.order.work(inside[0].memory.device)
+            for each in inside:
+                each.memory.use(moment, any(each is other for other in changed))
+        if facts.waits or (facts.packet in INDEXING and masks(args[1])):
+            self._machine.waited(inside[0].memory.device)
+
     def _moved(self, tensor: Tensor, kwargs: dict[str, Any], wanted: torch.device | None) -> Tensor:
         """`_to_copy`: to a device, from it, or to another type on it."""
         machine, kwargs = self._machine, dict(kwargs)
