@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import _executed, _mutations, _operators, _planting
-from benchmarks.mutants import PACKAGES, ROOMS, Tree, show
+from benchmarks.mutants import PACKAGES, ROOMS, Journal, Tree, Tried, show
 from tests.grid import ROOT
 
 TREE = Tree(ROOT, PACKAGES, ROOMS)
@@ -344,3 +344,26 @@ def test_the_score_of_a_toy_package(tmp_path: Path) -> None:
     assert functions == {"executed", "never"}
     assert "6 of 14 mutants were killed (42.9 %)" in done.stdout
     assert (tmp_path / "toy" / "one.py").read_text() == TOY, "no fault touches a file"
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 200))
+def test_what_was_tried_is_known_after_a_run_was_stopped(
+    tmp_path_factory: pytest.TempPathFactory, before: int, more: int, cut: int
+) -> None:
+    drawn = _mutations.mutants("some.py", SAMPLE, facts_of(SAMPLE))[:12]
+    tried = [Tried(each, "killed", f"tests/{at}", at / 10) for at, each in enumerate(drawn)]
+    file = tmp_path_factory.mktemp("run") / "tried"
+    first = Journal(file, resume=False)
+    assert first.known(drawn) == []
+    for each in tried[:before]:
+        first.add(each)
+    if before:
+        line = file.read_text().splitlines()[0]
+        file.write_text(file.read_text() + line[:cut])
+        if cut >= len(line):
+            file.write_text(file.read_text() + "\n")
+    again = Journal(file, resume=True)
+    assert again.known(drawn) == tried[:before]
+    assert again.known(drawn[more:]) == tried[more:before]
+    assert Journal(file, resume=False).known(drawn) == []
