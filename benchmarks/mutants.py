@@ -221,7 +221,9 @@ def try_all(
     """Try mutants until the time is over, but for those in the journal."""
     tried = journal.known(sample)
     known = {each.mutant for each in tried}
-    sample = [each for each in sample if each not in known]
+    # In an order that has nothing to do with files, so that a run without the time for all of them
+    # has tried a fair part.
+    sample = sorted((each for each in sample if each not in known), key=lambda each: each.id)
     near = Nearness(tree)
 
     def try_some(some: Sequence[Mutant], plant: Callable[[Path, Mutant, Facts], None]) -> None:
