@@ -13,6 +13,8 @@
     table = fs.sweep(10, data=images, backbone="torchvision:resnet18", grid={"epsilon": [1.0, 8.0]},
     delta=1e-5) table.to_frame(), table.plot("accuracy.png")
 
+    model = fs.FederatedClassifier().fit(x, y, sites=names)    # an estimator of scikit-learn
+
 Settings are keyword arguments: those of the run (`epsilon=2.0`), those of the method's section by
 their own name (`rank=16`), and those of other sections as `section__key` (`head__epochs=5`).
 
@@ -31,6 +33,7 @@ if not Path(__file__).with_name("common").is_dir():
     __path__.append(str(Path(__file__).parents[1]))
 
 if TYPE_CHECKING:
+    from fedsurrogate._estimators import FederatedClassifier, FederatedRegressor
     from fedsurrogate._images import features, labelled_features, register_backbone
     from fedsurrogate._model import ImageModel, Model
     from fedsurrogate._privacy import epsilon, noise_multiplier, noisy
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
+    "_estimators": ("FederatedClassifier", "FederatedRegressor"),
     "_images": ("features", "labelled_features", "register_backbone"),
     "_model": ("ImageModel", "Model"),
     "_privacy": ("epsilon", "noise_multiplier", "noisy"),
@@ -51,6 +55,8 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "FederatedClassifier",
+    "FederatedRegressor",
     "ImageModel",
     "Model",
     "Result",

@@ -108,6 +108,22 @@ class Model:
         with torch.no_grad():
             return self.classifier.scores(self._features(features)).softmax(1).numpy()
 
+    def decision_function(self, features: Array) -> Any:
+        """Scores before they become probabilities, in the order of `classes_`; of another target
+        those of its outputs.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            Scores (n, C), also for two classes.
+
+        Raises:
+            DataError: for features of another dimension, or numbers that are not finite.
+        """
+        with torch.no_grad():
+            return self.classifier.scores(self._features(features)).numpy()
+
     def score(self, features: Array, labels: Array) -> float:
         """Share of records whose class is predicted correctly; of other targets R^2, the area under
         the ROC curve, or the concordance.
@@ -201,6 +217,17 @@ class ImageModel(Model):
             Probabilities (n, C); each row sums to one.
         """
         return super().predict_proba(self._prepared(images))
+
+    def decision_function(self, images: Images) -> Any:
+        """Scores before they become probabilities.
+
+        Args:
+            images: as in `fedsurrogate.features`, or features (n, d).
+
+        Returns:
+            Scores (n, C), also for two classes.
+        """
+        return super().decision_function(self._prepared(images))
 
     def score(self, images: Images, labels: Array) -> float:
         """Share of images whose class is predicted correctly.
