@@ -100,14 +100,16 @@ class _Federation(BaseEstimator):  # type: ignore[misc]
                 fit(
                     features[own],
                     targets[own],
-                    site=name,
+                    site=str(number),
                     patients=None if units is None else [units[row] for row in own],
                     method=self.method,
                     **settings,
                 )
-                for name, own in rows.items()
+                # Numbers, as in a simulation: a user's names need be no names of messages.
+                for number, own in enumerate(rows.values())
             ]
-            self.bytes_ = {each.site: len(each.payload) for each in sent}
+            sizes = [len(each.payload) for each in sent]
+            self.bytes_ = dict(zip(rows, sizes, strict=True))
             return learn(sent)
         if units is not None:
             raise ConfigError(

@@ -62,19 +62,21 @@ def test_scikit_learn_finds_no_fault_but_those_that_are_named(kind: type[Any]) -
 def test_an_estimator_learns_what_a_coordinator_learns_from_the_sites() -> None:
     model = Classifier().fit(X, Y, sites=SITES)
     sent = [
-        fs.fit(X[site == SITES], Y[site == SITES], site=site, classes=range(10))
-        for site in model.sites_
+        fs.fit(X[site == SITES], Y[site == SITES], site=str(number), classes=range(10))
+        for number, site in enumerate(model.sites_)
     ]
     alone = fs.learn(sent)
     assert np.allclose(model.predict_proba(TEST[0]), alone.predict_proba(TEST[0]), atol=1e-5)
-    assert model.bytes_ == {each.site: len(each.payload) for each in sent}
+    assert list(model.bytes_.items()) == [
+        (site, len(each.payload)) for site, each in zip(model.sites_, sent, strict=True)
+    ]
     assert model.score(*TEST) == alone.score(*TEST) > 0.9
     assert isinstance(model.model_, fs.Model)
 
 
 def test_the_names_of_sites_decide_who_sends_what() -> None:
-    by_site = Classifier().fit(X, Y, sites=SITES)
-    assert list(by_site.sites_) == ["north", "south", "west"]
+    by_site = Classifier().fit(X, Y, sites=np.char.add(SITES, " of St. Mary's"))
+    assert list(by_site.sites_) == [f"{each} of St. Mary's" for each in ("north", "south", "west")]
     assert len(by_site.bytes_) == 3
     alone = Classifier().fit(X, Y)
     assert (list(alone.sites_), len(alone.bytes_)) == (["site"], 1)
@@ -101,12 +103,12 @@ def test_sites_reach_fit_through_cross_validation_and_pipelines(
     routing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three folds by site, so each fit has the records of the other two."""
-    seen: list[set[str]] = []
+    seen: list[list[int]] = []
     real = fedsurrogate._estimators.learn
     monkeypatch.setattr(
         fedsurrogate._estimators,
         "learn",
-        lambda sent: seen.append({each.site for each in sent}) or real(sent),
+        lambda sent: seen.append([each.records for each in sent]) or real(sent),
     )
     by_site: dict[str, Any] = {"cv": GroupKFold(3)}
     with sklearn.config_context(enable_metadata_routing=routing):
@@ -120,8 +122,8 @@ def test_sites_reach_fit_through_cross_validation_and_pipelines(
             line = make_pipeline(Normalizer(), model).fit(X, Y, federatedclassifier__sites=SITES)
     assert scores.min() > 0.85
     *folds, whole = seen
-    assert sorted(map(sorted, folds)) == [["north", "south"], ["north", "west"], ["south", "west"]]
-    assert whole == {"north", "south", "west"}
+    assert folds == [[200, 200]] * 3
+    assert whole == [200, 200, 200]
     assert line.score(*TEST) > 0.85
 
 
