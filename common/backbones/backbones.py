@@ -159,6 +159,11 @@ def frozen_forward(model: nn.Module, device: torch.device) -> Callable[[Tensor],
 def _probe(name: str, forward: Callable[[Tensor], Tensor], size: int) -> int:
     try:
         features = forward(torch.zeros(1, 3, size, size))
+    except torch.OutOfMemoryError as error:
+        raise BackboneError(
+            f"backbone {name!r} does not fit into the free memory of the GPU "
+            f"({_first_sentence(error)}); free memory on it, or set device to another GPU or 'cpu'"
+        ) from error
     except (RuntimeError, AssertionError, ValueError) as error:
         raise BackboneError(
             f"backbone {name!r} cannot take images of {size} px ({error}); set image-size to 0"
