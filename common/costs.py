@@ -94,7 +94,9 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     plan, messages, own = config.plan, config.plan.messages, config.settings
     released = max(classes, len(own.classes)) if messages.all_classes else classes
     projected = dimension
-    if own.features.projection:
+    # In rounds the projection is one of the tensors that travel.
+    mapped = bool(own.features.projection) and plan.kind != "rounds"
+    if mapped:
         projected = min(dimension, dimensions_of(own.features, own.colluding, config.mechanism))
     sizes, named = messages.sizes(released, projected, records), CLASS_BYTES * released
     rounds = config.rounds if plan.kind == "rounds" else 1
@@ -126,7 +128,7 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     if summing:
         more_up, more_down = (each * max(1, own.sites) for each in messages.member_bytes)
         up, down = up + rounds * (SUM_UP + more_up), down + rounds * (SUM_DOWN + more_down)
-    if own.features.projection:
+    if mapped:
         # The matrix, at 16 bits: with the shares, and as a part of the model.
         down += 2 * 2 * projected * dimension
     budget = (own.epsilon or None, own.delta or None)
