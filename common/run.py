@@ -222,6 +222,8 @@ class Run:
             chosen["target"] = self.target.public
         if own.features.bag != "none":
             chosen["bag"] = own.features.bag
+        if self.plan.sent_by_solver:
+            chosen["solver"] = own.head.solver
         if own.secure_sum:
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
@@ -244,6 +246,7 @@ class Run:
             "counting.largest-error",
             "features.power",
             "features.bag",
+            "head.solver",
             *map(kebab, TargetSettings.model_fields),
             "secure-sum",
             *SECURE_SUM_KEYS,
