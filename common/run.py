@@ -118,8 +118,24 @@ class Run:
         """Whether sites put odd columns of their features into a frame. Nothing of a site alone may
         show it; and a chain, and some training in rounds, have no common one.
         """
-        common = self.plan.training.frames if self.plan.kind == "rounds" else self.target is None
-        return common and self.plan.kind != "chain" and not self.hides_sites
+        rounds, chain = (self.plan.kind == each for each in ("rounds", "chain"))
+        common = self.plan.training.frames if rounds else not chain
+        return common and not self.hides_sites
+
+    def public_frame(self, dimension: int) -> bytes:
+        """The frame of `features.ranges`, in which all sites put their features before all else;
+        empty without it.
+
+        Args:
+            dimension: of the features.
+
+        Raises:
+            ConfigError: for ranges of another number of columns.
+        """
+        # Of tensors, which checks before a run do without.
+        from fedsurrogate.common.surrogates.columns import public_frame
+
+        return public_frame(self.settings.features.ranges, dimension, self.private)
 
     @property
     def trained(self) -> FedAvgSettings | FedLAPSettings | DPCVAESettings:
@@ -216,14 +232,16 @@ class Run:
             chosen["bits"] = own.fedpft.bits
         if own.counting.kind != "none" and own.counting.largest_error != 1:
             chosen["largest-error"] = own.counting.largest_error
-        if self.power != 1:
-            chosen["power"] = self.power
         if self.target is not None:
             chosen["target"] = self.target.public
-        if own.features.bag != "none":
-            chosen["bag"] = own.features.bag
         if self.plan.sent_by_solver:
             chosen["solver"] = own.head.solver
+        unusual = (
+            ("power", self.power, 1),
+            ("bag", own.features.bag, "none"),
+            ("ranges", own.features.ranges, ""),
+        )
+        chosen |= {name: value for name, value, usual in unusual if value != usual}
         if own.secure_sum:
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
@@ -247,6 +265,7 @@ class Run:
             "features.power",
             "features.bag",
             "head.solver",
+            "features.ranges",
             *map(kebab, TargetSettings.model_fields),
             "secure-sum",
             *SECURE_SUM_KEYS,
@@ -258,6 +277,7 @@ class Run:
         budget = f"epsilon = {own.epsilon:g}, delta = {own.delta:g}"
         self._check_budget(budget)
         self._check_sums()
+        self._check_ranges()
         self._check_method(budget)
         self._check_images()
         self._check_defence()
@@ -317,6 +337,26 @@ class Run:
                 "secure-sum = true and fedpft.seal = true: a sealed chain has no sum; remove one "
                 "of them"
             )
+
+    def _check_ranges(self) -> None:
+        own = self.settings
+        if not own.features.ranges:
+            return
+        if self.target is None or self.method.trains is not None:
+            raise ConfigError(
+                f"features.ranges = {own.features.ranges[:100]!r} is for targets other than 'class' "
+                "that are learned from sums (method = 'fedpft' or 'afl'); scale the columns at the "
+                "sites, or remove it"
+            )
+        for key, given in (
+            ("features.projection", own.features.projection),
+            ("fedpft.public", own.fedpft.public),
+        ):
+            if given:
+                raise ConfigError(
+                    f"features.ranges and {key} = {given!r}: both say what is done with features "
+                    "first; remove one"
+                )
 
     def _check_method(self, budget: str) -> None:
         own, plan = self.settings, self.plan

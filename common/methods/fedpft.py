@@ -176,9 +176,11 @@ def coded_plan(settings: Settings, target: Target) -> Plan:
         )
     elif own.public and not settings.secure_sum:
         why = f"target = {target.name!r}: fedpft.public works only with secure-sum = true"
+    # Records in their ranges have norm one at most, and how far they are from the middle says much.
+    clip = own.clip or (1.0 if settings.features.ranges else 0.0)
     if (course := target.course(bool(settings.epsilon))) is not None:
-        return refused(coded_rounds_plan(settings, target, course, own.clip), why)
-    return refused(coded_sums_plan(settings, target, own.clip), why)
+        return refused(coded_rounds_plan(settings, target, course, clip), why)
+    return refused(coded_sums_plan(settings, target, clip), why)
 
 
 FEDPFT = Method(

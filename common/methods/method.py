@@ -4,6 +4,7 @@ parts of both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -65,6 +66,7 @@ class Summed:
         degree: a record adds at most the largest feature to this power to an entry; 0 for counts.
         whole: whether entries of degree 0 are whole numbers.
         bound: largest magnitude of an entry that a record adds to, for features of norm one.
+        largest: largest feature of a record, where it is smaller than secure-sum-range.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Summed:
     degree: int
     whole: bool = True
     bound: float = 1.0
+    largest: float = math.inf
 
 
 @dataclass(frozen=True)

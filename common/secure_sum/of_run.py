@@ -55,11 +55,8 @@ def numbers_of(plan: Plan, sums: SumSettings, sites: int, round: int = 1) -> dic
     joint = plan.mechanism_name == JOINT_SUMS
     numbers = {}
     for each in plan.combination.sums_in(round):
-        bound = (
-            each.bound
-            if joint
-            else float(sums.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
-        )
+        largest = min(float(sums.secure_sum_range), each.largest)
+        bound = each.bound if joint else largest**each.degree * math.sqrt(max(1, each.degree))
         whole = each.whole and not each.degree and not joint
         numbers[each.name] = FixedPoint.of(bound, sums.secure_sum_records, sites, whole)
     return numbers

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from fedsurrogate.common.backbones.feature_power import LARGEST_POWER
 from fedsurrogate.common.settings.base import Only, Range, Records, Section, Unit
+from fedsurrogate.common.settings.target import check_ranges
 
 
 def _check_power(value: object) -> object:
@@ -42,6 +43,17 @@ class FeaturesSettings(Section):
         description="Whether many images of one unit, such as the slices of a study, are one "
         "record: none, or the mean of their features after power; a site's bag-column says which "
         "images these are.",
+    )
+    ranges: Annotated[
+        str,
+        Only("fedpft", "afl"),
+        AfterValidator(check_ranges),
+        Range("low,high for all columns; or low,high; low,high"),
+    ] = Field(
+        "",
+        description="Lowest and highest value of each feature, known in public: features are moved "
+        "and scaled from these to -1 and 1 first, for targets other than classes; empty leaves them "
+        "as they are.",
     )
     projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
         AUTO,
