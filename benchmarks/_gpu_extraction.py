@@ -34,9 +34,10 @@ from benchmarks._gpu_rows import (
 )
 from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.features.device_processes import Devices, in_processes
-from fedsurrogate.client_app.features.parts import in_parts, usable_cores
+from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.common.backbones.backbones import Backbone, frozen_forward
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
+from fedsurrogate.common.machine.cores import usable_cores
 
 # Images a second as a share of the slowest part, and on the device's own decoder as a share of the
 # bare forward pass.

@@ -29,13 +29,13 @@ from fedsurrogate.client_app.features.parts import (
     Part,
     check_same_size,
     in_parts,
-    usable_cores,
 )
 from fedsurrogate.client_app.features.progress import progress
 from fedsurrogate.client_app.features.shards import SHARDS, ShardWriter
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.machine.cores import usable_cores
 from fedsurrogate.common.machine.memory import available_memory
 from fedsurrogate.common.models.devices import gpus_of
 

@@ -4,7 +4,6 @@ the records is kept.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform
 from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.machine.cores import usable_cores
 
 # From an image to a tensor (channels, height, width).
 Prepare = Callable[[Image.Image], Tensor]
@@ -153,11 +153,6 @@ def _for_device(backbone: Backbone) -> tuple[Prepare, Callable[[Tensor], Tensor]
     if isinstance(prepare, OwnTransform):
         return prepare, backbone.forward
     return prepare.pixels, lambda pixels: backbone.forward(prepare.normalised(pixels))
-
-
-def usable_cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cut(ranges: Iterable[range], length: int) -> Iterator[range]:

@@ -35,7 +35,8 @@ def ranges(text: str) -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def _check_ranges(text: str) -> str:
+def check_ranges(text: str) -> str:
+    """The text, if `ranges` reads it. Raises ValueError otherwise."""
     ranges(text)
     return text
 
@@ -78,7 +79,7 @@ class TargetSettings(Section):
     )
     target_range: Annotated[
         str,
-        AfterValidator(_check_ranges),
+        AfterValidator(check_ranges),
         Range("low,high; for several columns low,high; low,high"),
     ] = Field(
         "",
@@ -120,7 +121,8 @@ class TargetSettings(Section):
         0,
         ge=0,
         le=1000,
-        description="Equal parts of the time to the horizon; 0 for 20, or 5 under privacy.",
+        description="Equal parts of the time to the horizon; 0 for 20, or 10 under privacy, of which "
+        "the last is four times as wide as the first.",
     )
     time_head: Literal["auto", "cells", "residuals", "cox"] = Field(
         "auto",
