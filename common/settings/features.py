@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from fedsurrogate.common.backbones.feature_power import LARGEST_POWER
+from fedsurrogate.common.ranges import check_ranges
 from fedsurrogate.common.settings.base import Only, Range, Records, Section, Unit
-from fedsurrogate.common.settings.target import check_ranges
 
 
 def _check_power(value: object) -> object:

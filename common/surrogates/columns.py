@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.settings.target import ranges
+from fedsurrogate.common.ranges import ranges
 
 # Sizes of the numbers in a frame, beyond which a difference in single precision is not finite.
 LARGEST, SMALLEST = 1e37, 1e-37
