@@ -259,6 +259,8 @@ def test_a_backbone_that_a_gpu_cannot_hold_is_not_called_unsuitable(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
     monkeypatch.setattr(torch.nn.Module, "to" if at == "its weights" else "__call__", full)
-    with pytest.raises(BackboneError, match="does not fit into the free memory of the GPU") as error:
+    with pytest.raises(
+        BackboneError, match="does not fit into the free memory of the GPU"
+    ) as error:
         load_backbone(MOBILENET, weights, 96, "cpu")
     assert "image-size" not in str(error.value)
