@@ -7,12 +7,13 @@ pass, decoders and copies, each measured alone.
 from __future__ import annotations
 
 import io
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,24 +32,23 @@ from benchmarks._gpu_rows import (
     seconds,
     traced,
 )
+from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.features.device_processes import Devices, in_processes
-from fedsurrogate.client_app.features.parts import in_parts, usable_cores
+from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.common.backbones.backbones import Backbone, frozen_forward
-from fedsurrogate.common.backbones.preprocessing import Preprocessing
-from fedsurrogate.common.models.devices import gpus_of
+from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
+from fedsurrogate.common.machine.cores import usable_cores
 
-# Images a second as a share of the slowest part, on the device's own decoder as a share of the bare
-# forward pass, and on all GPUs as a share of those on one, times their number.
-OF_PARTS, OF_BARE, OF_ALL = 0.8, 0.9, 0.8
+# Images a second as a share of the slowest part, and on the device's own decoder as a share of the
+# bare forward pass.
+OF_PARTS, OF_BARE = 0.5, 0.5
 # Share of the limits that the forward pass of torch's own kernels must reach.
 FORWARD = 0.3
-# Shards of a process on each of several GPUs, and batches of a shard.
-SHARDS_EACH, BATCHES = 16, 8
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Jpegs:
-    """A data set of JPEG images in memory, in the form that extraction reads."""
+    """A data set of JPEG images in memory, in the form that extraction reads. It can be pickled."""
 
     def __init__(self, count: int, size: int) -> None:
         self._files, self._count = [], count
@@ -78,10 +78,8 @@ class Jpegs:
         return torch.frombuffer(bytearray(self._files[index % len(self._files)]), dtype=torch.uint8)
 
     def open_image(self, index: int, size: int = 0) -> Image.Image:
-        """The image of a row; the decoder may shrink it to at least `size`."""
-        image = Image.open(io.BytesIO(self._files[index % len(self._files)]))
-        image.draft("RGB", (size, size))
-        return image.convert("RGB")
+        """The image of a row, by the product's reader."""
+        return open_rgb(io.BytesIO(self._files[index % len(self._files)]), size)
 
 
 def preparation(size: int) -> Preprocessing:
@@ -101,15 +99,12 @@ def backbone_of(name: str, size: int, compiled: bool, device: str) -> Backbone:
     return Backbone(name, 1000, "random", preparation(size), frozen_forward(run, target), target)
 
 
-def decoding(sizes: Sizes, limit_s: float = 4.0) -> tuple[Row, float]:
-    """Images a second that all cores decode and prepare, against one core times their number; and
-    that rate.
+def decoding(sizes: Sizes, limit_s: float = 3.0) -> tuple[Row, float]:
+    """Images a second that threads of one process decode and prepare; and the most that all cores
+    could, if they had no lock in common.
     """
-    jpegs, prepare, cores = (
-        Jpegs(16, sizes.image_size),
-        preparation(sizes.image_size),
-        usable_cores(),
-    )
+    jpegs, cores = Jpegs(16, sizes.image_size), usable_cores()
+    prepare = preparation(sizes.image_size).pixels
 
     def work(index: int) -> None:
         torch.set_num_threads(1)
@@ -129,33 +124,39 @@ def decoding(sizes: Sizes, limit_s: float = 4.0) -> tuple[Row, float]:
         rates = {each: rate(each) for each in sorted({1, 2, 4, 8, cores // 2, cores}) if each}
     finally:
         torch.set_num_threads(threads)
-    best = max(rates.values())
     row = reached(
-        f"JPEG decoded and prepared, {cores} cores",
-        best,
+        f"JPEG decoded and prepared by the threads of a process, {cores} cores",
+        max(rates.values()),
         "images/s",
         "one core times their number",
         cores * rates[1],
-        0.4,
+        0.2,
         facts={f"{each} threads": each_rate for each, each_rate in rates.items()}
         | {"bytes a file": jpegs.bytes},
     )
-    return row, best
+    return row, cores * rates[1]
 
 
-def cases(clock: Callable[[], Clock], sizes: Sizes, compiled: bool) -> Iterator[Case]:
-    """All cases of extraction, one backbone a case."""
+def forward_passes(clock: Callable[[], Clock], sizes: Sizes, compiled: bool) -> Iterator[Case]:
+    """The cases of the forward pass alone."""
     for name in sizes.backbones:
         yield Case(
-            f"extraction, {short(name)}", 25, lambda name=name: extraction(clock(), sizes, name)
+            f"forward pass, {short(name)}", 5, lambda name=name: forward_pass(clock(), sizes, name)
         )
         if compiled:
             yield Case(
-                f"extraction, {short(name)}, compiled",
+                f"forward pass, {short(name)}, compiled",
                 60,
-                lambda name=name: extraction(clock(), sizes, name, True),
+                lambda name=name: forward_pass(clock(), sizes, name, True),
             )
-    yield Case("extraction over all GPUs", 10, lambda: all_gpus(clock().device, sizes))
+
+
+def cases(clock: Callable[[], Clock], sizes: Sizes) -> Iterator[Case]:
+    """The cases of extraction."""
+    for name in sizes.backbones:
+        yield Case(
+            f"extraction, {short(name)}", 20, lambda name=name: extraction(clock(), sizes, name)
+        )
 
 
 def short(name: str) -> str:
@@ -163,10 +164,8 @@ def short(name: str) -> str:
     return name.partition(":")[2]
 
 
-def extraction(clock: Clock, sizes: Sizes, name: str, compiled: bool = False) -> Iterator[Row]:
-    """Images a second: the forward pass on a batch that is on the device already; from JPEG in
-    memory with the product's decoder; and with the device's own.
-    """
+def forward_pass(clock: Clock, sizes: Sizes, name: str, compiled: bool = False) -> Iterator[Row]:
+    """Images a second of the forward pass on a batch that is on the device already."""
     device, title = clock.device, short(name) + (", compiled" if compiled else "")
     backbone = backbone_of(name, sizes.image_size, compiled, device)
     batch = torch.randn(sizes.batch, 3, sizes.image_size, sizes.image_size).to(device)
@@ -187,23 +186,47 @@ def extraction(clock: Clock, sizes: Sizes, name: str, compiled: bool = False) ->
         }
         | traced(lambda: backbone.forward(batch), device),
     )
-    # As many batches as take a few seconds, and never fewer than let the start be forgotten.
-    count = min(sizes.images, max(4, int(3 * bare) // sizes.batch) * sizes.batch)
+
+
+def extraction(clock: Clock, sizes: Sizes, name: str) -> Iterator[Row]:
+    """Images a second from JPEG in memory: by one process, by as many as the product starts, and
+    with the device's own decoder.
+    """
+    device, title = clock.device, short(name)
+    backbone = backbone_of(name, sizes.image_size, False, device)
+    batch = torch.randn(sizes.batch, 3, sizes.image_size, sizes.image_size).to(device)
+    bare = sizes.batch / seconds(lambda: backbone.forward(batch), device, sizes.repeats)
+    count = sizes.images // 2
     jpegs: Any = Jpegs(count, sizes.image_size)
-    through = _rate(lambda: _read(jpegs, backbone, count, sizes.batch), count, 2)
-    link = clock.limits.link / (4 * 3 * sizes.image_size**2)
+    # An own transform gives the GPU numbers that the cores have normalised.
+    own = OwnTransform(backbone.preprocess, sizes.image_size)
+    on_cores = replace(backbone, preprocess=own)
+    link = clock.limits.link / (3 * sizes.image_size**2)
     parts = {"forward pass": bare, "decoders": clock.limits.images, "host link": link}
     slow = min(parts, key=lambda part: parts[part])
     yield reached(
-        f"extraction, {title}",
-        through,
+        f"extraction, one process, {title}",
+        _rate(lambda: _read(jpegs, backbone, count, sizes.batch), count),
         "images/s",
         f"slowest part: {slow}",
         parts[slow],
-        OF_PARTS,
-        facts={"of the forward pass": through / bare, **parts},
+        OF_PARTS / 4,
+        facts={
+            "normalised on the cores": _rate(
+                lambda: _read(jpegs, on_cores, count, sizes.batch), count
+            )
+        }
+        | parts,
     )
-    took = seconds(lambda: decoded_there(jpegs, backbone, sizes.batch), device, 1)
+    seen = parts[slow]
+    # Some numbers with the first backbone; one is enough for the others.
+    for each in sizes.processes if name == sizes.backbones[0] else sizes.processes[-1:]:
+        yield processes(clock, sizes, name, each, seen, slow)
+    try:
+        took = seconds(lambda: decoded_there(jpegs, backbone, sizes.batch), device, 1)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise LeftOutError(f"JPEG decoded on the device, {title}: {reason}") from error
     yield reached(
         f"extraction, decoded on the device, {title}",
         count / took,
@@ -211,7 +234,48 @@ def extraction(clock: Clock, sizes: Sizes, name: str, compiled: bool = False) ->
         "bare forward",
         bare,
         OF_BARE,
+        facts=traced(lambda: decoded_there(jpegs, backbone, sizes.batch), device),
     )
+
+
+def processes(clock: Clock, sizes: Sizes, name: str, number: int, limit: float, slow: str) -> Row:
+    """Images a second of several processes on one GPU, from the time when all of them work."""
+    jpegs: Any = Jpegs(16, sizes.image_size)
+    length = 2 * sizes.batch
+    most = max(4 * number, 3 * sizes.images // length)
+    pieces = [range(piece * length, (piece + 1) * length) for piece in range(most)]
+    load = partial(backbone_of, name, sizes.image_size, False)
+    names = (clock.device,) * number
+    began, times, done = time.perf_counter(), [], 0
+    with closing(
+        in_processes(jpegs.open_image, pieces, Devices(names, load, "random"), sizes.batch)
+    ) as parts:
+        for part in parts:
+            done += len(part.rows)
+            times.append((time.perf_counter(), done))
+    # The start of the slowest process and the end, when some have no work left, are cut off.
+    (first, before), (last, after) = times[len(times) // 4], times[-1 - len(times) // 8]
+    return reached(
+        f"extraction, {number} processes, {short(name)}",
+        (after - before) / (last - first),
+        "images/s",
+        f"slowest part: {slow}",
+        limit,
+        OF_PARTS,
+        facts={
+            "start, s": times[0][0] - began,
+            "images/s with the start": done / (times[-1][0] - began),
+            "rates of quarters": [
+                (times[b][1] - times[a][1]) / (times[b][0] - times[a][0])
+                for a, b in _quarters(len(times))
+            ],
+        },
+    )
+
+
+def _quarters(count: int) -> list[tuple[int, int]]:
+    ends = [round(share * (count - 1) / 4) for share in range(5)]
+    return [(a, b) for a, b in pairwise(ends) if b > a]
 
 
 def _read(jpegs: Any, backbone: Backbone, count: int, together: int) -> None:
@@ -221,42 +285,10 @@ def _read(jpegs: Any, backbone: Backbone, count: int, together: int) -> None:
         raise AssertionError(f"{count - done} images were not read")
 
 
-def _rate(work: Callable[[], None], count: int, repeats: int) -> float:
-    """Median images a second; the first run, which fills pools of memory, does not count."""
-    rates = []
+def _rate(work: Callable[[], None], count: int) -> float:
+    """Images a second; the first run, which fills pools of memory, does not count."""
     work()
-    for _ in range(repeats):
-        rates.append(count / once(work))
-    return statistics.median(rates)
-
-
-def all_gpus(device: str, sizes: Sizes) -> Iterator[Row]:
-    """Images a second of one process a GPU, from their first batch on, against those on one GPU; on
-    a CPU, two processes.
-    """
-    names = ("cpu", "cpu") if device == "cpu" else gpus_of(torch.device(device))
-    if len(names) < 2:
-        raise LeftOutError("extraction over all GPUs: there is one, or --device names one")
-    jpegs, length = Jpegs(sizes.images, sizes.image_size), BATCHES * sizes.batch
-    load = partial(backbone_of, sizes.backbones[0], sizes.image_size, False)
-
-    def rate(devices: tuple[str, ...]) -> float:
-        pieces = [
-            range(piece * length, (piece + 1) * length)
-            for piece in range(SHARDS_EACH * len(devices))
-        ]
-        with closing(
-            in_processes(jpegs.open_image, pieces, Devices(devices, load, "random"), sizes.batch)
-        ) as parts:
-            next(parts)
-            started = time.perf_counter()
-            return sum(len(part.rows) for part in parts) / (time.perf_counter() - started)
-
-    one = rate(names[:1])
-    name = f"extraction, {len(names)} processes, {short(sizes.backbones[0])}"
-    yield reached(
-        name, rate(names), "images/s", f"{len(names)} times one process", len(names) * one, OF_ALL
-    )
+    return count / once(work)
 
 
 def decoded_there(jpegs: Jpegs, backbone: Backbone, together: int) -> None:
@@ -275,19 +307,16 @@ def decoded_there(jpegs: Jpegs, backbone: Backbone, together: int) -> None:
     )
     for start in range(0, len(jpegs), together):
         rows = range(start, min(start + together, len(jpegs)))
-        try:
-            images = decode_jpeg(
-                [jpegs.encoded(row) for row in rows], mode=ImageReadMode.RGB, device=device
-            )
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise LeftOutError(
-                f"JPEG decoded on the device, for lack of nvJPEG: {reason}"
-            ) from error
+        images = decode_jpeg(
+            [jpegs.encoded(row) for row in rows], mode=ImageReadMode.RGB, device=device
+        )
+        by_size: dict[torch.Size, list[Tensor]] = {}
+        for image in images:
+            by_size.setdefault(image.shape, []).append(image)
         square = [
             torch.nn.functional.interpolate(
-                image[None].float(), (chosen.crop, chosen.crop), mode="bilinear", antialias=True
+                torch.stack(alike).float(), 2 * (chosen.crop,), mode="bilinear", antialias=True
             )
-            for image in images
+            for alike in by_size.values()
         ]
         backbone.forward((torch.cat(square) / 255 - mean) / std).to("cpu", torch.float16)

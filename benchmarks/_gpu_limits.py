@@ -244,6 +244,9 @@ def network(name: str, device: str) -> nn.Module:
             import torchvision
 
             made = torchvision.models.get_model(model, weights=None)
+            # As in the product. The classifier of a new ViT is zero, and so would be its features.
+            linear = [path for path, each in made.named_modules() if isinstance(each, nn.Linear)]
+            made.set_submodule(linear[-1], nn.Identity())
     return made.eval().requires_grad_(False)
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,11 +46,13 @@ class Row:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which has no number that is none."""
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in asdict(self).items()
-        }
+        """For JSON, which has only finite numbers."""
+
+        def finite(value: Any) -> Any:
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        facts = {key: finite(value) for key, value in self.facts.items()}
+        return {key: finite(value) for key, value in vars(self).items()} | {"facts": facts}
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Sizes:
         square: rows of the largest matrix product.
         mebibytes: that are copied.
         em_steps: of a mixture.
+        processes: numbers of them that extract on one device.
     """
 
     images: int
@@ -150,6 +153,7 @@ class Sizes:
     square: int
     mebibytes: int
     em_steps: int
+    processes: tuple[int, ...]
 
 
 FULL = Sizes(
@@ -169,6 +173,7 @@ FULL = Sizes(
     square=8192,
     mebibytes=1024,
     em_steps=20,
+    processes=(4,),
 )
 TINY = Sizes(
     images=6,
@@ -187,6 +192,7 @@ TINY = Sizes(
     square=32,
     mebibytes=1,
     em_steps=3,
+    processes=(2,),
 )
 
 

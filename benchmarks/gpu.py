@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from benchmarks import _gpu_extraction, _gpu_parity, _gpu_speed
 from benchmarks._gpu_rows import FULL, TINY, Case, LeftOutError, Row, Sizes, failed
 
 RESULT = Path(__file__).resolve().parent / "results" / "gpu.json"
+LIMITS = "limits of the device"
 PARTS = ("parity", "tests", "speed")
 # Packages without which some rows are left out.
 FURTHER = ("torchvision", "timm", "sklearn", "scipy", "cryptography", "pytest", "pydantic", "flwr")
@@ -101,8 +102,17 @@ def main() -> int:
     print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     run = Run(facts, target(options.out, tiny))
     sizes = TINY if tiny else FULL
+    if options.processes:
+        sizes = replace(sizes, processes=tuple(options.processes))
     chosen = options.only or [part for part in PARTS if part != "tests" or not tiny]
-    cases = {part: list(cases_of(part, device, sizes, options.compile)) for part in chosen}
+    cases = {
+        part: [
+            case
+            for case in cases_of(part, device, sizes, options.compile)
+            if is_wanted(case, options.cases)
+        ]
+        for part in chosen
+    }
     missing = [name for name in FURTHER if importlib.util.find_spec(name) is None]
     print(f"not installed: {', '.join(missing) or 'nothing'}; rows that need it are left out")
     for part, its in cases.items():
@@ -127,6 +137,15 @@ def parsed() -> argparse.Namespace:
         default=170.0,
         help="after which no case of a part begins; its last one may end later",
     )
+    parser.add_argument(
+        "--cases", nargs="+", help="only those whose name contains one of these words"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        nargs="+",
+        help="numbers of processes that extract with the first backbone; the last one with all",
+    )
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, as on a processor")
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile the backbones of the extraction"
@@ -138,6 +157,11 @@ def parsed() -> argparse.Namespace:
         "benchmarks/results/gpu.json, in a dry run none",
     )
     return parser.parse_args()
+
+
+def is_wanted(case: Case, words: list[str] | None) -> bool:
+    """Whether a case is to run. All of speed is held against the limits of the device."""
+    return words is None or any(word in case.name for word in (*words, LIMITS))
 
 
 def target(out: Path | None, tiny: bool) -> Path | None:
@@ -182,8 +206,10 @@ def cases_of(part: str, device: str, sizes: Sizes, compiled: bool) -> Iterator[C
         yield from _gpu_parity.cuda_tests()
         return
     limits = _gpu_speed.Measured(device, sizes)
-    yield Case("limits of the device", 10, limits.rows)
-    yield from _gpu_extraction.cases(limits.clock, sizes, compiled)
+    yield Case(LIMITS, 10, limits.rows)
+    yield from _gpu_extraction.forward_passes(limits.clock, sizes, compiled)
+    yield from _gpu_speed.fits(limits.clock, sizes)
+    yield from _gpu_extraction.cases(limits.clock, sizes)
     yield from _gpu_speed.cases(limits.clock, sizes)
 
 

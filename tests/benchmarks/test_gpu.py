@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks._gpu_limits import MEASURED, RESULT, Limits, Work, counted, of_image, table
+from benchmarks._gpu_limits import MEASURED, RESULT, Limits, Work, counted, network, of_image, table
 from benchmarks._gpu_rows import failed
 from tests.grid import ROOT
 
@@ -71,7 +72,7 @@ SPEED = (
     "limit: copy from pinned memory",
     "JPEG decoded and prepared",
     "forward pass, r",
-    "extraction, r",
+    "extraction, one process, r",
     "extraction, decoded on the device, ",
     "extraction, 2 processes, ",
     "second moment, n=",
@@ -193,6 +194,15 @@ def test_the_table_on_paper_is_that_of_its_file() -> None:
         assert most == pytest.approx(found[what], rel=0.01), what
 
 
-def test_json_has_no_number_that_is_none() -> None:
-    text = json.dumps(failed("a row", "why").as_dict(), allow_nan=False)
-    assert json.loads(text)["ours"] is None
+def test_json_has_finite_numbers_only() -> None:
+    row = replace(failed("a row", "why"), facts={"rate": float("inf"), "kernels": 3})
+    written = json.loads(json.dumps(row.as_dict(), allow_nan=False))
+    assert written["ours"] is None
+    assert written["facts"] == {"rate": None, "kernels": 3}
+
+
+def test_random_backbones_tell_images_apart() -> None:
+    model = network("torchvision:vit_b_16", "cpu")
+    with torch.inference_mode():
+        one, other = model(torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)))
+    assert (one - other).norm() > 0.01 * one.norm() > 0
