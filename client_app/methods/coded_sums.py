@@ -206,9 +206,7 @@ def bounded_sums(
         The sums, and the claim.
     """
     train = task.found.train
-    claim = task.run.mechanism_for(
-        "record" if train.units is None else "patient", centre_digest(public.centre)
-    )
+    claim = task.mechanism(centre_digest(public.centre))
     assert claim is not None
     features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
     weights = unit_weights(train.units, len(features))
