@@ -17,7 +17,7 @@ from fedsurrogate.common.methods import METHODS, method_of, plan_of
 from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
-from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
 from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
     CountingSettings,
@@ -27,6 +27,7 @@ from fedsurrogate.common.settings import (
     Settings,
     kebab,
 )
+from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
 from fedsurrogate.common.settings.target import TargetSettings
 from fedsurrogate.common.targets.objective import Objective
@@ -72,7 +73,8 @@ class Run:
         method = method_of(settings)
         # Before any digest, and from settings that both sides have, so that they agree.
         trains = method.trains is not None
-        settings, target = method.fill(settings), _target_of(settings, trains)
+        settings = method.fill(_with_records(settings) if settings.secure_sum else settings)
+        target = _target_of(settings, trains)
         if target is not None:
             settings = _coded(settings, target)
         run = cls(settings, method, plan_of(method, settings, target), target)
@@ -165,6 +167,18 @@ class Run:
         return power_for(self.settings.backbone, self.plan.mechanism_name in CLIPPED)
 
     @property
+    def projects(self) -> bool:
+        """Whether a public matrix projects the features of a secure sum: one that was given, or,
+        for class statistics with joint noise, one that the coordinator chooses.
+        """
+        own = self.settings
+        if not own.secure_sum or own.features.projection != AUTO:
+            return bool(own.features.given_projection)
+        summed = {each.name for each in self.plan.combination.sums}
+        noisy = self.plan.mechanism_name == JOINT_SUMS
+        return noisy and self.target is None and {"sums", "squares"} <= summed
+
+    @property
     def backbone_fingerprint(self) -> str:
         """The backbone fingerprint that every site must have, with the power of its features; empty
         if none is set.
@@ -218,14 +232,16 @@ class Run:
             chosen["bits"] = own.fedpft.bits
         if own.counting.kind != "none" and own.counting.largest_error != 1:
             chosen["largest-error"] = own.counting.largest_error
-        if self.power != 1:
-            chosen["power"] = self.power
         if self.target is not None:
             chosen["target"] = self.target.public
-        if own.features.bag != "none":
-            chosen["bag"] = own.features.bag
-        if own.features.ranges:
-            chosen["ranges"] = own.features.ranges
+        if self.plan.sent_by_solver:
+            chosen["solver"] = own.head.solver
+        unusual = (
+            ("power", self.power, 1),
+            ("bag", own.features.bag, "none"),
+            ("ranges", own.features.ranges, ""),
+        )
+        chosen |= {name: value for name, value, usual in unusual if value != usual}
         if own.secure_sum:
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
@@ -248,6 +264,7 @@ class Run:
             "counting.largest-error",
             "features.power",
             "features.bag",
+            "head.solver",
             "features.ranges",
             *map(kebab, TargetSettings.model_fields),
             "secure-sum",
@@ -310,9 +327,9 @@ class Run:
                 f"secure-sum = true, but what method = {own.method!r} combines is not a sum; use "
                 f"{names}"
             )
-        if own.features.projection and not own.secure_sum:
+        if (file := own.features.given_projection) and not own.secure_sum:
             raise ConfigError(
-                f"features.projection = {own.features.projection!r} works only with secure-sum = "
+                f"features.projection = {file!r} works only with secure-sum = "
                 "true; set both, or none"
             )
         if own.secure_sum and own.fedpft.seal:
@@ -462,3 +479,13 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
         ConfigError: one line that names key, value and the allowed values.
     """
     return Run.resolve(parse_settings(Settings, flat))
+
+
+def _with_records(settings: Settings) -> Settings:
+    """The settings, with room in a secure sum for a site that has the records of all sites, if more
+    are known in public than the default has room for.
+    """
+    usual = Settings.model_fields["secure_sum_records"].default
+    if settings.secure_sum_records != usual or settings.features.records <= usual:
+        return settings
+    return settings.model_copy(update={"secure_sum_records": settings.features.records})

@@ -68,7 +68,7 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
             gap=GAP,
         ),
         training=ModelTraining(frames=False, rounds=course.rounds, start=course.steps),
-        refusal=_refusal(settings.features.projection, settings.fedpft.public),
+        refusal=_refusal(settings.features.given_projection, settings.fedpft.public),
         head="from sums over the code of the target, in rounds",
         variant=target.name,
     )

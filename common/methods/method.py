@@ -314,6 +314,7 @@ class Plan:
         variant: text after the name in tables.
         head: how the coordinator finds the head, in words; empty if the method has no choice.
         counts: whether sites count records and nothing is learned.
+        sent_by_solver: whether the head's solver decides what sites send.
         packages: optional packages that a site needs for the settings.
         judging_packages: those that it needs to evaluate the result.
     """
@@ -330,6 +331,7 @@ class Plan:
     variant: str = ""
     head: str = ""
     counts: bool = False
+    sent_by_solver: bool = False
     packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
 

@@ -21,6 +21,9 @@ SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_co
 # Measured with 2,500 and 10,000 images of CIFAR-10 that are in no table, and 3,143 sketches of
 # PACS; half or twice as many cost up to a point.
 DIMENSIONS = 7.5
+# Fewest dimensions that "auto" maps: a difference of few columns may tell classes apart by the mean
+# of the columns, which its map leaves out.
+FEWEST = 128
 # Without joint noise.
 MOST_DIMENSIONS = 512
 
@@ -76,6 +79,19 @@ def dimensions_of(features: FeaturesSettings, colluding: float, mechanism: Mecha
     honest = max(1 - colluding, 0.1)
     sigma, _ = mechanism.noise["squares"]
     return max(1, round(DIMENSIONS * math.sqrt(features.records / (sigma / math.sqrt(honest)))))
+
+
+def projected_dimensions(run: Run, dimension: int) -> int:
+    """The number of dimensions after the public projection; 0 where nothing projects.
+
+    Args:
+        run: with the settings.
+        dimension: of the sites' features.
+    """
+    own = run.settings
+    if not run.projects or (not own.features.given_projection and dimension < FEWEST):
+        return 0
+    return min(dimension, dimensions_of(own.features, own.colluding, run.mechanism))
 
 
 def shapes_of(

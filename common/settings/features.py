@@ -24,6 +24,8 @@ Power = Annotated[
     Range(f"auto; else above 0 to {LARGEST_POWER:g}"),
 ]
 
+# The projection that a run chooses itself.
+AUTO = "auto"
 # How the features of the images of one unit become one record.
 Bag = Literal["none", "mean"]
 
@@ -54,10 +56,11 @@ class FeaturesSettings(Section):
         "as they are.",
     )
     projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
-        "",
-        description="File of a public matrix that projects features in a secure sum: a tensor "
-        "projection, or the weight of the backbone's own classification head, whose "
-        "leading directions are taken.",
+        AUTO,
+        description="What projects features in a secure sum, from public data alone: auto, which "
+        "under privacy is the backbone's own classification head where the coordinator has its "
+        "weights, else random directions; or a file with a tensor projection (coordinator "
+        "public-map makes one) or a head; empty for nothing.",
     )
     dimensions: Annotated[int, Only("fedpft", "afl", "fedcgs", "gh-ofl"), Unit("dimensions")] = (
         Field(
@@ -75,3 +78,8 @@ class FeaturesSettings(Section):
         description="Training records of all sites, as far as known in public, for "
         "features.dimensions = 0 and, with epsilon, fedpft.covariance = 'auto'.",
     )
+
+    @property
+    def given_projection(self) -> str:
+        """The file of the projection; empty where none is given."""
+        return "" if self.projection == AUTO else self.projection

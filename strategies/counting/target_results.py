@@ -180,7 +180,7 @@ def _of_number(
         largest: error, as a share of the range.
     """
     records = sums["records"]
-    counted = total(torch.tensor(records), variance)
+    counted = total(torch.tensor(records, dtype=torch.float64), variance)
     if records < max(1.0, VISIBLE * math.sqrt(variance)):
         return {"records": counted} | dict.fromkeys(MEASURES, UNDEFINED)
     mean = {name: value / records for name, value in sums.items()}

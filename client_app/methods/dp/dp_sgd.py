@@ -67,7 +67,9 @@ def train_privately(
     signal: list[float] = []
     for _ in range(settings.private_steps):
         rows = poisson_sample(len(labels), settings.sample_rate)
-        total, cut = summed(features[rows], labels[rows])
+        whole = len(rows) == len(labels)
+        drawn_records = (features, labels) if whole else (features[rows], labels[rows])
+        total, cut = summed(*drawn_records)
         clipped, drawn = clipped + cut, drawn + len(rows)
         flat = IntegerSum.joined(total)
         # All parameters are one statistic: one record changes all of them together by at most the
