@@ -44,6 +44,7 @@ class Machine:
         peak: the most bytes that were in use on each device.
         copies: numbers of copies to a device and from one.
         waits: how often the host waited for a device, copies from it included.
+        random_states: of the default generator of each device.
         faults: what went wrong where no exception could be raised.
     """
 
@@ -59,7 +60,7 @@ class Machine:
         self.values = Values(self)
         self.functions = Functions(self)
         self._pinned: dict[int, Any] = {}
-        self._random = [
+        self.random_states = [
             torch.Generator().manual_seed(index).get_state() for index in range(devices)
         ]
         self._open = contextlib.ExitStack()
@@ -177,17 +178,17 @@ class Machine:
             yield
             return
         before = torch.default_generator.get_state()
-        torch.default_generator.set_state(self._random[place])
+        torch.default_generator.set_state(self.random_states[place])
         try:
             yield
         finally:
-            self._random[place] = torch.default_generator.get_state()
+            self.random_states[place] = torch.default_generator.get_state()
             torch.default_generator.set_state(before)
 
     def seed(self, seed: int) -> None:
         """`torch.cuda.manual_seed_all`."""
         states = torch._C.Generator().manual_seed(seed).get_state()
-        self._random = [states for _ in self._random]
+        self.random_states = [states for _ in self.random_states]
 
     # Names of devices.
 

@@ -79,6 +79,8 @@ TABLES = [
     ("docs/privacy/audit.md", "| reconstructed from", "reproduce-fedpft-table3"),
     ("docs/privacy/audit.md", "| mechanism | epsilon 1", "audit"),
     ("docs/targets/bags.md", "| label of a bag | images", "bags"),
+    ("docs/targets/time.md", "| set: records", "targets-times-runs"),
+    ("docs/targets/time.md", "| | epsilon 1 | 2 | 4 | 8 |", "targets-times-runs"),
     ("docs/privacy/hostile-hospitals.md", "| data, Dirichlet", "robustness"),
     ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
     ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),
