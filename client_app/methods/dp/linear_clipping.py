@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp.record_chunks import per_record
+from fedsurrogate.client_app.methods.dp.record_chunks import aligned, per_record
 from fedsurrogate.client_app.methods.dp.record_gradients import clip_factors, sums_like, weights_of
 from fedsurrogate.common.privacy.exact_sums import CACHED, IntegerSum
 
@@ -100,6 +100,7 @@ def clipped_sums(
 
 def _lengths(rows: Tensor) -> Tensor:
     """Norms (n,), float64, of the rows of a chunk (n, d)."""
+    rows = aligned(rows)
     # Long rows some at a time, so that they stay in the processor's cache.
     size = CACHED if rows.shape[1] > CACHED else len(rows)
     parts = torch.split(rows, size)

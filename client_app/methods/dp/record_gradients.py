@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedsurrogate.client_app.methods.dp.record_chunks import per_record
+from fedsurrogate.client_app.methods.dp.record_chunks import aligned, per_record
 from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.common.models.augmentation import Change
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
@@ -170,7 +170,10 @@ def sums_like(tensors: Iterable[Tensor], clip: float) -> list[ExactSum]:
 
 def norms_of(each: Sequence[Tensor]) -> Tensor:
     """Norms (n,), float64, of records' gradients (n, ...) over all parameters."""
-    parts = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float64) for part in each]
+    parts = [
+        torch.linalg.vector_norm(aligned(part.flatten(1)), dim=1, dtype=torch.float64)
+        for part in each
+    ]
     norms: Tensor = torch.stack(parts).norm(dim=0)
     return norms
 

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsurrogate.client_app.methods.dp import record_chunks
+from fedsurrogate.client_app.methods.dp.linear_clipping import _lengths
 from fedsurrogate.client_app.methods.dp.record_chunks import (
     TOGETHER,
-    Way,
+    WideLinear,
     per_record,
     way_of,
 )
+from fedsurrogate.client_app.methods.dp.record_gradients import norms_of
 from fedsurrogate.client_app.methods.fedpft import private_surrogate
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("into", "out"), [(10, 3), (3, 10), (16, 32), (1, 1), (74, 2)])
-@pytest.mark.parametrize("way", [Way(5, wide=True), Way(5, alone=True)])
-def test_a_layer_in_another_way_and_its_gradients_are_those_of_the_layer(
-    bias: bool, into: int, out: int, way: Way
+def test_a_widened_layer_and_its_gradients_are_those_of_the_layer(
+    bias: bool, into: int, out: int
 ) -> None:
     layer, found = nn.Linear(into, out, bias=bias).double(), []
     values = torch.randn(5, into, dtype=torch.float64, requires_grad=True)
-    for each in (Way(5), way):
-        with each.open():
+    for wide in (False, True):
+        if wide:
+            with WideLinear():
+                made = layer(values)
+        else:
             made = layer(values)
         assert made.shape == (5, out)
         found.append(
@@ -108,46 +114,42 @@ def test_shares_of_components_depend_on_no_other_record(
     assert torch.equal(with_it[1:], without)
 
 
-@pytest.mark.parametrize("way", [Way(5, wide=True), Way(5, alone=True)])
-@pytest.mark.parametrize("shape", [(5, 3), (4, 5, 3), (3,)])
-def test_a_layer_in_another_way_takes_arguments_by_name_and_any_shape(
-    way: Way, shape: tuple[int, ...]
-) -> None:
-    values, weight = torch.randn(shape), torch.randn(2, 3)
-    with way.open():
+def test_a_widened_layer_takes_arguments_by_name() -> None:
+    values, weight = torch.randn(5, 3), torch.randn(2, 3)
+    with WideLinear():
         found = nn.functional.linear(input=values, weight=weight)
     torch.testing.assert_close(found, values @ weight.T)
 
 
-def test_products_of_their_own_spare_records_from_going_one_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A device, such as a GPU, on which the last digits of a product depend on the place of a row,
-    however wide it is.
+class Norms(TorchDispatchMode):
+    """Writes down the widths of rows whose norms are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func._overloadpacket is torch.ops.aten.linalg_vector_norm and list(args[2]) == [1]:
+            self.widths.append(args[0].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("width", [1, 10, 16, 1290, 5000])
+def test_a_gpu_gets_only_rows_that_begin_at_even_addresses(width: int) -> None:
+    """On an H100, norms of rows of 1,290 numbers depended on the place of the row, and those of
+    1,296 did not: without this, records went through DP-CVAE's networks one at a time.
     """
-    layer, calls = nn.Linear(24, 8), []
-
-    def products(values: Tensor) -> list[Tensor]:
-        calls.append(len(values))
-        made = layer(values)
-        if not isinstance(way, record_chunks.LinearAlone):
-            made = made * (1 + 1e-6 * torch.arange(len(values)))[:, None]
-        return [made]
-
-    way: object = None
-    opened = Way.open
-
-    def watched(self: Way) -> object:
-        nonlocal way
-        way = opened(self)
-        return way
-
-    monkeypatch.setattr(Way, "open", watched)
-    values = torch.randn(3 * TOGETHER, 24)
-    found = way_of(products, [values], "places matter", list(layer.parameters()))
-    assert found == Way(TOGETHER, alone=True)
-    calls.clear()
-    parts = per_record(products, [values], "places matter", list(layer.parameters()))
-    (together,) = (torch.cat(each) for each in zip(*parts, strict=True))
-    assert calls == 3 * [TOGETHER]
-    torch.testing.assert_close(together, layer(values))
+    rows = torch.randn(64, width)
+    for norms in (_lengths, lambda rows: norms_of([rows])):
+        with Norms() as there:
+            norms(rows.to("meta"))
+        assert there.widths
+        assert all(each % record_chunks.WIDTH == 0 for each in there.widths)
+        with Norms() as here:
+            torch.testing.assert_close(norms(rows), rows.double().norm(dim=1))
+        assert set(here.widths) == {width}, "a processor keeps its bits"
+    torch.testing.assert_close(
+        nn.functional.pad(rows, (0, -width % 16)).double().norm(dim=1), rows.double().norm(dim=1)
+    )
