@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -36,7 +35,7 @@ from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.features.device_processes import Devices, in_processes
 from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.common.backbones.backbones import Backbone, frozen_forward
-from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
+from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.machine.cores import usable_cores
 from fedsurrogate.common.models.devices import gpus_of
 
@@ -199,9 +198,6 @@ def extraction(clock: Clock, sizes: Sizes, name: str) -> Iterator[Row]:
     bare = sizes.batch / seconds(lambda: backbone.forward(batch), device, sizes.repeats)
     count = sizes.images // 2
     jpegs: Any = Jpegs(count, sizes.image_size)
-    # An own transform gives the GPU numbers that the cores have normalised.
-    own = OwnTransform(backbone.preprocess, sizes.image_size)
-    on_cores = replace(backbone, preprocess=own)
     link = clock.limits.link / (3 * sizes.image_size**2)
     parts = {"forward pass": bare, "decoders": clock.limits.images, "host link": link}
     slow = min(parts, key=lambda part: parts[part])
@@ -212,12 +208,7 @@ def extraction(clock: Clock, sizes: Sizes, name: str) -> Iterator[Row]:
         f"slowest part: {slow}",
         parts[slow],
         OF_PARTS / 4,
-        facts={
-            "normalised on the cores": _rate(
-                lambda: _read(jpegs, on_cores, count, sizes.batch), count
-            )
-        }
-        | parts,
+        facts=parts,
     )
     seen = parts[slow]
     # Some numbers with the first backbone; one is enough for the others.

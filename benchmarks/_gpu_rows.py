@@ -14,6 +14,9 @@ from torch import Tensor
 
 from benchmarks._gpu_limits import Limits, Work, counted
 
+# Kernels of a piece of work that is traced: of more, the profiler takes seconds.
+MOST_TRACED = 5000
+
 
 class LeftOutError(Exception):
     """A row that this machine cannot have: a package or a device is missing."""
@@ -264,7 +267,9 @@ class Clock:
             "gigabytes": needs.memory / 1e9,
             "kernels": needs.launches,
             "kernel starts, s": needs.launches * self.limits.launch,
-        } | traced(part, self.device)
+        }
+        if needs.launches < MOST_TRACED * often:
+            found |= traced(part, self.device)
         return reached(
             *(name, ours, "s", f"on paper: {slowest}", floor, least),
             smaller=True,

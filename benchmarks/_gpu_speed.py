@@ -62,7 +62,7 @@ BATCH = 256
 PASSES_OF = 3
 FITS = (
     *(("gram", 1), ("lowrank", 1), ("diag", 1), ("spherical", 1), ("full", 1)),
-    *(("diag", 10), ("spherical", 10), ("lowrank", 10)),
+    *(("diag", 10), ("lowrank", 10)),
 )
 TITLES = {
     "half": "products in bfloat16",
