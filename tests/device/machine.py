@@ -419,7 +419,7 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0, clock: Clock | None = None) -> None:
         self.device_index = current().number(device)
         self.device = torch.device("cuda", self.device_index)
-        self.clock = clock or Clock()
+        self.clock = clock or Clock(current().order)
 
     def wait_stream(self, stream: Stream) -> None:
         """Later work of this one begins when all work of the other is over."""
@@ -463,7 +463,7 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         """It happens when the work of a stream so far is over."""
         chosen = stream.clock if stream is not None else current().order.current[current().device]
-        self.clock = Clock(dict(chosen.seen))
+        self.clock = Clock(seen=dict(chosen.seen))
 
     def wait(self, stream: Stream | None = None) -> None:
         """A stream waits for it."""
@@ -526,6 +526,10 @@ def answers(machine: Machine) -> dict[str, Any]:
         )
 
     def set_device(device: Any) -> None:
+        if not isinstance(device, int) and torch.device(device).index is None:
+            raise ValueError(
+                f"Expected a torch.device with a specified index or an integer, but got:{device}"
+            )
         machine.device = machine.number(device)
 
     def reset_peak(device: Any = None) -> None:

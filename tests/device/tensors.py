@@ -313,6 +313,7 @@ class Values(TorchDispatchMode):
                 machine.sends(source, moment, not non_blocking)
             return to
         assert isinstance(source, PretendedTensor)
+        machine.order.overwrite(to, machine.order.current[source.memory.device])
         to.copy_(source.inner)
         return machine.fetched(source, to, not non_blocking)
 

@@ -78,6 +78,10 @@ def test_copies_pass_their_test_of_a_gpu() -> None:
     assert machine.copies == {"to": 6, "from": 6}
 
 
-def test_a_head_of_drawn_features_passes_its_test_of_a_gpu() -> None:
+def test_a_head_of_drawn_features_passes_its_test_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = test_sampling.QUICK.model_copy(update={"epochs": 1, "min_steps": 40})
+    monkeypatch.setattr(test_sampling, "QUICK", few)
     with Machine():
         test_sampling.test_a_gpu_learns_what_the_processor_learns()

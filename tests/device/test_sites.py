@@ -21,7 +21,7 @@ from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.dpcvae.training_steps import private_gradient
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.backbones.backbones import _read_weights
+from fedsurrogate.common.backbones.backbones import read_weights
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.devices import gpus_of, pick_device
 from tests.device.machine import Machine
@@ -162,7 +162,7 @@ def test_a_file_of_a_machine_with_a_gpu_is_read_on_one_without(
         torch.save(weights, path)
     with pytest.raises(RuntimeError, match="CUDA device"):
         torch.load(path, weights_only=True)
-    assert torch.equal(_read_weights(path)["weight"], weights["weight"])
+    assert torch.equal(read_weights(path)["weight"], weights["weight"])
 
 
 def test_tensors_of_a_device_are_written_as_those_of_the_processor(tmp_path: Path) -> None:
