@@ -38,6 +38,7 @@ from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.common.backbones.backbones import Backbone, frozen_forward
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
 from fedsurrogate.common.machine.cores import usable_cores
+from fedsurrogate.common.models.devices import gpus_of
 
 # Images a second as a share of the slowest part, and on the device's own decoder as a share of the
 # bare forward pass.
@@ -245,7 +246,8 @@ def processes(clock: Clock, sizes: Sizes, name: str, number: int, limit: float, 
     most = max(4 * number, 3 * sizes.images // length)
     pieces = [range(piece * length, (piece + 1) * length) for piece in range(most)]
     load = partial(backbone_of, name, sizes.image_size, False)
-    names = (clock.device,) * number
+    # As in the product, the first GPU by its number.
+    names = (gpus_of(torch.device(clock.device)) or (clock.device,))[:1] * number
     began, times, done = time.perf_counter(), [], 0
     with closing(
         in_processes(jpegs.open_image, pieces, Devices(names, load, "random"), sizes.batch)

@@ -176,7 +176,8 @@ class Run:
             return bool(own.features.given_projection)
         summed = {each.name for each in self.plan.combination.sums}
         noisy = self.plan.mechanism_name == JOINT_SUMS
-        return noisy and self.target is None and {"sums", "squares"} <= summed
+        of_classes = {"sums", "squares"} <= summed or self.plan.sent_by_solver
+        return noisy and self.target is None and of_classes
 
     @property
     def backbone_fingerprint(self) -> str:

@@ -46,7 +46,7 @@ LOG = logging.getLogger("fedsurrogate.site")
 # Shards for which a further process is worth the seconds that its start takes.
 SHARDS_EACH = 4
 # Decoding threads of a process on a GPU. More of them wait for the lock of the interpreter: with 1, 2,
-# 4, 8 and 16 threads a process decoded 309, 652, 1,136, 1,480 and 1,315 small photos a second.
+# 4, 8 and 16 threads a process decoded 529, 869, 1,515, 1,919 and 1,544 small photos a second.
 THREADS_EACH = 4
 # Memory that a process needs, bytes: on the GPU beside the backbone, for CUDA itself and the
 # activations of a batch; and on the host, for the program, CUDA and two batches.

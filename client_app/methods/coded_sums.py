@@ -219,9 +219,7 @@ def bounded_sums(
         The sums, and the claim.
     """
     train = task.found.train
-    claim = task.run.mechanism_for(
-        "record" if train.units is None else "patient", centre_digest(public.centre)
-    )
+    claim = task.mechanism(centre_digest(public.centre))
     assert claim is not None
     frame = task.public_frame
     features, _ = clipped_features(

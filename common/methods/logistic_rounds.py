@@ -16,7 +16,8 @@ from fedsurrogate.common.methods.method import (
     Work,
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, NoisyRounds
-from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings import FeaturesSettings, Settings
+from fedsurrogate.common.settings.features import AUTO, FEWEST_MAPPED
 from fedsurrogate.common.targets.target import RECORDS, SUMS, TOTALS
 
 # Its value of head.solver.
@@ -51,11 +52,7 @@ def logistic_plan(settings: Settings) -> Plan:
         settings: of the run.
     """
     own, rounds = settings.fedpft, 1 + steps_of(settings.epsilon)
-    projected = bool(settings.features.projection)
-    public_map = (
-        *((Field(PROJECTION, "k d"),) if projected else ()),
-        Field(CENTRE, "d"),
-    )
+    public_map = (Field(PROJECTION, "p d"), Field(CENTRE, "d"))
     head = (Field(WEIGHT, "C k"), Field(BIAS, "C"), *public_map)
     return Plan(
         kind="rounds",
@@ -64,7 +61,7 @@ def logistic_plan(settings: Settings) -> Plan:
             first=tuple(Field(each.name, each.shape) for each in FIRST),
             receives=(*head, Field(BOUND, "1")),
             result=head,
-            symbols=partial(_symbols, settings.features.dimensions, projected),
+            symbols=partial(_symbols, settings.features),
             all_classes=True,
         ),
         combination=Combination(
@@ -123,10 +120,14 @@ def with_dimensions(settings: Settings) -> Settings:
     return settings.model_copy(update={"features": given})
 
 
-def _symbols(given: int, projected: bool, classes: int, dimension: int, records: int) -> Sizes:
-    """k dimensions after the projection, and j with the constant."""
-    k = min(given, dimension) if projected else dimension
-    return {"k": k, "j": k + 1, "1": 1}
+def _symbols(features: FeaturesSettings, classes: int, dimension: int, records: int) -> Sizes:
+    """k dimensions after the projection, p rows of it, none where nothing projects, and j with the
+    constant.
+    """
+    automatic = features.projection == AUTO and dimension >= FEWEST_MAPPED
+    projected = bool(features.given_projection) or automatic
+    k = min(features.dimensions, dimension) if projected else dimension
+    return {"k": k, "p": k if projected else 0, "j": k + 1, "1": 1}
 
 
 def _refusal(settings: Settings) -> str:

@@ -26,6 +26,9 @@ Power = Annotated[
 
 # The projection that a run chooses itself.
 AUTO = "auto"
+# Fewest dimensions that "auto" maps: a difference of few columns may tell classes apart by the mean
+# of the columns, which its map leaves out.
+FEWEST_MAPPED = 128
 # How the features of the images of one unit become one record.
 Bag = Literal["none", "mean"]
 

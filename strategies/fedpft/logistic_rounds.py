@@ -59,7 +59,7 @@ class Start:
             inputs: number of features.
 
         Raises:
-            ConfigError: for a map of another number of features or dimensions.
+            ConfigError: for a map of another number of features.
         """
         # The size of a model is first asked for on a device without memory; the map is read anyway.
         with torch.device("cpu"):
@@ -67,30 +67,27 @@ class Start:
 
     def _model(self, inputs: int) -> Tensors:
         own = self.run.settings
-        public, classes = read_map(self.run), len(own.classes)
+        public, classes = read_map(self.run, inputs), len(own.classes)
         assert public.centre is not None
-        k = self.run.plan.messages.sizes(classes, inputs, 1)["k"]
-        rows = inputs if public.projection is None else len(public.projection)
+        sizes = self.run.plan.messages.sizes(classes, inputs, 1)
         if len(public.centre) != inputs:
             raise ConfigError(
                 f"fedpft.public = {own.fedpft.public!r} has {len(public.centre)} features; those of "
                 f"the sites have {inputs}"
             )
-        if rows != k:
-            raise ConfigError(
-                f"features.projection = {own.features.projection!r} has {rows} directions, and the "
-                f"run {k} dimensions; set features.dimensions = {rows}"
-            )
         images = raised(read_public(own.fedpft.public), self.run.power)
         norms = public.apply(images).norm(dim=1)
         model = {
-            WEIGHT: torch.zeros(classes, k),
+            WEIGHT: torch.zeros(classes, sizes["k"]),
             BIAS: torch.zeros(classes),
             CENTRE: public.centre,
             BOUND: norms.square().mean().sqrt()[None],
         }
         if public.projection is not None:
-            model[PROJECTION] = public.projection
+            # A head of few classes has fewer directions; those of zeros change nothing.
+            rows = torch.zeros(sizes["p"], inputs)
+            rows[: len(public.projection)] = public.projection
+            model[PROJECTION] = rows
         return model
 
 

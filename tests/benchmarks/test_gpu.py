@@ -54,8 +54,8 @@ class Bare(PathFinder):
     def find_spec(cls, name, path=None, target=None):
         return None if name.partition(".")[0] in {MISSING!r} else PathFinder.find_spec(name, path, target)
 sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
-runpy.run_module("benchmarks.gpu", run_name="__main__")
 """
+MAIN = 'runpy.run_module("benchmarks.gpu", run_name="__main__")'
 PARITY = (
     "features of",
     "mixture, diag",
@@ -100,9 +100,23 @@ def dry_run(
     return done, json.loads(out.read_text()) if out.exists() else {}
 
 
+def test_all_of_the_gpu_benchmark_is_imported_on_a_bare_machine() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{BARE}import benchmarks.gpu; print(*sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "torch" in loaded
+    assert not loaded & set(MISSING)
+
+
 @pytest.mark.slow
 def test_the_gpu_benchmark_runs_on_a_bare_machine_and_reports_every_part(tmp_path: Path) -> None:
-    done, found = dry_run(tmp_path, "-c", BARE)
+    done, found = dry_run(tmp_path, "-c", BARE + MAIN)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     names = [row["name"] for row in found["rows"]]
     for part in (*PARITY, *SPEED):

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.cli.main import app
 from fedsurrogate.server_app.public_map import write_public_map
 from fedsurrogate.strategies.pooling.public_projection import read_map
 from tests.grid import metrics_of, run_federation, sites
@@ -51,6 +53,15 @@ def test_a_map_without_a_head_keeps_the_variance_of_the_public_images(tmp_path: 
     assert float(moved.mean(0).abs().max()) < 0.05 * float(values.mean())
     share = moved.var(0).sum() / values.var(0).sum()
     assert float(share) > 16 / 64
+
+
+def test_the_command_writes_the_map_and_says_how_to_use_it(tmp_path: Path) -> None:
+    features, _, _ = public(tmp_path)
+    out = tmp_path / "map.safetensors"
+    result = CliRunner().invoke(app, ["public-map", features, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.exists()
+    assert "features.projection" in result.output
 
 
 def test_a_map_for_another_power_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsurrogate.client_app.methods.dp.record_chunks import per_record
-from fedsurrogate.client_app.methods.dp.record_gradients import clip_factors, sums_like
+from fedsurrogate.client_app.methods.dp.record_gradients import clip_factors, sums_like, weights_of
 from fedsurrogate.common.privacy.exact_sums import CACHED, IntegerSum
 
 # A chunk of records is so many times as large as for other networks.
@@ -21,9 +21,13 @@ EXPONENT, SHORTEST = 0x7FF0000000000000, 2.0**-100
 
 
 def clipped_sums(
-    modules: nn.ModuleList, losses: Callable[..., Tensor], inputs: Sequence[Tensor], clip: float
+    modules: nn.ModuleList,
+    losses: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    clip: float,
+    weights: Tensor | None = None,
 ) -> tuple[dict[str, IntegerSum], int]:
-    """The sum of records' gradients, each clipped over all parameters.
+    """The sum of records' gradients, each clipped over all parameters, and weighted.
 
     A record's gradient of a layer is the outer product of the layer's input a and the gradient g of
     its output. So its squared norm is |a|^2 |g|^2, and the clipped sum is one matrix product
@@ -34,6 +38,7 @@ def clipped_sums(
         losses: computes the loss (n,) of every record from `inputs`, with `modules`.
         inputs: tensors (n, ...) of the records.
         clip: largest norm of one record's gradient.
+        weights: of the records, (n,), see `units.Units`; None for one.
 
     Returns:
         The sum, by parameter; and the number of clipped gradients.
@@ -68,21 +73,25 @@ def clipped_sums(
             squares += _lengths(after).square() * (length.square() + (module.bias is not None))
         return [squares.sqrt(), *lengths, *(came for _, _, came, _ in seen), *backward]
 
-    cut = 0
+    cut = start = 0
     for norms, *parts in per_record(
         outer_products, inputs, modules, list(parameters.values()), larger=LARGER
     ):
-        factors, count = clip_factors(norms, clip)[:, None], len(layers)
-        cut += int((norms > clip).sum())
-        # Where the norm is finite, all entries are.
-        odd = not bool(norms.isfinite().all())
+        factors, count = clip_factors(norms, clip), len(layers)
+        if (own := weights_of(weights, start, norms)) is not None:
+            factors = factors * own
+        factors = factors[:, None]
+        cut, start = cut + int((norms > clip).sum()), start + len(norms)
+        # Where the norm is finite, all entries are; other records add nothing.
+        odd = ~norms.isfinite()
+        any_odd = bool(odd.any())
         for (name, module), length, came, after in zip(
             layers, parts[:count], parts[count : 2 * count], parts[2 * count :], strict=True
         ):
+            if any_odd:
+                came, after = (part.masked_fill(odd[:, None], 0) for part in (came, after))
+                length = length.masked_fill(odd, 0)
             scaled = after * factors
-            if odd:
-                scaled, came = (part.nan_to_num(0.0, 0.0, 0.0) for part in (scaled, came))
-                length = length.nan_to_num(0.0, 0.0, 0.0)
             sums[f"{name}.weight"].add_products(scaled, _in_single(came), _power_above(length))
             if module.bias is not None:
                 sums[f"{name}.bias"].add(scaled)

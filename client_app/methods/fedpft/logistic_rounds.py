@@ -29,6 +29,7 @@ from fedsurrogate.common.methods.logistic_rounds import (
     PROJECTION,
     WEIGHT,
 )
+from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -162,7 +163,7 @@ def _received(task: Task) -> Received:
         len(task.run.settings.classes), task.found.train.features.shape[1], 1
     )
     fields = task.run.plan.messages.receives
-    wanted = {field.name: field.sizes(sizes) for field in fields}
+    wanted = {field.name: field.sizes(sizes) for field in fields if count([field], sizes)}
     shapes = {name: tuple(each.shape) for name, each in tensors.items()}
     if shapes != wanted:
         raise SurrogateError(f"a head and map of shapes {shapes}, expected {wanted}")
