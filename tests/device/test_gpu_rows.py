@@ -4,7 +4,9 @@ a device's rules for the first time on a machine that costs money.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,9 @@ from torch import nn
 
 from benchmarks import _gpu_extraction, _gpu_parity, _gpu_rows, _gpu_speed, gpu
 from benchmarks._gpu_rows import TINY, LeftOutError
+from fedsurrogate.client_app.datasets.records import Opener
+from fedsurrogate.client_app.features.device_processes import Devices
+from fedsurrogate.client_app.features.parts import in_parts
 from tests.client_app.features import test_transfers
 from tests.common.surrogates import test_mixtures
 from tests.device.machine import Machine
@@ -53,6 +58,12 @@ def test_every_row_of_speed_runs_on_a_device(monkeypatch: pytest.MonkeyPatch) ->
     for module in (_gpu_rows, _gpu_speed, _gpu_extraction):
         # Once, and not to be timed.
         monkeypatch.setattr(module, "seconds", lambda work, device, repeats: (work(), 1.0)[1])
+
+    def in_one(opener: Opener, shards: Iterable[range], devices: Devices, batch: int) -> Any:
+        # Processes of their own are tested with the sites.
+        return in_parts(opener, shards, devices.load(devices.names[0]), batch)
+
+    monkeypatch.setattr(_gpu_extraction, "in_processes", in_one)
     with Machine(memory=SMALL):
         for case in gpu.cases_of("speed", "cuda", SIZES, False):
             try:
@@ -61,7 +72,7 @@ def test_every_row_of_speed_runs_on_a_device(monkeypatch: pytest.MonkeyPatch) ->
                 left_out.append(f"{case.name}: {reason}")
     assert len(rows) > 20
     # torchvision's own decoder for a GPU needs a real one.
-    reasons = ("there is one", "scikit-learn", "nvJPEG")
+    reasons = ("there is one", "scikit-learn", "JPEG decoded on the device")
     assert all(any(reason in each for reason in reasons) for each in left_out), left_out
 
 
