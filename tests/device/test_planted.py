@@ -33,7 +33,8 @@ from fedsurrogate.common.settings.heads import HeadSettings
 from fedsurrogate.common.surrogates import covariances, k_means, mixtures
 from fedsurrogate.strategies.closed_form import shrinkage, solvers, tridiagonal
 from fedsurrogate.strategies.fedlap import landscapes
-from tests.device.machine import Machine, current
+from tests.device.current import current
+from tests.device.machine import Machine
 from tests.grid import InProcessGrid, metrics_of, run_federation, sites
 from tests.registry import SPECS, TINY, settings_of
 
