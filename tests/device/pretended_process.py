@@ -28,16 +28,23 @@ def backbone(device: str) -> Backbone:
     return own_backbone("python:tests.device.pretended_process:network", SIZE, device)
 
 
-class OnTwoGpus:
-    """Loads the backbone; a process that receives this has two pretended GPUs from then on."""
+class OnGpus:
+    """Loads the backbone; a process that receives this has pretended GPUs from then on.
+
+    Args:
+        count: of them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
 
     def __call__(self, device: str) -> Backbone:
         return backbone(device)
 
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return _with_gpus, ()
+    def __reduce__(self) -> tuple[Any, tuple[int]]:
+        return _with_gpus, (self._count,)
 
 
-def _with_gpus() -> OnTwoGpus:
-    Machine(devices=2).__enter__()
-    return OnTwoGpus()
+def _with_gpus(count: int) -> OnGpus:
+    Machine(devices=count).__enter__()
+    return OnGpus(count)

@@ -27,9 +27,11 @@ class Clock:
     """What has happened for sure for a stream, or for the host.
 
     Attributes:
+        order: of the machine; None for an event.
         seen: for each stream, how many of its works are over.
     """
 
+    order: Order | None = None
     seen: dict[Clock, int] = field(default_factory=dict)
 
     def learn(self, other: Clock) -> None:
@@ -38,8 +40,9 @@ class Clock:
             self.seen[stream] = max(self.seen.get(stream, 0), count)
 
     def knows(self, moment: Moment) -> bool:
-        """Whether a piece of work is over."""
-        return self.seen.get(moment.stream, 0) >= moment.count
+        """Whether a piece of work is over; that of a machine before this one is."""
+        earlier = moment.stream.order is not self.order
+        return earlier or self.seen.get(moment.stream, 0) >= moment.count
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,9 @@ class Order:
     """Streams of all devices, the host, and copies that are under way."""
 
     def __init__(self, devices: int) -> None:
-        self.host = Clock()
+        self.host = Clock(self)
         self.copies: list[Copy] = []
-        self.default = [Clock() for _ in range(devices)]
+        self.default = [Clock(self) for _ in range(devices)]
         self.current = list(self.default)
 
     def work(self, device: int) -> Moment:
@@ -91,6 +94,20 @@ class Order:
         stream.learn(self.host)
         stream.seen[stream] = stream.seen.get(stream, 0) + 1
         return Moment(stream, stream.seen[stream])
+
+    def overwrite(self, host: Tensor, stream: Clock) -> None:
+        """A copy on a stream is about to write into memory of the host.
+
+        Raises:
+            RaceError: if a copy from there is under way on a stream that this one does not follow.
+        """
+        storage = host.untyped_storage()._cdata
+        for copy in [each for each in self.copies if not each.fetched]:
+            if copy.host.untyped_storage()._cdata == storage:
+                if not stream.knows(copy.moment):
+                    raise RaceError("pinned memory is written while another stream still reads it")
+                copy.arrive()
+                self.copies.remove(copy)
 
     def copy(self, moment: Moment, host: Tensor, content: Tensor, fetched: bool) -> None:
         """A copy that the host does not wait for. Until it does, what it fetches is not there."""

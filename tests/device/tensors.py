@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.device.current import current
 from tests.device.streams import Memory
 
 if TYPE_CHECKING:
@@ -115,16 +116,12 @@ class PretendedTensor(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        from tests.device.machine import current
-
         return current().functions(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        from tests.device.machine import current
-
         return current().values(func, args, kwargs or {})
 
 
@@ -313,6 +310,7 @@ class Values(TorchDispatchMode):
                 machine.sends(source, moment, not non_blocking)
             return to
         assert isinstance(source, PretendedTensor)
+        machine.order.overwrite(to, machine.order.current[source.memory.device])
         to.copy_(source.inner)
         return machine.fetched(source, to, not non_blocking)
 

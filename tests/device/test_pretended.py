@@ -249,6 +249,11 @@ FAILS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         "invalid device ordinal",
     ),
+    "a current device without a number": (
+        lambda: torch.cuda.set_device(GPU),
+        ValueError,
+        "specified index",
+    ),
     "pinned memory of the device": (lambda: there(3).pin_memory(), RuntimeError, "pin"),
     "no memory left": (
         lambda: torch.empty(2**20, device=GPU),
@@ -405,6 +410,18 @@ def test_pinned_memory_that_is_changed_during_its_copy_is_a_fault() -> None:
         plain.zero_()
         torch.cuda.synchronize()
         assert x.tolist() == y.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_pinned_memory_goes_to_the_device_and_back_in_the_order_of_a_stream() -> None:
+    with Machine():
+        pinned, x = here(3).pin_memory(), there(3) * 2
+        y = pinned.to(GPU, non_blocking=True)
+        pinned.copy_(x, non_blocking=True)
+        torch.cuda.synchronize()
+        assert (y.tolist(), pinned.tolist()) == ([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+        y = pinned.to(GPU, non_blocking=True)
+        with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(RaceError, match="pinned"):
+            pinned.copy_(x, non_blocking=True)
 
 
 def test_a_stream_that_does_not_wait_for_another_races_with_it() -> None:

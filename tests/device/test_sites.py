@@ -21,11 +21,11 @@ from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.dpcvae.training_steps import private_gradient
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.backbones.backbones import _read_weights
+from fedsurrogate.common.backbones.backbones import read_weights
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.devices import gpus_of, pick_device
 from tests.device.machine import Machine
-from tests.device.pretended_process import SIZE, OnTwoGpus, backbone
+from tests.device.pretended_process import SIZE, OnGpus, backbone
 from tests.device.pretended_process import network as small_network
 
 BROKEN = 5
@@ -71,9 +71,12 @@ def test_a_batch_that_does_not_fit_is_cut_and_the_features_stay() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_on_each_of_two_devices_gives_the_features_of_one() -> None:
+@pytest.mark.parametrize(("names", "count"), [(("cuda:0", "cuda:1"), 2), (("cuda", "cuda"), 1)])
+def test_two_processes_on_two_devices_or_one_give_the_features_of_one_process(
+    names: tuple[str, ...], count: int
+) -> None:
     shards = [range(start, start + 6) for start in range(0, 24, 6)]
-    devices = Devices(("cuda:0", "cuda:1"), OnTwoGpus(), backbone("cpu").fingerprint)
+    devices = Devices(names, OnGpus(count), backbone("cpu").fingerprint)
     found = {
         row: feature
         for part in in_processes(picture, shards, devices, 3)
@@ -162,7 +165,7 @@ def test_a_file_of_a_machine_with_a_gpu_is_read_on_one_without(
         torch.save(weights, path)
     with pytest.raises(RuntimeError, match="CUDA device"):
         torch.load(path, weights_only=True)
-    assert torch.equal(_read_weights(path)["weight"], weights["weight"])
+    assert torch.equal(read_weights(path)["weight"], weights["weight"])
 
 
 def test_tensors_of_a_device_are_written_as_those_of_the_processor(tmp_path: Path) -> None:

@@ -1,0 +1,278 @@
+"""Faults of devices that are planted into the code are found by the pretended GPU.
+
+Each was chosen as what a change could bring by accident: a forgotten `.to`, NumPy of a tensor of the
+device, a generator on the wrong side, a tensor made on the processor inside a loop, a copy that
+nothing waits for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks._gpu_parity import cvae, fedlap_settings, generator, images, network, pooled
+from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
+from fedsurrogate.client_app.methods.dp import linear_clipping
+from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
+from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, exact_gradient
+from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.statistics import Batches
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.models import augmentation, head_training
+from fedsurrogate.common.privacy import exact_sums
+from fedsurrogate.common.settings.heads import HeadSettings
+from fedsurrogate.common.surrogates import covariances, k_means, mixtures
+from fedsurrogate.strategies.closed_form import shrinkage, solvers, tridiagonal
+from fedsurrogate.strategies.fedlap import landscapes
+from tests.device.current import current
+from tests.device.machine import Machine
+from tests.grid import InProcessGrid, metrics_of, run_federation, sites
+from tests.registry import SPECS, TINY, settings_of
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """Code, and all code inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes(constant)
+
+
+def plant(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], old: str, new: str
+) -> None:
+    """Change one piece of the source of a function, everywhere it is used."""
+    function = inspect.unwrap(function)
+    assert isinstance(function, FunctionType)
+    file = Path(inspect.getfile(function))
+    lines, first = inspect.getsourcelines(function)
+    source = file.read_text().splitlines(keepends=True)
+    before = "".join(lines)
+    assert before.count(old) == 1, f"{function.__qualname__} has no {old!r}, or several"
+    changed = "".join(source[: first - 1]) + before.replace(old, new)
+    changed += "".join(source[first - 1 + len(lines) :])
+    (code,) = [
+        each
+        for each in codes(compile(changed, str(file), "exec"))
+        if each.co_qualname == function.__qualname__
+    ]
+    monkeypatch.setattr(function, "__code__", code)
+
+
+def records(d: int = 4) -> tuple[Tensor, Tensor]:
+    x = torch.randn(60, d, generator=generator())
+    return x.cuda(), torch.arange(60) % 2
+
+
+def fitted(family: str = "diag", components: int = 2) -> None:
+    chosen = mixtures.MixtureSettings(family, components, 2)
+    mixtures.fit(*records(), 2, chosen, generator())
+
+
+def seeded_in_many_dimensions() -> None:
+    k_means.k_means(records(300)[0], 3, generator(), 3)
+
+
+def trained() -> None:
+    x, y = records()
+    head_training.train_head([(x, y.cuda())], 1, x.mean(0), x.var(0), 2, HeadSettings())
+
+
+def matched(*names: str) -> None:
+    body, model = network(16, 4, "cuda")
+    settings: Any = fedlap_settings(image_steps=1)
+    looks = Batches(body, images(8, 16, "cuda"), 0, generator())
+    changes = augmentation.draws(names, generator())
+    synthesise(body, model, images(4, 16, "cuda"), looks, Matching(settings, 0.1, 0.1), changes)
+
+
+def clipped() -> None:
+    trainer = cvae("cuda", 3, 6, 4, 2)
+    inputs = (
+        torch.ones(5, 6).cuda(),
+        torch.zeros(5, dtype=torch.long).cuda(),
+        trainer.noise(5).cuda(),
+    )
+    linear_clipping.clipped_sums(trainer.modules, trainer.losses, inputs, 0.1)
+
+
+def exact() -> None:
+    exact_gradient(cvae("cuda", 3, 6, 4, 2), torch.ones(5, 6).cuda(), torch.zeros(5).long().cuda())
+
+
+def private() -> None:
+    body, model = network(8, 4, "cuda")
+    step = PrivateGradient(body, images(8, 8, "cuda"), 0.3, 1.0, 1.0, 8)
+    for name, slope in step(model, lambda values: values).items():
+        model[name] - slope
+
+
+def solved() -> None:
+    solvers.lda(pooled(3, 12, "cuda"))
+
+
+def extracted() -> None:
+    batches = [torch.full((3, 2), float(number)) for number in range(4)]
+    found = overlapped(enumerate(batches), lambda x: x * 2, CudaTransfers(torch.device("cuda")))
+    for number, features in found:
+        assert features is not None
+        assert torch.equal(features, (batches[number] * 2).half())
+
+
+def of_method(name: str) -> Callable[[], None]:
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            settings = settings_of(SPECS[name], TINY)
+            made = run_federation(
+                Path(folder), InProcessGrid(sites(2)), partition="iid", device="cuda", **settings
+            )
+            assert metrics_of(made)["sites"]["used"] == 2
+
+    return run
+
+
+def steps_of_a_head_copy_nothing() -> None:
+    x, y = records()
+    labels = y.cuda()
+
+    def counted(steps: int) -> tuple[dict[str, int], int]:
+        machine = current()
+        copies, waits = dict(machine.copies), machine.waits
+        batches = [(x, labels)] * steps
+        head_training.train_head(batches, steps, x.mean(0), x.var(0), 2, HeadSettings())
+        return {way: machine.copies[way] - copies[way] for way in copies}, machine.waits - waits
+
+    assert counted(3) == counted(6)
+
+
+# The function, what its source says, what is planted, and work that uses it.
+Plant = tuple[Callable[..., Any], str, str, Callable[[], None]]
+PLANTED: dict[str, Plant] = {
+    "mixtures: rows by class stay": (
+        mixtures.fit,
+        "argsort(stable=True).to(features.device)",
+        "argsort(stable=True)",
+        fitted,
+    ),
+    "k-means: the generator meets weights of the device": (
+        k_means._seeds,
+        "weights.double().cpu()",
+        "weights.double()",
+        fitted,
+    ),
+    "k-means: a projection stays": (
+        k_means.k_means,
+        "generator=generator).to(points)",
+        "generator=generator)",
+        seeded_in_many_dimensions,
+    ),
+    "a covariance: its ridge is made on the processor, in a loop": (
+        covariances.cholesky,
+        "dtype=scatter.dtype, device=scatter.device",
+        "dtype=scatter.dtype",
+        partial(fitted, "full"),
+    ),
+    "heads in closed form: random scores stay": (
+        shrinkage.chosen_with_accuracy,
+        ".to(means)",
+        ".to(means.dtype)",
+        solved,
+    ),
+    "heads in closed form: NumPy instead of eigenvectors": (
+        tridiagonal.Tridiagonal.of.__func__,
+        "whole or scaled.is_cuda",
+        "whole",
+        solved,
+    ),
+    "a trained head: weights on the processor": (
+        head_training.train_head,
+        "torch.zeros(classes, len(mean), device=mean.device,",
+        "torch.zeros(classes, len(mean),",
+        trained,
+    ),
+    "a trained head: labels by way of the processor, in a loop": (
+        head_training.train_head,
+        "loss(logits, labels)",
+        "loss(logits, labels.cpu().to(labels))",
+        steps_of_a_head_copy_nothing,
+    ),
+    "augmentation: a mask on the processor": (
+        augmentation._cutout,
+        "device=images.device, dtype=images.dtype",
+        "dtype=images.dtype",
+        partial(matched, "cutout"),
+    ),
+    "DP-CVAE: norms on the processor": (
+        linear_clipping.clipped_sums,
+        "dtype=torch.float64, device=each.device",
+        "dtype=torch.float64",
+        clipped,
+    ),
+    "private gradients: the sum on the processor": (
+        exact_sums.ExactSum.__init__,
+        "dtype=torch.float64, device=device",
+        "dtype=torch.float64",
+        clipped,
+    ),
+    "private gradients: they stay where their noise was added": (
+        PrivateGradient.__call__,
+        "part.reshape(tensor.shape).to(tensor)",
+        "part.reshape(tensor.shape).to(tensor.dtype)",
+        private,
+    ),
+    "FedLAP's coordinator: labels stay": (
+        landscapes._records,
+        "labels.to(device)",
+        "labels",
+        of_method("fedlap"),
+    ),
+    "DP-CVAE: noise of the processor's generator stays": (
+        CVAETrainer.losses,
+        "noise.to(embeddings)",
+        "noise",
+        exact,
+    ),
+    "extraction: the model does not wait for the copy": (
+        CudaTransfers.send,
+        "working.wait_stream(self._copies)",
+        "pass",
+        extracted,
+    ),
+    "extraction: memory goes back while the model reads it": (
+        CudaTransfers.send,
+        "there.record_stream(working)",
+        "pass",
+        extracted,
+    ),
+    "extraction: features are read before they are there": (
+        CudaTransfers.fetch,
+        "done.synchronize()",
+        "pass",
+        extracted,
+    ),
+}
+FOUND = (RuntimeError, TypeError, AssertionError, FedSurrogateError)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, old, new, work = PLANTED[name]
+    plant(monkeypatch, function, old, new)
+    with pytest.raises(FOUND), Machine():
+        work()
+
+
+@pytest.mark.parametrize("work", {id(plan[3]): plan[3] for plan in PLANTED.values()}.values())
+def test_without_a_fault_nothing_is_found(work: Callable[[], None]) -> None:
+    with Machine() as machine:
+        work()
+    assert not machine.faults
