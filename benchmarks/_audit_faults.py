@@ -70,8 +70,8 @@ def planted(fault: str) -> AbstractContextManager[Any]:
         "embeddings not clipped": (f"{_SITE}.dpcvae.training.clip", _as_they_are),
         "gradients not clipped": (f"{_SITE}.dp.linear_clipping.clip_factors", _whole),
         "clip forgotten": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),
-        "all records instead of a sample": (f"{_SITE}.dp.dp_sgd.poisson_sample", _all),
-        "one sample for all steps": (f"{_SITE}.dp.dp_sgd.poisson_sample", _Once()),
+        "all records instead of a sample": (f"{_SITE}.dp.units.poisson_sample", _all),
+        "one sample for all steps": (f"{_SITE}.dp.units.poisson_sample", _Once()),
         "each image counts, not each bag": (
             "fedsurrogate.client_app.datasets.dataset.pooled",
             lambda images, *rules: images,

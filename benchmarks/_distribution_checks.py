@@ -24,7 +24,7 @@ from benchmarks._distribution_tests import (
 from benchmarks.audit import MECHANISMS
 from fedsurrogate.client_app.audit.release_audit import _half
 from fedsurrogate.client_app.datasets.partition import _dirichlet_parts
-from fedsurrogate.client_app.methods.dp.record_gradients import poisson_sample
+from fedsurrogate.client_app.methods.dp.units import poisson_sample
 from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian, seeded
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
 from fedsurrogate.common.privacy.secret_numbers import secret_bytes, system_normals, system_uniforms

@@ -93,7 +93,8 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     """Cost of this run: the numbers in the method's schema, plus the overhead of every message."""
     plan, messages, own = config.plan, config.plan.messages, config.settings
     released = max(classes, len(own.classes)) if messages.all_classes else classes
-    mapped = projected_dimensions(config, dimension)
+    # In rounds the projection is one of the tensors that travel.
+    mapped = 0 if plan.kind == "rounds" else projected_dimensions(config, dimension)
     projected = mapped or dimension
     sizes, named = messages.sizes(released, projected, records), CLASS_BYTES * released
     rounds = config.rounds if plan.kind == "rounds" else 1

@@ -118,8 +118,24 @@ class Run:
         """Whether sites put odd columns of their features into a frame. Nothing of a site alone may
         show it; and a chain, and some training in rounds, have no common one.
         """
-        common = self.plan.training.frames if self.plan.kind == "rounds" else self.target is None
-        return common and self.plan.kind != "chain" and not self.hides_sites
+        rounds, chain = (self.plan.kind == each for each in ("rounds", "chain"))
+        common = self.plan.training.frames if rounds else not chain
+        return common and not self.hides_sites
+
+    def public_frame(self, dimension: int) -> bytes:
+        """The frame of `features.ranges`, in which all sites put their features before all else;
+        empty without it.
+
+        Args:
+            dimension: of the features.
+
+        Raises:
+            ConfigError: for ranges of another number of columns.
+        """
+        # Of tensors, which checks before a run do without.
+        from fedsurrogate.common.surrogates.columns import public_frame
+
+        return public_frame(self.settings.features.ranges, dimension, self.private)
 
     @property
     def trained(self) -> FedAvgSettings | FedLAPSettings | DPCVAESettings:
@@ -160,7 +176,8 @@ class Run:
             return bool(own.features.given_projection)
         summed = {each.name for each in self.plan.combination.sums}
         noisy = self.plan.mechanism_name == JOINT_SUMS
-        return noisy and self.target is None and {"sums", "squares"} <= summed
+        of_classes = {"sums", "squares"} <= summed or self.plan.sent_by_solver
+        return noisy and self.target is None and of_classes
 
     @property
     def backbone_fingerprint(self) -> str:
@@ -216,12 +233,16 @@ class Run:
             chosen["bits"] = own.fedpft.bits
         if own.counting.kind != "none" and own.counting.largest_error != 1:
             chosen["largest-error"] = own.counting.largest_error
-        if self.power != 1:
-            chosen["power"] = self.power
         if self.target is not None:
             chosen["target"] = self.target.public
-        if own.features.bag != "none":
-            chosen["bag"] = own.features.bag
+        if self.plan.sent_by_solver:
+            chosen["solver"] = own.head.solver
+        unusual = (
+            ("power", self.power, 1),
+            ("bag", own.features.bag, "none"),
+            ("ranges", own.features.ranges, ""),
+        )
+        chosen |= {name: value for name, value, usual in unusual if value != usual}
         if own.secure_sum:
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
@@ -244,6 +265,8 @@ class Run:
             "counting.largest-error",
             "features.power",
             "features.bag",
+            "head.solver",
+            "features.ranges",
             *map(kebab, TargetSettings.model_fields),
             "secure-sum",
             *SECURE_SUM_KEYS,
@@ -255,6 +278,7 @@ class Run:
         budget = f"epsilon = {own.epsilon:g}, delta = {own.delta:g}"
         self._check_budget(budget)
         self._check_sums()
+        self._check_ranges()
         self._check_method(budget)
         self._check_images()
         self._check_defence()
@@ -314,6 +338,26 @@ class Run:
                 "secure-sum = true and fedpft.seal = true: a sealed chain has no sum; remove one "
                 "of them"
             )
+
+    def _check_ranges(self) -> None:
+        own = self.settings
+        if not own.features.ranges:
+            return
+        if self.target is None or self.method.trains is not None:
+            raise ConfigError(
+                f"features.ranges = {own.features.ranges[:100]!r} is for targets other than 'class' "
+                "that are learned from sums (method = 'fedpft' or 'afl'); scale the columns at the "
+                "sites, or remove it"
+            )
+        for key, given in (
+            ("features.projection", own.features.projection),
+            ("fedpft.public", own.fedpft.public),
+        ):
+            if given:
+                raise ConfigError(
+                    f"features.ranges and {key} = {given!r}: both say what is done with features "
+                    "first; remove one"
+                )
 
     def _check_method(self, budget: str) -> None:
         own, plan = self.settings, self.plan

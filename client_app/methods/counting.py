@@ -31,7 +31,6 @@ from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.limits import LARGEST_PRIVATE
 from fedsurrogate.common.methods.counting import scored_classes, tables_in
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, class_indices
-from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -59,7 +58,7 @@ def summed_counts(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     Returns:
         The tables without noise (float64), and the claim.
     """
-    exact, claim = {name: table.value for name, table in _tables(task).items()}, _claim(task)
+    exact, claim = {name: table.value for name, table in _tables(task).items()}, task.mechanism()
     if claim is None:
         exact = {name: table.double() for name, table in _large_enough(task, exact).items()}
     return exact, claim
@@ -291,7 +290,7 @@ def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
     reported = (answer if task.found.simulated else {}) | (
         {"show": True} if task.limits.show_evaluation else {}
     )
-    claim = _claim(task)
+    claim = task.mechanism()
     if claim is None:
         whole = _large_enough(task, exact)
         if not any(bool(table.any()) for table in whole.values()):
@@ -311,11 +310,6 @@ def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
     payload = pack_counts(Counts(header, tables, claim))
     return MethodOutput(payload, claim, facts, dict(reported))
-
-
-def _claim(task: Task) -> Mechanism | None:
-    unit: Unit = "record" if task.found.train.units is None else "patient"
-    return task.run.mechanism_for(unit)
 
 
 def _large_enough(task: Task, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -157,9 +157,7 @@ def _bounded(
 ) -> tuple[list[BoundedSum], Mechanism]:
     """Sums of features that are clipped as for noisy class sums, without the noise; and the claim."""
     train = task.found.train
-    claim = task.run.mechanism_for(
-        "record" if train.units is None else "patient", centre_digest(public.centre)
-    )
+    claim = task.mechanism(centre_digest(public.centre))
     assert claim is not None
     labels = class_indices(classes, task.found.classes)[train.labels]
     features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)

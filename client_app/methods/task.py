@@ -17,10 +17,11 @@ from fedsurrogate.client_app.features.on_disk import chunks, written
 from fedsurrogate.client_app.features.site_features import SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import ConfigError, DataError, PolicyError, SurrogateError
+from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
 from fedsurrogate.common.limits import largest_parameter
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -96,13 +97,15 @@ class Task:
             if size >= self.limits.smallest_class
         )
 
-    def records_alone(self, what: str) -> None:
-        """Raise ConfigError if this site protects patients: `what` can protect single records only."""
-        if self.run.settings.epsilon and self.found.train.units is not None:
-            raise ConfigError(
-                f'{what} protects single records, but this site protects patients; set unit = "record" in the node-config '
-                "if that is enough, or use method = 'fedpft' with fedpft.privacy = 'sums'"
-            )
+    def mechanism(self, centre: str = "") -> Mechanism | None:
+        """The run's privacy mechanism for the unit that this site protects: a patient, where its
+        records have patients, or a record. None without a budget.
+
+        Args:
+            centre: digest of the public centre that is subtracted before the clip, or empty.
+        """
+        unit: Unit = "record" if self.found.train.units is None else "patient"
+        return self.run.mechanism_for(unit, centre)
 
     def received_model(self) -> Parameters:
         """The model received for this round.
@@ -130,8 +133,12 @@ class Task:
                 f"{len(model.header.classes)} classes"
             )
         # It would be a map of the features that no site agreed to.
-        if model.header.frame and self.run.hides_sites:
-            raise SurrogateError("a model with a frame of columns in a private run or a secure sum")
+        agreed = self.public_frame
+        if model.header.frame != agreed and (agreed or self.run.hides_sites):
+            raise SurrogateError(
+                "a model with a frame of columns that the settings do not give, in a private run, a "
+                "secure sum, or a run with features.ranges"
+            )
         largest = largest_parameter(bool(self.run.settings.epsilon))
         if not all(
             t.isfinite().all() and (not t.numel() or t.abs().max() < largest)
@@ -162,6 +169,11 @@ class Task:
             classes,
             frame,
         )
+
+    @property
+    def public_frame(self) -> bytes:
+        """The frame of the columns that the run's settings give; empty without one."""
+        return self.run.public_frame(self.found.train.features.shape[1])
 
     def own_data(self, classes: tuple[str, ...]) -> tuple[Tensor, Tensor, bytes]:
         """Training records as in `training_data`, in a frame of this site's own.
@@ -202,13 +214,7 @@ class Task:
         """
         if self.run.target is not None:
             return self._coded_data(self.run.target, frame)
-        features, labels = (
-            self.found.train.features,
-            class_indices(classes, self.found.classes)[self.found.train.labels],
-        )
-        # Records of other classes make no class larger.
-        sizes = torch.bincount(labels[labels >= 0], minlength=max(1, len(classes)))
-        kept = (labels >= 0) & (sizes[labels.clamp_min(0)] >= self.limits.smallest_class)
+        features, (labels, kept) = self.found.train.features, self._kept(classes)
         # Otherwise the reply must not show whether the site has a record of these classes.
         if not kept.any() and not self.run.hides_sites:
             raise DataError(
@@ -221,6 +227,25 @@ class Task:
             parts = (features[rows][kept[rows]] for rows in chunks(*features.shape))
             features = written(parts, features.shape[1], folder)
         return framed(features, frame, folder), labels[kept]
+
+    def training_units(self, classes: tuple[str, ...]) -> tuple[str, ...] | None:
+        """The patient of each record of `training_data`, (n,), in a private run; None where a record
+        is the unit of privacy.
+        """
+        units = self.found.train.units
+        if units is None or self.run.target is not None:
+            return units
+        _, kept = self._kept(classes)
+        return tuple(units[row] for row in kept.nonzero().flatten().tolist())
+
+    def _kept(self, classes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Labels (n,) of all training records, below zero for other classes; and which records may
+        be used, (n,).
+        """
+        labels = class_indices(classes, self.found.classes)[self.found.train.labels]
+        # Records of other classes make no class larger.
+        sizes = torch.bincount(labels[labels >= 0], minlength=max(1, len(classes)))
+        return labels, (labels >= 0) & (sizes[labels.clamp_min(0)] >= self.limits.smallest_class)
 
     def _coded_data(self, target: Target, frame: bytes) -> tuple[Tensor, Tensor]:
         train, least = self.found.train, self.limits.smallest_class

@@ -83,8 +83,14 @@ def load_backbone(
     network = load_network(name, weights_path, image_size)
     model, preprocessing = network.model, network.preprocessing
     fingerprint_weights = dict(kept_weights(model.state_dict()))
-    forward = frozen_forward(model.to(memory_format=torch.channels_last).to(target), target)
-    dim = _probe(name, forward, preprocessing.crop)
+    try:
+        forward = frozen_forward(model.to(memory_format=torch.channels_last).to(target), target)
+        dim = _probe(name, forward, preprocessing.crop)
+    except torch.OutOfMemoryError as error:
+        raise BackboneError(
+            f"backbone {name!r} does not fit into the free memory of the GPU "
+            f"({_first_sentence(error)}); free memory on it, or set device to another GPU or 'cpu'"
+        ) from error
     return Backbone(
         name,
         dim,
@@ -160,6 +166,8 @@ def frozen_forward(model: nn.Module, device: torch.device) -> Callable[[Tensor],
 def _probe(name: str, forward: Callable[[Tensor], Tensor], size: int) -> int:
     try:
         features = forward(torch.zeros(1, 3, size, size))
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, AssertionError, ValueError) as error:
         raise BackboneError(
             f"backbone {name!r} cannot take images of {size} px ({error}); set image-size to 0"

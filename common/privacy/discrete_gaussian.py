@@ -44,15 +44,15 @@ DIGITS = Context(prec=80)
 CONTINUOUS = 16
 
 
-def discrete_gaussian(variance: int, count: int, source: Source = secret_bytes) -> Integers:
+def discrete_gaussian(variance: int, count: int, source: Source | None = None) -> Integers:
     """Independent integers k with probabilities proportional to exp(-k^2 / (2 variance)).
 
     Args:
         variance: of the distribution.
         count: number of integers.
-        source: random bytes; by default from the operating system. From other bytes every machine
-            gets the same integers, because coins near the rounding of floating point are decided
-            exactly.
+        source: random bytes; by default a keystream under a new key of the operating system. From
+            other bytes every machine gets the same integers, because coins near the rounding of
+            floating point are decided exactly.
 
     Returns:
         Integers (count,), int64.
@@ -64,6 +64,9 @@ def discrete_gaussian(variance: int, count: int, source: Source = secret_bytes) 
         >>> discrete_gaussian(variance=16, count=8, source=seeded(bytes(32))).tolist()
         [3, -2, -5, 1, -5, 3, -1, -5]
     """
+    # One key for all bytes of a draw: a new cipher for each of some thirty pieces takes longer than
+    # the bytes.
+    source = source or seeded(bytes(secret_bytes(32)))
     batches: list[Integers] = []
     missing = count
     while missing > 0:
@@ -119,9 +122,9 @@ def _coins(
 ) -> NDArray[np.bool_]:
     """Independent coins of probability exp(-x). exact: the exponent at an index as a fraction."""
     drawn = _words(len(exponents), source)
-    uniform, chance = drawn * 2.0**-64, np.exp(-exponents)
-    heads: NDArray[np.bool_] = uniform < chance
-    for at in np.flatnonzero(np.abs(uniform - chance) <= UNSURE).tolist():
+    above = drawn * 2.0**-64 - np.exp(-exponents)
+    heads: NDArray[np.bool_] = above < 0
+    for at in np.flatnonzero(np.abs(above) <= UNSURE).tolist():
         exponent = exact(at)
         finer = (int(drawn[at]) << 128) + int.from_bytes(source(16), "big")
         power = DIGITS.exp(

@@ -25,6 +25,8 @@ from torch import Tensor
 # exact; the remainder of a carry counts as one contribution.
 COARSE, FINE, ROOM = 2.0**-22, 2.0**-44, 2**9
 ROWS = ROOM - 1
+# Rows of factors of a product that are converted at a time.
+CACHED = 64
 # A coarse step is 2^BITS fine ones.
 BITS = 22
 
@@ -163,24 +165,40 @@ class ExactSum:
         self._high.index_add_(0, index, high)
         self._low.index_add_(0, index, fine.sub_(high))
 
-    def add_products(self, left: Tensor, right: Tensor) -> None:
+    def add_products(self, left: Tensor, right: Tensor, powers: Tensor | None = None) -> None:
         """Add left_i right_i^T of all rows i.
 
         Both are rounded toward zero before the multiplication, so that no product exceeds its
         bound.
 
         Args:
-            left: (n, a), float64, entries at most `bound`.
-            right: (n, b), float64, entries at most one.
+            left: (n, a), float64.
+            right: (n, b), float64 or float32. Entries of a product are at most `bound`.
+            powers: (n, 1), float64, powers of two that no entry of a row of `right` exceeds; None
+                for one. They may move from one factor to the other without rounding.
         """
-        for some, others in zip(torch.split(left, ROWS), torch.split(right, ROWS), strict=True):
-            self._make_room(len(some))
-            # Products of integers; the final multiplication by a power of two is exact.
-            steps, more = (
-                (some * (1 / (self._unit * COARSE))).trunc_(),
-                (others * (1 / COARSE)).trunc_(),
-            )
+        for start in range(0, len(left), ROWS):
+            rows = slice(start, start + ROWS)
+            self._make_room(len(left[rows]))
+            over = None if powers is None else powers[rows]
+            self._add_integers(left[rows], right[rows], over)
+
+    def _add_integers(self, left: Tensor, right: Tensor, powers: Tensor | None) -> None:
+        """Add products of integers; the final multiplication by a power of two is exact."""
+        coarse = self._unit * COARSE
+        if powers is None:
+            steps, more = (left * (1 / coarse)).trunc_(), (right * (1 / COARSE)).trunc_()
             self._low += (steps.T @ more).mul_(self._unit * FINE)
+            return
+        steps, scales = (left * (powers / coarse)).trunc_(), (1 / (COARSE * powers)).to(right)
+        whole = torch.zeros_like(self._low)
+        # So few rows at a time that they stay in the processor's cache.
+        size = max(CACHED, left.shape[1])
+        for some, more, scale in zip(
+            *(torch.split(part, size) for part in (steps, right, scales)), strict=True
+        ):
+            whole.addmm_(some.T, (more * scale).trunc_().double())
+        self._low += whole.mul_(self._unit * FINE)
 
     @property
     def total(self) -> IntegerSum:

@@ -80,11 +80,13 @@ class BoundedSum:
             )
         steps = Fraction(sigma) / Fraction(total.step) * (1 + Fraction(rounding / self.bound))
         steps *= 1 + SLACK
-        drawn = torch.zeros(total.fine.shape, dtype=torch.int64)
-        twice = torch.zeros_like(drawn, dtype=torch.bool) if self.twice is None else self.twice
-        for parts, of in ((1, ~twice), (2, twice)):
-            variance = math.ceil(steps**2 / parts) + 2 * CONTINUOUS
-            drawn[of] = _drawn(variance, int(of.sum()))
+        shape = total.fine.shape
+        if self.twice is None:
+            drawn = _drawn(_variance(steps, 1), shape.numel()).reshape(shape)
+        else:
+            drawn = torch.zeros(shape, dtype=torch.int64)
+            for parts, of in ((1, ~self.twice), (2, self.twice)):
+                drawn[of] = _drawn(_variance(steps, parts), int(of.sum()))
         return Noisy(self.name, self._scaled(total.plus(drawn)), sigma, self.bound)
 
     def _scaled(self, sum_: IntegerSum) -> Tensor:
@@ -146,6 +148,11 @@ def with_noise(sums: Sequence[BoundedSum], mechanism: Mechanism) -> list[Noisy]:
         replace(named[name], bound=bound).noisy(sigma)
         for name, (sigma, bound) in mechanism.noise.items()
     ]
+
+
+def _variance(steps: Fraction, parts: int) -> int:
+    """The variance of the noise, in squared steps, over the number of equal entries of one."""
+    return math.ceil(steps**2 / parts) + 2 * CONTINUOUS
 
 
 def _drawn(variance: int, count: int) -> Tensor:

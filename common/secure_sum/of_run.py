@@ -14,6 +14,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
 from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.settings import FeaturesSettings, SumSettings
+from fedsurrogate.common.settings.features import FEWEST_MAPPED
 
 # Settings that select which of its records a site adds. All sites must have the same.
 SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
@@ -21,9 +22,6 @@ SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_co
 # Measured with 2,500 and 10,000 images of CIFAR-10 that are in no table, and 3,143 sketches of
 # PACS; half or twice as many cost up to a point.
 DIMENSIONS = 7.5
-# Fewest dimensions that "auto" maps: a difference of few columns may tell classes apart by the mean
-# of the columns, which its map leaves out.
-FEWEST = 128
 # Without joint noise.
 MOST_DIMENSIONS = 512
 
@@ -55,11 +53,8 @@ def numbers_of(plan: Plan, sums: SumSettings, sites: int, round: int = 1) -> dic
     joint = plan.mechanism_name == JOINT_SUMS
     numbers = {}
     for each in plan.combination.sums_in(round):
-        bound = (
-            each.bound
-            if joint
-            else float(sums.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
-        )
+        largest = min(float(sums.secure_sum_range), each.largest)
+        bound = each.bound if joint else largest**each.degree * math.sqrt(max(1, each.degree))
         whole = each.whole and not each.degree and not joint
         numbers[each.name] = FixedPoint.of(bound, sums.secure_sum_records, sites, whole)
     return numbers
@@ -92,7 +87,7 @@ def projected_dimensions(run: Run, dimension: int) -> int:
         dimension: of the sites' features.
     """
     own = run.settings
-    if not run.projects or (not own.features.given_projection and dimension < FEWEST):
+    if not run.projects or (not own.features.given_projection and dimension < FEWEST_MAPPED):
         return 0
     return min(dimension, dimensions_of(own.features, own.colluding, run.mechanism))
 

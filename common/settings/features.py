@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from fedsurrogate.common.backbones.feature_power import LARGEST_POWER
+from fedsurrogate.common.ranges import check_ranges
 from fedsurrogate.common.settings.base import Only, Range, Records, Section, Unit
 
 
@@ -25,6 +26,9 @@ Power = Annotated[
 
 # The projection that a run chooses itself.
 AUTO = "auto"
+# Fewest dimensions that "auto" maps: a difference of few columns may tell classes apart by the mean
+# of the columns, which its map leaves out.
+FEWEST_MAPPED = 128
 # How the features of the images of one unit become one record.
 Bag = Literal["none", "mean"]
 
@@ -42,6 +46,17 @@ class FeaturesSettings(Section):
         description="Whether many images of one unit, such as the slices of a study, are one "
         "record: none, or the mean of their features after power; a site's bag-column says which "
         "images these are.",
+    )
+    ranges: Annotated[
+        str,
+        Only("fedpft", "afl"),
+        AfterValidator(check_ranges),
+        Range("low,high for all columns; or low,high; low,high"),
+    ] = Field(
+        "",
+        description="Lowest and highest value of each feature, known in public: features are moved "
+        "and scaled from these to -1 and 1 first, for targets other than classes; empty leaves them "
+        "as they are.",
     )
     projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
         AUTO,

@@ -45,7 +45,7 @@ COVERS = {
 }
 SINGLE_RECORDS = (
     "a patient with several records at a site that protects records: k records together have k "
-    "times the epsilon, and a larger delta; fedpft with patient-column protects patients instead"
+    "times the epsilon, and a larger delta; with patient-column a site protects patients instead"
 )
 IN_CLEAR = (
     "class sizes and which classes a site has: they are sent without noise",

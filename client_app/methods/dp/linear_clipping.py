@@ -11,17 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from fedsurrogate.client_app.methods.dp.record_chunks import per_record
-from fedsurrogate.client_app.methods.dp.record_gradients import clip_factors, sums_like
-from fedsurrogate.common.privacy.exact_sums import IntegerSum
+from fedsurrogate.client_app.methods.dp.record_gradients import clip_factors, sums_like, weights_of
+from fedsurrogate.common.privacy.exact_sums import CACHED, IntegerSum
 
-# Number of chunks of records whose layer inputs and gradients are in memory at a time.
-CHUNKS = 7
+# A chunk of records is so many times as large as for other networks.
+LARGER = 4
+# The bits of a double that are its exponent, and the shortest input whose digits count.
+EXPONENT, SHORTEST = 0x7FF0000000000000, 2.0**-100
 
 
 def clipped_sums(
-    modules: nn.ModuleList, losses: Callable[..., Tensor], inputs: Sequence[Tensor], clip: float
+    modules: nn.ModuleList,
+    losses: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    clip: float,
+    weights: Tensor | None = None,
 ) -> tuple[dict[str, IntegerSum], int]:
-    """The sum of records' gradients, each clipped over all parameters.
+    """The sum of records' gradients, each clipped over all parameters, and weighted.
 
     A record's gradient of a layer is the outer product of the layer's input a and the gradient g of
     its output. So its squared norm is |a|^2 |g|^2, and the clipped sum is one matrix product
@@ -32,6 +38,7 @@ def clipped_sums(
         losses: computes the loss (n,) of every record from `inputs`, with `modules`.
         inputs: tensors (n, ...) of the records.
         clip: largest norm of one record's gradient.
+        weights: of the records, (n,), see `units.Units`; None for one.
 
     Returns:
         The sum, by parameter; and the number of clipped gradients.
@@ -60,35 +67,54 @@ def clipped_sums(
             )
         backward = torch.autograd.grad(each.sum(), [output for *_, output in seen])
         # In double precision: the bound must hold to the last digit.
-        lengths = [
-            torch.linalg.vector_norm(came, dim=1, dtype=torch.float64) for _, _, came, _ in seen
-        ]
+        lengths = [_lengths(came) for _, _, came, _ in seen]
         squares = torch.zeros(len(each), dtype=torch.float64, device=each.device)
         for (_, module, *_), length, after in zip(seen, lengths, backward, strict=True):
-            went = torch.linalg.vector_norm(after, dim=1, dtype=torch.float64).square()
-            squares += went * (length.square() + (module.bias is not None))
+            squares += _lengths(after).square() * (length.square() + (module.bias is not None))
         return [squares.sqrt(), *lengths, *(came for _, _, came, _ in seen), *backward]
 
-    cut = 0
+    cut = start = 0
     for norms, *parts in per_record(
-        outer_products, inputs, modules, list(parameters.values()), CHUNKS
+        outer_products, inputs, modules, list(parameters.values()), larger=LARGER
     ):
-        factors, count = clip_factors(norms, clip)[:, None], len(layers)
-        cut += int((norms > clip).sum())
+        factors, count = clip_factors(norms, clip), len(layers)
+        if (own := weights_of(weights, start, norms)) is not None:
+            factors = factors * own
+        factors = factors[:, None]
+        cut, start = cut + int((norms > clip).sum()), start + len(norms)
+        # Where the norm is finite, all entries are; other records add nothing.
+        odd = ~norms.isfinite()
+        any_odd = bool(odd.any())
         for (name, module), length, came, after in zip(
             layers, parts[:count], parts[count : 2 * count], parts[2 * count :], strict=True
         ):
-            scaled = (after * factors).nan_to_num_(0.0, 0.0, 0.0)
-            # The input enters as a direction, whose entries are at most one; its length goes into
-            # the other factor.
-            length = length.clamp_min(1e-100)[:, None]
-            direction = (came / length).nan_to_num_(0.0, 0.0, 0.0)
-            sums[f"{name}.weight"].add_products(
-                (scaled * length).nan_to_num_(0.0, 0.0, 0.0), direction
-            )
+            if any_odd:
+                came, after = (part.masked_fill(odd[:, None], 0) for part in (came, after))
+                length = length.masked_fill(odd, 0)
+            scaled = after * factors
+            sums[f"{name}.weight"].add_products(scaled, _in_single(came), _power_above(length))
             if module.bias is not None:
                 sums[f"{name}.bias"].add(scaled)
     return {name: sum_.total for name, sum_ in sums.items()}, cut
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Norms (n,), float64, of the rows of a chunk (n, d)."""
+    # Long rows some at a time, so that they stay in the processor's cache.
+    size = CACHED if rows.shape[1] > CACHED else len(rows)
+    parts = torch.split(rows, size)
+    return torch.cat([torch.linalg.vector_norm(some, dim=1, dtype=torch.float64) for some in parts])
+
+
+def _in_single(values: Tensor) -> Tensor:
+    """Values in at least single precision, in which a power of two multiplies without rounding."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def _power_above(lengths: Tensor) -> Tensor:
+    """A power of two above each length (n,), as a column (n, 1), float64."""
+    bits = lengths.clamp_min(SHORTEST).view(torch.int64) & EXPONENT
+    return bits.view(torch.float64)[:, None] * 2
 
 
 def _watched(

@@ -9,18 +9,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedsurrogate.client_app.methods.dp.record_chunks import per_record
+from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.common.models.augmentation import Change
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
-from fedsurrogate.common.privacy.secret_numbers import system_uniforms
 
 
 class PrivateGradient:
-    """Private gradients of Poisson samples of a site's records.
+    """Private gradients of Poisson samples of a site's units: records or patients.
 
-    Each costs one sampled Gaussian release. A call takes each record independently with probability
+    Each costs one sampled Gaussian release. A call takes each unit independently with probability
     `sample_rate`, and divides the noisy sum of clipped gradients by `expected`, a public number.
 
     Args:
@@ -28,8 +28,9 @@ class PrivateGradient:
         records: of the site.
         clip: largest norm of one record's gradient, over all parameters.
         noise_multiplier: standard deviation of the noise over the clip.
-        sample_rate: probability that a record takes part in a call.
+        sample_rate: probability that a unit takes part in a call.
         expected: public divisor of the sum.
+        units: of the records; by default each record is one.
 
     Attributes:
         noise: standard deviation in every entry of a private gradient.
@@ -50,7 +51,9 @@ class PrivateGradient:
         noise_multiplier: float,
         sample_rate: float,
         expected: int,
+        units: Units | None = None,
     ) -> None:
+        self._units = units or Units(len(records.labels))
         self._body, self._records = body, records
         self._clip, self._multiplier, self._rate, self._expected = (
             clip,
@@ -64,13 +67,14 @@ class PrivateGradient:
 
     def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
         """One private gradient, by name of the parameter."""
-        rows = poisson_sample(len(self._records.labels), self._rate).to(self._records.labels.device)
+        rows, weights = self._units.sample(self._rate)
+        rows = rows.to(self._records.labels.device)
         total, cut = clipped_sum(
-            self._body, parameters, self._records.take(rows), self._clip, change
+            self._body, parameters, self._records.take(rows), self._clip, change, weights
         )
         self._clipped, self._drawn = self._clipped + cut, self._drawn + len(rows)
         flat = IntegerSum.joined(total)
-        # All parameters are one statistic: one record changes all of them together by at most the
+        # All parameters are one statistic: one unit changes all of them together by at most the
         # clip.
         noisy = BoundedSum("gradients", flat, self._clip).noisy(self._multiplier * self._clip)
         self._signal.append(float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5))
@@ -89,9 +93,14 @@ class PrivateGradient:
 
 
 def clipped_sum(
-    body: nn.Module, parameters: Tensors, records: LandscapeRecords, clip: float, change: Change
+    body: nn.Module,
+    parameters: Tensors,
+    records: LandscapeRecords,
+    clip: float,
+    change: Change,
+    weights: Tensor | None = None,
 ) -> tuple[list[IntegerSum], int]:
-    """The sum of all records' gradients, each clipped.
+    """The sum of all records' gradients, each clipped and weighted.
 
     Args:
         body: the network.
@@ -99,6 +108,7 @@ def clipped_sum(
         records: of the site.
         clip: largest norm of one record's gradient, over all parameters.
         change: augmentation.
+        weights: of the records, (n,), see `units.Units`; None for one.
 
     Returns:
         The sum, by parameter, and the number of clipped gradients.
@@ -115,27 +125,13 @@ def clipped_sum(
         each = list(each_of(at, values, labels).values())
         return [*each, norms_of(each)]
 
-    total, cut = sums_like(at.values(), clip), 0
+    total, cut, start = sums_like(at.values(), clip), 0, 0
     for *each, norms in per_record(
         gradients, (records.values, records.labels), body, list(at.values())
     ):
-        cut += add_clipped(total, each, norms, clip)
+        own = weights_of(weights, start, norms)
+        cut, start = cut + add_clipped(total, each, norms, clip, own), start + len(norms)
     return [part.total for part in total], cut
-
-
-def poisson_sample(count: int, rate: float) -> Tensor:
-    """Poisson sample of rows, by numbers as secret as noise.
-
-    They have 53 bits: with 24 bits every smaller rate would become 6e-8.
-
-    Args:
-        count: number of rows.
-        rate: probability with which each is taken, independently.
-
-    Returns:
-        Indices of the sample's rows.
-    """
-    return (system_uniforms(count) < rate).nonzero().squeeze(1)
 
 
 def clip_factors(norms: Tensor, clip: float) -> Tensor:
@@ -179,8 +175,23 @@ def norms_of(each: Sequence[Tensor]) -> Tensor:
     return norms
 
 
+def weights_of(weights: Tensor | None, start: int, norms: Tensor) -> Tensor | None:
+    """The weights of the records whose gradients have these norms; None for one.
+
+    Args:
+        weights: of all records, (n,); None for one.
+        start: index of the first of these records.
+        norms: of their gradients, (m,).
+    """
+    return None if weights is None else weights[start : start + len(norms)].to(norms)
+
+
 def add_clipped(
-    total: Sequence[ExactSum], each: Sequence[Tensor], norms: Tensor, clip: float
+    total: Sequence[ExactSum],
+    each: Sequence[Tensor],
+    norms: Tensor,
+    clip: float,
+    weights: Tensor | None = None,
 ) -> int:
     """Clip records' gradients and add them to sums.
 
@@ -192,11 +203,14 @@ def add_clipped(
         each: gradients (n, ...), by parameter.
         norms: of the gradients over all parameters, (n,).
         clip: largest norm.
+        weights: of the records, (n,), float64, at most one; None for one.
 
     Returns:
         How many were clipped.
     """
     factors = clip_factors(norms, clip)
+    if weights is not None:
+        factors = factors * weights
     for sum_, gradients in zip(total, each, strict=True):
         scaled = gradients * factors.reshape(-1, *[1] * (gradients.ndim - 1))
         sum_.add(scaled.nan_to_num_(0.0, 0.0, 0.0))

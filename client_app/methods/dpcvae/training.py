@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsurrogate.client_app.features.site_features import site_device
-from fedsurrogate.client_app.methods.dp.record_gradients import poisson_sample
+from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.client_app.methods.dpcvae.training_steps import (
     Trainer,
     exact_gradient,
@@ -118,35 +118,36 @@ def trained(task: Task) -> Trained:
     Raises:
         DataError: if no training record is left.
         SurrogateError: for a model that is not this run's.
-        ConfigError: in a private run at a site that protects patients.
         StateError: where the site's kept file is lost.
     """
     run, received = task.run, task.received_model()
-    task.records_alone(f"method = {run.settings.method!r}")
-    classes = received.header.classes
+    classes, private = received.header.classes, bool(run.settings.epsilon)
     features, labels = task.training_data(classes)
+    units = Units.of(task.training_units(classes) if private else None, len(labels))
     companion = fresh_companion(
         run.settings, run.method.adversarial, len(classes), features.shape[1]
     )
     if task.round == 1:
-        return _opening(task, classes, features, labels, companion)
+        return _opening(task, classes, (features, labels, units), companion)
     counts = _restore(task, companion, len(classes))
     shared = fresh_generator(run.settings, run.method.adversarial, len(classes), features.shape[1])
     load_into(shared, received.tensors)
     device = site_device(run.settings.device, task.node)
     embeddings, labels = scaled(features).to(device), labels.to(device)
-    shared, companion, private = shared.to(device), companion.to(device), bool(run.settings.epsilon)
+    shared, companion = shared.to(device), companion.to(device)
     random = stream(run.settings.seed, run.settings.method, task.site, task.round)
     round = (task.round, run.rounds)
     trainer = trainer_of(shared, companion, run.settings.dpcvae, round, counts, private, random)
-    facts = _train_privately(task, trainer, embeddings, labels, counts) if private else {}
-    if not private:
+    facts: dict[str, float] = {}
+    if private:
+        facts = _train_privately(task, trainer, (embeddings, labels, units), counts)
+    else:
         for rows in _batches(len(labels), run.settings.dpcvae, random):
             trainer.step(exact_gradient(trainer, embeddings[rows], labels[rows]))
     moved = {
         name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()
     }
-    claim = run.mechanism
+    claim = task.mechanism()
     reply = Parameters(
         task.header(classes), task.round, moved, 0 if private else len(labels), claim
     )
@@ -154,19 +155,21 @@ def trained(task: Task) -> Trained:
 
 
 def _opening(
-    task: Task, classes: tuple[str, ...], features: Tensor, labels: Tensor, companion: nn.Module
+    task: Task,
+    classes: tuple[str, ...],
+    data: tuple[Tensor, Tensor, Units],
+    companion: nn.Module,
 ) -> Trained:
     """The first round: the size of every class and, if set, the sum of its unit-norm embeddings;
     noisy under privacy.
     """
-    run, count = task.run, len(classes)
+    run, count, (features, labels, units) = task.run, len(classes), data
     unit = clip(features.double(), 0.0)[0]
-    exact = dict(
-        zip((COUNTS, SUMS), class_sums(unit, labels, torch.ones(len(labels)), count), strict=True)
-    )
+    weights = torch.ones(len(labels)) if units.weights is None else units.weights
+    exact = dict(zip((COUNTS, SUMS), class_sums(unit, labels, weights, count), strict=True))
     sums = {name: sum_.value for name, sum_ in exact.items()}
     chosen = {COUNTS, SUMS} if run.settings.dpcvae.opening == "sums" else {COUNTS}
-    claim = run.mechanism
+    claim = task.mechanism()
     facts: dict[str, float] = {}
     if claim is not None:
         # Of the mechanism's noise, that of this round's statistics.
@@ -186,25 +189,32 @@ def _opening(
 
 
 def _train_privately(
-    task: Task, trainer: Trainer, embeddings: Tensor, labels: Tensor, counts: Tensor
+    task: Task, trainer: Trainer, data: tuple[Tensor, Tensor, Units], counts: Tensor
 ) -> dict[str, float]:
     """Train by DP-SGD (Abadi et al. 2016); return facts that stay at the site.
 
-    Every step takes each record independently with probability `sample_rate`. It divides the noisy
-    sum of clipped gradients by the expected number of records, which is computed from the released
-    class sizes.
+    Every step takes each unit, a record or a patient, independently with probability `sample_rate`.
+    It divides the noisy sum of clipped gradients by the expected number of units, which is computed
+    from the released class sizes.
     """
-    run, settings = task.run, task.run.settings.dpcvae
-    claim = run.mechanism
+    settings, claim = task.run.settings.dpcvae, task.mechanism()
+    embeddings, labels, units = data
     assert claim is not None
     records = float(counts.clamp_min(0).sum())
     expected = max(1.0, settings.sample_rate * records if records else settings.batch_size)
     clipped = drawn = 0
     signal: list[float] = []
     for _ in range(settings.private_steps):
-        rows = poisson_sample(len(labels), settings.sample_rate).to(labels.device)
+        rows, weights = units.sample(settings.sample_rate)
+        rows = rows.to(labels.device)
         mean, cut, ratio = private_gradient(
-            trainer, embeddings[rows], labels[rows], claim.clip, claim.noise_multiplier, expected
+            trainer,
+            embeddings[rows],
+            labels[rows],
+            claim.clip,
+            claim.noise_multiplier,
+            expected,
+            weights,
         )
         trainer.step(mean)
         clipped, drawn = clipped + cut, drawn + len(rows)

@@ -198,11 +198,12 @@ def private_gradient(
     clip: float,
     noise_multiplier: float,
     expected: float,
+    weights: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], int, float]:
     """The noisy mean of clipped gradients.
 
-    One release of the Gaussian mechanism: all parameters are one statistic, which one record
-    changes by at most the clip.
+    One release of the Gaussian mechanism: all parameters are one statistic, which one unit, a
+    record or a patient, changes by at most the clip.
 
     Args:
         trainer: computes the losses.
@@ -211,13 +212,14 @@ def private_gradient(
         clip: largest norm of one record's gradient, over all parameters.
         noise_multiplier: standard deviation of the noise over the clip.
         expected: divisor of the sum, a public number.
+        weights: of the records, (n,), see `units.Units`; None for one.
 
     Returns:
         The noisy sum of clipped gradients over `expected`, by name; the number of clipped ones; the
         signal-to-noise ratio.
     """
     inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
-    total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip)
+    total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip, weights)
     flat = IntegerSum.joined(list(total.values()))
     noisy = BoundedSum("gradients", flat, clip).noisy(noise_multiplier * clip)
     parts = torch.split(noisy.value / expected, [part.fine.numel() for part in total.values()])

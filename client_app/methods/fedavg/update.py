@@ -7,7 +7,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp.dp_sgd import clipped_gradients, train_privately
+from fedsurrogate.client_app.methods.dp.dp_sgd import (
+    UnitRecords,
+    clipped_gradients,
+    train_privately,
+)
+from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.client_app.methods.fedavg import scaffold
 from fedsurrogate.client_app.methods.local_training import (
     Losses,
@@ -40,7 +45,8 @@ def update(task: Task) -> MethodOutput:
     """Train the received model on this site's records.
 
     Methods: FedAvg, FedProx, FedSGD, SCAFFOLD; DSFL, which sends only the largest entries; and
-    DP-FedAvg and DP-FedProx, which protect records with one epsilon for all rounds together.
+    DP-FedAvg and DP-FedProx, which protect records or patients with one epsilon for all rounds
+    together.
 
     Args:
         task: the request, with the model.
@@ -94,23 +100,23 @@ def weighted_update(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
 def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     """The sum of clipped gradients, for a secure sum with joint noise.
 
-    All records take part, so that the noise needs no accounting of samples: rounds compose as
-    Gaussian mechanisms.
+    All units, records or patients, take part, so that the noise needs no accounting of samples:
+    rounds compose as Gaussian mechanisms.
 
     Args:
         task: the request, with the model.
 
     Returns:
-        Records (1,) of this site, and gradients (P,), the sum of their gradients at the received
-        model, each divided by the clip after it was shortened to it; float64, without noise. And
-        the claim.
+        Records (1,) of this site, or its patients; and gradients (P,), the sum of their gradients
+        at the received model, each divided by the clip after it was shortened to it; float64,
+        without noise. And the claim.
     """
-    claim, module, features, labels = _private_start(task, task.received_model())
+    claim, module, (features, labels, units) = _private_start(task, task.received_model())
     losses = _losses(task.run.objective)
-    gradients = clipped_gradients(module, features, labels, claim.clip, losses)
+    gradients = clipped_gradients(module, features, labels, claim.clip, losses, units.weights)
     summed = flat(gradients) / claim.clip
     return {
-        "records": torch.tensor([float(len(labels))], dtype=torch.float64),
+        "records": torch.tensor([float(units.count)], dtype=torch.float64),
         "gradients": summed,
     }, claim
 
@@ -162,12 +168,12 @@ def _private_update(task: Task, received: Parameters) -> MethodOutput:
 def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, float]]:
     """The update with the noise of DP-SGD, and facts that stay at the site."""
     run, settings = task.run, task.run.settings.fedavg
-    claim, module, features, labels = _private_start(task, received)
+    claim, module, records = _private_start(task, received)
     rate = settings.rate(True, run.objective.rates.private if run.objective else 0.0)
     variant = Variant(
         mu=settings.mu if run.plan.training.proximal else 0.0, losses=_losses(run.objective)
     )
-    facts = train_privately(module, features, labels, settings, claim, rate, variant)
+    facts = train_privately(module, records, settings, claim, rate, variant)
     moved = {
         name: parameter.detach() - received.tensors[name]
         for name, parameter in module.named_parameters()
@@ -175,23 +181,17 @@ def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, 
     return Parameters(task.header(received.header.classes), received.round, moved, 0, claim), facts
 
 
-def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Module, Tensor, Tensor]:
-    """The claim, the received network, and all records: features (n, d), and labels (n,) or the code
-    of another target, (n, q).
-    """
-    task.records_alone(f"method = {task.run.settings.method!r}")
-    kind, claim = task.run.settings.fedavg.kind, task.run.mechanism
+def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Module, UnitRecords]:
+    """The claim, the received network, and all records."""
+    kind, claim = task.run.settings.fedavg.kind, task.mechanism()
     assert claim is not None
     # No minimum class size applies here: everything that leaves has noise.
     features, labels = task.training_data(received.header.classes)
     if kind == "linear":
         features = clip(features, 0.0)[0].float()
-    return (
-        claim,
-        _network(task, features.shape[1], received, received.tensors),
-        features,
-        labels,
-    )
+    units = Units.of(task.training_units(received.header.classes), len(labels))
+    module = _network(task, features.shape[1], received, received.tensors)
+    return claim, module, UnitRecords(features, labels, units)
 
 
 def _network(task: Task, inputs: int, received: Parameters, tensors: Tensors) -> nn.Module:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsurrogate.client_app.features.site_features import site_device
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
+from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.client_app.methods.fedlap.image_synthesis import (
     Matching,
     RealStatistic,
@@ -70,12 +71,10 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
     Raises:
         DataError: if no training record is left.
         SurrogateError: for a model that is not this run's.
-        ConfigError: in a private run at a site that protects patients.
     """
     run, received = task.run, task.received_model()
-    task.records_alone(f"method = {task.run.method.name!r}")
     classes = received.header.classes
-    settings, private, claim = run.settings.fedlap, bool(run.settings.epsilon), run.mechanism
+    settings, private, claim = run.settings.fedlap, bool(run.settings.epsilon), task.mechanism()
     features, labels = task.training_data(classes)
     body, real, model = _in_place(task, received, features, labels)
     present = (
@@ -93,8 +92,9 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
     looks: RealStatistic = Batches(body, real, settings.batch_size, batches, recipe.statistic)
     if claim is not None:
         expected = settings.batch_size or 1
+        units = Units.of(task.training_units(classes), len(labels))
         looks = PrivateGradient(
-            body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected
+            body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected, units
         )
     rate = settings.rate(task.round, run.rounds)
     matching = Matching(

@@ -37,6 +37,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
 
 CLIP_KEYS = ("fedavg.clip", "fedlap.clip", "dpcvae.clip", "fedpft.clip")
+KINDS = [("linear", 7), ("mlp", 7), ("convnet", 16)]
 # Ways to sum gradients: from the selected rows to one flat vector for all parameters.
 SumOf = Callable[[Tensor], Tensor]
 
@@ -90,6 +91,17 @@ def opacus_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float)
     )
 
 
+def linear_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> SumOf:
+    modules = nn.ModuleList([module])
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(module(x), y, reduction="none")
+
+    return lambda rows: flat(
+        clipped_sums(modules, losses, (features[rows], labels[rows]), clip)[0].values()
+    )
+
+
 def fedlap_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> SumOf:
     body, inner = (
         split_input(module, features) if isinstance(module, nn.Sequential) else (module, features)
@@ -137,8 +149,13 @@ def check_every_record(of: SumOf, count: int, clip: float) -> None:
             assert not too_far(whole, of(everyone[everyone != row]), clip), row
 
 
-@pytest.mark.parametrize("way", [opacus_sum, fedlap_sum])
-@pytest.mark.parametrize(("kind", "inputs"), [("linear", 7), ("mlp", 7), ("convnet", 16)])
+@pytest.mark.parametrize(
+    ("way", "kind", "inputs"),
+    [
+        *((way, *kind) for way in (opacus_sum, fedlap_sum) for kind in KINDS),
+        *((linear_sum, *kind) for kind in KINDS if kind[0] != "convnet"),
+    ],
+)
 @searched
 @given(
     clip=clips,
@@ -251,6 +268,19 @@ def test_no_record_changes_what_another_contributes_to_a_network(
     check_alone_and_among_others(way(module, features, torch.arange(75) % 3, 0.1), 75)
 
 
+@pytest.mark.parametrize(
+    ("kind", "inputs", "width"), [each for each in NETWORKS if each[0] != "convnet"]
+)
+def test_no_record_changes_what_another_contributes_where_no_gradient_is_stored(
+    kind: Any, inputs: int, width: int
+) -> None:
+    """More records than one call takes, so that a record changes its call and its place in it."""
+    count = 300
+    features = torch.randn(count, inputs, generator=torch.Generator().manual_seed(1))
+    module = cancelling(fresh(kind, inputs, 3, width))
+    check_alone_and_among_others(linear_sum(module, features, torch.arange(count) % 3, 0.1), count)
+
+
 @pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 @pytest.mark.parametrize(("dimension", "hidden"), [(6, 0), (64, 0), (6, 5), (64, 16)])
 def test_no_record_changes_what_another_contributes_to_a_generator(
@@ -318,22 +348,12 @@ def test_among_a_million_others(monkeypatch: pytest.MonkeyPatch, way: str, clip:
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[0.0], [1e6]]))
         layer.bias.zero_()
-    of: SumOf
     if way == "private_training":
         of = opacus_sum(layer, features, labels, clip)
     elif way == "private_gradients":
         of = fedlap_sum(layer, features, labels, clip)
     else:
-        modules = nn.ModuleList([layer])
-
-        def losses(x: Tensor, y: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(layer(x), y, reduction="none")
-
-        def of(rows: Tensor) -> Tensor:
-            return flat(
-                clipped_sums(modules, losses, (features[rows], labels[rows]), clip)[0].values()
-            )
-
+        of = linear_sum(layer, features, labels, clip)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sums = [of(torch.arange(MILLION + more)) for more in range(3)]

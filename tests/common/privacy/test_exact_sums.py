@@ -104,6 +104,38 @@ def test_products_add_up_to_the_last_bit_in_any_order_and_company(bound: float) 
     assert torch.allclose(sums[0].value, left.T @ right, rtol=0, atol=3000 * 2 * unit * COARSE)
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    bound=st.sampled_from([1e-6, 0.7, 1.0, 1e6]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    size=st.integers(-90, 90),
+)
+def test_a_length_that_moves_to_the_other_factor_moves_without_rounding(
+    seed: int, bound: float, dtype: torch.dtype, size: int
+) -> None:
+    """Rows of the right factor have lengths of their own, up to 2^size; no product of a row exceeds
+    that of the factors, and the sum is that of the products, in any order and company.
+    """
+    generator, count = torch.Generator().manual_seed(seed), 600
+    powers = 2.0 ** torch.randint(-8, 9, (count, 1), generator=generator).double() * 2.0**size
+    right = (contributions(count, 3, 1.0, seed).clamp(-1, 1) * powers).to(dtype)
+    left = contributions(count, 4, bound, seed + 1) / powers
+    whole, pieces = ExactSum((4, 3), bound), ExactSum((4, 3), bound)
+    whole.add_products(left, right, powers)
+    order = torch.randperm(count, generator=generator)
+    for piece in torch.split(order, 11):
+        pieces.add_products(left[piece], right[piece], powers[piece])
+    assert torch.equal(whole.value, pieces.value)
+    unit = power_above(bound)
+    rounded = (
+        toward_zero(left * powers, unit * COARSE)[:, :, None]
+        * toward_zero(right.double() / powers, COARSE)[:, None, :]
+    )
+    assert whole.value.flatten().tolist() == [float(each) for each in exact(rounded.flatten(1))]
+    assert bool((rounded.abs() <= (left[:, :, None] * right.double()[:, None, :]).abs()).all())
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), bound=st.floats(1e-6, 1e6))
 def test_a_record_moves_a_sum_by_itself_and_nothing_else(seed: int, bound: float) -> None:

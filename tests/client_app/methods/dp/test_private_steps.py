@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp import dp_sgd, record_gradients
-from fedsurrogate.client_app.methods.dp.dp_sgd import train_privately
-from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient, poisson_sample
+from fedsurrogate.client_app.methods.dp import units
+from fedsurrogate.client_app.methods.dp.dp_sgd import UnitRecords, train_privately
+from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
+from fedsurrogate.client_app.methods.dp.units import Units, poisson_sample
 from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import linear, parameters_of
@@ -27,7 +29,8 @@ from fedsurrogate.common.models.networks import linear, parameters_of
 RECORDS, CLIP, RATE = 9, 0.4, 0.3
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(RECORDS, 5, generator=GENERATOR), torch.arange(RECORDS) % 3
-Step = Callable[[int], Tensor]
+ALONE = Units(RECORDS)
+Step = Callable[[int, Units], Tensor]
 
 
 def network() -> nn.Module:
@@ -38,7 +41,7 @@ def network() -> nn.Module:
     return module
 
 
-def of_dp_sgd(public: int) -> Tensor:
+def of_dp_sgd(public: int, units: Units = ALONE) -> Tensor:
     """The mean gradient of one step of DP-SGD, from what it changes at a learning rate of one."""
     module = network()
     chosen = SimpleNamespace(private_steps=1, sample_rate=RATE, batch_size=public)
@@ -46,20 +49,21 @@ def of_dp_sgd(public: int) -> Tensor:
     before = torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        train_privately(module, X, Y, chosen, claim, 1.0)  # type: ignore[arg-type]
+        train_privately(module, UnitRecords(X, Y, units), chosen, claim, 1.0)  # type: ignore[arg-type]
     return before - torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-def of_fedlap(public: int) -> Tensor:
+def of_fedlap(public: int, units: Units = ALONE) -> Tensor:
     """The mean gradient of FedLAP-DP."""
     module = network()
-    looks = PrivateGradient(module, LandscapeRecords.evenly(X, Y), CLIP, 1.0, RATE, public)
+    records = LandscapeRecords.evenly(X, Y)
+    looks = PrivateGradient(module, records, CLIP, 1.0, RATE, public, units)
     found = looks(parameters_of(module), lambda values: values)
     return torch.cat([part.flatten() for part in found.values()])
 
 
-def one_by_one(rows: list[int]) -> Tensor:
-    """The sum of the gradients of these rows, each shortened to the clip."""
+def one_by_one(rows: list[int], weights: list[float]) -> Tensor:
+    """The sum of the gradients of these rows, each shortened to the clip and weighted."""
     module = network()
     total = torch.zeros(18)
     for row in rows:
@@ -67,7 +71,7 @@ def one_by_one(rows: list[int]) -> Tensor:
         gradient = torch.cat(
             [part.flatten() for part in torch.autograd.grad(loss, [*module.parameters()])]
         )
-        total += gradient * min(1.0, CLIP / float(gradient.norm()))
+        total += gradient * min(1.0, CLIP / float(gradient.norm())) * weights[row]
     return total
 
 
@@ -79,16 +83,20 @@ WAYS: dict[str, Step] = {"DP-SGD": of_dp_sgd, "FedLAP-DP": of_fedlap}
 @given(
     drawn=st.lists(st.floats(0, 1, exclude_max=True), min_size=RECORDS, max_size=RECORDS),
     public=st.sampled_from([1, 4, 50]),
+    patients=st.none() | st.lists(st.sampled_from("abcd"), min_size=RECORDS, max_size=RECORDS),
 )
 def test_a_step_is_the_sum_over_its_sample_over_a_public_number(
-    way: str, drawn: list[float], public: int
+    way: str, drawn: list[float], public: int, patients: list[str] | None
 ) -> None:
-    """The sample is what the secret numbers say, record by record: nobody else, never a fixed
-    number of them, and the divisor does not depend on how many there are.
+    """The sample is what the secret numbers say, record by record, or patient by patient with all
+    records, which weigh one together: nobody else, never a fixed number of them, and the divisor
+    does not depend on how many there are.
     """
+    whose = patients or [str(row) for row in range(RECORDS)]
+    order = list(dict.fromkeys(whose))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            record_gradients,
+            units,
             "system_uniforms",
             lambda count: torch.tensor(drawn[:count], dtype=torch.float64),
         )
@@ -96,8 +104,9 @@ def test_a_step_is_the_sum_over_its_sample_over_a_public_number(
             "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
             lambda variance, count: np.zeros(count, dtype=np.int64),
         )
-        found = WAYS[way](public)
-    wanted = one_by_one([row for row, number in enumerate(drawn) if number < RATE]) / public
+        found = WAYS[way](public, Units.of(patients, RECORDS))
+    rows = [row for row, name in enumerate(whose) if drawn[order.index(name)] < RATE]
+    wanted = one_by_one(rows, [1 / whose.count(name) for name in whose]) / public
     assert torch.allclose(found, wanted, atol=2e-6)
 
 
@@ -130,11 +139,12 @@ def test_a_generator_divides_by_the_records_that_were_released(
     asked: list[tuple[int, float]] = []
     steps = SimpleNamespace(sample_rate=rate, batch_size=7, private_steps=4)
     chosen = SimpleNamespace(dpcvae=steps)
-    run = SimpleNamespace(
-        settings=chosen, mechanism=SimpleNamespace(clip=CLIP, noise_multiplier=1.0)
-    )
+    claim = SimpleNamespace(clip=CLIP, noise_multiplier=1.0)
+    task = SimpleNamespace(run=SimpleNamespace(settings=chosen), mechanism=lambda: claim)
 
-    def gradient(trainer: Any, x: Tensor, y: Tensor, clip: float, noise: float, by: float) -> Any:
+    def gradient(
+        trainer: Any, x: Tensor, y: Tensor, clip: float, noise: float, by: float, own: Any
+    ) -> Any:
         asked.append((len(y), by))
         return {}, 0, 0.0
 
@@ -142,10 +152,9 @@ def test_a_generator_divides_by_the_records_that_were_released(
         patch.setattr(dpcvae, "private_gradient", gradient)
         trainer = SimpleNamespace(step=lambda mean: None)
         dpcvae._train_privately(
-            SimpleNamespace(run=run),  # type: ignore[arg-type]
+            task,  # type: ignore[arg-type]
             trainer,  # type: ignore[arg-type]
-            torch.zeros(200, 2),
-            torch.zeros(200, dtype=torch.int64),
+            (torch.zeros(200, 2), torch.zeros(200, dtype=torch.int64), Units(200)),
             torch.tensor(counts),
         )
     records = sum(max(0.0, each) for each in counts)
@@ -154,5 +163,39 @@ def test_a_generator_divides_by_the_records_that_were_released(
     assert len({size for size, _ in asked}) > 1
 
 
-def test_both_kinds_of_networks_share_one_sampler() -> None:
-    assert dp_sgd.poisson_sample is dpcvae.poisson_sample is record_gradients.poisson_sample
+@settings(max_examples=20, deadline=None)
+@given(
+    patients=st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=40),
+    rate=st.sampled_from([0.1, 0.5, 1.0]),
+)
+def test_a_patient_is_drawn_with_all_records_which_weigh_one_together(
+    patients: list[str], rate: float
+) -> None:
+    found = Units.of(patients, len(patients))
+    assert found.count == len(set(patients))
+    rows, weights = found.sample(rate)
+    assert weights is not None
+    chosen = {patients[row] for row in rows.tolist()}
+    assert rows.tolist() == [row for row, name in enumerate(patients) if name in chosen]
+    for name in chosen:
+        own = [
+            w
+            for w, row in zip(weights.tolist(), rows.tolist(), strict=True)
+            if patients[row] == name
+        ]
+        assert 1 - 1e-9 <= sum(map(Fraction, own)) <= 1
+    if rate == 1:
+        assert chosen == set(patients)
+
+
+def test_every_patient_is_in_the_sample_at_the_rate_however_many_records() -> None:
+    """Not at the rate of one of the records."""
+    patients, rate, runs = ["a"] * 30 + ["b"], 0.3, 3000
+    found = Units.of(patients, 31)
+    taken = torch.zeros(runs, 2)
+    for run in range(runs):
+        rows = found.sample(rate).rows
+        assert int((rows < 30).sum()) in (0, 30)
+        taken[run] = torch.tensor([float((rows < 30).any()), float((rows == 30).any())])
+    spread = (rate * (1 - rate) / runs) ** 0.5
+    assert bool(((taken.mean(0) - rate).abs() < 5 * spread).all())

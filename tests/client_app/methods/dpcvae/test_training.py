@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry
+from fedsurrogate.client_app.methods.dp import units
 from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
 from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
 from fedsurrogate.client_app.methods.dpcvae.training import train_generator
@@ -133,13 +134,13 @@ def test_every_step_of_every_round_takes_its_own_poisson_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Tensor] = []
-    real = dpcvae.poisson_sample
+    real = units.poisson_sample
 
     def spy(count: int, rate: float) -> Tensor:
         drawn.append(real(count, rate))
         return drawn[-1]
 
-    monkeypatch.setattr(dpcvae, "poisson_sample", spy)
+    monkeypatch.setattr(units, "poisson_sample", spy)
     seen: list[int] = []
     whole = dpcvae.private_gradient
 
@@ -359,11 +360,13 @@ def test_the_encoder_never_leaves(tmp_path: Path) -> None:
             assert b"companion" not in made.payload
 
 
-def test_patients_are_not_protected_by_it_and_it_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("private", [True, False])
+def test_patients_are_what_a_private_run_protects(tmp_path: Path, private: bool) -> None:
     part = records()
     units = LabelledFeatures(part.features, part.labels, ("p",) * RECORDS)
-    with pytest.raises(ConfigError, match="protects single records"):
-        Site(tmp_path, run(**PRIVATE), units).round()
+    site = Site(tmp_path, run(**PRIVATE if private else {}), units)
+    made = train_generator(site.task())
+    assert (made.claim.unit if made.claim else None) == ("patient" if private else None)
 
 
 def test_a_given_noise_stops_at_the_last_affordable_round() -> None:

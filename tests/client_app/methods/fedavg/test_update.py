@@ -16,7 +16,8 @@ from torch import Tensor
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry, site_function
 from fedsurrogate.client_app.methods.dp import dp_sgd as private_training
-from fedsurrogate.client_app.methods.dp.dp_sgd import train_privately
+from fedsurrogate.client_app.methods.dp.dp_sgd import UnitRecords, train_privately
+from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.client_app.methods.fedavg import scaffold
 from fedsurrogate.client_app.methods.fedavg.update import weighted_update
 from fedsurrogate.client_app.methods.local_training import Variant, network, step_length, train
@@ -376,14 +377,15 @@ def test_one_record_moves_the_sums_for_joint_noise_by_at_most_one(
     assert (moved["gradients"] <= 1) == clips
 
 
-def test_a_site_that_protects_patients_takes_no_part_in_joint_noise_of_records(
-    tmp_path: Path,
-) -> None:
+def test_with_joint_noise_a_site_that_protects_patients_adds_patients(tmp_path: Path) -> None:
     config = run("dp-fedavg", **JOINT)
     asked = task(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
-    patients = replace(asked.found.train, units=("p",) * 120)
-    with pytest.raises(ConfigError, match="protects patients"):
-        weighted_update(replace(asked, found=replace(asked.found, train=patients)))
+    patients = replace(asked.found.train, units=("p",) * 100 + ("q",) * 20)
+    found, claim = weighted_update(replace(asked, found=replace(asked.found, train=patients)))
+    assert claim is not None
+    assert claim.unit == "patient"
+    assert found["records"].tolist() == [2]
+    assert float(found["gradients"].norm()) <= 2
 
 
 @pytest.mark.slow
@@ -396,17 +398,14 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
         "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
-    monkeypatch.setattr(
-        "fedsurrogate.client_app.methods.dp.record_gradients.system_uniforms", torch.zeros
-    )
+    monkeypatch.setattr("fedsurrogate.client_app.methods.dp.units.system_uniforms", torch.zeros)
     sigma, _ = claim.noise["gradients"]
+    records = UnitRecords(features, labels, Units(len(labels)))
     for mu in (0.0, 5.0):
         module = linear(16, 3)
         # Not zero: otherwise the weights would equal their difference from the start.
         torch.nn.init.constant_(module.weight, 0.3)
-        facts = train_privately(
-            module, features, labels, config.settings.fedavg, claim, 0.1, Variant(mu=mu)
-        )
+        facts = train_privately(module, records, config.settings.fedavg, claim, 0.1, Variant(mu=mu))
         copy, rate = linear(16, 3), 0.1
         torch.nn.init.constant_(copy.weight, 0.3)
         start = copy.weight.detach().clone()

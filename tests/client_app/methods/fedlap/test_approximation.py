@@ -22,9 +22,9 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     add_clipped,
     clipped_sum,
     norms_of,
-    poisson_sample,
     sums_like,
 )
+from fedsurrogate.client_app.methods.dp.units import poisson_sample
 from fedsurrogate.client_app.methods.fedlap import approximation as fedlap
 from fedsurrogate.client_app.methods.fedlap.approximation import approximate
 from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
@@ -424,9 +424,10 @@ def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_pa
     )
 
 
-def test_patients_are_refused_because_records_are_what_is_protected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="protects single records"):
-        approximate(task(tmp_path, run(**PRIVATE), units=True))
+def test_patients_are_what_a_private_run_protects(tmp_path: Path) -> None:
+    claim = approximate(task(tmp_path, run(**PRIVATE), units=True)).claim
+    assert claim is not None
+    assert claim.unit == "patient"
 
 
 def test_a_given_noise_affords_so_many_rounds() -> None:

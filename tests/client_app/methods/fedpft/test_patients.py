@@ -242,7 +242,7 @@ def test_under_privacy_a_hospital_needs_the_classes_and_a_folder_of_its_own(tmp_
 
 
 @pytest.mark.parametrize("method", ["dp-fedavg", "fedlap", "dpcvae"])
-def test_what_protects_single_records_asks_a_site_of_patients_whether_that_is_enough(
+def test_the_unit_of_the_node_config_decides_what_a_run_protects(
     tmp_path: Path, method: str
 ) -> None:
     run = parse_run(BUDGET | {"method": method, "data": "safetensors"})
@@ -254,13 +254,15 @@ def test_what_protects_single_records_asks_a_site_of_patients_whether_that_is_en
         cache_dir=str(tmp_path),
         state_dir=str(tmp_path),
     )
-    with pytest.raises(
-        ConfigError, match=r'this site protects patients; set unit = "record" in the node-config'
-    ):
-        Task(run, node, "a", load_site(run, node, policy_of(node).cache_mib)).records_alone(method)
-    alone = node.model_copy(update={"unit": "record"})
-    Task(run, alone, "a", load_site(run, alone, policy_of(alone).cache_mib)).records_alone(method)
+    alone, found = node.model_copy(update={"unit": "record"}), []
+    for own, unit in ((node, "patient"), (alone, "record")):
+        site = load_site(run, own, policy_of(own).cache_mib)
+        task = Task(run, own, "a", site)
+        claim, units = task.mechanism(), task.training_units(run.settings.classes)
+        assert claim is not None
+        assert claim.unit == unit
+        assert (units is None) == (unit == "record")
+        assert units is None or len(units) == len(task.training_data(run.settings.classes)[1])
+        found.append(site.train.features)
     # Still no patient is on both sides of a split.
-    assert load_site(run, node, policy_of(node).cache_mib).train.features.equal(
-        load_site(run, alone, policy_of(alone).cache_mib).train.features
-    )
+    assert found[0].equal(found[1])
