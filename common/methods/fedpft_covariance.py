@@ -20,6 +20,13 @@ AUTO_RANK, AUTO_BITS = 64, 8
 SET_RANK, SET_BITS = 16, 16
 # Dimensions and sites that the rule for privacy assumes where the settings do not tell them.
 USUAL_DIMENSION, USUAL_SITES = 1024, 10
+# Families of which each class has its own, without any covariance between dimensions.
+APART: tuple[Covariance, ...] = ("diag", "spherical")
+# What a run with one of these says, before it starts and in its result.
+TOO_LITTLE = (
+    "it holds nothing of how features vary together, so on features of a backbone the head may be "
+    "below an ensemble of heads; covariance auto, gram, or lowrank of rank 64 holds it"
+)
 # Least epsilon x records / root of (sites x dimensions) for which a noisy second moment is worth its
 # share of the budget. Chosen on one draw of eight federations (CIFAR-10, PACS, digits, X-rays), of
 # which it takes the better form in most; docs/methods/fedpft.md has where it does not.
@@ -128,15 +135,31 @@ def explained(settings: Settings, dimension: int) -> str:
         dimension: of the features; 0 where it is not known yet.
 
     Example:
-        >>> explained(Settings(fedpft=FedPFTSettings(covariance="diag")), 1280)
-        'covariance diag, as set; auto is gram: up to 2,048 dimensions a whole one fits, and is exact'
+        >>> explained(Settings(fedpft=FedPFTSettings(covariance="full")), 1280)
+        'covariance full, as set; auto is gram: up to 2,048 dimensions a whole one fits, and is exact'
     """
     unset = {"covariance": "auto", "rank": 0, "bits": 0}
     free = settings.model_copy(update={"fedpft": settings.fedpft.model_copy(update=unset)})
     form, usual = form_of(settings, dimension), automatic(free, dimension)
+    if lacks_directions(settings):
+        return (
+            f"covariance {form.family}, as set: {TOO_LITTLE}; auto is {_named(usual)}: "
+            f"{usual.reason}"
+        )
     if replace(form, reason="") == replace(usual, reason=""):
         return f"covariance {_named(form)}, chosen because {usual.reason}"
     return f"covariance {_named(form)}, as set; auto is {_named(usual)}: {usual.reason}"
+
+
+def lacks_directions(settings: Settings) -> bool:
+    """Whether a run without a budget has one component a class and no covariance between dimensions.
+
+    Example:
+        >>> lacks_directions(Settings(fedpft=FedPFTSettings(covariance="diag")))
+        True
+    """
+    own = settings.fedpft
+    return own.covariance in APART and own.components == 1 and not settings.epsilon
 
 
 def _named(form: Form) -> str:

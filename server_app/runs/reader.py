@@ -160,15 +160,16 @@ class RunFolder:
 
     @property
     def head(self) -> str:
-        """Return how the head was computed, the shrinkage of its covariance, and why the sites'
-        statistics decided so; empty if the method has no choice.
+        """Return how the head was computed, the shrinkage of its covariance, and what the sites'
+        statistics decided, or lack; empty if the method has no choice.
         """
         solver = SOLVERS_IN_WORDS.get(str(at(self.metrics, "learning", "solver") or ""), "")
         shrinkage = self.number("learning", "shrinkage")
         reason = str(at(self.metrics, "learning", "reason") or "")
-        if not solver or shrinkage is None:
-            return solver
-        return f"{solver}, shrinkage {shrinkage:.3g}{f'; {reason}' if reason else ''}"
+        if not solver:
+            return ""
+        shrunk = "" if shrinkage is None else f", shrinkage {shrinkage:.3g}"
+        return f"{solver}{shrunk}{f'; {reason}' if reason else ''}"
 
     @property
     def sends_surrogates(self) -> bool:

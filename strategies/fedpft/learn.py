@@ -12,7 +12,11 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.methods.fedpft import BALANCED_RIDGE, BY_STATISTICS, choices
-from fedsurrogate.common.methods.fedpft_covariance import AUTO_RANK
+from fedsurrogate.common.methods.fedpft_covariance import (
+    AUTO_RANK,
+    TOO_LITTLE,
+    lacks_directions,
+)
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.models.head_training import Batch
 from fedsurrogate.common.run import Run
@@ -141,6 +145,7 @@ def learn(
         mixtures,
         defended,
         "sampled",
+        reason=TOO_LITTLE if lacks_directions(config.settings) else "",
     )
 
 

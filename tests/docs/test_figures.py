@@ -45,6 +45,7 @@ TABLES = [
     ("docs/results.md", "| row | CIFAR-10, IID", "reproduce-dpcvae-table1"),
     ("docs/methods/fedpft.md", "| released | accuracy | uplink, all sites", "statistics-runs"),
     ("docs/methods/fedpft.md", "| data | F |", "defaults"),
+    ("docs/methods/fedpft.md", "| nothing set |", "defaults-families"),
     (
         "docs/methods/fedpft.md",
         "| released | accuracy | difference | uplink",

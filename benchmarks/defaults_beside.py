@@ -1,0 +1,153 @@
+"""The default, with nothing set but the data, beside a head on all real features, an ensemble of
+heads, and every family; and under privacy beside each family set by hand.
+
+    python benchmarks/defaults_beside.py --parts families private --seeds 3
+
+Each row is real payloads: packed, unpacked, screened and capped as at a coordinator. Written after
+every row, and continued with what the file lacks.
+"""
+
+import statistics
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from benchmarks.harness.federation import (
+    Federation,
+    LabelledFeatures,
+    load_seed,
+    measure,
+    site,
+)
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report, stored
+from benchmarks.harness.samples import feature_settings, shared
+
+Given = dict[str, Any]
+NOTHING: Given = {}
+FAMILIES: Mapping[str, Given | None] = {
+    "default": NOTHING,
+    "pooled head": None,
+    "ensemble": {"method": "ensemble"},
+    "gram": {"fedpft.covariance": "gram"},
+    "lowrank r=64, 8 bits": {"fedpft.rank": 64, "fedpft.bits": 8},
+    "lowrank, as set": {"fedpft.covariance": "lowrank"},
+    "diag": {"fedpft.covariance": "diag"},
+    "spherical": {"fedpft.covariance": "spherical"},
+}
+PRIVATE: Mapping[str, Given] = {
+    "default": NOTHING,
+    "spherical": {"fedpft.covariance": "spherical"},
+    "lowrank r=64": {"fedpft.covariance": "lowrank", "fedpft.rank": 64},
+    "full": {"fedpft.covariance": "full"},
+}
+EPSILONS = (1.0, 2.0, 8.0)
+BACKBONE: Given = {"features.power": 0.5}
+
+
+def xrays(sites: int, seed: int) -> Federation:
+    """Chest X-rays of 28 x 28 pixels, the same number at every site."""
+    import numpy as np
+
+    archive = np.load(shared("data/pneumonia/pneumonia-28px.npz"))
+
+    def part(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        images = torch.from_numpy(archive[f"{name}_images"]).float().flatten(1) / 255
+        return images, torch.from_numpy(archive[f"{name}_labels"]).flatten().long()
+
+    features, labels = part("train")
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
+    test = LabelledFeatures(*part("test"))
+    return Federation(
+        [
+            site(features[rows], labels[rows], test, ("normal", "pneumonia"), "a" * 16)
+            for rows in order.chunk(sites)
+        ],
+        test,
+    )
+
+
+def sets() -> dict[str, tuple[Given, int]]:
+    """Settings of each data set, and its sites."""
+    cifar = feature_settings("cifar10") | BACKBONE
+    return {
+        "PACS, photo and sketch": (feature_settings("pacs-photo,pacs-sketch") | BACKBONE, 2),
+        "CIFAR-10, Dirichlet 0.1": (cifar | {"alpha": 0.1}, 10),
+        "CIFAR-10, Dirichlet 0.01": (cifar | {"alpha": 0.01}, 10),
+        "CIFAR-10, Dirichlet 0.1, 100 sites": (cifar | {"alpha": 0.1}, 100),
+        "CIFAR-10, Dirichlet 0.01, 100 sites": (cifar | {"alpha": 0.01}, 100),
+        "X-rays": ({"data": "digits"}, 4),
+        "digits": ({"data": "digits", "alpha": 0.5}, 5),
+    }
+
+
+@lru_cache(1)
+def federation(name: str, seed: int, power: float) -> Federation:
+    """The sites of a data set, whose last one stays in memory."""
+    settings, sites = sets()[name]
+    if name == "X-rays":
+        return xrays(sites, seed)
+    changed = {"features.power": power} if "features.power" in settings else {}
+    return load_seed(settings | changed, sites, seed)
+
+
+def cell(name: str, seed: int, own: Given | None) -> float:
+    """The accuracy in % of a data set's row at a seed."""
+    settings, _ = sets()[name]
+    private = own is not None and "epsilon" in own
+    # Where each site adds noise, the power is 1 for every backbone.
+    changed = {"features.power": 1.0} if private and "features.power" in settings else {}
+    data = federation(name, seed, 1.0 if private else 0.5)
+    chosen = settings | changed | {"seed": seed}
+    return measure(chosen, None if own is None else data.named(own), data).accuracy
+
+
+def measured(file: str, title: str, rows: Mapping[str, Given | None], seeds: int) -> None:
+    """Measure what the file lacks, one seed of all rows after the other, and write it."""
+    kept: dict[str, list[float]] = dict(stored(file).get("accuracy", {}))
+    names = list(sets())
+    for seed in range(seeds):
+        for name in names:
+            for row, own in rows.items():
+                values = kept.setdefault(f"{name}: {row}", [])
+                if len(values) <= seed:
+                    values.append(round(cell(name, seed, own), 2))
+                    print(name, row, seed, values[-1], flush=True)
+                    write(file, title, rows, kept)
+
+
+def write(
+    file: str, title: str, rows: Mapping[str, Given | None], kept: dict[str, list[float]]
+) -> None:
+    """Write the means over the seeds that are there."""
+    table = []
+    for name in sets():
+        values = [kept.get(f"{name}: {row}", []) for row in rows]
+        if any(values):
+            means = [round(statistics.mean(each), 2) if each else None for each in values]
+            table.append((name, max(map(len, values)), *means))
+    report(file, title, ("data", "seeds", *rows), table, accuracy=kept)
+
+
+def main() -> None:
+    """Measure the parts that were asked for."""
+    options = described(__doc__)
+    options.add_argument("--parts", nargs="+", default=["families", "private"])
+    options.add_argument("--seeds", type=int, default=3)
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    if "families" in given.parts:
+        measured("defaults-families", "Nothing set but the data, accuracy %", FAMILIES, given.seeds)
+    if "private" in given.parts:
+        rows = {
+            f"epsilon {epsilon:g}, {row}": own | {"epsilon": epsilon, "delta": 1e-5}
+            for epsilon in EPSILONS
+            for row, own in PRIVATE.items()
+        }
+        measured("defaults-private", "Budget and classes alone, accuracy %", rows, given.seeds)
+
+
+if __name__ == "__main__":
+    main()
