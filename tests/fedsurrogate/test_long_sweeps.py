@@ -112,6 +112,10 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(
     assert json.loads(file.read_text()) == table.rows
     again = fs.sweep(SITES, seeds=1, resume=file, **call)
     assert again.rows == table.rows, "nothing runs twice"
+    file.write_text(json.dumps([*table.rows[:2], table.rows[2] | {"error": "no memory"}]))
+    renewed = fs.sweep(SITES, seeds=1, resume=file, **call)
+    assert renewed.rows[:2] == table.rows[:2]
+    assert renewed.rows[2]["folder"] != table.rows[2]["folder"], "what failed runs again"
 
 
 def test_what_does_not_belong_to_a_sweep_is_not_kept(tmp_path: Path) -> None:
