@@ -149,7 +149,7 @@ def _all_names() -> frozenset[str]:
     section, and of the functions to which they hand them on.
     """
     keys = [key.replace("-", "_") for key in known_keys(Settings)]
-    own = {"bags", "classes", "patients", "site", "method"}
+    own = {"bags", "classes", "patients", "site", "method", "workers", "resume", "output_dir"}
     short_forms = {key.rpartition(".")[2] for key in keys}
     return frozenset({key.replace(".", "__") for key in keys} | short_forms | own)
 

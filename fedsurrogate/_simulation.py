@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from fedsurrogate.server_app.monitoring.progress import Progress
 from fedsurrogate.server_app.report.build import write_report
 
 Pair = tuple[Array, Array]
+Start = Callable[[Sequence[Mapping[str, Scalar]], Mapping[str, Scalar]], Path]
 # Settings with which features are computed here.
 OF_BACKBONE = ("weights_path", "image_size", "device")
 
@@ -179,7 +180,11 @@ class Simulation:
         return replace(self, bags=numbered(given, [len(x) for x, _ in entries]))
 
     def run(
-        self, settings: Mapping[str, Scalar], output_dir: str | Path, on_event: OnEvent
+        self,
+        settings: Mapping[str, Scalar],
+        output_dir: str | Path,
+        on_event: OnEvent,
+        start: Start | None = None,
     ) -> Path:
         """Run the federation.
 
@@ -187,6 +192,8 @@ class Simulation:
             settings: flat keys of the run, and their values.
             output_dir: in which the run folder is made.
             on_event: called with the events of the run.
+            start: runs sites elsewhere, from their node-configs and the settings; None for this
+                process.
 
         Returns:
             The run folder.
@@ -209,6 +216,8 @@ class Simulation:
                 flat |= {"data": "safetensors", "data-dir": folder, "dataset": ",".join(names)}
                 if flat.get("epsilon") and target is None:
                     flat.setdefault("classes", ",".join(classes))
+            if start is not None:
+                return start(nodes, flat)
             return run_here(nodes, parse_run(flat), flat, on_event, report=False)
 
 

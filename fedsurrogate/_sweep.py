@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedsurrogate._arguments import is_whole, shown, writing
+from fedsurrogate._arguments import check, is_whole, shown, writing
 from fedsurrogate._data import Images
 from fedsurrogate._frames import data_frame
 from fedsurrogate._inputs import flat_settings
@@ -23,10 +24,17 @@ from fedsurrogate.server_app.sweep import (
     Trial,
     Varied,
     combinations,
+    done_before,
     merged,
     run_trials,
     summarise,
+    sweep_file,
+    text_of,
 )
+from fedsurrogate.server_app.trial_process import Processes
+
+# Of a trial, what `simulate` takes as an argument.
+NO_SETTINGS = {"method", "backbone", "sites"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,20 +68,28 @@ class Sweep:
         return summarise(self.trials)
 
     def to_frame(self) -> Any:
-        """A pandas data frame of `rows`.
+        """A tidy pandas data frame of `rows`: one run a row, one variable a column, and names that
+        Python can use, such as `epsilon_spent` and `fedpft__rank`.
 
         Raises:
             PackageError: without pandas; `rows` needs none.
         """
-        return data_frame(self.rows)
+        return data_frame([{_tidy(key): row[key] for key in row} for row in self.rows])
 
-    def plot(self, path: str | Path | None = None) -> Any:
-        """A matplotlib figure of mean accuracy by setting, with one standard deviation.
+    def plot(self, path: str | Path | None = None, *, over: str = "") -> Any:
+        """A matplotlib figure of mean accuracy: a line for each combination of other settings, with
+        its 95 % interval over the seeds.
 
         Args:
             path: of a file that the figure is written to; None for no file.
+            over: the horizontal axis: a setting with numbers, such as "epsilon", "sites" or
+                "rounds", or "bytes" for those that all sites sent; "" for the setting with the most
+                values.
+
+        Raises:
+            ConfigError: for an axis that the sweep does not vary, or a file that cannot be written.
         """
-        figure = draw_sweep(self.summary())
+        figure = draw_sweep(self.summary(), over)
         if path is not None:
             with writing(path) as file:
                 figure.savefig(file, dpi=150)
@@ -107,13 +123,20 @@ def sweep(
 
     Args:
         sites: as in `simulate`.
-        grid: values by setting, such as {"method": ["fedpft", "afl"], "epsilon": [1.0, 8.0]}.
+        grid: values by setting, such as {"method": ["fedpft", "afl"], "epsilon": [1.0, 8.0]}; also
+            of "sites", numbers of sites that share `data`, and of "backbone".
         seeds: of the runs; a number means so many: 0, 1, 2, and so on.
         data: as in `simulate`.
         backbone: as in `simulate`.
         test: as in `simulate`.
         progress: print a line a run.
-        settings: those that all runs share, `output_dir` among them.
+        settings: those that all runs share, `output_dir` among them. Two are the sweep's own:
+            `workers`, how many runs go side by side in processes of their own, as far as memory has
+            room ("auto" for one a processor; 1 by default, in this process); and `resume`, the file
+            of a sweep that was interrupted, whose runs without an error are kept. Their settings
+            are compared with those of this sweep; that the data are the same is up to you.
+
+    Ctrl-C prints the table of the runs that are done, and their file.
 
     Returns:
         All runs.
@@ -124,15 +147,15 @@ def sweep(
     """
     fixed = {"method": "fedpft"} | settings
     output = Path(str(fixed.pop("output_dir", "runs"))).expanduser().absolute()
+    resume, processes = fixed.pop("resume", None), _processes(fixed.pop("workers", 1))
     trials, done = combinations(_values(grid), _listed(seeds)), list[Trial]()
-    if unfit := set(grid or {}) & {"sites", "data", "test", "output_dir"}:
-        raise ConfigError(f"{min(unfit)} cannot be part of a grid; make one sweep for each")
+    _check_grid(grid or {}, trials, sites)
     varies = bool(set(grid or {}) & {"backbone", *OF_BACKBONE})
 
     def flat(varied: Varied) -> dict[str, Scalar]:
         given = merged(fixed, varied)
         return flat_settings(
-            str(given["method"]), {key: given[key] for key in given.keys() - {"method", "backbone"}}
+            str(given["method"]), {key: given[key] for key in given.keys() - NO_SETTINGS}
         )
 
     def named_backbone(varied: Varied) -> str | nn.Module | None:
@@ -141,18 +164,61 @@ def sweep(
     def gathered(varied: Varied) -> Simulation:
         return gather(sites, data, named_backbone(varied), test, fixed | varied)
 
-    shared = None if varies else gathered({})
+    file = sweep_file(output) if resume is None else _path(resume)
+    kept = {} if resume is None else done_before(file, trials, flat)
+    shared = None if varies or len(kept) == len(trials) else gathered({})
 
     def run(varied: Varied) -> Path:
-        return (shared or gathered(varied)).run(flat(varied), output, lambda event: None)
+        start = None if processes is None else processes.run
+        federation = shared or gathered(varied)
+        federation = replace(federation, count=int(varied.get("sites", federation.count)))
+        return federation.run(flat(varied), output, lambda event: None, start)
 
     def show(trial: Trial) -> None:
         done.append(trial)
         if progress:
-            print(f"{len(done)} of {len(trials)}: {trial}", flush=True)
+            print(f"{len(kept) + len(done)} of {len(trials)}: {trial}", flush=True)
 
-    finished, file = run_trials(trials, lambda varied: parse_run(flat(varied)), run, show, output)
-    return Sweep(tuple(finished), file)
+    finished = run_trials(
+        trials,
+        lambda varied: parse_run(flat(varied)),
+        run,
+        show,
+        file,
+        kept=kept,
+        processes=processes,
+    )
+    if len(finished) == len(trials):
+        return Sweep(tuple(finished), file)
+    print(text_of(finished), f"\ninterrupted; sweep(..., resume='{file}') goes on", flush=True)
+    raise KeyboardInterrupt
+
+
+def _processes(workers: object) -> Processes | None:
+    """Processes for a number of workers. Raises ConfigError for another one."""
+    if workers == "auto":
+        workers = os.cpu_count() or 1
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise ConfigError(
+            f"workers = {shown(workers)}: must be how many runs go side by side, at least 1, or "
+            "'auto'"
+        )
+    return Processes(workers) if workers > 1 else None
+
+
+def _check_grid(grid: Mapping[str, Any], trials: Sequence[Varied], sites: object) -> None:
+    """Raise ConfigError for what a sweep cannot vary."""
+    if unfit := set(grid) & {"data", "test", "output_dir"}:
+        raise ConfigError(f"{min(unfit)} cannot be part of a grid; make one sweep for each")
+    if "sites" not in grid:
+        return
+    if not isinstance(sites, int):
+        raise ConfigError(
+            "sites in a grid are numbers of sites that share data; give data, and no list of sites"
+        )
+    for each in (trial["sites"] for trial in trials):
+        if not is_whole(each) or int(each) < 1:
+            raise ConfigError(f"grid: sites = {shown(each)}: must be a whole number of at least 1")
 
 
 def _values(grid: object) -> dict[str, Any]:
@@ -178,6 +244,15 @@ def _listed(seeds: object) -> list[int]:
             f"seeds = {shown(seeds)}: must be how many, such as 3, or a list of whole numbers"
         )
     return list(map(int, listed))
+
+
+def _path(resume: Any) -> Path:
+    check("path", resume)
+    return Path(resume).expanduser().absolute()
+
+
+def _tidy(key: str) -> str:
+    return key.replace(".", "__").replace("-", "_").replace(" ", "_")
 
 
 def _accuracy(summary: Summary) -> float:

@@ -70,10 +70,7 @@ def relearn(
     # As the sites sent them, each in the frame of its own columns.
     kept = strategy.in_one_frame([each for each in stored if each.header.site not in without])
     known = config.settings.classes or class_order(kept)
-    if missing := set(classes) - set(known):
-        raise RunError(
-            f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}"
-        )
+    _check_classes(classes, known)
     wanted = (
         tuple(name for name in known if name in classes) if classes else config.settings.classes
     )
@@ -104,6 +101,18 @@ def relearn(
         facts["suspects"] = {suspect.site: suspect.reason for suspect in suspects}
     (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
     return folder, model
+
+
+def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:
+    """Raise RunError for classes that a run does not have, or for one alone."""
+    if missing := set(classes) - set(known):
+        raise RunError(
+            f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}"
+        )
+    if len(set(classes)) == 1:
+        raise RunError(
+            f"classes = {classes[0]!r}: a head tells two classes apart, or more; name another one"
+        )
 
 
 def stored_centre(run: Path) -> Tensor | None:

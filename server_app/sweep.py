@@ -1,5 +1,5 @@
 """A sweep: one run for each combination of settings and seed, in one table. A failed run does not
-end the others.
+end the others, and an interrupted sweep goes on where it was.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.settings.flat import Scalar, short
+from fedsurrogate.server_app.trial_process import Processes
 
 Varied = dict[str, Scalar]
 
@@ -152,49 +155,131 @@ def run_trials(
     check: Callable[[Varied], object],
     run: Callable[[Varied], Path],
     on_trial: Callable[[Trial], object],
-    output: Path,
-) -> tuple[list[Trial], Path]:
-    """Do all trials, one after another.
+    file: Path,
+    *,
+    kept: Mapping[int, Trial] | None = None,
+    processes: Processes | None = None,
+) -> list[Trial]:
+    """Do all trials, one after another or side by side.
 
     Args:
         trials: the settings of each.
         check: raises FedSurrogateError for settings that cannot run.
-        run: does one trial and returns its run folder.
+        run: does one trial and returns its run folder; where `processes` are given, by them.
         on_trial: takes each trial that is done.
-        output: folder for the file of rows.
+        file: of rows, written after every trial.
+        kept: trials that are done, by their place in `trials`; they do not run again.
+        processes: in which trials run; None for this process.
 
     Returns:
-        The trials, and the file of their rows in `output`, written after every trial.
+        The trials that are done, in their order: fewer than all of them after Ctrl-C.
 
     Raises:
         FedSurrogateError: no trial passes `check`; before any run.
     """
+    done = dict(kept or {})
     refused = {
         number: error for number, varied in enumerate(trials) if (error := _refusal(check, varied))
     }
     if len(refused) == len(trials):
         raise next(iter(refused.values()))
-    output.mkdir(parents=True, exist_ok=True)
-    file = output / f"sweep-{datetime.now(UTC):%Y%m%dT%H%M%S%f}Z.json"
-    done: list[Trial] = []
-    for number, varied in enumerate(trials):
+    file.parent.mkdir(parents=True, exist_ok=True)
+
+    def one(number: int) -> Trial:
         began = time.perf_counter()
         try:
             if number in refused:
                 raise refused[number]
-            folder = run(varied)
-            trial = _finished(varied, time.perf_counter() - began, folder)
+            folder = run(trials[number])
+            return _finished(trials[number], time.perf_counter() - began, folder)
         except (
             Exception
         ) as error:  # Whatever it is, it is the failure of this run, not of the others.
             kind = "" if isinstance(error, FedSurrogateError) else f"{type(error).__name__}: "
-            trial = Trial(
-                varied, time.perf_counter() - began, error=f"{kind}{error}".split("\n")[0]
+            text = f"{kind}{error}".split("\n")[0]
+            return Trial(trials[number], time.perf_counter() - began, error=text)
+
+    left = [number for number in range(len(trials)) if number not in done]
+    try:
+        for number, trial in _side_by_side(one, left, processes):
+            done[number] = trial
+            rows = [done[each].row() for each in sorted(done)]
+            replace_file(file, json.dumps(rows, indent=2) + "\n", mode=0o644, durable=False)
+            on_trial(trial)
+    except KeyboardInterrupt:
+        # What is done is kept; the caller sees that some are missing.
+        pass
+    return [done[number] for number in sorted(done)]
+
+
+def _side_by_side(
+    one: Callable[[int], Trial], numbers: Sequence[int], processes: Processes | None
+) -> Iterator[tuple[int, Trial]]:
+    """Trials as they end, each with its number."""
+    if processes is None:
+        for number in numbers:
+            yield number, one(number)
+        return
+    waiting, running = list(numbers), dict[Future[Trial], int]()
+    with ThreadPoolExecutor(processes.most) as pool:
+        try:
+            while waiting or running:
+                while waiting and len(running) < processes.room():
+                    number = waiting.pop(0)
+                    running[pool.submit(one, number)] = number
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(ended), ended.result()
+        finally:
+            processes.end()
+
+
+def sweep_file(output: Path) -> Path:
+    """A name for the file of rows of a sweep that begins now."""
+    return output / f"sweep-{datetime.now(UTC):%Y%m%dT%H%M%S%f}Z.json"
+
+
+def done_before(
+    file: Path, trials: Sequence[Varied], flat: Callable[[Varied], Mapping[str, Scalar]]
+) -> dict[int, Trial]:
+    """Trials that an earlier sweep has done without an error, by their place in `trials`.
+
+    Args:
+        file: of its rows.
+        trials: of this sweep.
+        flat: settings of a trial; they must be those of the run that is kept.
+
+    Raises:
+        ConfigError: for a file that holds no rows, or runs with other settings.
+    """
+    try:
+        rows = json.loads(file.read_text())
+        if not all(isinstance(row, dict) and {"folder", "error"} <= row.keys() for row in rows):
+            raise ValueError("no rows of a sweep")
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"resume = '{file}': cannot be read ({error}); name the sweep-....json that the sweep "
+            "printed"
+        ) from None
+    kept = {}
+    for number, varied in enumerate(trials):
+        for row in rows:
+            same = all(key in row and row[key] == value for key, value in varied.items())
+            if same and not row["error"] and (Path(row["folder"]) / "metrics.json").is_file():
+                _check_same(Path(row["folder"]), flat(varied))
+                kept[number] = _finished(varied, float(row["seconds"]), Path(row["folder"]))
+                break
+    return kept
+
+
+def _check_same(folder: Path, flat: Mapping[str, Scalar]) -> None:
+    ran = json.loads((folder / "manifest.json").read_text())["config"]
+    for key, value in flat.items():
+        # A run replaces "auto", and the folders are those of each sweep.
+        if key != "output-dir" and value != "auto" and ran.get(key, value) != value:
+            raise ConfigError(
+                f"resume: the run in '{folder}' had {key} = {short(ran[key])}, and this sweep has "
+                f"{short(value)}; give the settings that it had, or begin anew"
             )
-        done.append(trial)
-        file.write_text(json.dumps([each.row() for each in done], indent=2) + "\n")
-        on_trial(trial)
-    return done, file
 
 
 def summarise(trials: Sequence[Trial]) -> list[Summary]:
@@ -203,6 +288,18 @@ def summarise(trials: Sequence[Trial]) -> list[Summary]:
     for trial in trials:
         groups.setdefault(repr(_settings(trial)), []).append(trial)
     return [_summary(group) for group in groups.values()]
+
+
+def text_of(trials: Sequence[Trial]) -> str:
+    """The summary of trials as lines, for a plain terminal."""
+    lines = []
+    for each in summarise(trials):
+        spread = "" if each.deviation is None else f" ± {100 * each.deviation:.2f}"
+        accuracy = "no accuracy" if each.accuracy is None else f"{each.accuracy:.2%}{spread}"
+        failed = f", {each.failed} failed" if each.failed else ""
+        runs = f"{each.runs} run{'' if each.runs == 1 else 's'}"
+        lines.append(f"{named(each.varied) or 'all'}: {accuracy}, {runs}{failed}")
+    return "\n".join(lines) or "no run is done"
 
 
 def _summary(group: Sequence[Trial]) -> Summary:

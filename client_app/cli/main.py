@@ -137,6 +137,11 @@ def ledger(
     from fedsurrogate.common.settings import Settings
 
     node = node_of(node_config)
+    if node.data_dir and not Path(node.data_dir).expanduser().exists():
+        raise ConfigError(
+            f"data-dir = {node.data_dir!r} is not there, and a ledger belongs to data; name their "
+            "folder as the site's own node-config does"
+        )
     if open_new:
         opened = open_ledger(node)
         console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)

@@ -202,6 +202,10 @@ def plan(
     from fedsurrogate.server_app.runs.presets import preset_settings
 
     config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
+    if classes == 1 and config.target is None:
+        raise ConfigError(
+            "--classes = 1: a model tells two classes apart, or more; give 2 at least"
+        )
     known_dimension = dimension or find_dimension(config.settings)
     check_payload(config, known_dimension, classes, records)
     rows = costs(config, known_dimension, classes, records, rounds)

@@ -34,14 +34,29 @@ def sweep(
     sites: Annotated[
         int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")
     ] = 3,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="How many runs go side by side in processes of their own, as far as memory has "
+            "room.",
+        ),
+    ] = 1,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of rows of a sweep that was interrupted; its runs without an error are kept.",
+        ),
+    ] = None,
     preset: Preset = "",
     run_config: RunSettings = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON row for each run, no table.")
     ] = False,
 ) -> None:
-    """Simulate every combination of settings and seeds in this process; print one table, and write
-    it with a plot.
+    """Simulate every combination of settings and seeds; print one table, and write it with a plot.
+
+    Ctrl-C keeps what is done, prints its table and how to go on.
 
     `coordinator report RUN` draws the report of one of the runs.
 
@@ -57,10 +72,13 @@ def sweep(
         Trial,
         Varied,
         combinations,
+        done_before,
         merged,
         run_trials,
         summarise,
+        sweep_file,
     )
+    from fedsurrogate.server_app.trial_process import Processes
 
     fixed = preset_settings(preset) | parse_overrides(run_config or [])
     trials = combinations(parse_grid(grid or []), range(seeds))
@@ -70,13 +88,31 @@ def sweep(
         done.append(trial)
         progress.print(f"{len(done)} of {len(trials)}: {trial}", soft_wrap=True)
 
+    processes = Processes(workers) if workers > 1 else None
+    nodes = [{"partition-id": index, "num-partitions": sites} for index in range(sites)]
+
     def run(varied: Varied) -> Path:
-        return simulate_here(sites, merged(fixed, varied), lambda event: None, report=False)
+        flat = merged(fixed, varied)
+        if processes is not None:
+            return processes.run(nodes, flat)
+        return simulate_here(sites, flat, lambda event: None, report=False)
 
     output = Path(str(fixed.get("output-dir", "runs"))).expanduser().absolute()
-    finished, file = run_trials(
-        trials, lambda varied: parse_run(merged(fixed, varied)), run, show, output
+    file = sweep_file(output) if resume is None else resume.absolute()
+    kept = {} if resume is None else done_before(file, trials, lambda each: merged(fixed, each))
+    done += kept.values()
+    finished = run_trials(
+        trials,
+        lambda varied: parse_run(merged(fixed, varied)),
+        run,
+        show,
+        file,
+        kept=kept,
+        processes=processes,
     )
+    interrupted = len(finished) < len(trials)
+    if interrupted and not finished:
+        raise typer.Exit(130)
     summaries = summarise(finished)
     picture = file.with_suffix(".png")
     drawn = is_installed("matplotlib")
@@ -92,6 +128,9 @@ def sweep(
     else:
         console.print(_table(summaries))
         console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""), soft_wrap=True)
+    if interrupted:
+        progress.print(f"interrupted; --resume '{file}' goes on", style="yellow", soft_wrap=True)
+        raise typer.Exit(130)
     if failed := sum(bool(trial.error) for trial in finished):
         progress.print(
             f"{failed} of {len(finished)} runs failed; the lines above say why",

@@ -93,6 +93,21 @@ def test_methods_in_rounds_and_those_that_send_once_take_all_records(
     assert min(model.bytes_.values()) > 0
 
 
+def test_columns_are_those_of_classes_also_where_noise_hid_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under privacy a model lacks classes that do not stand out from the noise."""
+    some = LABELS != 1
+    short = fs.learn([fs.fit(ROWS[some], LABELS[some], classes=[2, 0])])
+    monkeypatch.setattr(fedsurrogate._estimators, "learn", lambda sent: short)
+    model = Classifier().fit(ROWS, LABELS, sites=PLACES)
+    assert short.classifier.header.classes == ("2", "0")
+    assert model.classes_.tolist() == [0, 1, 2]
+    assert (model.predict_proba(ROWS)[:, 1] == 0).all()
+    assert np.isfinite(model.decision_function(ROWS)).all()
+    assert model.score(ROWS[some], LABELS[some]) == 1
+
+
 def test_a_method_without_a_model_for_all_sites_says_so() -> None:
     with pytest.raises(RunError, match="no model for all sites"):
         Classifier("local").fit(ROWS, LABELS, sites=PLACES)

@@ -88,6 +88,19 @@ def test_the_ledger_fits_80_columns(
     assert first["flower_run"] in shown
 
 
+@pytest.mark.parametrize("more", [(), ("--open",)])
+def test_a_ledger_of_a_folder_that_is_not_there_is_refused(
+    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """It would show the ledger of the digits, or open one."""
+    node = f'data-dir="{tmp_path}/nope" state-dir="{tmp_path}/state"'
+    assert site(monkeypatch, "ledger", *more, "--node-config", node) == 1
+    error = capsys.readouterr().err
+    assert f"data-dir = '{tmp_path}/nope' is not there" in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_ledgers_of_public_data_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

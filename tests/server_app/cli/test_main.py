@@ -252,6 +252,7 @@ def test_relearn_says_where_the_head_is(
         (["--without", "clinic"], "site 'clinic'"),
         (["--classes", "x"], "class 'x'"),
         (["--classes", ","], "classes: an empty"),
+        (["--classes", "0"], "classes = '0': a head tells two classes apart"),
     ],
 )
 def test_relearn_refuses_in_one_line(
@@ -261,6 +262,16 @@ def test_relearn_refuses_in_one_line(
     error = capsys.readouterr().err
     assert word in error
     assert error.count("\n") == 1
+
+
+def test_a_plan_of_one_class_is_refused_but_of_one_number_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    words = ("plan", "--classes", 1, "--dimension", 8)
+    assert coordinator(monkeypatch, *words) == 1
+    assert "give 2 at least" in capsys.readouterr().err
+    number = 'target="number" target-range="0,1"'
+    assert coordinator(monkeypatch, *words, "-c", number) == 0
 
 
 @pytest.mark.parametrize("command", ["report", "relearn"])
