@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.of_run import FEWEST, dimensions_of
+from fedsurrogate.common.secure_sum.of_run import dimensions_of
+from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.sum_proto import map_digest, pack_map, unpack_map
 from fedsurrogate.strategies.pooling.public_projection import (
@@ -193,7 +194,7 @@ def test_a_run_that_sets_nothing_takes_the_head_of_its_backbone(classes: int, se
         ({"features.projection": ""}, 640),
         ({"secure-sum": False}, 640),
         ({"epsilon": 0.0, "delta": 0.0}, 640),
-        ({}, FEWEST - 1),
+        ({}, FEWEST_MAPPED - 1),
     ],
 )
 def test_no_map_where_it_was_not_asked_for_or_no_noise_needs_it(
