@@ -148,6 +148,7 @@ MECHANISMS: dict[str, Mechanism] = {
         {
             "head.solver": "logistic",
             "fedpft.public": "none",
+            "features.projection": "",
             "secure-sum": True,
             "colluding": 0.0,
             "dropouts": 0.0,

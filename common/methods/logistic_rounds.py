@@ -89,7 +89,7 @@ def logistic_plan(settings: Settings) -> Plan:
         training=ModelTraining(
             frames=False,
             rounds=rounds,
-            start="fedsurrogate.strategies.fedpft.logistic_rounds:Start",
+            start="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticStart",
         ),
         refusal=_refusal(settings),
         variant=LOGISTIC,

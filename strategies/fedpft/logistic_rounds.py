@@ -42,7 +42,7 @@ RIDGE, BIAS_RIDGE = 1.6, 0.1
 COUNTED, OBSERVED = "counted", "observed"
 
 
-class Start:
+class LogisticStart:
     """What sites receive in the first round.
 
     Attributes:

@@ -85,6 +85,7 @@ TABLES = [
     ("docs/privacy/hostile-hospitals.md", "| data, Dirichlet", "robustness"),
     ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
     ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),
+    ("docs/privacy/secure-sums.md", "| head, 10 sites | ε", "private-heads"),
     ("docs/privacy/secure-sums.md", "| sites | noise | hold", "counting-intervals"),
     ("docs/privacy/secure-sums.md", "| what the liars add", "secure-sums-hostile"),
     ("docs/privacy/secure-sums.md", "| sites | seconds of a site", "secure-sums-cost"),
