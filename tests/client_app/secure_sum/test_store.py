@@ -69,6 +69,21 @@ def test_a_state_that_cannot_be_written_is_an_error_that_names_the_folder_to_loo
             store.create(node_in(tmp_path), Policy(), NAMES[0], begin("north", new_key(), b"")[0])
 
 
+def test_a_first_state_is_whole_before_the_disk_is_asked_to_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut after the keys have left must not leave a site without them."""
+    node, kept = node_in(tmp_path), []
+    state, _ = begin("north", new_key(), context_of(RUN, NAMES[0]))
+
+    def fsync(_: int) -> None:
+        kept.append(store.file_of(node, NAMES[0], "north").read_bytes())
+
+    monkeypatch.setattr(store, "os", SimpleNamespace(**vars(os) | {"fsync": fsync}))
+    store.create(node, Policy(), NAMES[0], state)
+    assert kept == [store.pack_state(state)]
+
+
 @settings(max_examples=20)
 @given(
     phase=st.sampled_from(PHASES),

@@ -11,6 +11,7 @@ from scipy.spatial.distance import mahalanobis
 from sklearn.metrics import roc_auc_score
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.signed_models import gaussians
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import gaussians_of
 
@@ -43,6 +44,24 @@ def test_with_full_rank_the_score_is_the_mahalanobis_distance() -> None:
     ]
     relative = np.array(nearest) - np.array(background)
     assert found.scores(x[:20])[1].numpy() == pytest.approx(relative, rel=1e-2, abs=1e-2)
+
+
+def test_many_dimensions_are_decomposed_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a dimension the decomposition is a random one of low rank."""
+    (x, y), rank = records(), 11
+    exact = fit_gaussians(x, y, rank)
+    before = torch.get_rng_state()
+    monkeypatch.setattr(gaussians, "EXACT_DIMENSION", 11)
+    found = fit_gaussians(x, y, rank)
+    assert torch.equal(torch.get_rng_state(), before)
+    for one, other in ((found.within, exact.within), (found.total, exact.total)):
+        assert torch.allclose(one.variances, other.variances, rtol=2e-2)
+        assert torch.allclose(one.rest, other.rest, rtol=5e-2)
+        # The same directions, whatever their signs.
+        assert (one.directions * other.directions).sum(1).abs()[0] > 0.99
+    monkeypatch.setattr(gaussians, "EXACT_DIMENSION", 12)
+    again = fit_gaussians(x, y, rank)
+    assert torch.equal(again.within.variances, exact.within.variances)
 
 
 def test_records_of_another_distribution_score_higher() -> None:

@@ -268,7 +268,7 @@ def test_a_mixture_with_a_number_that_is_none_is_refused(name: str, bad: float) 
 def test_means_and_variances_have_room_to_be_learned_from() -> None:
     run, surrogate = made("diag", **{"fedpft.components": 1})
     covariance = surrogate.mixtures.covariance
-    for share, taken in ((0.9, True), (1.1, False)):
+    for share, taken in ((0.9, True), (1.0, False), (1.1, False)):
         means = surrogate.mixtures.means.clone()
         means[:, 1] = -share * LARGEST_NUMBER
         wide = covariance.variances.clone()
