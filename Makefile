@@ -58,11 +58,12 @@ test: setup
 test-all: setup
 	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults and not samples" $(TESTS)
 
-# Tests on real images and trained weights, in the folder SAMPLES; a test whose file is not there is skipped, and says so.
+# Tests on real images and trained weights, in the folder SAMPLES; a test whose file is not there is skipped, and says so. A file
+# at a time: else each process starts the hospitals of a file for itself, which takes minutes.
 test-samples: setup
 	@test -d "$(SAMPLES)" || { echo "there is no folder $(SAMPLES) with sample data: make test-samples SAMPLES=/path"; \
 		exit $(if $(filter file,$(origin SAMPLES)),0,1); }
-	@test ! -d "$(SAMPLES)" || FEDSURROGATE_SAMPLES="$$(realpath -m "$(SAMPLES)")" OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -rs -m "samples and not faults" $(TESTS)
+	@test ! -d "$(SAMPLES)" || FEDSURROGATE_SAMPLES="$$(realpath -m "$(SAMPLES)")" OMP_NUM_THREADS=1 $(RUN) $(PYTEST) --dist loadfile -rs -m "samples and not faults" $(TESTS)
 
 # The two commands above in clones on machines unlike this one: other users, paths, languages, Pythons. PLACES="blank busy"
 # plays some, WHOLE=1 runs all tests in each. Some places need root.

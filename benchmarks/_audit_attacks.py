@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from benchmarks._audit_site import Canaries, Seen
+from fedsurrogate.client_app.methods.fedpft.logistic_rounds import residuals, with_constant
 from fedsurrogate.client_app.methods.local_training import network
 from fedsurrogate.common.methods.generators import first_round_shares
 from fedsurrogate.common.models.generators import COUNTS, SUMS
@@ -100,6 +101,18 @@ def by_summed_gradients(canaries: Canaries, seen: Seen) -> Tensor:
         torch.nn.functional.normalize(canaries.x), canaries.y, torch.ones(len(canaries.x))
     )
     return _along(network("linear", d, c, received), received, records, settings.clip, direction)
+
+
+def by_steps(canaries: Canaries, seen: Seen) -> Tensor:
+    """A logistic head in rounds: the product of the last round's sum, whose head is zero in a run of
+    one step, with what each canary adds.
+    """
+    _, names, numbers, _ = unpack_total(seen.totals[0])
+    sums = numbers_of(seen.run.plan, seen.run.settings, len(names), 2)["sums"].decode(numbers)
+    rows = with_constant(torch.nn.functional.normalize(canaries.x.double()))
+    head = torch.zeros(canaries.classes, rows.shape[1], dtype=torch.float64)
+    added = residuals(rows, canaries.y, head)
+    return ((added @ sums.reshape(head.shape).double()) * rows).sum(1).float()
 
 
 def by_mixtures(canaries: Canaries, seen: Seen) -> Tensor:

@@ -135,6 +135,10 @@ def seen_of(canaries: Canaries, settings: dict[str, Scalar], sites: int = 1) -> 
         nodes = [
             _site(folder / f"site{index}", canaries, classes, bool(index)) for index in range(sites)
         ]
+        # Public features that change nothing, for a run that needs some.
+        save_file({"x": torch.zeros(2, canaries.x.shape[1])}, folder / "public.safetensors")
+        if "fedpft.public" in settings:
+            settings = settings | {"fedpft.public": f"{name}/public.safetensors"}
         settings = settings | {
             "classes": classes,
             "output-dir": f"{name}/runs",

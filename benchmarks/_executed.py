@@ -13,7 +13,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -191,7 +190,6 @@ def recorded(
         known = stored()
 
         def work(name: str, output: Path) -> int:
-            signal.alarm(LONGEST_FILE)
             return pytest_exit(["--maxfail=1000", name], Watch(marks, output))
 
         def done(name: str, how: str, content: str) -> None:
@@ -203,9 +201,12 @@ def recorded(
                 "tests": found,
                 "whole": how == "survived",
             }
-            store.write_text(json.dumps(known))
+            # A run that is stopped here leaves the file as it was.
+            temporary = store.with_suffix(".new")
+            temporary.write_text(json.dumps(known))
+            temporary.replace(store)
 
-        in_forks(left, jobs, work, done, until)
+        in_forks(left, jobs, work, done, until, LONGEST_FILE)
         return 0
 
     if left:

@@ -1,18 +1,32 @@
-"""Run jobs in forks of this process, and pytest in them."""
+"""Run jobs in forks of this process, each within limits of time and memory, and pytest in them."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 NOT_RUN = 99  # Exit code of a fork that could not do its work.
-LIMITS = (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM)
+LIMITS = (signal.SIGXCPU, signal.SIGKILL)
+# Bytes that a fork may hold, what it shares with this process included. Seconds between two looks.
+MOST_MEMORY, EVERY = 6 * 2**30, 0.05
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A job in a fork: its file, and `time.monotonic()` when it is stopped."""
+
+    job: Any
+    file: Path
+    until: float
 
 
 def in_forks(
@@ -21,8 +35,13 @@ def in_forks(
     work: Callable[[Any, Path], int],
     done: Callable[[Any, str, str], None],
     until: float = float("inf"),
+    longest: float = float("inf"),
 ) -> None:
     """Run jobs, `most` at a time.
+
+    A fork has a process group of its own, which ends with it, and nothing in it reaches this
+    process: not a signal to its group, an endless loop in C, or memory without end, where the
+    kernel stops the fork first.
 
     Args:
         jobs: what `work` takes, in this order.
@@ -30,33 +49,61 @@ def in_forks(
         work: runs in a fork, may write a file, and returns the exit code.
         done: runs here: the job, its outcome, and what its file holds.
         until: `time.monotonic()` after which no job begins.
+        longest: wall-clock seconds for a job.
     """
     # A collection of garbage in a fork would otherwise touch, and so copy, all that is loaded here.
     gc.freeze()
-    running: dict[int, tuple[Any, Path]] = {}
+    running: dict[int, Running] = {}
     waiting = list(jobs)
     with tempfile.TemporaryDirectory() as folder:
-        while running or (waiting and time.monotonic() < until):
-            while waiting and len(running) < most and time.monotonic() < until:
-                job, file = waiting.pop(0), Path(folder, str(len(waiting)))
-                if not (child := os.fork()):
-                    _quiet()
-                    code = NOT_RUN
-                    try:
-                        code = work(job, file)
-                    finally:
-                        os._exit(code)
-                running[child] = (job, file)
-            child, status = os.wait()
-            job, file = running.pop(child)
-            done(job, outcome(status), file.read_text() if file.is_file() else "")
+        try:
+            while running or (waiting and time.monotonic() < until):
+                while waiting and len(running) < most and time.monotonic() < until:
+                    job, file = waiting.pop(0), Path(folder, str(len(waiting)))
+                    if not (child := os.fork()):
+                        _work(work, job, file)
+                    running[child] = Running(job, file, time.monotonic() + longest)
+                for child, each in list(running.items()):
+                    if time.monotonic() > each.until or _memory(child) > MOST_MEMORY:
+                        os.kill(child, signal.SIGKILL)
+                    if (status := os.waitpid(child, os.WNOHANG)) != (0, 0):
+                        _end(child)
+                        del running[child]
+                        content = each.file.read_text() if each.file.is_file() else ""
+                        done(each.job, outcome(status[1]), content)
+                time.sleep(EVERY)
+        finally:
+            for child in running:
+                _end(child)
 
 
-def _quiet() -> None:
-    """Send what a fork prints nowhere."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nowhere, descriptor)
+def _work(work: Callable[[Any, Path], int], job: Any, file: Path) -> NoReturn:
+    """Do a job in a fork, out of reach of its parent; what it prints goes nowhere."""
+    code = NOT_RUN
+    try:
+        os.setpgid(0, 0)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        code = work(job, file)
+    finally:
+        os._exit(code)
+
+
+def _end(child: int) -> None:
+    """Stop what is left of a fork's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+
+
+def _memory(process: int) -> int:
+    """Bytes that a process holds; 0 if it has ended."""
+    try:
+        return PAGE * int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def outcome(status: int) -> str:

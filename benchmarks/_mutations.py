@@ -1,9 +1,10 @@
 """Draw small faults (mutants) of Python source anew from a seed, and plant them in its syntax tree.
 
 What no test can see is left out: annotations, docstrings, messages of errors, logs, `__all__`,
-options of dataclasses and caches, how much is computed at a time, the `strict` of a zip that the
-linter demands, statements that cannot be reached, defaults that every call overrides, what compiles
-to the same bytecode, and a value that serves as well as the one that is there (`_as_good`).
+options of dataclasses and caches, how much is computed at a time, the look of a figure (what it
+shows stays), the `strict` of a zip that the linter demands, statements that cannot be reached,
+defaults that every call overrides, what compiles to the same bytecode, and a value that serves as
+well as the one that is there (`_as_good`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,22 @@ from types import CodeType
 from benchmarks._operators import Facts, Scope, changes
 
 LOGS = {"log", "LOG", "logger", "logging", "warnings"}
-# make_axes: margins of a figure, in inches.
-SKIPPED_CALLS = {"cast", "TypeVar", "print", "echo", "lru_cache", "cache", "dataclass", "make_axes"}
+SKIPPED_CALLS = {"cast", "TypeVar", "print", "echo", "lru_cache", "cache", "dataclass"}
+# The look of a figure: calls, among them those for its size in inches, and options.
+LOOK_CALLS = {
+    "make_axes",
+    "_figure",
+    "_plain",
+    "grid",
+    "tick_params",
+    "set_visible",
+    "set_fontweight",
+}
+LOOK = {
+    "alpha", "color", "fontsize", "frameon", "labelsize", "length", "linestyle", "linewidth", "ls", "lw", "medianprops",
+    "ms", "pad", "rotation", "widths",
+}  # fmt: skip
+UNSEEN_CALLS = SKIPPED_CALLS | LOOK_CALLS
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 PAST_NAMES = ("annotation", "returns", "decorator_list", "type_params", "ctx", "names")
 
@@ -200,6 +215,8 @@ def _inside(node: ast.AST, function: str, scope: Scope, facts: Facts) -> Iterato
         for at, child in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(child, ast.AST) or _unseen(child):
                 continue
+            if isinstance(node, ast.Dict) and name == "values" and _is_look(node.keys[at]):
+                continue
             block: list[ast.stmt] = value[at + 1 :] if isinstance(child, ast.stmt) else []
             if default := _default_of(node, name, at, function):
                 scope = replace(scope, default_of=default)
@@ -287,16 +304,20 @@ def _unseen(node: ast.AST) -> bool:
             return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))) if name in LOGS:
             return True
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in SKIPPED_CALLS:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in UNSEEN_CALLS:
             return True
         case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):
-            return name in SKIPPED_CALLS
+            return name in UNSEEN_CALLS
         case ast.Assign(targets=[ast.Name(id="__all__" | "__slots__")]):
             return True
         case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
             return True
         case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))) | ast.If(test=ast.Constant()):
             return True
-        case ast.keyword(arg="strict"):
-            return True
+        case ast.keyword(arg=name):
+            return name == "strict" or name in LOOK
     return False
+
+
+def _is_look(key: ast.expr | None) -> bool:
+    return isinstance(key, ast.Constant) and key.value in LOOK

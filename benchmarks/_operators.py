@@ -37,6 +37,7 @@ UNITS = (
 )  # fmt: skip
 SAME = dict(UNITS) | {b: a for a, b in UNITS}
 FACTORS = {8: 1, 1000: 1, 1024: 1000, 60: 1, 3600: 60, 86400: 3600}
+LEAST = 1e-20
 NARROWER = {
     "BaseException": "Exception", "Exception": "ValueError", "OSError": "FileNotFoundError", "ValueError": "UnicodeError",
     "LookupError": "KeyError", "ArithmeticError": "ZeroDivisionError", "FedSurrogateError": "ConfigError",
@@ -266,10 +267,12 @@ def _values(  # noqa: C901 - a table of cases
             elif isinstance(value, int):
                 others = (value + 1, value - 1)
             else:
-                # A tolerance times two is no fault.
-                others = (
-                    (2 * value if value >= 1e-3 else 1000 * value, value / 2) if value else (1.0,)
-                )
+                # A tolerance times two, or half of it, is no fault. What is far below all rounding
+                # only keeps a divisor from zero, and any other number that small does so too.
+                factor = 2 if value >= 1e-3 else 1000
+                others = (factor * value, value / factor) if value else (1.0,)
+                if 0 < value <= LEAST:
+                    return
             for other in others:
                 yield kind, f"{value} to {other}", ast.Constant(other)
         case ast.Name(id=name, ctx=ast.Load()):
@@ -348,8 +351,19 @@ def _statements(node: ast.stmt, following: list[ast.stmt]) -> Iterator[Change]:
     if following and _effect(node) and _effect(following[0]):
         bound = {each.id for each in _names(node) if isinstance(each.ctx, ast.Store)}
         plain = isinstance(node, ast.Expr) or isinstance(following[0], ast.Expr)
+        # Settings of a panel of a figure have no order.
+        plain = plain and not (_of_a_panel(node) and _of_a_panel(following[0]))
         if plain and not bound & {each.id for each in _names(following[0])}:
             yield "order", "after the next statement", [following[0], node], 2
+
+
+def _of_a_panel(node: ast.stmt) -> bool:
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="axes" | "table")))):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Name(id="_plain"))):
+            return True
+    return False
 
 
 def _names(node: ast.AST) -> list[ast.Name]:

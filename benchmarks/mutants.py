@@ -4,8 +4,10 @@ at a time, and check that a test fails.
 A seed draws the faults from all that the operators find in the packages. First, quick tests run
 once, to record the time and the lines of each. Then each mutant gets the tests that execute its
 line, those near to its file first, until one fails; they run in a fork of a process that has the
-libraries loaded, and the fault is planted in its memory: no file changes. Prints a score for each
-package and the survivors; exits with 1 when fewer than 90 % of the mutants are killed.
+libraries loaded, and the fault is planted in its memory: no file changes. A fork that takes too
+long or too much memory is stopped, and counts as killed. What became of each mutant is written at
+once; `--resume` goes on where a run was stopped. Prints a score for each package and the survivors;
+exits with 1 when fewer than 90 % of the mutants are killed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import importlib
 import json
 import os
 import resource
-import signal
 import sys
 import time
 import tomllib
@@ -41,8 +42,9 @@ PACKAGES = (
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
 # Tests of other things, and those that start processes, which run without the fault.
 OTHER_TESTS = ("benchmarks", "deploy", "docs", "e2e", "faults", "fresh")
-# CPU seconds for one test, and for all tests of a mutant.
-SLOWEST_TEST, MOST_SECONDS = 10.0, 20.0
+# CPU seconds for one test, and for all tests of a mutant; and wall-clock seconds for these.
+SLOWEST_TEST, MOST_SECONDS, LONGEST = 10.0, 20.0, 600
+JOURNAL = ".mutants-tried.jsonl"
 GOAL = 0.9
 LIBRARIES = (
     "torch", "torch.func", "opacus", "pytest", "hypothesis.strategies", "sklearn.discriminant_analysis", "scipy.stats",
@@ -99,6 +101,7 @@ def main() -> int:
     arguments.add_argument("--output", type=Path, default=RESULTS, help="file of results")
     arguments.add_argument("--root", type=Path, help="another tree: each folder in it, and tests")
     arguments.add_argument("--list", nargs="*", help="print all mutants and stop", metavar="FILE")
+    arguments.add_argument("--resume", action="store_true", help="keep what was tried before")
     arguments.add_argument("--only", nargs="+", help="try these instead of a draw", metavar="ID")
     arguments.add_argument("--tests", nargs="+", help="files of tests, not all", metavar="FILE")
     chosen = arguments.parse_args()
@@ -137,7 +140,8 @@ def main() -> int:
     lines = recorded(tree.root, files, tests, chosen.jobs, began + chosen.seconds / 2)
     # Where the time was too short for all tests, a mutant without a test yet says nothing.
     judged = [each for each in sample if len(lines) == len(tests) or executing(each, lines)]
-    tried = try_all(tree, facts, judged, lines, chosen.jobs, began + chosen.seconds)
+    journal = Journal(tree.root / JOURNAL, chosen.resume)
+    tried = try_all(tree, facts, judged, lines, chosen.jobs, began + chosen.seconds, journal)
     for seed, drawn in draws.items() if not chosen.only else ():
         own = [each for each in tried if each.mutant in drawn]
         write(chosen.output, seed, len(drawn), own, packages)
@@ -152,6 +156,31 @@ def show(found: Sequence[Mutant], files: Sequence[str]) -> int:
         if not files or each.file in files:
             print(f"{each.id} {each.file}:{each.lineno} {each.operator}, {each.what}: {each.text}")
     return 0
+
+
+class Journal:
+    """A file of what became of each mutant, one a line, written as it is known."""
+
+    def __init__(self, file: Path, resume: bool) -> None:
+        self._file = file
+        if not resume:
+            file.unlink(missing_ok=True)
+
+    def add(self, tried: Tried) -> None:
+        with self._file.open("a") as file:
+            print(json.dumps(asdict(tried)), file=file)
+
+    def known(self, sample: Sequence[Mutant]) -> list[Tried]:
+        """What became of those that were tried before."""
+        text = self._file.read_text() if self._file.is_file() else ""
+        # A stopped run can leave half a line at the end.
+        whole = text[: text.rfind("\n") + 1].splitlines()
+        found = {each["mutant"]["id"]: each for each in map(json.loads, whole)}
+        return [
+            Tried(each, *(found[each.id][name] for name in ("status", "by", "seconds")))
+            for each in sample
+            if each.id in found
+        ]
 
 
 class Nearness:
@@ -187,9 +216,14 @@ def try_all(
     lines: dict[str, list[Test]],
     jobs: int,
     until: float,
+    journal: Journal,
 ) -> list[Tried]:
-    """Try mutants until the time is over."""
-    tried: list[Tried] = []
+    """Try mutants until the time is over, but for those in the journal."""
+    tried = journal.known(sample)
+    known = {each.mutant for each in tried}
+    # In an order that has nothing to do with files, so that a run without the time for all of them
+    # has tried a fair part.
+    sample = sorted((each for each in sample if each not in known), key=lambda each: each.id)
     near = Nearness(tree)
 
     def try_some(some: Sequence[Mutant], plant: Callable[[Path, Mutant, Facts], None]) -> None:
@@ -202,6 +236,7 @@ def try_all(
             before[0] = time.monotonic()
             by = content.partition("\n")[0]
             tried.append(Tried(mutant, status, by, round(seconds, 1)))
+            journal.add(tried[-1])
             print(
                 f"{status:9} {mutant.id} {mutant.file}:{mutant.lineno} {mutant.operator}, "
                 f"{mutant.what}: {mutant.text[:90]}   {by[-90:]}",
@@ -209,7 +244,7 @@ def try_all(
             )
 
         before = [time.monotonic()]
-        in_forks(some, jobs, work, done, until)
+        in_forks(some, jobs, work, done, until, LONGEST)
 
     # Constants and defaults first, because their modules must not be imported yet. Then one import
     # serves all others.
@@ -224,7 +259,6 @@ def try_all(
 def try_one(mutant: Mutant, lines: dict[str, list[Test]], near: Nearness, file: Path) -> int:
     """Exit code of the tests of a mutant, which is planted already."""
     resource.setrlimit(resource.RLIMIT_CPU, (int(10 + 2 * MOST_SECONDS),) * 2)
-    signal.alarm(int(30 * MOST_SECONDS))
     # Tests near to the file first, of these the fastest. Then their neighbours: what a shared
     # fixture or a cache executes for the first test of a file is not recorded for the others.
     executed = executing(mutant, lines)

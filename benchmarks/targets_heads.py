@@ -29,10 +29,11 @@ from benchmarks._target_data import (
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
+from fedsurrogate.common.targets.time import widening_edges
 from fedsurrogate.strategies.targets.labels import Annotated, label_heads
 from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
-from fedsurrogate.strategies.targets.survival import Cells, widening_edges
+from fedsurrogate.strategies.targets.survival import Cells
 from fedsurrogate.strategies.targets.time import (
     pseudo_value_head,
     risk_head,
@@ -284,6 +285,11 @@ def cell_sums(data: Timed, rows: Tensor, edges: Tensor) -> CodedSums:
     return coded(code, data.features[rows])
 
 
+def edges_of(horizon: float, bins: int, ratio: float = 1.0) -> Tensor:
+    """Edges of bins, (bins + 1,)."""
+    return torch.tensor(widening_edges(horizon, bins, ratio), dtype=torch.float64)
+
+
 def pooled_cox(data: Timed, train: Tensor, rest: Tensor) -> float:
     """C of scikit-survival's Cox model on the pooled records; its penalty by a held-out fifth."""
     import numpy as np
@@ -330,11 +336,11 @@ def times(seeds: int) -> Iterator[Row]:
                     -pseudo_value_head(s(d, t, e), e).weight[0]
                 ),
             }
-            edges = widening_edges(horizon, 20)
+            edges = edges_of(horizon, 20)
             for head, fit in fits.items():
                 score = concordance(data, rest, data.features[rest] @ fit(edges))
                 results.setdefault(head, []).append([score])
-            wide = fits["cells, 20 even bins"](widening_edges(horizon, 20, ratio=20.0))
+            wide = fits["cells, 20 even bins"](edges_of(horizon, 20, ratio=20.0))
             score = concordance(data, rest, data.features[rest] @ wide)
             results.setdefault("cells, 20 bins that widen 20-fold", []).append([score])
             pooled = pooled_cox(data, train, rest)
@@ -359,7 +365,7 @@ def private_times(seeds: int) -> Iterator[Row]:
         horizon = float(data.times.max()) * 1.0001
         for head in trial:
             bins = int(head.split()[-2])
-            exact = cell_sums(ball, train, widening_edges(horizon, bins))
+            exact = cell_sums(ball, train, edges_of(horizon, bins))
             scores: list[float | None] = []
             for epsilon in (1e6, *EPSILONS):
                 release = two_rounds if head.startswith("two") else one_release

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, StorageError
 from fedsurrogate.common.extras.needed import packages_for
 from fedsurrogate.common.identity import Name
 from fedsurrogate.common.machine.user_folders import (
@@ -221,7 +221,7 @@ class NodeConfig(Section):
         )
 
 
-def not_writable(key: str, folder: Path, why: str) -> ConfigError:
+def not_writable(key: str, folder: Path, why: str) -> StorageError:
     """The error for a folder that this user may not write, with what to do.
 
     Args:
@@ -230,15 +230,15 @@ def not_writable(key: str, folder: Path, why: str) -> ConfigError:
         why: it cannot be written.
     """
     variable = {"state-dir": STATE, "cache-dir": CACHE}[key]
-    return ConfigError(
+    return StorageError(
         f"{key} = {str(folder)!r} cannot be written ({why}); set {key} in the node-config, or the "
         f"variable {variable} of the environment, to a folder that user {os.getuid()} may write"
     )
 
 
 def check_folders(node: NodeConfig) -> None:
-    """Raise ConfigError unless the site's folders for state and features can be written; they are
-    created.
+    """Raise StorageError unless the site's folders for state and features can be written; they
+    are created.
     """
     for key, folder in (("state-dir", node.state), ("cache-dir", node.cache)):
         if why := why_not_writable(folder):

@@ -26,6 +26,7 @@ IN_STATE = (
     "keys",
     "ledgers",
     "models",
+    "policy.sha256",
     "public",
     "replies",
     "requests.json*",

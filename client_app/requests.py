@@ -27,7 +27,7 @@ from fedsurrogate.client_app.governance import work_limits
 from fedsurrogate.client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from fedsurrogate.client_app.governance.held import hold
 from fedsurrogate.client_app.governance.kept_files import remove_oldest
-from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.governance.policy import note_policy, policy_of
 from fedsurrogate.client_app.governance.release import (
     SurrogateRequest,
     charge_and_release,
@@ -141,6 +141,7 @@ def answer(
     run = parse_run(run_config)
     check_addressee(content, site)
     policy = policy_of(node)
+    note_policy(node, policy)
     check_work(policy, run.settings.fedpft.seal, node.peers, work)
     check_counting(run.settings.counting, run.settings.secure_sum, work)
     # Check form and size before reading the content, and count the request before work that takes
@@ -382,7 +383,7 @@ def _comparison(request: SiteRequest) -> Answer:
 
 def _open_log(node: NodeConfig) -> None:
     """Open the site's own log, a rotating file in its state folder; the console shows the log too.
-    Raises ConfigError.
+    Raises StorageError.
     """
     path = node.state / "site.log"
     try:

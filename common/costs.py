@@ -14,7 +14,7 @@ from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods.method import byte_count
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.of_run import dimensions_of
+from fedsurrogate.common.secure_sum.of_run import projected_dimensions
 from fedsurrogate.common.settings import Settings
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up
@@ -93,9 +93,9 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     """Cost of this run: the numbers in the method's schema, plus the overhead of every message."""
     plan, messages, own = config.plan, config.plan.messages, config.settings
     released = max(classes, len(own.classes)) if messages.all_classes else classes
-    projected = dimension
-    if own.features.projection:
-        projected = min(dimension, dimensions_of(own.features, own.colluding, config.mechanism))
+    # In rounds the projection is one of the tensors that travel.
+    mapped = 0 if plan.kind == "rounds" else projected_dimensions(config, dimension)
+    projected = mapped or dimension
     sizes, named = messages.sizes(released, projected, records), CLASS_BYTES * released
     rounds = config.rounds if plan.kind == "rounds" else 1
     ups = downs = float(rounds)
@@ -126,7 +126,7 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     if summing:
         more_up, more_down = (each * max(1, own.sites) for each in messages.member_bytes)
         up, down = up + rounds * (SUM_UP + more_up), down + rounds * (SUM_DOWN + more_down)
-    if own.features.projection:
+    if mapped:
         # The matrix, at 16 bits: with the shares, and as a part of the model.
         down += 2 * 2 * projected * dimension
     budget = (own.epsilon or None, own.delta or None)

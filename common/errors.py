@@ -83,6 +83,12 @@ class StateError(FedSurrogateError):
     code = "state"
 
 
+class StorageError(FedSurrogateError):
+    """A site's own files cannot be written: its disk is full, or it may not write there."""
+
+    code = "storage"
+
+
 class RunError(FedSurrogateError):
     """The run as a whole cannot continue: no sites, or too few of them."""
 
@@ -99,6 +105,7 @@ PUBLIC_SENTENCES = {
     "policy": "the site's policy does not allow what was asked",
     "budget": "the site's privacy budget does not allow this release",
     "ledger": "the site cannot account for a release at present",
+    "storage": "the site cannot write its own files at present",
     "seal": "what was relayed to the site was changed on its way, or not sealed for it by the "
     "site before",
     "state": "the site has lost what it kept of this run, and does not begin it a second time",

@@ -17,7 +17,7 @@ from fedsurrogate.common.methods import METHODS, method_of, plan_of
 from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
-from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
 from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
     CountingSettings,
@@ -27,6 +27,7 @@ from fedsurrogate.common.settings import (
     Settings,
     kebab,
 )
+from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
 from fedsurrogate.common.settings.target import TargetSettings
 from fedsurrogate.common.targets.objective import Objective
@@ -72,7 +73,8 @@ class Run:
         method = method_of(settings)
         # Before any digest, and from settings that both sides have, so that they agree.
         trains = method.trains is not None
-        settings, target = method.fill(settings), _target_of(settings, trains)
+        settings = method.fill(_with_records(settings) if settings.secure_sum else settings)
+        target = _target_of(settings, trains)
         if target is not None:
             settings = _coded(settings, target)
         run = cls(settings, method, plan_of(method, settings, target), target)
@@ -116,8 +118,24 @@ class Run:
         """Whether sites put odd columns of their features into a frame. Nothing of a site alone may
         show it; and a chain, and some training in rounds, have no common one.
         """
-        common = self.plan.training.frames if self.plan.kind == "rounds" else self.target is None
-        return common and self.plan.kind != "chain" and not self.hides_sites
+        rounds, chain = (self.plan.kind == each for each in ("rounds", "chain"))
+        common = self.plan.training.frames if rounds else not chain
+        return common and not self.hides_sites
+
+    def public_frame(self, dimension: int) -> bytes:
+        """The frame of `features.ranges`, in which all sites put their features before all else;
+        empty without it.
+
+        Args:
+            dimension: of the features.
+
+        Raises:
+            ConfigError: for ranges of another number of columns.
+        """
+        # Of tensors, which checks before a run do without.
+        from fedsurrogate.common.surrogates.columns import public_frame
+
+        return public_frame(self.settings.features.ranges, dimension, self.private)
 
     @property
     def trained(self) -> FedAvgSettings | FedLAPSettings | DPCVAESettings:
@@ -147,6 +165,19 @@ class Run:
         if given != "auto":
             return given
         return power_for(self.settings.backbone, self.plan.mechanism_name in CLIPPED)
+
+    @property
+    def projects(self) -> bool:
+        """Whether a public matrix projects the features of a secure sum: one that was given, or,
+        for class statistics with joint noise, one that the coordinator chooses.
+        """
+        own = self.settings
+        if not own.secure_sum or own.features.projection != AUTO:
+            return bool(own.features.given_projection)
+        summed = {each.name for each in self.plan.combination.sums}
+        noisy = self.plan.mechanism_name == JOINT_SUMS
+        of_classes = {"sums", "squares"} <= summed or self.plan.sent_by_solver
+        return noisy and self.target is None and of_classes
 
     @property
     def backbone_fingerprint(self) -> str:
@@ -202,12 +233,16 @@ class Run:
             chosen["bits"] = own.fedpft.bits
         if own.counting.kind != "none" and own.counting.largest_error != 1:
             chosen["largest-error"] = own.counting.largest_error
-        if self.power != 1:
-            chosen["power"] = self.power
         if self.target is not None:
             chosen["target"] = self.target.public
-        if own.features.bag != "none":
-            chosen["bag"] = own.features.bag
+        if self.plan.sent_by_solver:
+            chosen["solver"] = own.head.solver
+        unusual = (
+            ("power", self.power, 1),
+            ("bag", own.features.bag, "none"),
+            ("ranges", own.features.ranges, ""),
+        )
+        chosen |= {name: value for name, value, usual in unusual if value != usual}
         if own.secure_sum:
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
@@ -230,6 +265,8 @@ class Run:
             "counting.largest-error",
             "features.power",
             "features.bag",
+            "head.solver",
+            "features.ranges",
             *map(kebab, TargetSettings.model_fields),
             "secure-sum",
             *SECURE_SUM_KEYS,
@@ -241,6 +278,7 @@ class Run:
         budget = f"epsilon = {own.epsilon:g}, delta = {own.delta:g}"
         self._check_budget(budget)
         self._check_sums()
+        self._check_ranges()
         self._check_method(budget)
         self._check_images()
         self._check_defence()
@@ -290,9 +328,9 @@ class Run:
                 f"secure-sum = true, but what method = {own.method!r} combines is not a sum; use "
                 f"{names}"
             )
-        if own.features.projection and not own.secure_sum:
+        if (file := own.features.given_projection) and not own.secure_sum:
             raise ConfigError(
-                f"features.projection = {own.features.projection!r} works only with secure-sum = "
+                f"features.projection = {file!r} works only with secure-sum = "
                 "true; set both, or none"
             )
         if own.secure_sum and own.fedpft.seal:
@@ -300,6 +338,26 @@ class Run:
                 "secure-sum = true and fedpft.seal = true: a sealed chain has no sum; remove one "
                 "of them"
             )
+
+    def _check_ranges(self) -> None:
+        own = self.settings
+        if not own.features.ranges:
+            return
+        if self.target is None or self.method.trains is not None:
+            raise ConfigError(
+                f"features.ranges = {own.features.ranges[:100]!r} is for targets other than 'class' "
+                "that are learned from sums (method = 'fedpft' or 'afl'); scale the columns at the "
+                "sites, or remove it"
+            )
+        for key, given in (
+            ("features.projection", own.features.projection),
+            ("fedpft.public", own.fedpft.public),
+        ):
+            if given:
+                raise ConfigError(
+                    f"features.ranges and {key} = {given!r}: both say what is done with features "
+                    "first; remove one"
+                )
 
     def _check_method(self, budget: str) -> None:
         own, plan = self.settings, self.plan
@@ -422,3 +480,13 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
         ConfigError: one line that names key, value and the allowed values.
     """
     return Run.resolve(parse_settings(Settings, flat))
+
+
+def _with_records(settings: Settings) -> Settings:
+    """The settings, with room in a secure sum for a site that has the records of all sites, if more
+    are known in public than the default has room for.
+    """
+    usual = Settings.model_fields["secure_sum_records"].default
+    if settings.secure_sum_records != usual or settings.features.records <= usual:
+        return settings
+    return settings.model_copy(update={"secure_sum_records": settings.features.records})

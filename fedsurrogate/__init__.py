@@ -13,6 +13,8 @@
     table = fs.sweep(10, data=images, backbone="torchvision:resnet18", grid={"epsilon": [1.0, 8.0]},
     delta=1e-5) table.to_frame(), table.plot("accuracy.png")
 
+    model = fs.FederatedClassifier().fit(x, y, sites=names)    # an estimator of scikit-learn
+
 Settings are keyword arguments: those of the run (`epsilon=2.0`), those of the method's section by
 their own name (`rank=16`), and those of other sections as `section__key` (`head__epochs=5`).
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 # In a checkout, and in the bundle that Flower sends, the rooms lie next to this folder; in an
@@ -31,16 +34,40 @@ if not Path(__file__).with_name("common").is_dir():
     __path__.append(str(Path(__file__).parents[1]))
 
 if TYPE_CHECKING:
+    from fedsurrogate._estimators import FederatedClassifier, FederatedRegressor
     from fedsurrogate._images import features, labelled_features, register_backbone
+    from fedsurrogate._methods import MethodTable, methods
     from fedsurrogate._model import ImageModel, Model
     from fedsurrogate._privacy import epsilon, noise_multiplier, noisy
     from fedsurrogate._simulation import Result, simulate
     from fedsurrogate._surrogate import Surrogate, fit, learn, load
     from fedsurrogate._sweep import Sweep, sweep
+    from fedsurrogate.common.errors import (
+        BackboneError,
+        ConfigError,
+        DataError,
+        FedSurrogateError,
+        PackageError,
+        RunError,
+        SealError,
+        SurrogateError,
+    )
 
     __version__: str
 
 _MODULES = {
+    "_estimators": ("FederatedClassifier", "FederatedRegressor"),
+    "_methods": ("MethodTable", "methods"),
+    "common.errors": (
+        "BackboneError",
+        "ConfigError",
+        "DataError",
+        "FedSurrogateError",
+        "PackageError",
+        "RunError",
+        "SealError",
+        "SurrogateError",
+    ),
     "_images": ("features", "labelled_features", "register_backbone"),
     "_model": ("ImageModel", "Model"),
     "_privacy": ("epsilon", "noise_multiplier", "noisy"),
@@ -51,10 +78,21 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "BackboneError",
+    "ConfigError",
+    "DataError",
+    "FedSurrogateError",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "ImageModel",
+    "MethodTable",
     "Model",
+    "PackageError",
     "Result",
+    "RunError",
+    "SealError",
     "Surrogate",
+    "SurrogateError",
     "Sweep",
     "__version__",
     "epsilon",
@@ -63,6 +101,7 @@ __all__ = [
     "labelled_features",
     "learn",
     "load",
+    "methods",
     "noise_multiplier",
     "noisy",
     "register_backbone",
@@ -79,6 +118,10 @@ def __getattr__(name: str) -> Any:
         value: Any = own_version()
     elif name in _HOMES:
         value = getattr(import_module(f"fedsurrogate.{_HOMES[name]}"), name)
+        if isinstance(value, FunctionType):
+            from fedsurrogate._arguments import checked
+
+            value = checked(value)
     else:
         raise AttributeError(f"module 'fedsurrogate' has no attribute {name!r}")
     globals()[name] = value

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from fedsurrogate._arguments import shown
 from fedsurrogate._arrays import Labels, names_of
 from fedsurrogate._data import Images, is_labelled, label_of, picture, records_of, tensor_of
 from fedsurrogate._inputs import as_features
@@ -19,6 +20,7 @@ from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.backbones.own_backbones import OwnModule, Transform, own_backbone
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.settings.flat import short
 from fedsurrogate.common.targets.target import Target
 
 _own: dict[str, OwnModule] = {}
@@ -37,12 +39,19 @@ def register_backbone(name: str, module: nn.Module, transform: Transform | None 
             that the module takes as they are.
 
     Raises:
-        ConfigError: for a name that the product uses.
+        ConfigError: for a name that the product uses, or what is no module.
     """
-    if name in ("pixels", "own", "") or ":" in name:
+    if not isinstance(name, str) or name in ("pixels", "own", "") or ":" in name:
         raise ConfigError(
-            f"backbone {name!r} is a name of the product; use one without a colon, such as 'mine'"
+            f"backbone {short(name)} is a name of the product, or no name; use one without a colon, such as 'mine'"
         )
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"module = {shown(module)}: must be a torch.nn.Module; give an instance, and wrap a "
+            "function in a module with a `forward`"
+        )
+    if transform is not None and not callable(transform):
+        raise ConfigError(f"transform = {shown(transform)}: must be a function, or None")
     _own[name] = module, transform
 
 
@@ -168,6 +177,8 @@ def records_for(
     Returns:
         Features (n, d) and class names (n,), or values (n, k).
     """
+    if isinstance(entry, tuple) and len(entry) not in (0, 2) and hasattr(entry[0], "shape"):
+        raise DataError(f"a tuple of {len(entry)}; give a pair of features or images and labels")
     if isinstance(entry, tuple | list) and len(entry) == 2 and not is_labelled(entry[0]):
         values, labels = entry
         x = as_features(values) if backbone is None and are_features(values) else None
@@ -193,9 +204,11 @@ def are_features(values: Any) -> bool:
 
 
 def _parts(
-    backbone: str | nn.Module, weights_path: str, image_size: int, device: str
+    backbone: str | nn.Module | None, weights_path: str, image_size: int, device: str
 ) -> tuple[Take, Callable[[Tensor], Tensor]]:
     """What a record becomes, and what a batch of these becomes."""
+    if backbone is None:
+        backbone = "pixels"
     if isinstance(backbone, nn.Module):
         return _of_module((backbone, None), image_size)
     if backbone in _own:
@@ -220,7 +233,7 @@ def backbone_of(
     """
     if is_own(name):
         return own_backbone(name, image_size, device)
-    return load_backbone(name, weights_path, image_size, device)
+    return load_backbone(name, str(weights_path), image_size, device)
 
 
 def computed(images: Images, backbone: Backbone, batch_size: int = 64) -> Tensor:

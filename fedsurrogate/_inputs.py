@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedsurrogate._arguments import shown
 from fedsurrogate._arrays import Array, names_of, numbers_of
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.identity import normal
@@ -30,25 +33,50 @@ def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
         Values by flat key, such as "fedpft.rank".
 
     Raises:
-        ConfigError: for an unknown method.
+        ConfigError: for an unknown method, or a value of another type than settings have.
 
     Example:
         >>> flat_settings("fedpft", {"rank": 8, "head__epochs": 5})
         {'method': 'fedpft', 'fedpft.rank': 8, 'head.epochs': 5}
     """
-    known, description = set(known_keys(Settings)), method_named(method)
+    # A method of another type is named as it is in the error.
+    known, description = set(known_keys(Settings)), method_named(_hashable(method))
     sections = dict.fromkeys(
         (method, description.shown, description.usual.training.section, "head")
     )
     flat: dict[str, Scalar] = {"method": method}
     for name, value in given.items():
-        key = name.replace("__", ".").replace("_", "-")
+        if value is None:
+            # Not given, as None is in Python.
+            continue
+        key = str(name).replace("__", ".").replace("_", "-")
         choices = [key, *(f"{section}.{key}" for section in sections)]
         chosen = next((choice for choice in choices if choice in known), key)
-        if not isinstance(value, Scalar):
-            value = ",".join(class_names(value) if key == "classes" else map(str, value))
-        flat[chosen] = value
+        flat[chosen] = ",".join(class_names(value)) if key == "classes" else _scalar(name, value)
     return flat
+
+
+def _hashable(method: object) -> str:
+    return method if isinstance(method, str) else str(method)
+
+
+def _scalar(name: str, value: Any) -> Scalar:
+    """A value as settings have it: one of Python's, and a list as a text with commas.
+
+    Raises:
+        ConfigError: for a value of another type.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, PathLike):
+        return str(value)
+    if isinstance(value, Scalar):
+        return value
+    if isinstance(value, Iterable) and not isinstance(value, Mapping | bytes):
+        return ",".join(str(_scalar(name, each)) for each in value)
+    raise ConfigError(
+        f"{name} = {shown(value)}: must be a text, a number, True or False, or a list of these"
+    )
 
 
 def config_of(method: str, given: Mapping[str, Any]) -> Run:
@@ -105,7 +133,13 @@ def class_names(classes: Sequence[object]) -> tuple[str, ...]:
         >>> class_names([0.0, 1.0]), class_names(["nevus ", "None"])
         (('0', '1'), ('nevus', 'None'))
     """
-    given = [*classes] if isinstance(classes, Iterable) else [classes]
+    if isinstance(classes, str):
+        # As in settings.
+        classes = [each for each in classes.split(",") if each.strip()]
+    if not isinstance(classes, Iterable) or not (given := [*classes]):
+        raise ConfigError(
+            f"classes = {shown(classes)}: must be a list of one name or more, such as range(3)"
+        )
     try:
         listed = names_of(given, len(given), "class", [normal(e) for e in given if type(e) is str])
     except DataError as error:

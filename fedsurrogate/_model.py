@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsurrogate._arguments import shown, writing
 from fedsurrogate._arrays import Array, in_own_type, names_of
 from fedsurrogate._data import Images
 from fedsurrogate._images import are_features, backbone_of, computed
@@ -17,7 +18,7 @@ from fedsurrogate._inputs import as_features
 from fedsurrogate._targets import answers, is_of_target, predictions, score
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
-from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.wire.model_files import save_model
@@ -52,6 +53,8 @@ class Model:
         suspects: dict[str, str] | None = None,
         values: Sequence[Mapping[str, Any]] = (),
     ) -> None:
+        if not isinstance(classifier, Classifier):
+            raise ConfigError(f"a model of {shown(classifier)}; learn and load make models")
         self.classifier = classifier
         self.suspects = suspects or {}
         self.classes_: Any = in_own_type(classifier.header.classes, *values)
@@ -108,6 +111,22 @@ class Model:
         with torch.no_grad():
             return self.classifier.scores(self._features(features)).softmax(1).numpy()
 
+    def decision_function(self, features: Array) -> Any:
+        """Scores before they become probabilities, in the order of `classes_`; of another target
+        those of its outputs.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            Scores (n, C), also for two classes.
+
+        Raises:
+            DataError: for features of another dimension, or numbers that are not finite.
+        """
+        with torch.no_grad():
+            return self.classifier.scores(self._features(features)).numpy()
+
     def score(self, features: Array, labels: Array) -> float:
         """Share of records whose class is predicted correctly; of other targets R^2, the area under
         the ROC curve, or the concordance.
@@ -143,9 +162,16 @@ class Model:
         return raised(x, power_in(self.classifier.header.fingerprint))
 
     def save(self, path: str | Path) -> Path:
-        """Write a safetensors file, as a run folder contains it."""
-        file = Path(path)
-        save_model(self.classifier, file)
+        """Write a safetensors file, as a run folder contains it.
+
+        Args:
+            path: of the file, which ends in .safetensors.
+
+        Raises:
+            ConfigError: for a file that cannot be written.
+        """
+        with writing(path, ".safetensors") as file:
+            save_model(self.classifier, file)
         return file
 
     def __repr__(self) -> str:
@@ -171,6 +197,8 @@ class ImageModel(Model):
     """
 
     def __init__(self, model: SignedModel, weights_path: str = "", device: str = "auto") -> None:
+        if not isinstance(model, SignedModel):
+            raise ConfigError(f"a model of {shown(model)}; load makes it of a .fedsurrogate file")
         super().__init__(model.classifier)
         self.signed, self.manifest = model, model.manifest
         self._place = weights_path, device
@@ -201,6 +229,17 @@ class ImageModel(Model):
             Probabilities (n, C); each row sums to one.
         """
         return super().predict_proba(self._prepared(images))
+
+    def decision_function(self, images: Images) -> Any:
+        """Scores before they become probabilities.
+
+        Args:
+            images: as in `fedsurrogate.features`, or features (n, d).
+
+        Returns:
+            Scores (n, C), also for two classes.
+        """
+        return super().decision_function(self._prepared(images))
 
     def score(self, images: Images, labels: Array) -> float:
         """Share of images whose class is predicted correctly.

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fedsurrogate._arguments import is_whole, shown
 from fedsurrogate._arrays import Array, Labels
 from fedsurrogate._bags import COLUMN, numbered
 from fedsurrogate._data import Images
@@ -28,6 +29,7 @@ from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogates.surrogates import in_class_order
 from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.server_app.deployment.submit import OnEvent
+from fedsurrogate.server_app.monitoring.progress import Progress
 from fedsurrogate.server_app.report.build import write_report
 
 Pair = tuple[Array, Array]
@@ -171,6 +173,8 @@ class Simulation:
                 "bags is for arrays; data that settings name have a bag-column, with features.bag = "
                 "'mean'"
             )
+        if not isinstance(given, list | tuple):
+            raise ConfigError(f"bags = {shown(given)}: must be a list with an array for each entry")
         entries = [*self.records, *([self.test] if self.test is not None else [])]
         return replace(self, bags=numbered(given, [len(x) for x, _ in entries]))
 
@@ -237,6 +241,7 @@ def gather(
         )
     if backbone is not None:
         flat["backbone"] = OWN_BACKBONE if is_own(backbone) else str(backbone)
+    _check_sites(sites)
     if isinstance(sites, int) and sites < 1:
         raise ConfigError(f"sites = {sites}; a simulation needs at least one")
     if isinstance(sites, int) and (data is None or isinstance(data, str)):
@@ -267,6 +272,26 @@ def gather(
     records = [records_for(entry, backbone, options, classes, target) for entry in entries]
     extra = None if test is None else records_for(test, backbone, options, classes, target)
     return Simulation(sites if isinstance(sites, int) else len(entries), records, extra, flat)
+
+
+def _check_sites(sites: object) -> None:
+    """Raise ConfigError unless sites are a number or a list."""
+    if is_whole(sites):
+        return
+    if not isinstance(sites, list | tuple):
+        raise ConfigError(
+            f"sites = {shown(sites)}: must be a number of sites, or a list with one entry a site; "
+            "records that sites share are data=..."
+        )
+    if (
+        isinstance(sites, tuple)
+        and [len(getattr(each, "shape", ())) for each in sites[1:]] == [1]
+        and len(getattr(sites[0], "shape", ())) > 1
+    ):
+        raise ConfigError(
+            "sites is one pair (x, y); write [(x, y)] for one site, or simulate(3, data=(x, y)) for "
+            "three that share it"
+        )
 
 
 def simulate(
@@ -307,6 +332,7 @@ def simulate(
         FedSurrogateError: for settings that do not agree, data that cannot be read, or a run that
             fails.
     """
+    _check_sites(sites)
     settings = with_columns(settings, [data] if isinstance(sites, int) else sites)
     bags = settings.pop("bags", None)
     if bags is not None:
@@ -316,7 +342,12 @@ def simulate(
     federation = gather(sites, data, backbone, test, settings)
     if bags is not None:
         federation = federation.in_bags(bags)
-    run = federation.run(flat, output_dir, print if verbose else lambda event: None)
+    progress = Progress()
+    run = federation.run(
+        flat,
+        output_dir,
+        (lambda event: print(progress.line(event), flush=True)) if verbose else lambda event: None,
+    )
     values = [labels.values for _, labels in federation.records or () if isinstance(labels, Labels)]
     return Result(run, json.loads((run / "metrics.json").read_text()), values)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 
+from fedsurrogate._arguments import shown, writing
 from fedsurrogate._arrays import Array, names_of
 from fedsurrogate._bags import pooled
 from fedsurrogate._inputs import as_features, check_budget, config_of, flat_settings, labelled
@@ -17,6 +19,7 @@ from fedsurrogate._targets import sent_at_once, values_of, with_columns
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.backbones.feature_power import raised, with_power
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.methods.method import load as load_target
@@ -27,6 +30,10 @@ from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.common.wire.records import pack_question
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.pooling.public_mean import read_centre
+
+# The name of a site that the user gave none.
+UNNAMED = "site"
+Loaded = TypeVar("Loaded", bound="Surrogate | Model")
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,13 +71,16 @@ class Surrogate:
         """Write the bytes that a site would send.
 
         Args:
-            path: of the file.
+            path: of the file, which ends in .pb.
 
         Returns:
             The file.
+
+        Raises:
+            ConfigError: for a file that cannot be written.
         """
-        file = Path(path)
-        file.write_bytes(self.payload)
+        with writing(path, ".pb") as file:
+            file.write_bytes(self.payload)
         return file
 
     def __repr__(self) -> str:
@@ -86,7 +96,7 @@ def fit(
     features: Array,
     labels: Array,
     *,
-    site: str = "site",
+    site: str = UNNAMED,
     classes: Sequence[object] | None = None,
     patients: Sequence[object] | None = None,
     bags: Sequence[object] | None = None,
@@ -102,7 +112,7 @@ def fit(
         labels: (n,), class names or numbers; predictions have their type. With another `target`,
             its values: labels (n, L) of 1, 0 and NaN, numbers (n,) or (n, r), or times (n, 2) with
             events, also as a structured array.
-        site: its name.
+        site: its name; `learn` numbers sites without one.
         classes: all classes of the run, required with `epsilon`.
         patients: (n,), whose record each is: with `epsilon` they are the unit of privacy, else
             records are.
@@ -160,7 +170,8 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
     """Learn one model from surrogates, with all checks of a coordinator.
 
     Args:
-        surrogates: of the same method and settings, one of each site.
+        surrogates: a list of those of the same method and settings, one of each site. Those of
+            sites without a name are named site-1, site-2, and so on.
         settings: those of the coordinator, such as `head__epochs`.
 
     Returns:
@@ -179,9 +190,13 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
         >>> model.classes_.tolist(), model.predict_proba(x).shape
         (['melanoma', 'nevus'], (16, 2))
     """
-    if not surrogates:
-        raise ConfigError("no surrogate to learn from; give at least one")
+    surrogates = _named_apart(_listed(surrogates))
     config = surrogates[0].config
+    if settings.get("method", config.settings.method) != config.settings.method:
+        raise ConfigError(
+            f"method = {shown(settings['method'])}: the surrogates are of method "
+            f"{config.settings.method!r}; fit them with the other"
+        )
     changed = flat_settings(config.settings.method, settings)
     chosen = parse_run(config.settings.flat() | changed)
     strategy = stored_strategy(chosen)(chosen)
@@ -201,11 +216,70 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
     return Model(model, suspects, [each.values for each in surrogates])
 
 
-def load(path: str | Path, **settings: Any) -> Surrogate | Model:
+def _listed(surrogates: object) -> list[Surrogate]:
+    """Surrogates of one method. Raises ConfigError for anything else, or for none."""
+    if isinstance(surrogates, Surrogate):
+        raise ConfigError(
+            "learn takes a list of surrogates; for one alone write learn([surrogate])"
+        )
+    if isinstance(surrogates, str | bytes) or not isinstance(surrogates, Iterable):
+        raise ConfigError(f"{shown(surrogates)} is no list of surrogates; give what fit returns")
+    listed = list(surrogates)
+    if not listed:
+        raise ConfigError("no surrogate to learn from; give at least one")
+    for number, each in enumerate(listed):
+        if not isinstance(each, Surrogate):
+            raise ConfigError(
+                f"number {number} of the list is {shown(each)}; give surrogates, as fit and load "
+                "return them"
+            )
+        own, first = each.config.settings.method, listed[0].config.settings.method
+        if own != first:
+            raise ConfigError(
+                f"the surrogate of site {each.site!r} is of method {own!r}, that of site "
+                f"{listed[0].site!r} of {first!r}; fit all with one method"
+            )
+    return listed
+
+
+def _named_apart(surrogates: Sequence[Surrogate]) -> list[Surrogate]:
+    """Surrogates of sites without a name, numbered where there are several."""
+    unnamed = {each.payload for each in surrogates if each.site == UNNAMED}
+    # The same bytes twice are one site by mistake, which the coordinator refuses.
+    if len(unnamed) < 2 or len(unnamed) < sum(each.site == UNNAMED for each in surrogates):
+        return list(surrogates)
+    taken = {each.site for each in surrogates}
+    names = (name for number in count(1) if (name := f"{UNNAMED}-{number}") not in taken)
+    return [_renamed(each, next(names)) if each.site == UNNAMED else each for each in surrogates]
+
+
+def _renamed(surrogate: Surrogate, site: str) -> Surrogate:
+    """The same under another name. Every message has its header in the same field, and of a field
+    that stands twice in protocol buffers the last one counts.
+    """
+    name = pb.Surrogate(header=pb.Header(site=site)).SerializeToString()
+    return replace(
+        surrogate,
+        payload=surrogate.payload + name,
+        header=replace(surrogate.header, site=site),
+    )
+
+
+@overload
+def load(path: str | Path, kind: type[Loaded], **settings: Any) -> Loaded: ...
+
+
+@overload
+def load(path: str | Path, kind: None = None, **settings: Any) -> Surrogate | Model: ...
+
+
+def load(path: str | Path, kind: type[Any] | None = None, **settings: Any) -> Surrogate | Model:
     """Read a model or a surrogate, as runs and `save` write them.
 
     Args:
         path: of a model (`.fedsurrogate`, `.safetensors`, or a run folder) or a surrogate (`.pb`).
+        kind: `Model` or `Surrogate`, where only that will do: the result then has this type, for
+            type checkers too.
         settings: of a `.fedsurrogate` file `weights_path` and `device` of its backbone; of a
             surrogate those that it was made with.
 
@@ -214,12 +288,26 @@ def load(path: str | Path, **settings: Any) -> Surrogate | Model:
         features.
 
     Raises:
-        SurrogateError: for a file that cannot be read, or that is no model or surrogate.
+        SurrogateError: for a file that cannot be read, or that is no model or surrogate, or not of
+            the kind.
         SealError: for a `.fedsurrogate` file whose signature does not fit.
         ConfigError: for settings that do not agree.
     """
+    if not (kind is None or (isinstance(kind, type) and issubclass(kind, Model | Surrogate))):
+        raise ConfigError(f"kind = {shown(kind)}: must be Model, ImageModel or Surrogate")
+    found = _loaded(path, settings)
+    if kind is not None and not isinstance(found, kind):
+        raise SurrogateError(f"'{path}' has a {type(found).__name__}, and no {kind.__name__}")
+    return found
+
+
+def _loaded(path: str | Path, settings: dict[str, Any]) -> Surrogate | Model:
+    """As `load`."""
     file = Path(path)
+    if not str(path):
+        raise SurrogateError("path is empty; name a file or a run folder")
     if file.suffix == SUFFIX:
+        _only(("weights_path", "device"), settings, SUFFIX)
         return ImageModel(read_signed_model(file), **settings)
     if file.is_dir():
         file = file / "model.safetensors"
@@ -228,6 +316,7 @@ def load(path: str | Path, **settings: Any) -> Surrogate | Model:
                 f"'{path}' has no model.safetensors: it is no run folder, or its run did not finish"
             )
     if file.suffix == ".safetensors":
+        _only((), settings, ".safetensors")
         return Model(load_model(file))
     try:
         payload = file.read_bytes()
@@ -235,8 +324,20 @@ def load(path: str | Path, **settings: Any) -> Surrogate | Model:
         raise SurrogateError(
             f"'{path}' cannot be read ({error.strerror}); give a .pb or .safetensors file"
         ) from error
-    method = settings.pop("method", "fedpft")
-    return _surrogate(payload, config_of(method, settings))
+    run = config_of(settings.get("method", "fedpft"), settings)
+    try:
+        return _surrogate(payload, run)
+    except SurrogateError as error:
+        raise SurrogateError(
+            f"'{path}': {error}; load it with the method and the settings that it was made with"
+        ) from None
+
+
+def _only(known: Sequence[str], settings: Mapping[str, Any], suffix: str) -> None:
+    """Raise ConfigError for a setting that a file of this kind does not take."""
+    if unknown := sorted(settings.keys() - set(known)):
+        takes = " and ".join(known) or "none"
+        raise ConfigError(f"a {suffix} file takes no setting {unknown[0]!r}, but {takes}")
 
 
 def _surrogate(payload: bytes, config: Run) -> Surrogate:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fedsurrogate._arguments import is_whole, shown, writing
 from fedsurrogate._data import Images
 from fedsurrogate._frames import data_frame
 from fedsurrogate._inputs import flat_settings
@@ -74,7 +75,8 @@ class Sweep:
         """
         figure = draw_sweep(self.summary())
         if path is not None:
-            figure.savefig(path, dpi=150)
+            with writing(path) as file:
+                figure.savefig(file, dpi=150)
         return figure
 
     def __repr__(self) -> str:
@@ -91,7 +93,7 @@ def sweep(
     sites: Sequence[Pair | Images] | int = 3,
     *,
     grid: Mapping[str, Iterable[Scalar]] | None = None,
-    seeds: Iterable[int] = (0, 1, 2),
+    seeds: Iterable[int] | int = (0, 1, 2),
     data: Images | str | None = None,
     backbone: str | nn.Module | None = None,
     test: Pair | Images | None = None,
@@ -106,7 +108,7 @@ def sweep(
     Args:
         sites: as in `simulate`.
         grid: values by setting, such as {"method": ["fedpft", "afl"], "epsilon": [1.0, 8.0]}.
-        seeds: of the runs.
+        seeds: of the runs; a number means so many: 0, 1, 2, and so on.
         data: as in `simulate`.
         backbone: as in `simulate`.
         test: as in `simulate`.
@@ -122,7 +124,7 @@ def sweep(
     """
     fixed = {"method": "fedpft"} | settings
     output = Path(str(fixed.pop("output_dir", "runs"))).expanduser().absolute()
-    trials, done = combinations(grid or {}, seeds), list[Trial]()
+    trials, done = combinations(_values(grid), _listed(seeds)), list[Trial]()
     if unfit := set(grid or {}) & {"sites", "data", "test", "output_dir"}:
         raise ConfigError(f"{min(unfit)} cannot be part of a grid; make one sweep for each")
     varies = bool(set(grid or {}) & {"backbone", *OF_BACKBONE})
@@ -151,6 +153,31 @@ def sweep(
 
     finished, file = run_trials(trials, lambda varied: parse_run(flat(varied)), run, show, output)
     return Sweep(tuple(finished), file)
+
+
+def _values(grid: object) -> dict[str, Any]:
+    """The grid as lists by name. Raises ConfigError for another form."""
+    if grid is None:
+        return {}
+    if not isinstance(grid, Mapping) or not all(isinstance(key, str) for key in grid):
+        raise ConfigError(
+            f"grid = {shown(grid)}: must be lists by setting, such as {{'epsilon': [1.0, 8.0]}}"
+        )
+    for key, values in grid.items():
+        if not isinstance(values, Iterable):
+            raise ConfigError(f"grid: {key} = {shown(values)}: must be a list of values")
+    return {key: values if isinstance(values, str) else [*values] for key, values in grid.items()}
+
+
+def _listed(seeds: object) -> list[int]:
+    """Seeds, or those of a number of them. Raises ConfigError for anything else."""
+    given = range(seeds) if isinstance(seeds, int) and is_whole(seeds) else seeds
+    listed: list[Any] = [*given] if isinstance(given, Iterable) else [None]
+    if not all(map(is_whole, listed)):
+        raise ConfigError(
+            f"seeds = {shown(seeds)}: must be how many, such as 3, or a list of whole numbers"
+        )
+    return list(map(int, listed))
 
 
 def _accuracy(summary: Summary) -> float:

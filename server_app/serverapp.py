@@ -21,6 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     config = parse_run(context.run_config)
     if simulated := flower().is_simulation(grid):
         _wait_for_ray(config, context.run_id)
+    flower().outlast_interruptions(grid, config.settings.deadline)
     from fedsurrogate.server_app.federate import federate
     from fedsurrogate.strategies.base.registered import Registered
 

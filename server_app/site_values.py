@@ -15,13 +15,21 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, class_indices
+from fedsurrogate.common.models.classifiers import (
+    Classifier,
+    Ensemble,
+    Head,
+    class_indices,
+    target_of_model,
+)
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.signed_models.making import feature_settings
 from fedsurrogate.common.surrogates.surrogates import class_order
+from fedsurrogate.common.targets.measures import IN_WORDS, measured, metrics_of
+from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.server_app.counting import CountingBudget
 from fedsurrogate.server_app.export.source import run_config_of
@@ -41,13 +49,18 @@ MOST_ASKED = 6
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
 TEST_FEATURES = "fedsurrogate.client_app.diagnostics.simulation_checks"
+# From settings, the power of features and a target: features (n, d) and values (n, k).
+TestValues = Callable[[Settings, float, Target], tuple[Tensor, Tensor]]
+# What a model that knows nothing scores.
+GUESSES = {"r2": 0.0, "auroc": 0.5, "concordance": 0.5}
 # From settings and the power of features: features (n, d), labels (n,) and class names of all test
 # records.
 TestFeatures = Callable[[Settings, float], tuple[Tensor, Tensor, tuple[str, ...]]]
 
 
 def value_of_sites(run: Path) -> dict[str, Any]:
-    """Leave-one-out and Shapley values of accuracy, for a simulation.
+    """Leave-one-out and Shapley values of accuracy, or of the score of another target, for a
+    simulation.
 
     Without the run's defence and cap of weights: these would hide what a site does to the others.
 
@@ -61,13 +74,14 @@ def value_of_sites(run: Path) -> dict[str, Any]:
         RunError: the run is no simulation, or stored no surrogate of each site.
     """
     config = run_config_of(run)
-    _check_of_classes(config.target)
     if read_json(run, "manifest.json").get("simulated") is not True:
         raise RunError(
             f"{run.name} is no simulation, so the coordinator has no test records; `coordinator "
             "value RUN --epsilon 1` asks the sites for noisy counts"
         )
     strategy, sent = stored(config, run)
+    if config.target is not None:
+        return _value_for_target(run, config, strategy, sent)
     test_features: TestFeatures = import_module(TEST_FEATURES).test_features
     features, labels, names = test_features(config.settings, config.power)
 
@@ -78,7 +92,37 @@ def value_of_sites(run: Path) -> dict[str, Any]:
         right, tested = model.accuracy(features, names, labels)
         return right / tested
 
-    return write_values(run, list(sent), accuracy)
+    return write_values(run, list(sent), accuracy, "accuracy")
+
+
+def _value_for_target(
+    run: Path, config: Run, strategy: OneShot[Any], sent: dict[str, Any]
+) -> dict[str, Any]:
+    """Values by the score of the run's target, meaned over what its model answers.
+
+    Args:
+        run: the run folder.
+        config: its settings.
+        strategy: of the run.
+        sent: sums by site.
+    """
+    target = config.target
+    assert target is not None
+    test_values: TestValues = import_module(TEST_FEATURES).test_values
+    features, values = test_values(config.settings, config.power, target)
+    name = TARGETS[target.name].score
+
+    def score(some: frozenset[str]) -> float:
+        model = model_of(strategy, sent, some, ())
+        found: Mapping[str, Mapping[str, float]] = {}
+        if model is not None:
+            outputs, scores = model.header.classes, model.scores(features)
+            found = metrics_of(measured(target_of_model(model), outputs, scores, values))
+        # Of what the model does not answer, a guess.
+        each = [found.get(output, {}).get(name, GUESSES[name]) for output in target.outputs]
+        return sum(each) / len(each)
+
+    return write_values(run, list(sent), score, IN_WORDS.get(name, name))
 
 
 def value_settings(
@@ -133,12 +177,13 @@ def value_settings(
 
 
 def _check_of_classes(target: Target | None) -> None:
-    """Raise ConfigError for a run of another target: values are gains in accuracy."""
+    """Raise ConfigError for a run of another target: sites count right decisions."""
     if target is not None:
         raise ConfigError(
-            f"values of sites are gains in accuracy, and this run learned target = {target.name!r}; "
-            "`coordinator relearn RUN --without SITE` learns its model without a site, and "
-            "`coordinator evaluate` says how well a model answers"
+            f"values from noisy counts are of right decisions, and this run learned target = "
+            f"{target.name!r}; `coordinator relearn RUN --without SITE` learns its model without a "
+            "site, and `coordinator evaluate` says how well a model answers; of a simulation, "
+            "`coordinator value` without --epsilon gives values"
         )
 
 
@@ -229,13 +274,14 @@ def _of_all_classes(head: Head, classes: Sequence[str]) -> Head:
     )
 
 
-def write_values(run: Path, sites: Sequence[str], measure: Measure) -> dict[str, Any]:
+def write_values(run: Path, sites: Sequence[str], measure: Measure, name: str) -> dict[str, Any]:
     """Write the values of sites by a measure to values.json.
 
     Args:
         run: the run folder.
         sites: names of the sites.
         measure: of a model of some of the sites.
+        name: of the measure.
 
     Returns:
         The content of values.json.
@@ -248,7 +294,7 @@ def write_values(run: Path, sites: Sequence[str], measure: Measure) -> dict[str,
     values = site_values(sites, kept)
     result = {
         "schema": 1,
-        "measure": "accuracy on the test records of the simulation",
+        "measure": f"{name} on the test records of the simulation",
         "all": kept(frozenset(sites)),
         "none": kept(frozenset()),
         "models": len(known),

@@ -143,7 +143,7 @@ def merged(fixed: Mapping[str, Any], varied: Varied) -> dict[str, Any]:
         {'delta': 0.0, 'epsilon': 0}
     """
     return {**fixed, **varied} | (
-        {"delta": 0.0} if varied.get("epsilon") == 0 and "delta" not in varied else {}
+        {"delta": 0.0} if not varied.get("epsilon", 1) and "delta" not in varied else {}
     )
 
 

@@ -40,6 +40,7 @@ from fedsurrogate.server_app.monitoring.tensorboard import write_scalars
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 
 OBSERVED = Observed(np.arange(1.0, 4.0), np.array([True, False, True]), np.arange(3.0))
+CONVNET = {"fedavg__model": "convnet"}
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
 
 
@@ -83,8 +84,16 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ),
     ("timm", "backbone = 'timm:resnet18'", lambda at: _simulate(at, backbone="timm:resnet18")),
     ("timm", "backbone = 'timm:resnet18'", lambda _: load_backbone("timm:resnet18")),
-    ("opacus", "method = 'dp-fedavg'", lambda at: _simulate(at, method="dp-fedavg", **PRIVATE)),
-    ("opacus", "method = 'dp-fedprox'", lambda at: _simulate(at, method="dp-fedprox", **PRIVATE)),
+    (
+        "opacus",
+        "method = 'dp-fedavg'",
+        lambda at: _simulate(at, method="dp-fedavg", **CONVNET, **PRIVATE),
+    ),
+    (
+        "opacus",
+        "method = 'dp-fedprox'",
+        lambda at: _simulate(at, method="dp-fedprox", **CONVNET, **PRIVATE),
+    ),
     (
         "opacus",
         "DP-SGD",

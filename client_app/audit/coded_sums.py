@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
-from fedsurrogate.common.surrogates.coded_sums import folded, unfolded
+from fedsurrogate.common.surrogates.class_sums import fold, unfold
 from fedsurrogate.common.targets.target import (
     CODE,
     PRODUCTS,
@@ -53,7 +53,7 @@ def coded_scores(
         return {CODED: _likelihood(tensors, noise, code, clipped)}
     records = float(tensors[RECORDS])
     apart = features.double() - tensors[TOTALS] / records
-    moment = unfolded(tensors[SQUARES], apart.shape[1]) / records
+    moment = unfold(tensors[SQUARES], apart.shape[1]) / records
     moment.diagonal().add_(RIDGE * float(moment.trace()) / len(moment))
     scaled = torch.linalg.solve(moment, apart.T).T
     sizes = (code.square().sum(0) if not target.counts else tensors[CODE]).clamp_min(1.0)
@@ -82,4 +82,4 @@ def _added(name: str, code: Tensor, features: Tensor) -> Tensor:
     if name == SUMS:
         return code[:, :, None] * features[:, None]
     rows = {SQUARES: features, PRODUCTS: code}[name]
-    return torch.stack([folded(torch.outer(row, row)) for row in rows])
+    return torch.stack([fold(torch.outer(row, row)) for row in rows])

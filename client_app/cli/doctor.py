@@ -53,7 +53,8 @@ def doctor(
         str,
         typer.Option(
             metavar="unix:/PATH",
-            help="The socket of `site node`: check also whether `site app` has found the data.",
+            help="The socket of `site node`: check also whether `site app` uses this policy; with "
+            "--link-only, whether it has found the data.",
         ),
     ] = "",
     as_json: Json = False,
@@ -72,6 +73,7 @@ def doctor(
 
     from fedsurrogate.client_app.diagnostics.connection_checks import check_link
     from fedsurrogate.client_app.diagnostics.findings import Link
+    from fedsurrogate.client_app.processes.app_status import check_app
     from fedsurrogate.client_app.processes.joining import check_data
 
     if link_only and not superlink:
@@ -88,7 +90,7 @@ def doctor(
     )
     findings = []
     for each in chain(
-        (check_data(runtime),) if runtime else (),
+        (check_data(runtime) if link_only else check_app(runtime, node),) if runtime else (),
         check_link(link) if link else (),
         () if link_only else _check_site(run, node, fingerprint, bool(run_config)),
     ):

@@ -142,7 +142,15 @@ def evaluate(
     )
     calibration = calibration.checked(tuple(signed.manifest.classes))
     wished = LabelWish(sensitivity, specificity, prevalence)
-    wished.check(signed.classifier, of_classes=bool(temperature or abstain))
+    of_classes = {
+        "--temperature": temperature,
+        "--abstain": abstain,
+        "--score": score,
+        "--positive": positive,
+        "--threshold": threshold is not None,
+        "--known-only": known_only,
+    }
+    wished.check(signed.classifier, of_classes)
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
     kind: Any = "" if data is None else data.value
     by_score: Any = score and score.value

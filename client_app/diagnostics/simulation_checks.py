@@ -5,6 +5,7 @@ backbone's weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from fedsurrogate.common.data_report import merged
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.targets.target import Target
+
+if TYPE_CHECKING:
+    from fedsurrogate.client_app.features.site_features import LabelledFeatures
 
 
 def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
@@ -98,23 +103,45 @@ def test_features(settings: Settings, power: float) -> tuple[Tensor, Tensor, tup
     Raises:
         FedSurrogateError: for unusable data, or no test record.
     """
+    parts, classes = _test_records(settings, power, None)
+    whole = [torch.cat([getattr(each, name) for each in parts]) for name in ("features", "labels")]
+    return whole[0], whole[1], classes
+
+
+def test_values(settings: Settings, power: float, target: Target) -> tuple[Tensor, Tensor]:
+    """Features of all test records of a simulation, and what another target is of them.
+
+    Args:
+        settings: of the run whose data are read.
+        power: of the features.
+        target: of the run.
+
+    Returns:
+        Features (n, d), and values (n, k).
+
+    Raises:
+        FedSurrogateError: as in `test_features`.
+    """
+    parts, _ = _test_records(settings, power, target)
+    values = [each.values for each in parts if each.values is not None]
+    return torch.cat([each.features for each in parts]), torch.cat(values)
+
+
+def _test_records(
+    settings: Settings, power: float, target: Target | None
+) -> tuple[list[LabelledFeatures], tuple[str, ...]]:
+    """The test records of each source, and the names of their classes."""
     from fedsurrogate.client_app.features.site_features import dataset_features, usable
     from fedsurrogate.client_app.governance.policy import policy_of
     from fedsurrogate.client_app.node_config import NodeConfig
 
-    features, labels = [], []
-    datasets = load_all(DataSource.of_run(settings, bag=settings.features.bag), settings.seed)
+    source = DataSource.of_run(settings, target, settings.features.bag)
+    datasets, parts = load_all(source, settings.seed), []
     for dataset in datasets:
         rows = (~dataset.is_train).nonzero().flatten()
         node = NodeConfig()
-        each = usable(
-            dataset,
-            dataset_features(dataset, settings, node, policy_of(node).cache_mib),
-            rows,
-            power,
-        )
-        features.append(each.features)
-        labels.append(each.labels)
-    if not any(map(len, labels)):
+        features = dataset_features(dataset, settings, node, policy_of(node).cache_mib)
+        parts.append(usable(dataset, features, rows, power))
+    if not any(len(each.labels) for each in parts):
         raise DataError(f"data-dir = {settings.data_dir!r} has no test records")
-    return torch.cat(features), torch.cat(labels), datasets[0].classes
+    return parts, datasets[0].classes

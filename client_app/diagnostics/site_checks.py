@@ -33,6 +33,8 @@ from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.costs import costs
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.extras.needed import check_packages
+from fedsurrogate.common.machine.cores import usable_cores
+from fedsurrogate.common.machine.memory import available_memory
 from fedsurrogate.common.models.devices import gpus_of
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DataKind
@@ -158,10 +160,8 @@ def _other_accounts(node: NodeConfig) -> Finding:
 
 
 def _machine(wanted: str, node: NodeConfig) -> Iterator[Finding]:
-    import psutil
-
-    free = psutil.virtual_memory().available
-    facts = f"{free / GIB:.1f} GiB free, {os.cpu_count()} cores"
+    free, cores = available_memory(), usable_cores()
+    facts = f"{free / GIB:.1f} GiB free, {cores} cores"
     if free < LITTLE_MEMORY:
         yield Finding("memory", "WARN", facts, "4 GiB are enough for most backbones")
     else:

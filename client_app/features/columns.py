@@ -135,5 +135,6 @@ def warning_of(features: Tensor) -> str:
         f"column {odd[0]} of the features (counted from 0) has numbers from {float(worst.min()):.4g} "
         f"to {float(worst.max()):.4g}, unlike the others{more}; this run holds all columns on one "
         "scale, so rounding, clip or noise leaves little of the smaller ones. Give columns of a like "
-        "size: shift and divide them by numbers that are public and the same at all sites"
+        "size: shift and divide them by numbers that are public and the same at all sites, or, for "
+        "targets other than classes, let the run do so with features.ranges"
     )

@@ -187,7 +187,7 @@ def work(descriptor: int, device: str) -> None:
     connection = Connection(descriptor)
     try:
         opener, load, fingerprint, batch_size, processes = connection.recv()
-        if device.startswith("cuda"):
+        if torch.device(device).type == "cuda" and torch.device(device).index is not None:
             # Otherwise pinned memory would also take memory of the first GPU.
             torch.cuda.set_device(device)
         backbone = load(device)

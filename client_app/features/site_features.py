@@ -196,7 +196,8 @@ def load_site(
         raise DataError(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )
-    if not run.frames and (odd := warning_of(train.features)):
+    ranged = bool(run.settings.features.ranges)
+    if not (run.frames or ranged) and (odd := warning_of(train.features)):
         # It stays here: on the site's own log, or the terminal of a simulation.
         _warn_once(odd)
     unread = set(part.train.tolist()) - set(train.rows.tolist() if train.rows is not None else ())

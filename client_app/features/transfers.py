@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.errors import FedSurrogateError
+
+LOG = logging.getLogger("fedsurrogate.site")
 T = TypeVar("T")
 
 
@@ -20,6 +25,10 @@ class Transfers(Protocol):
 
     def fetch(self, features: Tensor) -> Callable[[], Tensor]:
         """A function that waits for these features, and returns them in memory as float16."""
+        ...
+
+    def release(self) -> None:
+        """Give memory that is kept for later copies and batches back to the device."""
         ...
 
 
@@ -57,6 +66,81 @@ class CudaTransfers:
 
         return wait
 
+    def release(self) -> None:
+        """Empty torch's pool, whose pieces fit the batches so far."""
+        torch.cuda.empty_cache()
+
+
+class Fitting:
+    """Features of batches in pieces that fit into the memory of the device.
+
+    Others may use the same device, so its free memory is known only when it does not suffice: then
+    the batch is halved, and later ones are cut in the same way.
+
+    Args:
+        forward: computes features of images on the device.
+        transfers: copies of images and features.
+    """
+
+    def __init__(self, forward: Callable[[Tensor], Tensor], transfers: Transfers) -> None:
+        self._forward, self._transfers = forward, transfers
+        self._most: int | None = None
+
+    def begin(self, images: Tensor) -> Callable[[], Tensor]:
+        """Queue a batch.
+
+        Args:
+            images: (n, channels, height, width), with n > 0.
+
+        Returns:
+            A function that waits for its features, (n, d) float16.
+
+        Raises:
+            FedSurrogateError: if one image alone does not fit.
+        """
+        while True:
+            together = min(len(images), self._most or len(images))
+            waits = self._queued(images, together)
+            if waits is not None:
+                return partial(_joined, waits)
+            # Only now: until the error is forgotten, it keeps the tensors of its frames.
+            self._transfers.release()
+            if together == 1:
+                raise FedSurrogateError(
+                    "the GPU has not enough free memory for the backbone and one image; free "
+                    "memory on it, choose a smaller backbone, or set device in the node-config to "
+                    "another GPU, or to 'cpu'"
+                )
+            self._most = together // 2
+            LOG.warning(
+                "the GPU has not enough free memory for a batch of %d images; from here on "
+                "features are computed for %d at a time",
+                *(together, self._most),
+            )
+
+    def _queued(self, images: Tensor, together: int) -> list[Callable[[], Tensor]] | None:
+        """What waits for each piece; None if the memory does not suffice."""
+        try:
+            return [
+                self._transfers.fetch(self._forward(self._transfers.send(piece)))
+                for piece in torch.split(images, together)
+            ]
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            return None
+
+
+def _joined(waits: Sequence[Callable[[], Tensor]]) -> Tensor:
+    return waits[0]() if len(waits) == 1 else torch.cat([wait() for wait in waits])
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory is what lacks: torch's own error, or one of a library or of pinned memory."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        sign in str(error) for sign in ("CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    )
+
 
 def overlapped(
     batches: Iterable[tuple[T, Tensor | None]],
@@ -66,16 +150,20 @@ def overlapped(
     """Features of each batch of images, in order; None for None.
 
     Two batches are under way: while the device works on one, the next is decoded, copied and queued
-    behind it.
+    behind it. A batch that does not fit into the device's memory is halved.
 
     Args:
         batches: the first part of each entry is kept, the second are images or None.
         forward: computes features of images on the device.
         transfers: copies of images and features.
+
+    Raises:
+        FedSurrogateError: as in `Fitting.begin`.
     """
+    fitting = Fitting(forward, transfers)
     before: tuple[T, Callable[[], Tensor] | None] | None = None
     for name, images in batches:
-        now = name, None if images is None else transfers.fetch(forward(transfers.send(images)))
+        now = name, None if images is None else fitting.begin(images)
         if before is not None:
             yield before[0], before[1] and before[1]()
         before = now

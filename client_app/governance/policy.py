@@ -4,7 +4,10 @@ neither see nor change it.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,13 +16,17 @@ from pydantic import Field, model_validator
 from fedsurrogate.client_app.governance.work_limits import NO_WORK_LIMITS, WorkLimits
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.settings import Names
 from fedsurrogate.common.settings.flat import parse_settings
 
 NO_LIMIT = 1e6
+# In the state folder: of the policy at the last request.
+DIGEST_FILE = "policy.sha256"
 # Kinds of public data: a share of the run's own data, and the bundled digits.
 PUBLIC_KINDS = ("", "digits")
+log = logging.getLogger("fedsurrogate.site")
 
 
 class Policy(WorkLimits):
@@ -186,6 +193,39 @@ def policy_of(node: NodeConfig) -> Policy:
     if node.policy:
         return load_policy(node.policy)
     return PUBLIC_DATA if node.data in PUBLIC_KINDS else DEFAULT
+
+
+def digest_of_policy(node: NodeConfig) -> str:
+    """SHA-256 of a site's policy file as it is now, in hex; empty without one, or if it cannot be
+    read.
+    """
+    if not node.policy:
+        return ""
+    try:
+        return hashlib.sha256(Path(node.policy).expanduser().read_bytes()).hexdigest()
+    except (OSError, ValueError, RuntimeError):
+        return ""
+
+
+def note_policy(node: NodeConfig, policy: Policy) -> None:
+    """Write to this site's log that another policy is in force than at the last request.
+
+    Args:
+        node: the site's settings.
+        policy: as it is now.
+    """
+    file, digest = node.state / DIGEST_FILE, digest_of_policy(node)
+    with suppress(OSError):
+        if digest and (not file.exists() or file.read_text() != digest):
+            log.info(
+                "policy %s is in force from now on (sha256 %s): epsilon %g a run, %g in all; %s",
+                node.policy,
+                digest[:16],
+                policy.epsilon_per_run,
+                policy.epsilon_total,
+                "also without privacy" if policy.without_dp else "nothing leaves without privacy",
+            )
+            replace_file(file, digest, durable=False)
 
 
 def load_policy(file: str) -> Policy:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import PolicyError
+from fedsurrogate.common.errors import PolicyError, StorageError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.settings import BackboneSettings, Section, Settings
@@ -142,6 +142,7 @@ def admit(images: BackboneSettings, node: NodeConfig, limits: WorkLimits, flower
 
     Raises:
         PolicyError: if the counts exceed the limits.
+        StorageError: if they cannot be written.
     """
     if limits.requests_per_run >= UNLIMITED:
         return
@@ -149,13 +150,13 @@ def admit(images: BackboneSettings, node: NodeConfig, limits: WorkLimits, flower
 
     file, now = node.state / REQUESTS_FILE, time.time()
     features = hashlib.sha256(repr((images.backbone, images.image_size)).encode()).hexdigest()[:16]
-    file.parent.mkdir(parents=True, exist_ok=True)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=60):
             counts = _counted(_read_counts(file), features, limits, flower_run, now)
             replace_file(file, json.dumps(counts), durable=False)
     except OSError as error:
-        raise PolicyError(
+        raise StorageError(
             f"{str(file)!r}, which counts requests, cannot be written ({error}); nothing is done"
         ) from None
 

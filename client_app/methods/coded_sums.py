@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedsurrogate.client_app.features.columns import frame_of, framed
 from fedsurrogate.client_app.features.on_disk import clipped_features, forget
 from fedsurrogate.client_app.methods.sums import ROWS, second_moment
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
@@ -22,7 +23,9 @@ from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.surrogates.coded_sums import coded_statistics, folded
+from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.surrogates.coded_sums import coded_statistics
+from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.targets.target import (
     CODE,
@@ -64,9 +67,8 @@ def released_sums(task: Task) -> MethodOutput:
     """
     target = task.run.target
     assert target is not None
-    header = task.header(target.rows)
     if task.run.mechanism is None:
-        own = _released(task, target)
+        own, frame = _in_frame(task, _released(task, target))
         if len(own.features) < max(1, task.limits.smallest_class):
             raise DataError(
                 f"{len(own.features)} training records with a target; the policy's smallest-class "
@@ -75,11 +77,13 @@ def released_sums(task: Task) -> MethodOutput:
         names = [field.name for field in task.run.plan.messages.sends]
         centre = _total(own.features) / len(own.features)
         tensors = exact_sums(own, centre)
+        header = task.header(target.rows, frame)
         sent = Parameters(header, 1, {name: tensors[name] for name in names}, len(own.features))
         return MethodOutput(pack_parameters(sent))
     bounded, claim = bounded_sums(task, target, PublicMap())
     noisy = with_noise(bounded, claim)
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
+    header = task.header(target.rows, task.public_frame)
     sent = Parameters(header, 1, {each.name: each.value for each in noisy}, 0, claim)
     return MethodOutput(pack_parameters(sent), claim, facts)
 
@@ -99,7 +103,7 @@ def coded_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
         bounded, claim = bounded_sums(task, target, public)
         return {each.name: each.value for each in bounded}, claim
     own = _released(task, target)
-    mapped = replace(own, features=public.apply(own.features))
+    mapped = replace(own, features=public.apply(in_frame(own.features, task.public_frame)))
     # A refusal would show that this site has few records, so it adds zeros.
     if len(own.features) < task.limits.smallest_class:
         mapped = replace(mapped, features=mapped.features[:0], code=mapped.code[:0])
@@ -137,8 +141,8 @@ def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
         TOTALS: _total(features),
         CODE: code.sum(0),
         SUMS: sums,
-        SQUARES: folded(squares),
-        PRODUCTS: folded(apart.T @ apart),
+        SQUARES: fold(squares),
+        PRODUCTS: fold(apart.T @ apart),
     }
 
 
@@ -183,6 +187,15 @@ def _released(task: Task, target: Target) -> CodedRecords:
     return CodedRecords(train.features.float(), code)
 
 
+def _in_frame(task: Task, own: CodedRecords) -> tuple[CodedRecords, bytes]:
+    """The records with their features in a frame of this site's own, which says more of its columns
+    than public ranges do; and that frame, empty where columns need none.
+    """
+    found = frame_of(own.features)
+    frame = b"" if found is None else found.packed()
+    return replace(own, features=framed(own.features, frame, task.found.train.folder)), frame
+
+
 def values_of(task: Task) -> Tensor:
     """The values of the training records, (n, k). Raises DataError without them."""
     values = task.found.train.values
@@ -208,7 +221,13 @@ def bounded_sums(
     train = task.found.train
     claim = task.mechanism(centre_digest(public.centre))
     assert claim is not None
-    features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
+    frame = task.public_frame
+    features, _ = clipped_features(
+        train.features,
+        claim.clip,
+        train.folder,
+        lambda rows: public.apply(in_frame(rows, frame).to(rows)),
+    )
     weights = unit_weights(train.units, len(features))
     done = [forget] if train.folder is not None else []
     chosen = claim.noise if names is None else names

@@ -25,7 +25,8 @@ from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.models.risk_sums import risk_sums
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.surrogates.coded_sums import folded
+from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.targets.target import CODE
 from fedsurrogate.common.targets.time_rounds import (
     BETA,
@@ -73,7 +74,7 @@ def released_round(task: Task) -> MethodOutput:
         for name, whole in sums.items()
         for part, tensor in in_parts(name, whole, parts).items()
     }
-    header = task.header(time_of(task).rows)
+    header = task.header(time_of(task).rows, task.public_frame)
     return MethodOutput(pack_parameters(Parameters(header, task.round, tensors, records)))
 
 
@@ -136,7 +137,7 @@ def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
     target, point = time_of(task), _received(task)
     kept, places = large_cells(task, target)
     values = values_of(task)[kept]
-    features = task.found.train.features[kept].double()
+    features = in_frame(task.found.train.features[kept], task.public_frame).double()
     cells = places[target.cells(values)]
     bins = torch.where(cells < target.bins, cells, cells - target.bins)
     least = max(task.limits.smallest_class, task.limits.smallest_cell)
@@ -151,7 +152,7 @@ def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
         EVENT_SUMS: features[events & (values[:, 0] < target.edges[-1])].sum(0),
         WEIGHTS: sums.weights,
         FIRST: sums.first,
-        SECOND: folded(sums.second),
+        SECOND: fold(sums.second),
     }, len(features)
 
 

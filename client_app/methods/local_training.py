@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,10 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.augmentation import draw
 from fedsurrogate.common.models.networks import build, of_target, split_input
 from fedsurrogate.common.models.parameters import Tensors
-from fedsurrogate.common.settings import FedAvgSettings, Model
-from fedsurrogate.common.targets.objective import Objective
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.settings import FedAvgSettings, Model
+    from fedsurrogate.common.targets.objective import Objective
 
 # Losses of records (n,), from outputs (n, o) and what is known of the records, (n, ...).
 Losses = Callable[[Tensor, Tensor], Tensor]

@@ -26,6 +26,7 @@ from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.targets.target import CODE, Course, Target
 from fedsurrogate.common.targets.time import Time, scored
@@ -46,7 +47,7 @@ def released_round(task: Task) -> MethodOutput:
         SurrogateError: for values that are not this run's.
     """
     names = sums_of(course_of(task), task.round)
-    header = task.header(time_of(task).rows)
+    header = task.header(time_of(task).rows, task.public_frame)
     if task.run.mechanism is None:
         own = _exact(task)
         count = len(own.features)
@@ -164,7 +165,7 @@ def _exact(task: Task) -> CodedRecords:
     target = time_of(task)
     kept, places = large_cells(task, target)
     values = values_of(task)[kept]
-    features = task.found.train.features[kept].float()
+    features = in_frame(task.found.train.features[kept].float(), task.public_frame)
     if _counts(task):
         return CodedRecords(features, merged_code(target, values, places))
     return CodedRecords(features, scored(target, _received(task)[places]).code(values))

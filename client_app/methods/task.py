@@ -133,8 +133,12 @@ class Task:
                 f"{len(model.header.classes)} classes"
             )
         # It would be a map of the features that no site agreed to.
-        if model.header.frame and self.run.hides_sites:
-            raise SurrogateError("a model with a frame of columns in a private run or a secure sum")
+        agreed = self.public_frame
+        if model.header.frame != agreed and (agreed or self.run.hides_sites):
+            raise SurrogateError(
+                "a model with a frame of columns that the settings do not give, in a private run, a "
+                "secure sum, or a run with features.ranges"
+            )
         largest = largest_parameter(bool(self.run.settings.epsilon))
         if not all(
             t.isfinite().all() and (not t.numel() or t.abs().max() < largest)
@@ -165,6 +169,11 @@ class Task:
             classes,
             frame,
         )
+
+    @property
+    def public_frame(self) -> bytes:
+        """The frame of the columns that the run's settings give; empty without one."""
+        return self.run.public_frame(self.found.train.features.shape[1])
 
     def own_data(self, classes: tuple[str, ...]) -> tuple[Tensor, Tensor, bytes]:
         """Training records as in `training_data`, in a frame of this site's own.

@@ -62,12 +62,12 @@ class LabelWish:
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name} {getattr(self, name):g}: must be above 0, at most 1")
 
-    def check(self, classifier: Classifier, of_classes: bool) -> None:
+    def check(self, classifier: Classifier, of_classes: Mapping[str, object]) -> None:
         """Refuse what a model cannot have.
 
         Args:
             classifier: the model.
-            of_classes: whether a person also wishes what only models of classes have.
+            of_classes: what a person also wishes that only models of classes have, by option.
 
         Raises:
             ConfigError: for such a wish.
@@ -77,15 +77,34 @@ class LabelWish:
                 "--specificity and --prevalence are for models of labels, and this is none; leave "
                 "them out"
             )
-        if target_of_model(classifier) and of_classes:
+        if target_of_model(classifier) and self.sensitivity and not is_of_labels(classifier):
             raise ConfigError(
-                "--temperature and --abstain are for models of classes; leave them out"
+                "--sensitivity is for models of classes and labels, and this is none; leave it out"
             )
+        check_of_classes(classifier, of_classes)
 
     @property
     def calibrates(self) -> bool:
         """Whether a part of the records is used to choose."""
         return bool(self.sensitivity or self.specificity) or self.prevalence == HERE
+
+
+def check_of_classes(classifier: Classifier, given: Mapping[str, object]) -> None:
+    """Refuse options that only models of classes have.
+
+    Args:
+        classifier: the model.
+        given: by option, something true where a person gave it.
+
+    Raises:
+        ConfigError: for a model of another target with such an option.
+    """
+    named = [option for option, value in given.items() if value]
+    if target_of_model(classifier) and named:
+        raise ConfigError(
+            f"{' and '.join(named)}: for models of classes only, and this one has another target; "
+            "leave it out"
+        )
 
 
 def shares_in(text: str, labels: Sequence[str]) -> dict[str, float]:

@@ -231,17 +231,15 @@ def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, se
     Returns:
         Numbers (draws, n).
     """
+    if not count:
+        return np.zeros((draws, 0))
     generator = np.random.default_rng(seed)
-    if patients is None:
-        return generator.multinomial(count, np.full(count, 1 / max(1, count)), draws).astype(
-            np.float64
-        )
-    _, owner = np.unique(np.asarray(patients), return_inverse=True)
-    units = int(owner.max()) + 1 if count else 0
-    drawn = generator.multinomial(units, np.full(units, 1 / max(1, units)), draws).astype(
-        np.float64
-    )
-    return drawn[:, owner]
+    owner = np.arange(count)
+    if patients is not None:
+        _, owner = np.unique(np.asarray(patients), return_inverse=True)
+    units = int(owner.max()) + 1
+    drawn = generator.multinomial(units, np.full(units, 1 / units), draws)
+    return drawn[:, owner].astype(np.float64)
 
 
 def samples_of(

@@ -4,18 +4,32 @@ folder that they share.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
+from fedsurrogate.client_app.diagnostics.findings import Finding
 from fedsurrogate.client_app.processes.joining import await_data
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower.environment import UNIX
+from fedsurrogate.common.flower.environment import QUIET, UNIX
 from fedsurrogate.common.logs.output import configure_log
+
+ENDED = "FEDSURROGATE_NODE_ENDED"
+"""Variable of the environment with the error by which the SuperNode before this one ended."""
+LONGEST_ERROR, LOOK_SECONDS = 2000, 120.0
+LINK_OPTIONS = ("--superlink", "--root-certificates", "--auth-supernode-private-key")
+TWIN = (
+    "the coordinator knows this site's key, but a node with this key is connected already; stop the "
+    "other one, or wait a minute if it has just ended; each machine needs a kit of its own"
+)
 
 
 def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
@@ -40,6 +54,12 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
     configure_log(os.environ)
     os.umask(0o077)  # Its socket, too: only this account may open it.
     again = [sys.executable, *sys.orig_argv[1:]]
+    if error := os.environ.pop(ENDED, ""):
+        why = why_ended(error, arguments)
+        if not retry:
+            raise RunError(why)
+        print(f"{why}; it is started again in {retry:g} s", file=sys.stderr, flush=True)
+        time.sleep(retry)
     logging.getLogger("flwr").addFilter(_in_one_line)
     threading.excepthook = _of_a_thread
     await_data(runtime)
@@ -48,18 +68,48 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
     except (ConfigError, ImportError):
         raise
     except Exception as error:
-        # Flower's own text is a trace that ends with "generator didn't yield".
-        why = (
-            f"the SuperNode has ended ({type(error).__name__}): the coordinator most likely "
-            "refuses this site's key; `site doctor --link-only` with the same --superlink, "
-            "--root-certificates and --auth-supernode-private-key names the cause"
-        )
-        if not retry:
-            raise RunError(why) from None
-        print(f"{why}; it is started again in {retry:g} s", file=sys.stderr, flush=True)
-        time.sleep(retry)
-        # A new process: Flower's servers and threads do not start twice in one.
+        # A new process finds out why: Flower's servers and threads do not start twice in one, and
+        # Flower ends this one within seconds.
+        os.environ[ENDED] = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
         os.execv(sys.executable, again)
+
+
+def why_ended(error: str, arguments: Sequence[str]) -> str:
+    """Why a SuperNode has ended: what is wrong with its connection now, and what to do.
+
+    Args:
+        error: by which it ended, as text.
+        arguments: those of `flower-supernode`.
+
+    Returns:
+        One line.
+    """
+    link = [
+        word
+        for option, value in pairwise([*arguments, ""])
+        if option in LINK_OPTIONS
+        for word in (option, value)
+    ]
+    site = str(Path(sys.executable).with_name("site"))
+    try:
+        done = subprocess.run(
+            [site, "doctor", "--link-only", "--json", *link],
+            env=os.environ | QUIET,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_SECONDS,
+            check=False,
+        )
+        findings = [Finding(**row) for row in json.loads(done.stdout)]
+    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
+        findings = []
+    for each in findings:
+        if each.state == "FAIL":
+            return f"the SuperNode has ended: {each.what}: {each.found}; {each.remedy}"
+    if flower().supernode_log.inactive in error:
+        return f"the SuperNode has ended: {TWIN}"
+    name = error.partition(":")[0]
+    return f"the SuperNode has ended ({name}), and its connection is good; its log names the cause"
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fedsurrogate.client_app.diagnostics.findings import Finding
 from fedsurrogate.client_app.processes.child_process import Child
+from fedsurrogate.client_app.processes.node_process import TWIN
 from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower import flower
@@ -221,6 +222,8 @@ class Supervisor:
         elif self._log.connected in line:
             self._was_connected = True
             self._say("connected; only the code installed here runs. Ctrl-C ends it")
+        elif self._log.inactive in line:
+            self._say(TWIN)
         elif self._log.port_taken in line:
             self._port_taken = True
         elif self._log.receives in line:

@@ -135,7 +135,9 @@ def settings_in(run: Run, limits: SiteLimits, public: bytes) -> dict[str, str]:
             # It leaves out small cells that the sum of a run has, or the other way round.
             chosen[kind].append("cells")
     if any(each.degree for each in run.plan.combination.sums):
-        numbers = [own.secure_sum_range, own.secure_sum_records, run.power]
+        numbers: list[float | str] = [own.secure_sum_range, own.secure_sum_records, run.power]
+        if own.features.ranges:
+            numbers.append(own.features.ranges)
         # A model changes in every round; sums at one need a word of their own in the policy.
         if run.plan.messages.receives:
             chosen["numbers at models"] = numbers
@@ -276,8 +278,8 @@ def _check_settings(before: Fixed, settings: Mapping[str, str]) -> None:
     if _differ(before.settings, settings):
         raise PolicyError(
             "an earlier sum without noise had other settings of what each site adds (classes, "
-            "seed, test-fraction or another setting of the split; features.power, secure-sum-range "
-            "or secure-sum-records), or this site's policy then asked for other numbers of records "
+            "seed, test-fraction or another setting of the split; features.power, features.ranges, "
+            "secure-sum-range or secure-sum-records), or this site's policy then asked for other numbers of records "
             "of a class (smallest-class in training, smallest-cell in counts), and the difference "
             f"of both sums would show single records; {REMEDY}"
         )

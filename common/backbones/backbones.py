@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,8 +83,14 @@ def load_backbone(
     network = load_network(name, weights_path, image_size)
     model, preprocessing = network.model, network.preprocessing
     fingerprint_weights = dict(kept_weights(model.state_dict()))
-    forward = frozen_forward(model.to(memory_format=torch.channels_last).to(target), target)
-    dim = _probe(name, forward, preprocessing.crop)
+    try:
+        forward = frozen_forward(model.to(memory_format=torch.channels_last).to(target), target)
+        dim = _probe(name, forward, preprocessing.crop)
+    except torch.OutOfMemoryError as error:
+        raise BackboneError(
+            f"backbone {name!r} does not fit into the free memory of the GPU "
+            f"({_first_sentence(error)}); free memory on it, or set device to another GPU or 'cpu'"
+        ) from error
     return Backbone(
         name,
         dim,
@@ -159,6 +166,8 @@ def frozen_forward(model: nn.Module, device: torch.device) -> Callable[[Tensor],
 def _probe(name: str, forward: Callable[[Tensor], Tensor], size: int) -> int:
     try:
         features = forward(torch.zeros(1, 3, size, size))
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, AssertionError, ValueError) as error:
         raise BackboneError(
             f"backbone {name!r} cannot take images of {size} px ({error}); set image-size to 0"
@@ -190,7 +199,7 @@ def fingerprint_of(
 
 
 def _load_weights(network: LoadedNetwork, name: str, path: Path) -> None:
-    given = _read_weights(path)
+    given = read_weights(path)
     for prefix in ("module.", network.prefix):
         stripped = {
             key.removeprefix(prefix): value
@@ -232,7 +241,8 @@ def _is_plain(tensor: Tensor) -> bool:
     return plain and not tensor.is_complex() and bool(tensor.isfinite().all())
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of weights, by name. Raises BackboneError for a file without them."""
     if not path.is_file():
         raise BackboneError(
             f"weights-path = '{path}': no such file; give a .safetensors file or a torch state dict"
@@ -296,6 +306,18 @@ def _no_download(name: str, error: Exception) -> BackboneError:
     )
 
 
+def published_weights(model_name: str) -> Any:
+    """The weights of a torchvision model that are used here, as torchvision describes them.
+
+    Raises ImportError without torchvision, ValueError for a model that it does not have.
+    """
+    from torchvision import models
+
+    published = models.get_model_weights(model_name)
+    first = "IMAGENET1K_V1"
+    return published[first] if first in published.__members__ else published.DEFAULT
+
+
 def _torchvision(model_name: str, *, pretrained: bool) -> LoadedNetwork:
     with needed_for(f"backbone = 'torchvision:{model_name}'"):
         from torchvision import models
@@ -305,12 +327,7 @@ def _torchvision(model_name: str, *, pretrained: bool) -> LoadedNetwork:
         raise BackboneError(
             f"torchvision has no classification model {model_name!r}; it has {', '.join(known)}"
         )
-    published = models.get_model_weights(model_name)
-    weights = (
-        published["IMAGENET1K_V1"]
-        if "IMAGENET1K_V1" in published.__members__
-        else published.DEFAULT
-    )
+    weights = published_weights(model_name)
     try:
         model: nn.Module = models.get_model(model_name, weights=weights if pretrained else None)
     except (OSError, RuntimeError) as error:

@@ -93,6 +93,8 @@ class SuperNodeLog:
         port_taken: The port of its Runtime API is in use.
         receives: It receives a message.
         done: Each of these: it has no message any more.
+        inactive: The SuperLink does not let it take part: it does not know the key, or another
+            node with it is connected.
     """
 
     listens: str
@@ -100,6 +102,7 @@ class SuperNodeLog:
     port_taken: str
     receives: str
     done: tuple[str, ...]
+    inactive: str
 
 
 class TaskGuard(Protocol):
@@ -160,6 +163,10 @@ class FlowerNode:
     heartbeat_interval: float = 0.0
 
 
+class SignatureRefusedError(RunError):
+    """The SuperLink refuses the signature of a node: its clock is wrong, or its key is another."""
+
+
 class Control(Protocol):
     """The Control API of a SuperLink, connected. A request that fails raises RunError."""
 
@@ -213,6 +220,10 @@ class FlowerProcesses(Protocol):
         Args:
             runtime: Address of its Runtime API: host:port, or unix:/path.
             arguments: All others of `flower-supernode`.
+
+        Raises:
+            SignatureRefusedError: The SuperLink refuses what this node has signed.
+            Exception: Any other end by an error, of Flower or of gRPC.
         """
 
     def superexec(self, runtime: str, command: str) -> None:
@@ -286,6 +297,14 @@ class FlowerMessages(Protocol):
 
     def transported(self, message: Message) -> Message:
         """The message as its receiver gets it: converted to bytes and back. Its id stays."""
+
+    def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
+        """Repeat a grid's calls whose connection to the SuperLink broke, until they succeed.
+
+        Args:
+            grid: Of a run; nothing changes for one that has no connection, as in a simulation.
+            seconds: How long one call may be repeated. Then it raises RunError.
+        """
 
     def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
         """A reply without content.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.flower.interface import (
     Failure,
@@ -15,6 +16,7 @@ from fedsurrogate.common.flower.interface import (
     Flower,
     FlowerMessages,
     FlowerProcesses,
+    SignatureRefusedError,
     SuperLinkArguments,
     SuperNodeLog,
     TaskGuard,
@@ -26,9 +28,13 @@ from fedsurrogate.common.flower.v134_simulation import Simulation134
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+    from flwr.supercore.retry import RetryInvoker
 
 WAIT = 600
 """Seconds that a writer of the SuperLink's database waits for other writers."""
+ENDED_CONNECTION = ("stream removed", "rst_stream", "goaway", "socket closed", "connection reset")
+"""What gRPC writes, in small letters, when a connection ends during a call."""
 
 
 class Processes134(FlowerProcesses):
@@ -40,6 +46,7 @@ class Processes134(FlowerProcesses):
         port_taken="is already in use",
         receives="Receiving:",
         done=("Sent successfully", "Failed to send", "Failed to receive", "Ignoring"),
+        inactive="Failed to activate SuperNode",
     )
 
     def open_log(self) -> None:
@@ -81,12 +88,30 @@ class Processes134(FlowerProcesses):
         return ["--isolation", "process", "--clientappio-api-address", runtime]
 
     def supernode(self, runtime: str, arguments: Sequence[str]) -> None:
-        """`flower-supernode`, also on a Unix socket."""
+        """`flower-supernode`, also on a Unix socket; it outlasts a restart of the SuperLink.
+
+        Flower ends a node whose signature is refused as if a person had, with exit code 0.
+        """
+        import grpc
+        from flwr.supernode import start_client_internal
         from flwr.supernode.cli.flower_supernode import flower_supernode
 
         allow_unix_sockets()
+        refused = list[str]()
+
+        def note(error: grpc.RpcError) -> None:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                refused.append(str(error.details()))
+
+        start_client_internal._make_fleet_connection_retry_invoker = lasting(
+            start_client_internal._make_fleet_connection_retry_invoker, note
+        )
         sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
-        flower_supernode()
+        try:
+            flower_supernode()
+        finally:
+            if refused:
+                raise SignatureRefusedError(refused[0][:300])
 
     def superexec(self, runtime: str, command: str) -> None:
         """`flower-superexec`, whose plugin `clientapp` takes tasks of this kind only."""
@@ -151,6 +176,15 @@ class Messages134(FlowerMessages):
         _named(received, name)
         return received
 
+    def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
+        """Flower itself repeats only calls that were never begun (UNAVAILABLE), and for ever.
+
+        A SuperLink that ends cancels those that it has begun. All of a run's calls can be repeated:
+        it stores a message once, and a reply stays until it is confirmed.
+        """
+        if hasattr(grid, "_retry_invoker"):
+            outlast(grid._retry_invoker, seconds)
+
     def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
         """A message with an error in place of a content."""
         from flwr.app import Error
@@ -163,6 +197,69 @@ class Messages134(FlowerMessages):
             "unavailable": ErrorCode.NODE_UNAVAILABLE,
         }
         return Reply(Error(codes[failure], reason), reply_to=message)
+
+
+def lasting(
+    make: Callable[..., RetryInvoker], note: Callable[[Any], object]
+) -> Callable[..., RetryInvoker]:
+    """Let what `make` makes repeat calls whose connection ended after they had begun; `note` takes
+    each error.
+    """
+
+    def made(*args: Any, **kwargs: Any) -> RetryInvoker:
+        repeat_interrupted(invoker := make(*args, **kwargs), note)
+        return invoker
+
+    return made
+
+
+def repeat_interrupted(invoker: RetryInvoker, note: Callable[[Any], object] = id) -> None:
+    """Take an interruption of the connection for no reason to give up; the others stay."""
+    gives_up = invoker.should_giveup
+
+    def should_giveup(error: Exception) -> bool:
+        note(error)
+        return not _interrupted(error) and (gives_up is None or gives_up(error))
+
+    invoker.should_giveup = should_giveup
+
+
+def outlast(invoker: RetryInvoker, seconds: float) -> None:
+    """Let calls be repeated after any interruption of their connection, for so many seconds.
+
+    Args:
+        invoker: Makes the calls of a grid. `max_tries`, which Flower sets when it ends, still
+            holds, and so do its reasons to give up.
+        seconds: Then a call raises RunError.
+    """
+    import grpc
+
+    repeat_interrupted(invoker)
+    call, invoker.max_time = invoker.invoke, seconds
+
+    def invoke(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except grpc.RpcError as error:
+            if not (_interrupted(error) or error.code() == grpc.StatusCode.UNAVAILABLE):
+                raise
+            raise RunError(
+                f"the SuperLink has not answered for {seconds:g} s ({error.code().name}: "
+                f"{error.details()}); see its log"
+            ) from None
+
+    invoker.invoke = invoke  # type: ignore[method-assign]
+
+
+def _interrupted(error: Any) -> bool:
+    """Whether a call had begun when its connection ended."""
+    import grpc
+
+    text = str(error.details()).lower()
+    return error.code() == grpc.StatusCode.CANCELLED or (
+        error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+        and any(sign in text for sign in ENDED_CONNECTION)
+    )
 
 
 class Flower134(Processes134, Link134, Messages134, Simulation134, Flower):

@@ -8,6 +8,7 @@ at the coordinator, or a class in `strategies/`, if no existing one serves.
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods import heads
@@ -82,7 +83,10 @@ def plan_of(method: Method, settings: Settings, target: Target | None = None) ->
 def method_named(name: str) -> Method:
     """The description of a method. Raises ConfigError with a list of all methods."""
     if name not in METHODS:
-        raise ConfigError(f"method = {short(name)}: {known()}")
+        # The sender of the settings chooses the name: looking for similar ones takes time.
+        close = get_close_matches(name[:40], METHODS, n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"method = {short(name)}: {known()}{meant}")
     return METHODS[name]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedsurrogate.common.methods.coded_sums import GAP, coded_sizes, field_of
+from fedsurrogate.common.methods.coded_sums import GAP, coded_sizes, field_of, summed
 from fedsurrogate.common.methods.method import (
     Combination,
     Defences,
@@ -13,7 +13,6 @@ from fedsurrogate.common.methods.method import (
     ModelTraining,
     Plan,
     Sizes,
-    Summed,
     Work,
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisyRounds
@@ -33,6 +32,8 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         clip: of features under privacy.
     """
     first = None if course.first is None else _fields(course.first, course.parts)
+    # Hazards are no products of features: sums of these have no bound, nor noise.
+    ranged = bool(settings.features.ranges) and course.private
     return Plan(
         kind="rounds",
         messages=Messages(
@@ -52,8 +53,8 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
             strategy=WHOLE + "TargetRounds",
             evaluate="fedsurrogate.client_app.methods.target_evaluation:received_model",
             learn=course.steps,
-            sums=_summed(course.each),
-            first_sums=None if course.first is None else _summed(course.first),
+            sums=summed(course.each, ranged),
+            first_sums=None if course.first is None else summed(course.first, ranged),
             site_sums=course.site_sums,
             from_sums=WHOLE + "absorb_total",
             sum_strategy=WHOLE + "SummedTargetRounds",
@@ -67,7 +68,7 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
             gap=GAP,
         ),
         training=ModelTraining(frames=False, rounds=course.rounds, start=course.steps),
-        refusal=_refusal(settings.features.projection, settings.fedpft.public),
+        refusal=_refusal(settings.features.given_projection, settings.fedpft.public),
         head="from sums over the code of the target, in rounds",
         variant=target.name,
     )
@@ -106,10 +107,4 @@ def _sizes(outputs: int, classes: int, dimension: int, records: int) -> Sizes:
 def _fields(sums: tuple[TargetSum, ...], parts: int) -> tuple[Field, ...]:
     return tuple(
         field_of(name, each.shape) for each in sums for name in names_of_parts(each.name, parts)
-    )
-
-
-def _summed(sums: tuple[TargetSum, ...]) -> tuple[Summed, ...]:
-    return tuple(
-        Summed(each.name, each.shape, each.degree, each.whole, each.bound) for each in sums
     )

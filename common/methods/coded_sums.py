@@ -4,6 +4,8 @@ plan for all.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,8 +22,10 @@ from fedsurrogate.common.methods.method import (
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, Target
+from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, Target, TargetSum
 
+# Largest feature in a secure sum, in halves of its public range: a little beyond is no failure.
+RANGED = 2.0
 GAP = (
     "sums over a code are limited in size, not compared between sites: one hostile site can spoil the "
     "model; use max-share, or sites that you trust"
@@ -69,9 +73,7 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             evaluate="fedsurrogate.client_app.methods.target_evaluation:received_model",
             learn="fedsurrogate.strategies.targets.learning:learned",
             stored=True,
-            sums=tuple(
-                Summed(each.name, each.shape, each.degree, each.whole, each.bound) for each in sums
-            ),
+            sums=summed(sums, bool(settings.features.ranges)),
             site_sums="fedsurrogate.client_app.methods.coded_sums:coded_moments",
             from_sums="fedsurrogate.strategies.targets.strategy:learn_from_sum",
         ),
@@ -97,6 +99,19 @@ def coded_sizes(outputs: int, blocks: int, classes: int, dimension: int, records
     """
     folded = {"T": dimension * (dimension + 1) // 2, "P": classes * (classes + 1) // 2}
     return {"1": 1, "o": outputs, "B": blocks, **folded}
+
+
+def summed(sums: Sequence[TargetSum], ranged: bool) -> tuple[Summed, ...]:
+    """The same sums over all sites.
+
+    Args:
+        sums: of a site, of products of its features with numbers of at most one.
+        ranged: whether features have public ranges, which become [-1, 1].
+    """
+    largest = RANGED if ranged else math.inf
+    return tuple(
+        Summed(each.name, each.shape, each.degree, each.whole, each.bound, largest) for each in sums
+    )
 
 
 def field_of(name: str, shape: str) -> Field:

@@ -12,6 +12,7 @@ from fedsurrogate.common.methods.class_sums import MOMENTS
 from fedsurrogate.common.methods.coded_rounds import coded_rounds_plan
 from fedsurrogate.common.methods.coded_sums import coded_sums_plan, refused
 from fedsurrogate.common.methods.fedpft_covariance import AUTO_BITS, filled, form_of
+from fedsurrogate.common.methods.logistic_rounds import LOGISTIC, logistic_plan, with_dimensions
 from fedsurrogate.common.methods.method import (
     ALL_DEFENCES,
     Combination,
@@ -73,7 +74,7 @@ class Choices:
         mechanism: the name of the privacy mechanism, or "none".
         family: the covariance family of surrogates; "auto" where the sites' dimension decides.
         solver: how the coordinator finds the head: "noisy sums", "lda", "ridge", "naive-bayes",
-            "qda", "sampled", or BY_STATISTICS.
+            "qda", "sampled", "logistic", or BY_STATISTICS.
     """
 
     mechanism: str
@@ -100,7 +101,10 @@ def choices(settings: Settings) -> Choices:
     else:
         mechanism = EM if own.components > 1 else SUMS
     family: AnyCovariance = "spherical" if mechanism == EM else own.covariance
-    if mechanism in NOISY:
+    solver: str
+    if settings.head.solver == LOGISTIC:
+        solver = LOGISTIC
+    elif mechanism in NOISY:
         solver = "noisy sums"
     elif settings.head.solver != "auto":
         solver = settings.head.solver
@@ -112,7 +116,9 @@ def choices(settings: Settings) -> Choices:
 
 
 def plan(settings: Settings) -> Plan:
-    """The plan of FedPFT, as a star or as a chain. A secure sum has no chain."""
+    """The plan of FedPFT: as a star, as a chain, or in rounds. A secure sum has no chain."""
+    if settings.head.solver == LOGISTIC:
+        return logistic_plan(settings)
     chosen, own = choices(settings), settings.fedpft
     chain = own.topology == "chain" and not settings.secure_sum
     sends = surrogate_fields(chosen, own.bits or AUTO_BITS)
@@ -170,9 +176,11 @@ def coded_plan(settings: Settings, target: Target) -> Plan:
         )
     elif own.public and not settings.secure_sum:
         why = f"target = {target.name!r}: fedpft.public works only with secure-sum = true"
+    # Records in their ranges have norm one at most, and how far they are from the middle says much.
+    clip = own.clip or (1.0 if settings.features.ranges else 0.0)
     if (course := target.course(bool(settings.epsilon))) is not None:
-        return refused(coded_rounds_plan(settings, target, course, own.clip), why)
-    return refused(coded_sums_plan(settings, target, own.clip), why)
+        return refused(coded_rounds_plan(settings, target, course, clip), why)
+    return refused(coded_sums_plan(settings, target, clip), why)
 
 
 FEDPFT = Method(
@@ -184,7 +192,7 @@ FEDPFT = Method(
     digest={"fedpft": FEDPFT_KEYS},
     reads=("head",),
     shown="fedpft",
-    fill=filled,
+    fill=lambda settings: with_dimensions(filled(settings)),
 )
 
 

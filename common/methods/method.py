@@ -4,6 +4,7 @@ parts of both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -65,6 +66,7 @@ class Summed:
         degree: a record adds at most the largest feature to this power to an entry; 0 for counts.
         whole: whether entries of degree 0 are whole numbers.
         bound: largest magnitude of an entry that a record adds to, for features of norm one.
+        largest: largest feature of a record, where it is smaller than secure-sum-range.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Summed:
     degree: int
     whole: bool = True
     bound: float = 1.0
+    largest: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -311,6 +314,7 @@ class Plan:
         variant: text after the name in tables.
         head: how the coordinator finds the head, in words; empty if the method has no choice.
         counts: whether sites count records and nothing is learned.
+        sent_by_solver: whether the head's solver decides what sites send.
         packages: optional packages that a site needs for the settings.
         judging_packages: those that it needs to evaluate the result.
     """
@@ -327,6 +331,7 @@ class Plan:
     variant: str = ""
     head: str = ""
     counts: bool = False
+    sent_by_solver: bool = False
     packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
 

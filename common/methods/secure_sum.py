@@ -91,11 +91,9 @@ def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings) -> str:
             "fedpft.components = 1, fedpft.topology = 'star', fedpft.privacy = 'auto' and a head "
             "in closed form (head.solver = 'auto', 'lda' or 'ridge'), 'afl' or 'fedavg'"
         )
-    if settings.features.projection and "sums" not in {each.name for each in sums}:
-        return (
-            f"features.projection = {settings.features.projection!r} is for sums of class "
-            "statistics; remove it"
-        )
+    file = settings.features.given_projection
+    if file and "sums" not in {each.name for each in sums}:
+        return f"features.projection = {file!r} is for sums of class statistics; remove it"
     if settings.resume:
         return (
             f"resume = {settings.resume!r}: a secure sum keeps nothing to continue from; "

@@ -248,7 +248,9 @@ def dp_fedprox_plan(settings: Settings) -> Plan:
         if own.augment
         else ""
     )
-    return replace(usual, refusal=refusal, packages=("opacus",))
+    # Opacus finds the gradients of single records, of which linear layers need none.
+    packages = ("opacus",) if own.kind == "convnet" else ()
+    return replace(usual, refusal=refusal, packages=packages)
 
 
 def dp_fedavg_plan(settings: Settings) -> Plan:
@@ -272,9 +274,6 @@ def dp_fedavg_plan(settings: Settings) -> Plan:
         privacy=privacy,
         combination=replace(usual.combination, sums=GRADIENT_SUMS),
         work=partial(_work, own, True, True),
-        # Opacus finds the gradients of single records, of which one step of these models needs
-        # none.
-        packages=("opacus",) if own.kind == "convnet" else (),
     )
 
 

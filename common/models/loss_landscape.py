@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -174,22 +175,14 @@ def mismatch(
         >>> round(float(mismatch([-real[0]], real, mse_weight=0.0)), 3)
         2.0
     """
-    heights = [len(tensor) if tensor.dim() > 1 else 1 for tensor in real]
-    lengths = [
-        tensor.numel() // rows
-        for tensor, rows in zip(real, heights, strict=True)
-        for _ in range(rows)
-    ]
     # All rows of all tensors in one vector: a call for each of many small tensors takes longer than
     # the sums.
     a, b = (torch.cat([tensor.flatten() for tensor in each]) for each in (synthetic, real))
-    entries = torch.tensor(lengths, device=a.device)
-    share = torch.tensor(
-        [1 / rows for rows in heights for _ in range(rows)], dtype=a.dtype, device=a.device
-    )
+    entries, share = _rows_of(tuple(tensor.shape for tensor in real), a.dtype, a.device)
 
     def sums(values: Tensor) -> Tensor:
-        return torch.segment_reduce(values, "sum", lengths=entries)
+        # The lengths are right; to look at them, a GPU would have to be waited for.
+        return torch.segment_reduce(values, "sum", lengths=entries, unsafe=True)
 
     own, their = sums(a * a), sums(b * b)
     # A small constant under the root, because the derivative of a norm at zero is undefined.
@@ -200,6 +193,25 @@ def mismatch(
         unlike = unlike * (1 - entries * noise**2 / their.clamp_min(1e-30)).clamp_min(0)
     total = (share * unlike).sum()
     return total + mse_weight * (a - b).square().sum() if mse_weight else total
+
+
+@lru_cache(16)
+def _rows_of(
+    shapes: tuple[torch.Size, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The entries of each row of tensors, and one over the number of rows of its tensor; they are
+    copied to a GPU once, and not for every step.
+    """
+    heights = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
+    rows = [
+        (shape.numel() // height, height) for shape, height in zip(shapes, heights, strict=True)
+    ]
+    entries = [each for each, height in rows for _ in range(height)]
+    shares = [1 / height for height in heights for _ in range(height)]
+    return (
+        torch.tensor(entries, device=device),
+        torch.tensor(shares, dtype=dtype, device=device),
+    )
 
 
 def distance(parameters: Tensors, start: Tensors) -> float:

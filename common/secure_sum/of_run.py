@@ -14,6 +14,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
 from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.settings import FeaturesSettings, SumSettings
+from fedsurrogate.common.settings.features import FEWEST_MAPPED
 
 # Settings that select which of its records a site adds. All sites must have the same.
 SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
@@ -52,11 +53,8 @@ def numbers_of(plan: Plan, sums: SumSettings, sites: int, round: int = 1) -> dic
     joint = plan.mechanism_name == JOINT_SUMS
     numbers = {}
     for each in plan.combination.sums_in(round):
-        bound = (
-            each.bound
-            if joint
-            else float(sums.secure_sum_range) ** each.degree * math.sqrt(max(1, each.degree))
-        )
+        largest = min(float(sums.secure_sum_range), each.largest)
+        bound = each.bound if joint else largest**each.degree * math.sqrt(max(1, each.degree))
         whole = each.whole and not each.degree and not joint
         numbers[each.name] = FixedPoint.of(bound, sums.secure_sum_records, sites, whole)
     return numbers
@@ -79,6 +77,19 @@ def dimensions_of(features: FeaturesSettings, colluding: float, mechanism: Mecha
     honest = max(1 - colluding, 0.1)
     sigma, _ = mechanism.noise["squares"]
     return max(1, round(DIMENSIONS * math.sqrt(features.records / (sigma / math.sqrt(honest)))))
+
+
+def projected_dimensions(run: Run, dimension: int) -> int:
+    """The number of dimensions after the public projection; 0 where nothing projects.
+
+    Args:
+        run: with the settings.
+        dimension: of the sites' features.
+    """
+    own = run.settings
+    if not run.projects or (not own.features.given_projection and dimension < FEWEST_MAPPED):
+        return 0
+    return min(dimension, dimensions_of(own.features, own.colluding, run.mechanism))
 
 
 def shapes_of(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from fedsurrogate.common.backbones.feature_power import LARGEST_POWER
+from fedsurrogate.common.ranges import check_ranges
 from fedsurrogate.common.settings.base import Only, Range, Records, Section, Unit
 
 
@@ -23,6 +24,11 @@ Power = Annotated[
     Range(f"auto; else above 0 to {LARGEST_POWER:g}"),
 ]
 
+# The projection that a run chooses itself.
+AUTO = "auto"
+# Fewest dimensions that "auto" maps: a difference of few columns may tell classes apart by the mean
+# of the columns, which its map leaves out.
+FEWEST_MAPPED = 128
 # How the features of the images of one unit become one record.
 Bag = Literal["none", "mean"]
 
@@ -41,11 +47,23 @@ class FeaturesSettings(Section):
         "record: none, or the mean of their features after power; a site's bag-column says which "
         "images these are.",
     )
-    projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
+    ranges: Annotated[
+        str,
+        Only("fedpft", "afl"),
+        AfterValidator(check_ranges),
+        Range("low,high for all columns; or low,high; low,high"),
+    ] = Field(
         "",
-        description="File of a public matrix that projects features in a secure sum: a tensor "
-        "projection, or the weight of the backbone's own classification head, whose "
-        "leading directions are taken.",
+        description="Lowest and highest value of each feature, known in public: features are moved "
+        "and scaled from these to -1 and 1 first, for targets other than classes; empty leaves them "
+        "as they are.",
+    )
+    projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
+        AUTO,
+        description="What projects features in a secure sum, from public data alone: auto, which "
+        "under privacy is the backbone's own classification head where the coordinator has its "
+        "weights, else random directions; or a file with a tensor projection (coordinator "
+        "public-map makes one) or a head; empty for nothing.",
     )
     dimensions: Annotated[int, Only("fedpft", "afl", "fedcgs", "gh-ofl"), Unit("dimensions")] = (
         Field(
@@ -63,3 +81,8 @@ class FeaturesSettings(Section):
         description="Training records of all sites, as far as known in public, for "
         "features.dimensions = 0 and, with epsilon, fedpft.covariance = 'auto'.",
     )
+
+    @property
+    def given_projection(self) -> str:
+        """The file of the projection; empty where none is given."""
+        return "" if self.projection == AUTO else self.projection

@@ -38,12 +38,13 @@ class HeadSettings(Section):
         description="Most synthetic features that are drawn from surrogates to train one head.",
     )
     solver: Annotated[
-        Literal["auto", "lda", "ridge", "naive-bayes", "qda", "sampled"], Only("fedpft")
+        Literal["auto", "lda", "ridge", "naive-bayes", "qda", "sampled", "logistic"], Only("fedpft")
     ] = Field(
         "auto",
         description=(
             "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), or "
-            "by training on samples (sampled); auto is lda for covariance lowrank and gram with "
+            "by training on samples (sampled), or from noisy gradients in rounds of secure sums "
+            "(logistic); auto is lda for covariance lowrank and gram with "
             "one component a class, otherwise sampled."
         ),
     )

@@ -243,7 +243,8 @@ class SumSettings(Section):
         20_000,
         ge=1,
         le=10**9,
-        description="Most records of one site; a smaller number makes the sum finer.",
+        description="Most records of one site; a smaller number makes the sum finer. Where "
+        "features.records is larger than the default, it takes the place of the default.",
     )
     secure_sum_range: float = Field(
         16.0,

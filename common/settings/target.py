@@ -7,37 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from fedsurrogate.common.identity import Name
+from fedsurrogate.common.ranges import check_ranges
 from fedsurrogate.common.settings.base import Names, Range, Section, Unit
-
-
-def ranges(text: str) -> tuple[tuple[float, float], ...]:
-    """The ranges in a text of pairs "low,high", one for each column or one for all.
-
-    Args:
-        text: of the setting, with ";" between pairs; empty for none.
-
-    Raises:
-        ValueError: for another text, or a range without width.
-
-    Example:
-        >>> ranges("0,100"), ranges("0,1; -2,2")
-        (((0.0, 100.0),), ((0.0, 1.0), (-2.0, 2.0)))
-    """
-    found = []
-    for part in filter(None, map(str.strip, text.split(";"))):
-        try:
-            low, high = map(float, part.split(","))
-        except ValueError:
-            raise ValueError(f"{part[:40]!r} is no pair of numbers 'low,high'") from None
-        if not abs(low) + abs(high) <= 1e300 or not low < high:
-            raise ValueError(f"{part[:40]!r}: the first number must be below the second")
-        found.append((low, high))
-    return tuple(found)
-
-
-def _check_ranges(text: str) -> str:
-    ranges(text)
-    return text
 
 
 def label_sets(text: str) -> dict[str, tuple[str, ...]]:
@@ -78,7 +49,7 @@ class TargetSettings(Section):
     )
     target_range: Annotated[
         str,
-        AfterValidator(_check_ranges),
+        AfterValidator(check_ranges),
         Range("low,high; for several columns low,high; low,high"),
     ] = Field(
         "",
@@ -120,7 +91,8 @@ class TargetSettings(Section):
         0,
         ge=0,
         le=1000,
-        description="Equal parts of the time to the horizon; 0 for 20, or 5 under privacy.",
+        description="Equal parts of the time to the horizon; 0 for 20, or 10 under privacy, of which "
+        "the last is four times as wide as the first.",
     )
     time_head: Literal["auto", "cells", "residuals", "cox"] = Field(
         "auto",

@@ -254,7 +254,7 @@ def fold(matrix: Tensor) -> Tensor:
         [1.0, 2.828, 3.0]
     """
     rows, columns = torch.triu_indices(len(matrix), len(matrix))
-    return torch.where(rows == columns, 1.0, math.sqrt(2)) * matrix[rows, columns]
+    return _factors(rows == columns, math.sqrt(2), matrix.dtype) * matrix[rows, columns]
 
 
 def unfold(vector: Tensor, dimension: int) -> Tensor:
@@ -269,5 +269,10 @@ def unfold(vector: Tensor, dimension: int) -> Tensor:
     """
     rows, columns = torch.triu_indices(dimension, dimension)
     matrix = vector.new_zeros(dimension, dimension)
-    matrix[rows, columns] = torch.where(rows == columns, 1.0, math.sqrt(0.5)) * vector
+    matrix[rows, columns] = _factors(rows == columns, math.sqrt(0.5), vector.dtype) * vector
     return matrix + matrix.triu(1).T
+
+
+def _factors(diagonal: Tensor, others: float, dtype: torch.dtype) -> Tensor:
+    # In the precision of what they multiply: those of single precision would show in double.
+    return torch.full(diagonal.shape, others, dtype=dtype).masked_fill(diagonal, 1.0)

@@ -4,7 +4,6 @@ adds noise to them; a coordinator pools them and learns from them in closed form
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -55,41 +54,6 @@ def coded_statistics(
         total, twice = made[name](bound)
         found.append(BoundedSum(name, total, bound, twice=twice))
     return found
-
-
-def folded(matrix: Tensor) -> Tensor:
-    """Upper triangle of a symmetric matrix, as a vector of the same Euclidean norm, in double
-    precision: `fold` of class sums has factors of single precision, which messages at 16 bits round
-    away, and sums of a site do not.
-
-    Args:
-        matrix: (d, d), float64, symmetric.
-
-    Returns:
-        The vector (d (d + 1) / 2,), with off-diagonal entries times sqrt(2).
-    """
-    rows, columns = torch.triu_indices(len(matrix), len(matrix))
-    return _factors(rows == columns, math.sqrt(2)) * matrix[rows, columns]
-
-
-def unfolded(vector: Tensor, dimension: int) -> Tensor:
-    """The inverse of `folded`.
-
-    Args:
-        vector: (d (d + 1) / 2,), float64.
-        dimension: d.
-
-    Returns:
-        The symmetric matrix (d, d).
-    """
-    rows, columns = torch.triu_indices(dimension, dimension)
-    matrix = vector.new_zeros(dimension, dimension)
-    matrix[rows, columns] = _factors(rows == columns, math.sqrt(0.5)) * vector
-    return matrix + matrix.triu(1).T
-
-
-def _factors(diagonal: Tensor, others: float) -> Tensor:
-    return torch.full(diagonal.shape, others, dtype=torch.float64).masked_fill(diagonal, 1.0)
 
 
 def _added(values: Tensor, weights: Tensor, bound: float) -> IntegerSum:

@@ -7,6 +7,7 @@ A header has a frame in bytes, so that headers stay comparable; most have none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.ranges import ranges
 
 # Sizes of the numbers in a frame, beyond which a difference in single precision is not finite.
 LARGEST, SMALLEST = 1e37, 1e-37
@@ -98,6 +100,46 @@ def in_frame(features: Tensor, frame: bytes) -> Tensor:
         Features (n, d), float32; unchanged without a frame.
     """
     return Frame.of(frame).apply(features) if frame else features
+
+
+def public_frame(text: str, dimension: int, private: bool) -> bytes:
+    """The frame in which public ranges of columns become [-1, 1].
+
+    Args:
+        text: of `features.ranges`; empty for none.
+        dimension: d.
+        private: whether features are clipped: a record whose features all lie in their ranges then
+            has norm one at most.
+
+    Returns:
+        The frame in bytes; empty without ranges.
+
+    Raises:
+        ConfigError: for ranges of another number of columns, or beyond single precision.
+
+    Example:
+        >>> frame = Frame.of(public_frame("0,10; 4,8", 2, private=False))
+        >>> frame.offset.tolist(), frame.scale.tolist()
+        ([5.0, 6.0], [5.0, 2.0])
+    """
+    given = ranges(text)
+    if not given:
+        return b""
+    if len(given) not in (1, dimension):
+        raise ConfigError(
+            f"features.ranges has {len(given)} ranges for {dimension} features; give one for each, "
+            "in their order, or one for all"
+        )
+    low, high = torch.tensor(given, dtype=torch.float64).expand(dimension, 2).T
+    widest = math.sqrt(dimension) if private else 1.0
+    frame = Frame(low / 2 + high / 2, widest * (high / 2 - low / 2))
+    within = (frame.offset.abs() <= LARGEST) & (frame.scale >= SMALLEST) & (frame.scale <= LARGEST)
+    if not within.all():
+        raise ConfigError(
+            f"features.ranges = {text[:100]!r} is beyond {SMALLEST:g} to {LARGEST:g}, the numbers of "
+            "single precision; use other units"
+        )
+    return frame.packed()
 
 
 def common_frame(frames: Sequence[bytes]) -> bytes:

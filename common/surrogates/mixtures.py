@@ -231,15 +231,21 @@ def fit(
         )
 
     groups = [classes] if family.shared else [[rows] for rows in classes]
-    if family.shared or settings.components == 1 or features.is_cuda:
+    if family.shared or settings.components == 1:
         fitted = [fit_group(group, generator) for group in groups]
     else:
         # A stream for each class, so that the result does not depend on which class is fitted
-        # first.
+        # first, and starts on a GPU are those on a processor.
         streams = [_stream(generator) for _ in groups]
+
+        def fit_class(index: int) -> Fitted:
+            return fit_group(groups[index], streams[index])
+
         order = range(len(groups))
-        fitted = one_thread_each(
-            lambda index: fit_group(groups[index], streams[index]), order, [len(c) for c in classes]
+        fitted = (
+            [fit_class(index) for index in order]
+            if features.is_cuda
+            else one_thread_each(fit_class, order, [len(rows) for rows in classes])
         )
     weights = [w for each, _, _ in fitted for w in each]
     # Without repeat_interleave: it wakes all threads for a few numbers, and they then spin on the

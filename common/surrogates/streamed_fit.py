@@ -124,7 +124,7 @@ def fit_streamed(
     """As `mixtures.fit`, with memory that does not grow with the records.
 
     Args:
-        features: (n, d); may be mapped from a file.
+        features: (n, d), on the processor; may be mapped from a file.
         labels: (n,), int64, below num_classes; records with -1 are left out.
         num_classes: of the result.
         settings: of the fit.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.ranges import ranges
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.target import ranges
 from fedsurrogate.common.targets.objective import LearningRates, Objective, TrainedHead
 from fedsurrogate.common.targets.target import (
     CODE,

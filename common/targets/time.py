@@ -28,6 +28,12 @@ from fedsurrogate.common.targets.time_rounds import cox_course, residual_course
 RATES = LearningRates(1.0, 0.4, 4.0)
 # Share of records in the first bin, or beyond the horizon, that says the unit is likely wrong.
 MOST_ALIKE = 0.95
+# Bins without and with noise, and how much wider the last one is than the first. Where most events
+# are early, few of equal bins tell them apart; and a bin that is too wide for its curve to be that
+# of the records, as one of five is, helps nobody (benchmarks/targets_survival.py).
+BINS, PRIVATE_BINS, WIDENING = 20, 10, 4.0
+# Digits of an edge, as people read it.
+DIGITS = 3
 # Ways to learn risks: from cells in one round, from residuals in two, or by Newton's steps of a Cox
 # model, of which there are usually three.
 HEADS, USUAL_STEPS = ("cells", "residuals", "cox"), 3
@@ -222,6 +228,35 @@ def scored(target: Time, values: Tensor) -> Scored:
     return Scored(**given, values=tuple(values.clamp(-1, 1).tolist()))
 
 
+def widening_edges(horizon: float, bins: int, ratio: float = 1.0) -> tuple[float, ...]:
+    """Edges of bins up to a horizon; with a ratio above one, later bins are wider.
+
+    Args:
+        horizon: end of the last bin, above zero.
+        bins: number of bins.
+        ratio: width of the last bin by that of the first.
+
+    Returns:
+        B + 1 edges, from zero.
+
+    Example:
+        >>> widening_edges(10.0, 2, ratio=4.0), widening_edges(3.0, 3)
+        ((0.0, 2.0, 10.0), (0.0, 1.0, 2.0, 3.0))
+    """
+    if ratio == 1:
+        return tuple(horizon * index / bins for index in range(bins + 1))
+    step = ratio ** (1 / max(1, bins - 1))
+    widths = [step**index for index in range(bins)]
+    whole = math.fsum(widths)
+    inner = (horizon * math.fsum(widths[:index]) / whole for index in range(1, bins))
+    return (0.0, *(float(f"{edge:.{DIGITS}g}") for edge in inner), horizon)
+
+
+def usual_edges(horizon: float, private: bool) -> tuple[float, ...]:
+    """The edges where `bins` says nothing."""
+    return widening_edges(horizon, PRIVATE_BINS if private else BINS, WIDENING)
+
+
 def _losses(bins: int, outputs: Tensor, code: Tensor) -> Tensor:
     """Minus the log likelihood of what is seen of each record, from cells (n, 2 B + 1).
 
@@ -250,8 +285,11 @@ def _make(settings: Settings) -> Target:
     if head == "auto":
         hidden = settings.epsilon or settings.secure_sum
         head = "cells" if hidden else "residuals"
-    bins = settings.bins or (5 if settings.epsilon else 20)
-    edges = tuple(settings.horizon * i / bins for i in range(bins + 1))
+    edges = (
+        widening_edges(settings.horizon, settings.bins)
+        if settings.bins
+        else usual_edges(settings.horizon, bool(settings.epsilon))
+    )
     steps = (settings.cox_rounds or USUAL_STEPS) if head == HEADS[2] else 0
     if settings.cox_rounds and not steps:
         raise ConfigError(

@@ -124,7 +124,7 @@ def run(
     from fedsurrogate.server_app.deployment.control import check_connection
     from fedsurrogate.server_app.deployment.control import run as start
     from fedsurrogate.server_app.deployment.submit import remark
-    from fedsurrogate.server_app.lifecycle.before_start import check_submission
+    from fedsurrogate.server_app.lifecycle.before_start import check_submission, own_folders
     from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
     from fedsurrogate.server_app.monitoring.progress import Progress
     from fedsurrogate.server_app.runs.presets import preset_settings
@@ -140,7 +140,7 @@ def run(
         output_console.print(progress.line(event), soft_wrap=True)
 
     remark([*without_effect(config.method, config.settings.flat()), *config.gaps()], show)
-    settings = overrides | {"output-dir": str(output)}
+    settings = overrides | own_folders(config.settings.output_dir, config.settings.resume)
     try:
         with interruptible():
             folder = start(settings, output, control, root_certificates, show)

@@ -31,6 +31,7 @@ from fedsurrogate.server_app.cli.monitoring import metrics, tensorboard, watch
 from fedsurrogate.server_app.cli.offline import exchange, learn, request
 from fedsurrogate.server_app.cli.offline import key as show_key
 from fedsurrogate.server_app.cli.options import Preset, RunArgument, complete_runs
+from fedsurrogate.server_app.cli.public_map import public_map
 from fedsurrogate.server_app.cli.runs import attach, runs, sites, stop
 from fedsurrogate.server_app.cli.sample_data import sample_data
 from fedsurrogate.server_app.cli.settings import preset as show_preset
@@ -258,6 +259,7 @@ for command in (
     app.command()(command)
 app.command()(sweep)
 app.command()(sample_data)
+app.command()(public_map)
 app.command()(export)
 app.command()(evaluate)
 app.command()(survey)

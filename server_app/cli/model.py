@@ -116,7 +116,8 @@ def value(
     """The value of each hospital of a run: by how much the model is better with it. From stored
     surrogates.
 
-    In a simulation on its test records: leave-one-out and Shapley values. Values of a hospital with
+    In a simulation on its test records: leave-one-out and Shapley values, by accuracy, or by the
+    score of another target. Values of a hospital with
     swapped labels or broken images are low or negative. `coordinator report RUN` shows them.
     """
     from fedsurrogate.server_app.site_values import (
@@ -151,7 +152,7 @@ def value(
         "site",
         "leave-one-out",
         "Shapley value",
-        title=f"accuracy {result['all']:.1%}; a guess {result['none']:.1%}",
+        title=f"{result['measure']}: {result['all']:.1%}; a guess {result['none']:.1%}",
     )
     for each in sorted(
         result["sites"], key=lambda each: -(each["shapley"] or each["leave_one_out"])

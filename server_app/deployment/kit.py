@@ -21,7 +21,7 @@ PAPERS = ("ca.crt", "site.key", "site.pub")
 TEMPLATES = {
     "compose.yml": "compose.hospital.yml",
     "compose.gpu.yml": "compose.gpu.yml",
-    "policy.toml": "kit/policy.toml",
+    "policy/policy.toml": "kit/policy.toml",
     "README.md": "kit/README.md",
 }
 # If these are missing, Docker makes them, and root owns them.

@@ -21,6 +21,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import OWN_CLUSTER, prepared_ray
 from fedsurrogate.common.help import without_effect
+from fedsurrogate.common.machine.cores import usable_cores
 from fedsurrogate.common.machine.ray_folder import ray_folder, remark_on
 from fedsurrogate.common.machine.user_folders import STATE, user_folder
 from fedsurrogate.common.settings.flat import Scalar
@@ -44,7 +45,6 @@ from fedsurrogate.server_app.lifecycle.site_folders import site_folders
 
 START_SECONDS = 300.0
 ATTEMPTS = 3
-CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 # Lines of Flower's log that only say that it ends, after the error that is the cause.
 LAST_WORDS = ("RuntimeError: An error was encountered", "RuntimeError: Simulation Runtime crashed")
 KILLED = "one of its processes has ended without a word: killed, most likely for lack of memory"
@@ -211,19 +211,6 @@ def _site_log() -> str:
     log = user_folder(STATE) / "site.log"
     temporary = log.is_relative_to(tempfile.gettempdir())
     return f"\nlog of the simulated sites: {log}" if log.exists() and not temporary else ""
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: those it is bound to, at most the quota of its container."""
-    bound = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    try:
-        quota, period = CONTAINER_QUOTA.read_text().split()
-        return max(1, min(bound, int(quota) // int(period)))
-    except (OSError, ValueError):
-        # No container, or "max": no quota.
-        return bound
 
 
 @contextmanager

@@ -66,7 +66,9 @@ def submit(
     # JSON writes strings, numbers and booleans as TOML does.
     options += [
         "--run-config",
-        " ".join(f"{key}={json.dumps(value)}" for key, value in overrides.items()),
+        " ".join(
+            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in overrides.items()
+        ),
     ]
     with app_folder() as app, log.open("w") as stream:
         command = ["flwr", "run", str(app), name, "--stream", *options]

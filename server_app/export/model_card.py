@@ -138,7 +138,7 @@ def _answered(target: str, outputs: tuple[str, ...]) -> list[str]:
     if "edges" in facts:
         unit = for_markdown(str(facts.get("unit", "")))
         words = f"{facts['edges'][-1]:g} {unit}".strip()
-        lines += ["", f"Horizon: {words}, in {len(facts['edges']) - 1:d} equal parts."]
+        lines += ["", f"Horizon: {words}, in {len(facts['edges']) - 1:d} parts."]
     if left := facts.get("left-out"):
         lines += ["", "Labels without a model: " + ", ".join(map(for_markdown, left)) + "."]
     return lines

@@ -117,13 +117,25 @@ def check_simulation(
         if config.settings.weights_path and ":" in config.settings.backbone:
             check_weights_file(Path(str(settings["weights-path"])))
     check_start(config, simulated=True)
-    output = str(Path(config.settings.output_dir).expanduser().absolute())
-    resume = (
-        {"resume": str(Path(config.settings.resume).expanduser().absolute())}
-        if config.settings.resume
-        else {}
-    )
-    return config, settings | {"output-dir": output} | resume
+    return config, settings | own_folders(config.settings.output_dir, config.settings.resume)
+
+
+def own_folders(output_dir: str, resume: str) -> dict[str, Scalar]:
+    """The coordinator's folders of a run as absolute paths: its app runs in another folder.
+
+    Args:
+        output_dir: for run folders.
+        resume: the run folder that is continued; empty for none.
+
+    Returns:
+        Settings: output-dir, and resume if there is one.
+
+    Example:
+        >>> own_folders("/runs", "")
+        {'output-dir': '/runs'}
+    """
+    named = {"output-dir": output_dir, "resume": resume}
+    return {key: str(Path(name).expanduser().absolute()) for key, name in named.items() if name}
 
 
 def check_data_named(own: DataSettings) -> None:

@@ -160,6 +160,8 @@ def command_of(
     """
     kind = parse_run(overrides).plan.kind
     resumes = folder is not None and kind in CHECKPOINTS and (folder / CHECKPOINTS[kind]).is_file()
-    settings = dict(overrides) | ({"resume": str(folder)} if resumes else {})
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    settings = dict(overrides) | ({"resume": str(folder.absolute())} if folder and resumes else {})
+    text = " ".join(
+        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()
+    )
     return shlex.join([*words, *(["-c", text] if text else [])]), resumes

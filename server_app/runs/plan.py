@@ -10,7 +10,8 @@ from fedsurrogate.common.methods.fedpft_covariance import explained
 from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.secure_sum.of_run import projected_dimensions
+from fedsurrogate.common.settings import FeaturesSettings, Settings
 from fedsurrogate.server_app.runs.privacy_card import mean_noise
 
 STEP = (
@@ -61,6 +62,8 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     lines = [f"released, in numbers: {', '.join(parts)}"] if parts else []
     if config.target is None and "covariance" in config.method.digest.get("fedpft", ()):
         lines.append(explained(config.settings, dimension))
+    if mapped := projected_dimensions(config, dimension):
+        lines.append(_projection(config.settings.features, config.private, dimension, mapped))
     if head := config.plan.head:
         # Of other methods' heads the section of FedPFT says nothing.
         of_classes = config.target is None and config.method.shown == "fedpft"
@@ -82,6 +85,18 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     else:
         lines.append("privacy none")
     return [*lines, *who_sees_what(config)]
+
+
+def _projection(own: FeaturesSettings, private: bool, dimension: int, mapped: int) -> str:
+    """What projects the features to how many dimensions."""
+    source = (
+        "the given file"
+        if own.given_projection
+        else "the backbone's own head where the coordinator has its weights, else random directions"
+    )
+    why = f", chosen because of {own.records:,} records and the joint noise"
+    free = private and not own.dimensions
+    return f"projection to {mapped:,} of {dimension:,} dimensions{why * free}, by {source}"
 
 
 def _shrinkage(settings: Settings) -> str:

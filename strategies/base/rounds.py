@@ -272,7 +272,9 @@ class Rounds(Federation, Generic[R]):
                 )
             self.recorder.event("resumed", round=training.round)
             return training
-        frame = group.frame if self.config.frames else b""
+        frame = self.config.public_frame(group.dimension)
+        if not frame and self.config.frames:
+            frame = group.frame
         return Training.begin(self.config, group.classes, group.fingerprint, group.dimension, frame)
 
     def _round(

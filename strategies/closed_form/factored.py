@@ -51,7 +51,7 @@ class Factored:
 
     def dense(self) -> Tensor:
         """The matrix (d, d)."""
-        matrix = torch.zeros(len(self.factor), len(self.factor), dtype=torch.float64)
+        matrix = self.variances.new_zeros(len(self.factor), len(self.factor))
         add_square(matrix, self.factor, 1.0)
         matrix.diagonal().add_(self.variances)
         return from_upper(matrix)
@@ -73,7 +73,7 @@ class Factored:
         if float(base.min()) < LEAST_DIAGONAL * float(factor * self.diagonal().mean() + shift):
             return None
         scaled = self.factor * (factor / base).sqrt()[:, None]
-        inner = torch.eye(self.factor.shape[1], dtype=torch.float64)
+        inner = torch.eye(self.factor.shape[1], dtype=torch.float64, device=base.device)
         add_square(inner, scaled.T, 1.0)
         triangle, failed = torch.linalg.cholesky_ex(inner, upper=True)
         if failed or not triangle.diagonal().isfinite().all():
@@ -92,6 +92,7 @@ class CovarianceSum:
 
     Args:
         d: the number of dimensions.
+        device: of what is added.
 
     Example:
         >>> total = CovarianceSum(2)
@@ -101,10 +102,10 @@ class CovarianceSum:
         [[2.0, 1.0], [1.0, 3.0]]
     """
 
-    def __init__(self, d: int) -> None:
+    def __init__(self, d: int, device: torch.device | None = None) -> None:
         self._d, self._columns = d, 0
         self._factors: list[tuple[Tensor, float]] = []
-        self._variances = torch.zeros(d, dtype=torch.float64)
+        self._variances = torch.zeros(d, dtype=torch.float64, device=device)
         self._matrix: Tensor | None = None
 
     def add(self, covariance: Tensor | Factored, weight: float) -> None:
@@ -168,7 +169,7 @@ class CovarianceSum:
 
     def _to_matrix(self) -> Tensor:
         if self._matrix is None:
-            self._matrix = torch.zeros(self._d, self._d, dtype=torch.float64)
+            self._matrix = self._variances.new_zeros(self._d, self._d)
             add_square(self._matrix, self._joined(1.0), 1.0)
             self._factors = []
         return self._matrix
@@ -176,7 +177,7 @@ class CovarianceSum:
     def _joined(self, by: float) -> Tensor:
         """All factors side by side (d, m), float64, of the sum over `by`."""
         widths = [factor.shape[1] for factor, _ in self._factors]
-        joined = torch.empty(self._d, sum(widths), dtype=torch.float64)
+        joined = self._variances.new_empty(self._d, sum(widths))
         for (factor, weight), part in zip(
             self._factors, torch.split(joined, widths, 1), strict=True
         ):
@@ -201,7 +202,7 @@ def sum_of_squares(covariance: Tensor | Factored) -> float:
     """
     if isinstance(covariance, Tensor):
         return float(covariance.norm()) ** 2
-    inner = torch.zeros(2 * (covariance.factor.shape[1],), dtype=torch.float64)
+    inner = covariance.variances.new_zeros(2 * (covariance.factor.shape[1],))
     add_square(inner, covariance.factor.T, 1.0)
     crossed = float((covariance.factor.square().sum(1) * covariance.variances).sum())
     return (
@@ -212,13 +213,17 @@ def sum_of_squares(covariance: Tensor | Factored) -> float:
 
 
 def add_square(matrix: Tensor, factor: Tensor, weight: float) -> None:
-    """Add weight F F^T to the upper triangle of a matrix, in half the time of a product.
+    """Add weight F F^T to the upper triangle of a matrix, on a processor in half the time of a
+    product.
 
     Args:
         matrix: (d, d), float64. Its upper triangle is changed.
         factor: F, (d, r), float64.
         weight: of F F^T.
     """
+    if matrix.is_cuda:
+        matrix.addmm_(factor, factor.T, alpha=weight)
+        return
     from scipy.linalg.blas import dsyrk
 
     if factor.numel():

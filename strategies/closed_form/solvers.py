@@ -114,7 +114,7 @@ def lda(statistics: Statistics, shrinkage: float | None = None) -> Solution:
     )
     alike = mean_variance < least
     if alike:
-        covariance, mean_variance = least * torch.eye(means.shape[1], dtype=torch.float64), least
+        covariance, mean_variance = torch.full_like(means[0], least).diag(), least
         statistics = replace(statistics, covariance=covariance, sampled=False)
     log_priors = statistics.priors.clamp_min(LEAST_PRIOR).log()
     if mean_variance <= 0:
@@ -258,9 +258,7 @@ def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> Quadr
         shrunk.diagonal().add_(used[-1] * float(each.covariance.diagonal().mean()) + TINY_VARIANCE)
         if each.sampled:
             factor, lift = factor_of(shrunk)
-            whitener = torch.linalg.solve_triangular(
-                factor, torch.eye(d, dtype=factor.dtype), upper=False
-            )
+            whitener = torch.linalg.solve_triangular(factor, torch.eye(d).to(factor), upper=False)
             logarithm = 2 * factor.diagonal().log().sum()
             added.append(lift)
         else:
@@ -269,7 +267,7 @@ def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> Quadr
         whiteners.append(whitener.float())
         bias.append(math.log(records) - float(logarithm) / 2)
     highest = max(bias)
-    biases = torch.tensor([each - highest for each in bias], dtype=torch.float64)
+    biases = means[0].new_tensor([each - highest for each in bias])
     return QuadraticSolution(
         torch.stack(means), torch.stack(whiteners), biases, max(used), max(added)
     )

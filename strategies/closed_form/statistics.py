@@ -197,7 +197,7 @@ def sum_of(parts: Iterable[Statistics]) -> Statistics:
     if first is None:
         raise ValueError("no statistics to add")
     counts, means, variances, sampled = first.counts, first.means, first.variances, first.sampled
-    scatter = CovarianceSum(means.shape[1])
+    scatter = CovarianceSum(means.shape[1], means.device)
     scatter.add(first.covariance, first.records)
     for part in remaining:
         if part.means.shape != means.shape:

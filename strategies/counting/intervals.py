@@ -76,14 +76,43 @@ def rate(inside: Tensor, outside: Tensor, variance: float) -> Interval:
     # Noise can put the share outside 0 to 1; the nearest possible share then gives an interval that
     # has a width.
     counted = min(max(counted, 0.0), everything)
-    a = everything**2 + Z**2 * (everything - variance * (k + m))
-    b = -2 * counted * everything - Z**2 * everything + 2 * Z**2 * variance * k
-    c = counted**2 - Z**2 * variance * k
+    return _fieller(counted, everything, (variance * k, -2 * variance * k, variance * (k + m)))
+
+
+def share_of(inside: float, records: float, variance: float) -> Interval:
+    """Share of the records, where these were counted for themselves: the noise in both numbers is
+    independent, so it is v (1 + s^2) in inside - s * records. Otherwise as `rate`.
+
+    Args:
+        inside: number of records whose share is asked for.
+        records: number of all.
+        variance: v, of the noise in each number.
+
+    Example:
+        >>> share_of(90.0, 100.0, 0.0) == rate(torch.tensor([90.0]), torch.tensor([10.0]), 0.0)
+        True
+    """
+    if records < max(1.0, VISIBLE * math.sqrt(variance)):
+        return UNDEFINED
+    return _fieller(min(max(inside, 0.0), records), records, (variance, 0.0, variance))
+
+
+def _fieller(inside: float, records: float, noise: tuple[float, float, float]) -> Interval:
+    """Every share s for which inside - s * records is within 95 % of zero.
+
+    Args:
+        inside: number of records whose share is asked for, from none to all.
+        records: number of all.
+        noise: its variance in the difference, as the coefficients of 1, s and s^2.
+    """
+    a = records**2 + Z**2 * (records - noise[2])
+    b = -2 * inside * records - Z**2 * (records + noise[1])
+    c = inside**2 - Z**2 * noise[0]
     inner = b * b - 4 * a * c
     if a <= 0 or inner < 0:
         return UNDEFINED
     low, high = ((-b + sign * math.sqrt(inner)) / (2 * a) for sign in (-1, 1))
-    return Interval(_share(counted / everything), _share(low), _share(high))
+    return Interval(_share(inside / records), _share(low), _share(high))
 
 
 def auroc(histograms: Tensor, variance: float) -> Interval:

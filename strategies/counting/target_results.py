@@ -28,6 +28,7 @@ from fedsurrogate.strategies.counting.intervals import (
     Z,
     auroc,
     rate,
+    share_of,
     total,
 )
 from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier, log_rank
@@ -179,7 +180,7 @@ def _of_number(
         largest: error, as a share of the range.
     """
     records = sums["records"]
-    counted = total(torch.tensor(records), variance)
+    counted = total(torch.tensor(records, dtype=torch.float64), variance)
     if records < max(1.0, VISIBLE * math.sqrt(variance)):
         return {"records": counted} | dict.fromkeys(MEASURES, UNDEFINED)
     mean = {name: value / records for name, value in sums.items()}
@@ -199,7 +200,6 @@ def _of_number(
         deviation(mean["energy"], 0.0) ** 2 / 16 + (2 * away * deviation(mean["value"], 0.0)) ** 2
     )
     unit = width * largest
-    inside = torch.tensor([sums["within"]], dtype=torch.float64)
     return {
         "records": counted,
         "mae": _around(unit * size, unit * deviation(size, square - size**2), 0.0),
@@ -210,9 +210,8 @@ def _of_number(
         "r2": _explained(
             (largest**2 * square, largest**2 * of_square), (spread, of_spread), records
         ),
-        # Records within, and all records: two noisy cells, of which the second is a sum.
-        "coverage": rate(inside, records - inside, variance)
-        if float(inside) > VISIBLE * math.sqrt(variance)
+        "coverage": share_of(sums["within"], records, variance)
+        if sums["within"] > VISIBLE * math.sqrt(variance)
         else UNDEFINED,
     }
 

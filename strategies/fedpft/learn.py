@@ -65,7 +65,7 @@ class LearnedHead:
             sums" under privacy.
         shrinkage: of the covariance; None where there is none.
         added: the ridge that a singular covariance took, as a share of its mean variance.
-        reason: why this solver, if the statistics decided; else empty.
+        reason: why this solver, or what it did not use, if the statistics decided; else empty.
     """
 
     head: Head | Quadratic
@@ -121,9 +121,9 @@ def learn(
             noisy, config.settings.fedpft.covariance, config.settings.fedpft.rank, config.defence
         )
         head = replace(head, centre=centre)
-        return LearnedHead(
-            head, [Surrogate(head.header, gaussians, noisy[0].claim)], defended, "noisy sums"
-        )
+        made = Surrogate(head.header, gaussians, noisy[0].claim)
+        reason = private_head.unused(noisy, gaussians)
+        return LearnedHead(head, [made], defended, "noisy sums", reason=reason)
     mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
     if config.defence in POOLED:
         rank = config.settings.fedpft.rank or AUTO_RANK

@@ -18,6 +18,7 @@ from fedsurrogate.common.surrogates.shared_covariances import (
     StoredGram,
 )
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.targets.target import RECORDS, SQUARES, SUMS, TOTALS
 
 
 @dataclass(frozen=True)
@@ -113,3 +114,22 @@ def moved_parameters(sent: Parameters, wanted: bytes) -> Parameters:
         tensors["variances"] = tensors["variances"] * factor.square()
     floats = {name: tensor.float() for name, tensor in tensors.items()}
     return replace(sent, header=replace(sent.header, frame=wanted), tensors=floats)
+
+
+def moved_coded(sent: Parameters, wanted: bytes) -> Parameters:
+    """Exact sums over a code, around the mean of the site, in another frame.
+
+    Args:
+        sent: sums of a site, in the frame of its header.
+        wanted: the frame.
+    """
+    change = Change.between(sent.header.frame, wanted)
+    factor, own = change.factor, {name: each.double() for name, each in sent.tensors.items()}
+    squares = unfold(own[SQUARES], len(factor))
+    moved = {
+        TOTALS: own[TOTALS] * factor + own[RECORDS] * change.shift,
+        SUMS: own[SUMS] * factor,
+        SQUARES: fold(squares * factor * factor[:, None]),
+    }
+    header = replace(sent.header, frame=wanted)
+    return replace(sent, header=header, tensors={**sent.tensors, **moved})

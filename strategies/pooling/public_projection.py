@@ -15,63 +15,104 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.backbones.feature_power import raised
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.backbones.own_heads import HEADS, own_head
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.of_run import dimensions_of
+from fedsurrogate.common.secure_sum.of_run import dimensions_of, projected_dimensions
+from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.float16 import pack
-from fedsurrogate.common.wire.surrogate_proto import unpack_projection
+from fedsurrogate.common.wire.surrogate_proto import (
+    pack_centre,
+    unpack_centre,
+    unpack_projection,
+)
 from fedsurrogate.strategies.pooling.public_mean import read_centre, read_public
 
-NAME = "projection"
-# Names that classification heads have in the weights of torchvision and timm models.
-HEADS = (
-    "fc.weight",
-    "classifier.1.weight",
-    "classifier.weight",
-    "head.weight",
-    "heads.head.weight",
-    "head.fc.weight",
-)
+NAME, CENTRE, POWER = "projection", "centre", "power"
 # Part of the mean variance that is added to every variance of public images: directions that they
 # do not have stay small.
 RIDGE = 0.1
 
 
-def read_map(config: Run) -> PublicMap:
-    """The run's map, rounded as in transfer to sites.
+def read_map(config: Run, dimension: int = 0) -> PublicMap:
+    """The map of `map_with_words`."""
+    return map_with_words(config, dimension)[0]
+
+
+def map_with_words(config: Run, dimension: int = 0) -> tuple[PublicMap, str]:
+    """The run's map, rounded as in transfer to sites, and what projects, in words.
 
     Args:
-        config: features.projection has a matrix or a known head, and fedpft.public has public
-            features, whose mean is the centre.
+        config: features.projection has a matrix or a known head, or is "auto"; and fedpft.public
+            has public features, whose mean is the centre.
+        dimension: of the sites' features, which "auto" needs.
 
     Raises:
         ConfigError: for a file that does not hold what is needed.
     """
-    public, power = config.settings.fedpft.public, config.power
+    own, power = config.settings, config.power
+    public, file = own.fedpft.public, own.features.given_projection
     centre = read_centre(public, power)
-    file = config.settings.features.projection
-    if not file:
-        return PublicMap(None, centre)
-    directions, is_head = _read(file)
+    if file:
+        directions, is_head, of_file = _read(file, power)
+        centre = of_file if centre is None else centre
+        wanted = dimensions_of(own.features, own.colluding, config.mechanism)
+    elif wanted := projected_dimensions(config, dimension):
+        head = own_head(own.backbone, own.weights_path, dimension)
+        # A head of few classes would leave out what sets others apart.
+        is_head = head is not None and len(head) >= wanted
+        directions = random_rows(min(wanted, dimension - 1), dimension)
+        if head is not None and is_head:
+            directions = head if public else head - head.mean(1, keepdim=True)
+    else:
+        return PublicMap(None, centre), ""
     if is_head:
         if public and directions.shape[1] != len(centre if centre is not None else ()):
             raise ConfigError(
-                f"features.projection = {file!r} has {directions.shape[1]} columns; features in "
-                "fedpft.public have another number"
+                f"features.projection = {file or AUTO!r} has {directions.shape[1]} columns; "
+                "features in fedpft.public have another number"
             )
         # What all classes share does not tell them apart.
         directions = directions - directions.mean(0)
         directions = (
             whitened(directions, raised(read_public(public), power))
             if public
-            else _leading(directions)
+            else leading(directions)
         )
-    own = config.settings
-    dimensions = min(
-        dimensions_of(own.features, own.colluding, config.mechanism), *directions.shape
+    count = min(wanted, *directions.shape)
+    made = PublicMap(unpack_projection(pack(directions[:count].float())), centre)
+    source = "the given file" if file else f"the head of {own.backbone}"
+    if not file and not is_head:
+        source = "random ones, because no head with so many classes was found for the backbone"
+    return made, f"{count:,} of {directions.shape[1]:,} directions: {source}"
+
+
+def random_rows(count: int, dimension: int) -> Tensor:
+    """Orthonormal directions, drawn from a public seed among those without the mean of all columns.
+
+    Features share much of that mean, above all those that are never negative; it would take most of
+    a record's norm.
+
+    Args:
+        count: k, below d.
+        dimension: d.
+
+    Returns:
+        Rows (k, d), float64.
+
+    Example:
+        >>> rows = random_rows(2, 5)
+        >>> (rows @ rows.T).round(decimals=9).tolist(), bool((rows.sum(1).abs() < 1e-9).all())
+        ([[1.0, 0.0], [0.0, 1.0]], True)
+    """
+    drawn = torch.randn(
+        dimension, count, generator=stream(0, "", "projection"), dtype=torch.float64
     )
-    return PublicMap(unpack_projection(pack(directions[:dimensions].float())), centre)
+    columns = torch.cat([torch.ones(dimension, 1, dtype=torch.float64), drawn], 1)
+    rows: Tensor = torch.linalg.qr(columns)[0][:, 1:].T
+    return rows
 
 
 def whitened(head: Tensor, public: Tensor) -> Tensor:
@@ -99,21 +140,32 @@ def whitened(head: Tensor, public: Tensor) -> Tensor:
     return rows / rows.abs().max()
 
 
-def _leading(head: Tensor) -> Tensor:
-    directions: Tensor = torch.linalg.svd(head, full_matrices=False)[2]
+def leading(rows: Tensor) -> Tensor:
+    """The right singular vectors of rows (n, d), the strongest first."""
+    directions: Tensor = torch.linalg.svd(rows, full_matrices=False)[2]
     return directions
 
 
-def _read(file: str) -> tuple[Tensor, bool]:
-    """The matrix in a file, and whether it is a head."""
+def _read(file: str, power: float) -> tuple[Tensor, bool, Tensor | None]:
+    """The matrix in a file, whether it is a head, and the centre in it.
+
+    Args:
+        file: safetensors.
+        power: of the run's features, which that of a map with a centre must equal.
+    """
     from safetensors import SafetensorError, safe_open
 
+    centre = None
     try:
         with safe_open(Path(file).expanduser(), "pt") as content:
-            names = [name for name in (NAME, *HEADS) if name in content.keys()]  # noqa: SIM118
+            held = content.keys()
+            names = [name for name in (NAME, *HEADS) if name in held]
             directions = content.get_tensor(names[0]).double() if names else torch.zeros(0)
+            made_for = (content.metadata() or {}).get(POWER, "")
+            if names[:1] == [NAME] and CENTRE in held:
+                centre = unpack_centre(pack_centre(content.get_tensor(CENTRE)))
     # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
-    except (OSError, RuntimeError, TypeError, SafetensorError) as error:
+    except (OSError, RuntimeError, TypeError, SafetensorError, SurrogateError) as error:
         raise ConfigError(
             f"features.projection = {file!r}: no readable safetensors file ({error})"
         ) from None
@@ -122,4 +174,14 @@ def _read(file: str) -> tuple[Tensor, bool]:
             f"features.projection = {file!r}: needs a finite matrix named {NAME}, or a head named "
             f"{', '.join(HEADS)}"
         )
-    return directions, names[0] != NAME
+    if centre is not None and len(centre) != directions.shape[1]:
+        raise ConfigError(
+            f"features.projection = {file!r}: a centre of {len(centre)} dimensions, but a matrix "
+            f"of {directions.shape[1]} columns"
+        )
+    if made_for and made_for != f"{power:g}":
+        raise ConfigError(
+            f"features.projection = {file!r} was made for features.power = {made_for}, and this run "
+            f"has {power:g}; make it anew with coordinator public-map --power {power:g}"
+        )
+    return directions, names[0] != NAME, centre

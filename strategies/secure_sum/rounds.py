@@ -145,8 +145,9 @@ class SecureRounds(SecureSum):
         site's.
         """
         if self._training is None:
+            frame = self.config.public_frame(group.dimension)
             self._training = Training.begin(
-                self.config, group.classes, group.fingerprint, group.dimension
+                self.config, group.classes, group.fingerprint, group.dimension, frame
             )
             self._training.model = tensors_like(self._training.model, self.initial)
         training = self._training

@@ -38,7 +38,7 @@ from fedsurrogate.strategies.base.federation import HELLO
 from fedsurrogate.strategies.base.introductions import Group
 from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
-from fedsurrogate.strategies.pooling.public_projection import read_map
+from fedsurrogate.strategies.pooling.public_projection import map_with_words
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.secure_sum.disputes import left_out
 from fedsurrogate.strategies.secure_sum.steps import Steps
@@ -53,6 +53,7 @@ class SecureSum(Steps):
 
     _header: Header
     _map = PublicMap()
+    _projection = ""
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run the sum, and evaluate what is learned from it.
@@ -262,7 +263,7 @@ class SecureSum(Steps):
         """What all sites must receive alike before they compute their vectors, and the dimension of
         the features then.
         """
-        self._map = read_map(self.config)
+        self._map, self._projection = map_with_words(self.config, group.dimension)
         try:
             dimension = self._map.apply(torch.zeros(1, group.dimension)).shape[1]
         except SurrogateError as error:
@@ -277,6 +278,8 @@ class SecureSum(Steps):
         learned: Learned = load(self.config.plan.combination.from_sums)(total, self.config)
         self.outcome.model, self.outcome.learned = learned.model, learned.source
         self.outcome.learning = {**learned.facts, **facts}
+        if self._projection:
+            self.outcome.learning["projection"] = self._projection
         self.outcome.seconds["learn"] = time.perf_counter() - started
         classes = len(learned.model.header.classes)
         self.recorder.event(

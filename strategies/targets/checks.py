@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM
+from fedsurrogate.common.errors import FedSurrogateError, SurrogateError
+from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, unfold
 from fedsurrogate.common.surrogates.class_sums import TABLE_TOLERANCE as TOLERANCE
+from fedsurrogate.common.targets.target import (
+    CODE,
+    PRODUCTS,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Target,
+)
+from fedsurrogate.strategies.closed_form.statistics import EIGENVALUE_ROUNDING
 from fedsurrogate.strategies.targets.sums import CodedSums
+
+Tables = Mapping[str, Tensor]
+Sigmas = Mapping[str, float]
+Fault = Callable[[str], FedSurrogateError]
 
 
 def check_finite(sums: CodedSums) -> None:
     """Raise SurrogateError for a number that is not finite."""
     tables = {"code": sums.code, "sums": sums.sums, "moment": sums.covariance, "mean": sums.mean}
-    if sums.products is not None:
-        tables["products"] = sums.products
-    for name, table in tables.items():
-        if not bool(table.isfinite().all()):
+    check_finite_tensors(tables if sums.products is None else {**tables, "products": sums.products})
+
+
+def check_finite_tensors(tensors: Tables) -> None:
+    """Raise SurrogateError for a number that is not finite, by the name of its tensor."""
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
             raise SurrogateError(f"the sums hold a number in {name!r} that is not finite")
 
 
@@ -186,3 +204,98 @@ def _check_definite(moment: Tensor, noise: float) -> None:
             f"the second moment has the eigenvalue {least:.3g}, below -{allowed:.3g}: no records "
             "have such sums"
         )
+
+
+def check_exact(tensors: Tables, target: Target, fault: Fault) -> None:
+    """Check that some records have these exact sums of one site, around their mean.
+
+    Args:
+        tensors: as in `received.of_site`.
+        target: of the run.
+        fault: makes the error from what is wrong.
+
+    Raises:
+        FedSurrogateError: as `fault` makes it.
+    """
+    code, sums = tensors[CODE].double(), tensors[SUMS].double()
+    dimension = sums.shape[1]
+    records = float(tensors[RECORDS]) if RECORDS in tensors else float(code.sum())
+    if not records >= 1:
+        raise fault(f"sums over {records:g} records")
+    room = records * (1 + TOLERANCE)
+    if target.counts and float(code.min()) < 0:
+        raise fault(f"a row of {float(code.min()):g} records")
+    if float(code.abs().max()) > room:
+        raise fault(f"a code with the sum {float(code.abs().max()):g} of {records:g} records")
+    squares = unfold(tensors[SQUARES].double(), dimension)
+    trace = _trace(squares, fault)
+    spread = code.abs()
+    if PRODUCTS in tensors:
+        products = unfold(tensors[PRODUCTS].double(), len(code))
+        _trace(products, fault)
+        spread = products.diagonal()
+        if float(spread.max()) > room:
+            raise fault(f"squares of numbers with the sum {float(spread.max()):g}")
+    # Cauchy and Schwarz.
+    longest = (spread.clamp_min(0) * trace * (1 + 2 * TOLERANCE)).sqrt()
+    rounding = EIGENVALUE_ROUNDING * float(sums.norm(dim=1).max())
+    if bool((sums.norm(dim=1) > longest + rounding + 1e-12).any()):
+        raise fault("a sum of features that is longer than their second moment allows")
+
+
+def check_noisy(tensors: Tables, target: Target, sigmas: Sigmas, fault: Fault) -> None:
+    """Check that some records of features of norm at most one, and honest noise, have these sums.
+
+    Honest noise exceeds the bounds with a probability of at most FALSE_ALARM; see
+    `fedsurrogate.common.surrogates.class_sums.lengths`.
+
+    Args:
+        tensors: around zero, by statistic.
+        target: of the run.
+        sigmas: standard deviation of the noise in an entry.
+        fault: makes the error from what is wrong.
+
+    Raises:
+        FedSurrogateError: as `fault` makes it.
+    """
+    for what, beyond, most in _limits(tensors, target, sigmas):
+        if beyond > most * (1 + TOLERANCE) + TOLERANCE:
+            raise fault(f"{what} ({beyond:.4g}; records and noise give {most:.4g} at most)")
+
+
+def _limits(tensors: Tables, target: Target, sigmas: Sigmas) -> Iterator[tuple[str, float, float]]:
+    """What could be wrong, a number that shows it, and the most that it can be."""
+    double = {name: tensor.double() for name, tensor in tensors.items()}
+    code, sums = double[CODE], double[SUMS]
+    rows = len(sums)
+    tail = math.sqrt(2 * math.log(8 * (rows + 4) / FALSE_ALARM))
+
+    def least(name: str) -> Tensor:
+        """The length of each row without noise is at least this, (q,)."""
+        table = double[name]
+        lengths: Tensor = torch.linalg.vector_norm(table, dim=-1)
+        return lengths - sigmas[name] * (math.sqrt(table.shape[-1]) + tail)
+
+    most_of_row = code.abs() + tail * sigmas[CODE]
+    if RECORDS in double:
+        most = max(float(double[RECORDS]), 0.0) + tail * sigmas[RECORDS]
+        most_of_row = torch.full_like(code, most)
+        yield "a number of records below zero", -float(double[RECORDS]), tail * sigmas[RECORDS]
+        yield "a code beyond its records", float(code.abs().max()) - tail * sigmas[CODE], most
+        yield "a sum of features beyond its records", float(least(TOTALS)), most
+        yield "second moments beyond their records", float(least(SQUARES)), most
+        if PRODUCTS in double:
+            yield "products beyond their records", float(least(PRODUCTS)), rows * most
+    if target.counts:
+        yield "a row of records below zero", -float(code.min()), tail * sigmas[CODE]
+    yield "a row of features beyond its records", float((least(SUMS) - most_of_row).max()), 0.0
+
+
+def _trace(matrix: Tensor, fault: Fault) -> float:
+    """The trace of a matrix that is positive semidefinite up to rounding."""
+    trace = matrix.trace()
+    matrix = matrix.clone()
+    matrix.diagonal().add_(EIGENVALUE_ROUNDING * trace + 1e-30)
+    if trace < 0 or torch.linalg.cholesky_ex(matrix)[1]:
+        raise fault("second moments that no records have: the matrix has a negative eigenvalue")
+    return float(trace)

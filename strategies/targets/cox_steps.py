@@ -15,10 +15,8 @@ from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.models.risk_sums import RiskSums
-from fedsurrogate.common.surrogates.class_sums import TABLE_TOLERANCE
-from fedsurrogate.common.surrogates.coded_sums import folded, unfolded
+from fedsurrogate.common.surrogates.class_sums import TABLE_TOLERANCE, fold, unfold
 from fedsurrogate.common.targets.target import CODE, Course, names_of_parts
-from fedsurrogate.common.targets.time import Time
 from fedsurrogate.common.targets.time_rounds import (
     BETA,
     EVENT_SUMS,
@@ -30,9 +28,10 @@ from fedsurrogate.common.targets.time_rounds import (
 )
 from fedsurrogate.common.wire.parts import in_parts, joined
 from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.targets.checks import check_finite_tensors
 from fedsurrogate.strategies.targets.learning import head_of, risks
 from fedsurrogate.strategies.targets.rounds import CoxSearch, Newton
-from fedsurrogate.strategies.targets.steps import CourseSteps, Round, added
+from fedsurrogate.strategies.targets.steps import Round, TimeSteps, added
 from fedsurrogate.strategies.targets.survival import Cells
 from fedsurrogate.strategies.targets.time import RiskHead
 
@@ -54,17 +53,17 @@ MOST_NAMED = 200
 TAKEN, CONVERGED = 1.0, 0.01
 
 
-class CoxSteps(CourseSteps):
+class CoxSteps(TimeSteps):
     """Newton's steps, each halved where the likelihood fell."""
 
     def start(self, dimension: int) -> Tensors:
         """Weights of zero, and a hazard of one at which all records weigh alike."""
-        names = self._target.names
+        names = self.target.names
         if names and len(names) != dimension:
             raise RunError(
                 f"feature-names has {len(names)} names; the sites have {dimension} features"
             )
-        sizes = {BETA: dimension, OFFSET: 1, HAZARD: self._target.bins}
+        sizes = {BETA: dimension, OFFSET: 1, HAZARD: self.target.bins}
         made = {
             part: torch.zeros(size)
             for name, size in sizes.items()
@@ -83,7 +82,7 @@ class CoxSteps(CourseSteps):
 
     def pooled(self, replies: Sequence[Parameters], shares: Sequence[float]) -> Round:
         """The sums of all sites."""
-        return Round(added([self._joined(each) for each in replies], shares), {}, {})
+        return Round(added([self._joined(each) for each in replies], shares))
 
     def absorb(self, training: Training, sums: Round) -> dict[str, object]:
         """Take a step, or halve the last one. Raises RunError."""
@@ -117,7 +116,7 @@ class CoxSteps(CourseSteps):
             ),
             ACCEPTED_HAZARD: search.accepted_hazard,
             MEANS: search.accepted_means,
-            INFORMATION: folded(search.information),
+            INFORMATION: fold(search.information),
         }
         return {
             "likelihood": newton.likelihood,
@@ -134,7 +133,7 @@ class CoxSteps(CourseSteps):
         taken = step <= TAKEN
         beta = search.newton.point if taken else search.newton.accepted
         hazard = search.hazard if taken else search.accepted_hazard
-        made = risks(RiskHead(beta, centre, cells.within_bins(hazard)), cells, self._target)
+        made = risks(RiskHead(beta, centre, cells.within_bins(hazard)), cells, self.target)
         errors = (
             torch.linalg.pinv(search.information, hermitian=True).diagonal().clamp_min(0).sqrt()
         )
@@ -147,7 +146,7 @@ class CoxSteps(CourseSteps):
             "log-hazards": ratios if len(ratios) <= MOST_NAMED else [],
             "converged": step <= CONVERGED,
         }
-        head, _ = head_of(replace(made, public=public), training.header(), self._target)
+        head, _ = head_of(replace(made, public=public), training.header(), self.target)
         return head
 
     def _sent(self, beta: Tensor, offset: Tensor, hazard: Tensor) -> dict[str, Tensor]:
@@ -164,14 +163,8 @@ class CoxSteps(CourseSteps):
         return {each.name: joined(each.name, reply.tensors, parts) for each in self._course.each}
 
     @property
-    def _target(self) -> Time:
-        target = self.run.target
-        assert isinstance(target, Time)
-        return target
-
-    @property
     def _course(self) -> Course:
-        course = self._target.course(self.run.private)
+        course = self.target.course(self.run.private)
         assert course is not None
         return course
 
@@ -188,7 +181,7 @@ def _search(memory: Mapping[str, Tensor], cells: Cells, event_sums: Tensor) -> C
         newton=newton,
         accepted_hazard=memory[ACCEPTED_HAZARD],
         accepted_means=memory[MEANS],
-        information=unfolded(memory[INFORMATION], len(event_sums)),
+        information=unfold(memory[INFORMATION], len(event_sums)),
     )
 
 
@@ -197,7 +190,7 @@ def _centred(tensors: Mapping[str, Tensor], centre: Tensor, hazard: Tensor) -> R
     weights, first = tensors[WEIGHTS], tensors[FIRST]
     cumulative = torch.cat([hazard.cumsum(0), hazard.sum()[None]])
     total, mean = cumulative @ weights, cumulative @ first
-    second = unfolded(tensors[SECOND], len(centre))
+    second = unfold(tensors[SECOND], len(centre))
     cross = torch.outer(mean, centre)
     moved = second - cross - cross.T + total * torch.outer(centre, centre)
     return RiskSums(weights, first - torch.outer(weights, centre), moved)
@@ -210,16 +203,14 @@ def _length(step: Tensor, information: Tensor) -> float:
 
 def _check(tensors: Mapping[str, Tensor]) -> None:
     """Raise SurrogateError for sums that no records have."""
-    for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
-            raise SurrogateError(f"the sums hold a number in {name!r} that is not finite")
+    check_finite_tensors(tensors)
     for name in (CODE, WEIGHTS):
         largest = float(tensors[name].abs().max())
         if float(tensors[name].min()) < -TABLE_TOLERANCE * largest:
             raise SurrogateError(f"{name}: a sum below zero")
     if not float(tensors[WEIGHTS].sum()) > 0:
         raise SurrogateError("sums of no records")
-    second = unfolded(tensors[SECOND], tensors[FIRST].shape[1])
+    second = unfold(tensors[SECOND], tensors[FIRST].shape[1])
     scale = second.diagonal().clamp_min(0).sqrt().clamp_min(1e-12)
     least = float(torch.linalg.eigvalsh(second / scale[:, None] / scale)[0])
     if least < -TABLE_TOLERANCE * len(second):

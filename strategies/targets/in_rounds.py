@@ -14,6 +14,7 @@ from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run
+from fedsurrogate.common.targets.target import SQUARES
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.rounds import Rounds
@@ -22,6 +23,7 @@ from fedsurrogate.strategies.pooling.plausibility import false_numbers
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.secure_sum.rounds import SecureRounds
+from fedsurrogate.strategies.targets.received import sum_rounding
 from fedsurrogate.strategies.targets.steps import CourseSteps, Round
 
 # In the memory of a training: the share of its weight that a site keeps, from its first round on.
@@ -161,8 +163,10 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
     Raises:
         RunError: for sums that no records have, or from which nothing can be learned.
     """
-    rounding = {} if total.sigmas else total.rounding
     tensors: dict[str, Tensor] = {name: each.double() for name, each in total.tensors.items()}
+    rounding = 0.0
+    if not total.sigmas:
+        rounding = sum_rounding(total.usual_rounding.get(SQUARES, 0.0), training.inputs)
     try:
         steps_of(training.config).absorb(training, Round(tensors, total.sigmas, rounding))
     except SurrogateError as error:

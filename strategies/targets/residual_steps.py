@@ -14,17 +14,16 @@ from torch import Tensor
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERANCE
-from fedsurrogate.common.surrogates.coded_sums import folded, unfolded
+from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERANCE, fold, unfold
 from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target
-from fedsurrogate.common.targets.time import Time, scored
+from fedsurrogate.common.targets.time import scored
 from fedsurrogate.common.targets.time_rounds import VALUES
 from fedsurrogate.common.wire.parts import in_parts
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.targets.checks import check_finite
-from fedsurrogate.strategies.targets.learning import head_of, risks
-from fedsurrogate.strategies.targets.received import HALF, check_exact
-from fedsurrogate.strategies.targets.steps import CourseSteps, Round, added
+from fedsurrogate.strategies.targets.checks import check_exact, check_finite, check_finite_tensors
+from fedsurrogate.strategies.targets.learning import column_factors, head_of, risks
+from fedsurrogate.strategies.targets.received import message_rounding
+from fedsurrogate.strategies.targets.steps import Round, TimeSteps, added
 from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 from fedsurrogate.strategies.targets.survival import Cells
 from fedsurrogate.strategies.targets.time import (
@@ -39,12 +38,12 @@ from fedsurrogate.strategies.targets.time import (
 CELLS, NOISE, WEIGHT, MEAN, BASELINE = "cells", "cells-noise", "weight", "mean", "baseline"
 
 
-class ResidualSteps(CourseSteps):
+class ResidualSteps(TimeSteps):
     """Two rounds: cells, then residuals."""
 
     def start(self, dimension: int) -> Tensors:
         """Zeros, which sites do not read in the first round."""
-        return {VALUES: torch.zeros(len(self._target.rows))}
+        return {VALUES: torch.zeros(len(self.target.rows))}
 
     def check(self, reply: Parameters) -> None:
         """Check the sums of one site. Raises SurrogateError."""
@@ -52,7 +51,7 @@ class ResidualSteps(CourseSteps):
         if reply.tensors.keys() == {CODE}:
             _check_counts(reply.tensors[CODE], sigmas.get(CODE, 0.0))
         elif sigmas:
-            _check_noisy(reply.tensors, sigmas)
+            check_finite_tensors(reply.tensors)
         else:
             _check_exact(reply.tensors, self._scored)
 
@@ -66,9 +65,11 @@ class ResidualSteps(CourseSteps):
     def pooled(self, replies: Sequence[Parameters], shares: Sequence[float]) -> Round:
         """The sums of all sites, around zero."""
         tensors = [dict(each.tensors) for each in replies]
-        rounding = {}
+        rounding = 0.0
         if RECORDS in tensors[0]:
-            rounding = {SQUARES: _rounding(tensors)}
+            rounding = math.hypot(
+                *(share * _rounding(each) for each, share in zip(tensors, shares, strict=True))
+            )
             tensors = [_around_zero(each) for each in tensors]
         root = math.sqrt(sum(share**2 for share in shares))
         sigmas = {name: sigma * root for name, sigma in self._sigmas.items()}
@@ -91,8 +92,16 @@ class ResidualSteps(CourseSteps):
             return {"events": float(cells.events.sum())}
         cells = _cells_in(training.memory)
         coded = self._coded(cells, sums, training.model[VALUES].double())
+        framed = bool(training.frame) and coded.noise is None
+        factor = column_factors(coded) if framed else torch.ones_like(coded.mean)
+        if framed:
+            coded = coded.rescaled(factor)
+            if not self.run.settings.secure_sum:
+                # Messages round each entry in proportion, whatever its scale.
+                coded = replace(coded, rounding=message_rounding(coded.covariance))
         head = risk_of_rounds(cells, coded, training.model[VALUES].double())
         head = marginal_head(head, cells, coded.covariance)
+        head = replace(head, weight=head.weight * factor, mean=head.mean / factor)
         learned = {WEIGHT: head.weight, MEAN: head.mean, BASELINE: head.hazard}
         training.memory = {**training.memory, **learned}
         return {}
@@ -106,7 +115,7 @@ class ResidualSteps(CourseSteps):
         found = (
             RiskHead(memory[WEIGHT], memory[MEAN], memory[BASELINE]) if WEIGHT in memory else same
         )
-        head, _ = head_of(risks(found, cells, self._target), training.header(), self._target)
+        head, _ = head_of(risks(found, cells, self.target), training.header(), self.target)
         mechanism = self.run.mechanism
         return head if mechanism is None else replace(head, clip=mechanism.clip)
 
@@ -114,7 +123,7 @@ class ResidualSteps(CourseSteps):
         """The sums of the second round, of the code (1, residual)."""
         tensors = sums.tensors
         rows = torch.cat([tensors[TOTALS][None], tensors[SUMS]])
-        squares = unfolded(tensors[SQUARES], rows.shape[1])
+        squares = unfold(tensors[SQUARES], rows.shape[1])
         if sums.sigmas:
             records = max(float(cells.counts.sum()), 1.0)
             second = float(values @ cells.counts)
@@ -125,25 +134,16 @@ class ResidualSteps(CourseSteps):
             )
         else:
             records, second, noise = float(tensors[RECORDS]), float(tensors[CODE]), None
-            # Eigenvalues of a matrix of rounding errors are at most about this.
-            side = math.sqrt(rows.shape[1] / 3)
-            squares.diagonal().add_(2 * sums.rounding.get(SQUARES, 0.0) * side)
         code = torch.tensor([records, second], dtype=torch.float64)
         if not records > 0:
             raise SurrogateError("sums of no records")
         found = CodedSums.around_zero(code, rows, squares, (records, rows[0]), noise=noise)
         check_finite(found)
-        return found
-
-    @property
-    def _target(self) -> Time:
-        target = self.run.target
-        assert isinstance(target, Time)
-        return target
+        return replace(found, rounding=sums.rounding / records)
 
     @property
     def _scored(self) -> Target:
-        return scored(self._target, torch.zeros(len(self._target.rows)))
+        return scored(self.target, torch.zeros(len(self.target.rows)))
 
     @property
     def _sigmas(self) -> dict[str, float]:
@@ -163,13 +163,12 @@ def _around_zero(tensors: Tensors) -> dict[str, Tensor]:
     records, totals = whole[RECORDS], whole[TOTALS]
     mean = totals / records
     sums = whole[SUMS] + torch.outer(whole[CODE], mean)
-    squares = whole[SQUARES] + folded(records * torch.outer(mean, mean))
+    squares = whole[SQUARES] + fold(records * torch.outer(mean, mean))
     return {**whole, SUMS: sums, SQUARES: squares}
 
 
-def _rounding(tensors: Sequence[Tensors]) -> float:
-    """Most that 16 bits change an entry of the sum of second moments."""
-    return HALF * sum(float(each[SQUARES].double().abs().max()) for each in tensors)
+def _rounding(tensors: Tensors) -> float:
+    return message_rounding(unfold(tensors[SQUARES].double(), tensors[SUMS].shape[1]))
 
 
 def _check_exact(tensors: Tensors, target: Target) -> None:
@@ -186,10 +185,3 @@ def _check_counts(counts: Tensor, sigma: float) -> None:
     tail = sigma * math.sqrt(2 * math.log(8 * len(counts) / FALSE_ALARM))
     if float(counts.min()) < -tail * (1 + TABLE_TOLERANCE):
         raise SurrogateError(f"a cell of {float(counts.min()):g} records")
-
-
-def _check_noisy(tensors: Tensors, sigmas: Mapping[str, float]) -> None:
-    """Raise SurrogateError for numbers that are not finite."""
-    for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
-            raise SurrogateError(f"the sums hold a number in {name!r} that is not finite")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.run import Run
+from fedsurrogate.common.targets.time import Time
 from fedsurrogate.strategies.base.training import Training
 
 
@@ -22,12 +23,12 @@ class Round:
     Attributes:
         tensors: by name, float64.
         sigmas: standard deviation of the noise in an entry; empty without noise.
-        rounding: most that an entry was changed by whole steps, by name.
+        rounding: largest eigenvalue, about, of what rounding has changed in the second moment.
     """
 
     tensors: Mapping[str, Tensor]
-    sigmas: Mapping[str, float]
-    rounding: Mapping[str, float]
+    sigmas: Mapping[str, float] = field(default_factory=dict)
+    rounding: float = 0.0
 
 
 class CourseSteps(ABC):
@@ -80,6 +81,17 @@ class CourseSteps(ABC):
     @abstractmethod
     def head(self, training: Training) -> Head:
         """The model after any round."""
+
+
+class TimeSteps(CourseSteps):
+    """The same of times."""
+
+    @property
+    def target(self) -> Time:
+        """Of the run."""
+        target = self.run.target
+        assert isinstance(target, Time)
+        return target
 
 
 def added(replies: Sequence[Tensors], shares: Sequence[float]) -> dict[str, Tensor]:

@@ -21,11 +21,13 @@ from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, Tar
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.closed_form.strategy import FromStatistics
+from fedsurrogate.strategies.pooling.columns import moved_coded
 from fedsurrogate.strategies.pooling.plausibility import false_numbers
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
 from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.targets.checks import check_exact, check_noisy
 from fedsurrogate.strategies.targets.learning import check_sums
-from fedsurrogate.strategies.targets.received import around_zero, check_exact, check_noisy, of_site
+from fedsurrogate.strategies.targets.received import around_zero, of_site
 from fedsurrogate.strategies.targets.steps import added
 from fedsurrogate.strategies.targets.sums import CodedSums
 
@@ -44,6 +46,8 @@ class FromCodedSums(FromStatistics):
         check_update(sent, shapes, 1, private)
         if sent.header.classes != self._target.rows:
             raise SurrogateError("sums of other rows than the target's, or in another order")
+        if private and sent.header.frame != self.config.public_frame(self.dimension(sent)):
+            raise SurrogateError("sums in a frame of columns that the settings do not give")
         if not private:
             check_exact(sent.tensors, self._target, SurrogateError)
             check_sums(of_site(sent.tensors, self._target), self._target)
@@ -69,6 +73,10 @@ class FromCodedSums(FromStatistics):
     def dimension(self, sent: Parameters) -> int:
         """Columns of the sums."""
         return sent.tensors[SUMS].shape[1]
+
+    def moved(self, sent: Parameters, frame: bytes) -> Parameters:
+        """Exact sums in another frame; as in the base class."""
+        return moved_coded(sent, frame)
 
     def shared_classes(self, sent: Parameters) -> tuple[str, ...]:
         """The rows of the code, the same at all sites."""
@@ -165,7 +173,9 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         check_sums(sums, target, 1.0 if total.sigmas else math.inf)
     except SurrogateError as error:
         raise false_numbers(str(error)) from None
-    model, facts = learned_by(run.plan)(sums, total.header, target)
+    dimension = total.tensors[SUMS].shape[1]
+    header = replace(total.header, frame=run.public_frame(dimension))
+    model, facts = learned_by(run.plan)(sums, header, target)
     mapped = replace(model, projection=total.public.projection, centre=total.public.centre)
     return Learned(_on_clipped(mapped, mechanism), Defended([]), facts=facts)
 

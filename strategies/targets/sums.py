@@ -194,6 +194,27 @@ class CodedSums:
             groups={known: moment.scaled(share) for known, moment in self.groups.items()},
         )
 
+    def rescaled(self, factor: Tensor) -> CodedSums:
+        """Exact sums of features whose columns are multiplied.
+
+        Args:
+            factor: of each column, (d,), above zero.
+        """
+
+        def moved(moment: Statistics) -> Statistics:
+            matrix = moment.matrix * factor * factor[:, None]
+            return Statistics(moment.counts, moment.means * factor, matrix)
+
+        # Of a matrix of independent errors, the norm of the longest row says how large it is.
+        errors = float(factor.max()) * float(factor.square().mean().sqrt())
+        return replace(
+            self,
+            sums=self.sums * factor,
+            moment=moved(self.moment),
+            rounding=self.rounding * errors,
+            groups={known: moved(moment) for known, moment in self.groups.items()},
+        )
+
     @property
     def records(self) -> float:
         """N, the number of records."""

@@ -4,7 +4,6 @@ noise, and the log-rank test.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -244,24 +243,3 @@ def log_rank(groups: Sequence[Cells]) -> LogRank:
     statistic = float(apart[:-1] @ torch.linalg.pinv(covariance[:-1, :-1]) @ apart[:-1])
     freedom = len(groups) - 1
     return LogRank(statistic, freedom, float(chi2.sf(statistic, freedom)))
-
-
-def widening_edges(horizon: float, bins: int, ratio: float = 1.0) -> Tensor:
-    """Edges of bins up to a horizon; with a ratio above one, later bins are wider.
-
-    Args:
-        horizon: end of the last bin, above zero.
-        bins: number of bins.
-        ratio: width of the last bin by that of the first.
-
-    Returns:
-        (bins + 1,), from zero.
-
-    Example:
-        >>> widening_edges(10.0, 2, ratio=4.0).tolist()
-        [0.0, 2.0, 10.0]
-    """
-    step = ratio ** (1 / max(1, bins - 1))
-    widths = torch.tensor([step**index for index in range(bins)], dtype=torch.float64)
-    edges = torch.cat([torch.zeros(1, dtype=torch.float64), widths.cumsum(0)])
-    return edges * (horizon / math.fsum(widths.tolist()))

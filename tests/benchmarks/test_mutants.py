@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import _executed, _mutations, _operators, _planting
-from benchmarks.mutants import PACKAGES, ROOMS, Tree, show
+from benchmarks.mutants import PACKAGES, ROOMS, Journal, Tree, Tried, show
 from tests.grid import ROOT
 
 TREE = Tree(ROOT, PACKAGES, ROOMS)
@@ -128,6 +128,9 @@ def test_ids_differ_between_files_functions_and_equal_lines() -> None:
         "X = Field(max_length=200)\n",
         "# Number of rows in memory\n# at a time.\nROWS = 2**13\n",
         "y = make_axes(figure, left=3, right=4)\n",
+        "y = f(x, lw=3, **{'fontsize': 8})\n",
+        "def f(axes):\n    _plain(axes)\n    axes.grid(lw=3)\n    return axes\n",
+        "X = f(1e-30)\n",
         "def f(x: Tensor, y: Tensor):\n    return len(x)\n",
     ],
 )
@@ -175,12 +178,26 @@ def test_a_limit_with_a_tolerance_is_met_exactly_by_nobody(limit: str, fault: bo
     assert ("boundary" in {each.operator for each in drawn}) == fault
 
 
+def test_settings_of_a_panel_have_no_order_and_other_calls_have() -> None:
+    def kinds(first: str, second: str) -> set[str]:
+        source = f"def f(axes):\n    {first}\n    {second}\n    return axes\n"
+        drawn = _mutations.draw({"one": {"a.py": source}}, facts_of(source), 50, 0)
+        return {each.operator for each in drawn}
+
+    assert "order" not in kinds("axes.set_xlim(x)", "axes.set_ylim(y)")
+    assert "call removed" in kinds("axes.set_xlim(x)", "axes.set_ylim(y)")
+    assert "order" in kinds("axes.set_xlim(x)", "send(y)")
+
+
 def test_other_lengths_and_limits_are_faults() -> None:
     for source in (
         "def f(x: str, y: str):\n    return len(x)\n",
         "def f(x: Tensor, y: Tensor):\n    return sum(x)\n",
         "X = Field(ge=200)\n",
         "# Rows at a time.\n\nMOST = 200\n",
+        "X = f(y, shown=3, **{'level': 8})\n",
+        "X = f(1e-12)\n",
+        "def f(axes):\n    axes.plot(x)\n    return axes\n",
     ):
         facts = facts_of(source)
         assert _mutations.draw({"one": {"a.py": source}}, facts, 50, 0)
@@ -344,3 +361,26 @@ def test_the_score_of_a_toy_package(tmp_path: Path) -> None:
     assert functions == {"executed", "never"}
     assert "6 of 14 mutants were killed (42.9 %)" in done.stdout
     assert (tmp_path / "toy" / "one.py").read_text() == TOY, "no fault touches a file"
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 200))
+def test_what_was_tried_is_known_after_a_run_was_stopped(
+    tmp_path_factory: pytest.TempPathFactory, before: int, more: int, cut: int
+) -> None:
+    drawn = _mutations.mutants("some.py", SAMPLE, facts_of(SAMPLE))[:12]
+    tried = [Tried(each, "killed", f"tests/{at}", at / 10) for at, each in enumerate(drawn)]
+    file = tmp_path_factory.mktemp("run") / "tried"
+    first = Journal(file, resume=False)
+    assert first.known(drawn) == []
+    for each in tried[:before]:
+        first.add(each)
+    if before:
+        line = file.read_text().splitlines()[0]
+        file.write_text(file.read_text() + line[:cut])
+        if cut >= len(line):
+            file.write_text(file.read_text() + "\n")
+    again = Journal(file, resume=True)
+    assert again.known(drawn) == tried[:before]
+    assert again.known(drawn[more:]) == tried[more:before]
+    assert Journal(file, resume=False).known(drawn) == []

@@ -2,9 +2,14 @@
 
 import re
 import shlex
+import socket
+import ssl
 import subprocess
+import sys
 import tarfile
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -213,10 +218,12 @@ def test_a_hospitals_app_looks_at_its_data_and_the_health_of_its_node_shows_what
     services = yaml.safe_load(interpolated(file, settings_of_a_kit(tmp_path)))["services"]
     command, app = words(services["node"]["command"]), services["app"]
     text = command[command.index("--node-config") + 1]
-    # Where the app runs, /data and /policy.toml are what the node-config names.
+    # Where the app runs, /data and the folder of the policy are what the node-config names: a mount
+    # of the file alone would keep the old one when an editor replaces it.
     assert app["environment"]["FEDSURROGATE_NODE_CONFIG"] == text
     node = parse_node_config(parse_overrides([text]))
-    assert {node.data_dir, node.policy} <= {each.split(":")[0] for each in volumes(app).values()}
+    policy = str(Path(node.policy).parent)
+    assert {node.data_dir, policy} <= {each.split(":")[0] for each in volumes(app).values()}
 
 
 def test_the_health_of_every_node_is_that_of_its_data_too(compose: dict[str, Any]) -> None:
@@ -421,3 +428,31 @@ def test_a_kit_names_held_out_records_that_its_app_can_read(
     assert node.held_out_apart is apart
     assert volumes(services["app"])["./held-out"] == "/held-out:ro"
     assert "./held-out" not in volumes(services["node"])
+
+
+@pytest.mark.parametrize("days", [0, 30])
+def test_a_coordinator_whose_certificate_has_expired_is_not_healthy(
+    tmp_path: Path, days: int
+) -> None:
+    issue(tmp_path, ("localhost",), ("north",), days=days)
+    text = (DEPLOY / "compose.coordinator.yml").read_text()
+    check = yaml.safe_load(text)["services"]["superlink"]["healthcheck"]["test"]
+    secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secured.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    secured.set_alpn_protocols(["h2"])
+    fleet, control = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    code = check[-1].replace("/papers", str(tmp_path))
+    for port, server in (("9092", fleet), ("9093", control)):
+        code = code.replace(port, str(server.getsockname()[1]))
+
+    def answer() -> None:
+        with suppress(OSError):
+            secured.wrap_socket(fleet.accept()[0], server_side=True)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert check[:3] == ["CMD", "python", "-c"]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    thread.join()
+    assert (done.returncode == 0) == (days > 0), done.stderr
+    assert days or "certificate has expired" in done.stderr

@@ -24,6 +24,8 @@ TABLES = [
         "statistics-frontier private-cifar10 cifar10 statistics-runs",
     ),
     ("docs/results.md", "| epsilon of every site", "private-cifar10"),
+    ("docs/results.md", "| 224 px, batches", "gpu-limits"),
+    ("docs/results.md", "| least seconds", "gpu-limits"),
     (
         "docs/results.md",
         "| table 1 | DSC",
@@ -77,6 +79,8 @@ TABLES = [
     ("docs/privacy/audit.md", "| reconstructed from", "reproduce-fedpft-table3"),
     ("docs/privacy/audit.md", "| mechanism | epsilon 1", "audit"),
     ("docs/targets/bags.md", "| label of a bag | images", "bags"),
+    ("docs/targets/time.md", "| set: records", "targets-times-runs"),
+    ("docs/targets/time.md", "| | epsilon 1 | 2 | 4 | 8 |", "targets-times-runs"),
     ("docs/privacy/hostile-hospitals.md", "| data, Dirichlet", "robustness"),
     ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
     ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),

@@ -50,8 +50,8 @@ def execute(cells: list[str], name: str) -> dict[str, Any]:
     return namespace
 
 
-def test_there_are_three_notebooks() -> None:
-    assert len(NOTEBOOKS) == 3
+def test_there_are_four_notebooks() -> None:
+    assert len(NOTEBOOKS) == 4
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

@@ -29,10 +29,17 @@ def test_the_python_of_the_readme_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (code,) = blocks(README, "python")
-    exec(compile(code, "README.md", "exec"), {})
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
     accuracy, predicted = capsys.readouterr().out.strip().split("\n", 1)
     assert float(accuracy) > 0.5
     assert predicted
+    (estimator,) = blocks(README, "py")
+    assert f"<!-- estimator -->\n```py\n{estimator}```" in README.read_text()
+    exec(compile(estimator, "README.md", "exec"), names)
+    scores, best = capsys.readouterr().out.strip().split("\n")
+    assert all(float(each) > 0.85 for each in scores.strip("[]").split())
+    assert "epsilon" in best
 
 
 @pytest.mark.parametrize("page", PAGES, ids=map(name_of, PAGES))

@@ -4,6 +4,7 @@
 with `resume`.
 """
 
+import json
 import signal
 import time
 
@@ -21,6 +22,12 @@ def end_and_restart(scene: Scene, how: signal.Signals) -> None:
     scene.running.superlink.wait(60)
     time.sleep(5)
     scene.running.start_superlink()
+
+
+def ended(scene: Scene) -> bool:
+    """Whether a run has recorded its end."""
+    files = scene.output.glob("*/metrics.json")
+    return any(json.loads(file.read_text())["status"] != "running" for file in files)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -42,6 +49,26 @@ def test_rounds_whose_app_stands_apart_go_on_and_every_round_is_paid_once(isolat
     until(lambda: bool(events(scene.output, "round")), 200)
     end_and_restart(scene, signal.SIGTERM)
     metrics = scene.result(run)
+    assert [entry["round"] for entry in metrics["rounds"]] == [1, 2, 3]
+    for site in scene.sites.values():
+        assert [entry["round"] for entry in site.charges()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("pause", [0.0, 1.3, 4.1])
+def test_a_run_goes_on_though_the_superlink_starts_again_in_each_of_its_phases(
+    isolated: Scene, pause: float
+) -> None:
+    """Before its first request, at each pause after a start, and while replies are collected."""
+    scene, begun = isolated, time.monotonic()
+    run = scene.submit('method="dp-fedavg" fedavg.rounds=3', deadline=200.0)
+    restarts = 0
+    while not ended(scene) and time.monotonic() - begun < 150:
+        time.sleep(pause)
+        end_and_restart(scene, signal.SIGTERM)
+        restarts += 1
+        time.sleep(8)
+    metrics = scene.result(run)
+    assert restarts >= 2
     assert [entry["round"] for entry in metrics["rounds"]] == [1, 2, 3]
     for site in scene.sites.values():
         assert [entry["round"] for entry in site.charges()] == [1, 2, 3]

@@ -104,6 +104,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "head.shrinkage": (0.3,),
     "features.power": (0.5, 1.0),
     "features.bag": ("mean",),
+    "features.ranges": ("0,1",),
     "features.projection": ("projection.safetensors",),
     "features.dimensions": (4,),
     "features.records": (500,),

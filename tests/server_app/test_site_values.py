@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.site_values import value_of_sites, value_settings
 from fedsurrogate.strategies.robustness.site_values import site_values
+from tests.strategies.counting.targets import KINDS as TARGETS_OF
+from tests.strategies.counting.targets import records, write
 
 KINDS = ("usual-1", "usual-2", "usual-3", "usual-4", "sketch", "swapped", "inverted")
 CLASSES = ("0", "1", "2", "3", "4")
@@ -147,13 +148,36 @@ def test_only_a_simulation_has_test_records(home: Path, tmp_path: Path) -> None:
         value_of_sites(tmp_path)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1.0])
-def test_values_of_a_run_of_numbers_are_refused(epsilon: float, tmp_path: Path) -> None:
-    """Accuracies of a model of numbers mean nothing, and the refusal comes before any site is asked."""
+def test_noisy_values_of_a_run_of_numbers_are_refused(tmp_path: Path) -> None:
+    """Right decisions of a model of numbers mean nothing; the refusal comes before sites are asked."""
     draw = np.random.default_rng(0)
     sites = [(x := draw.normal(size=(60, 3)), x[:, 0]) for _ in range(2)]
     run = fs.simulate(sites, target="number", target_range=(-3, 3), output_dir=tmp_path)
-    budget = CountingBudget(epsilon, 1e-5)
-    asked = partial(value_settings, privacy=budget) if epsilon else value_of_sites
     with pytest.raises(ConfigError, match=r"learned target = 'number'; `coordinator relearn RUN"):
-        asked(run.folder)
+        value_settings(run.folder, privacy=CountingBudget(1.0, 1e-5))
+
+
+@pytest.mark.parametrize(("kind", "guess"), [("number", 0.0), ("labels", 0.5), ("time", 0.5)])
+def test_a_site_with_false_values_is_worth_least(kind: str, guess: float, tmp_path: Path) -> None:
+    given = (
+        TARGETS_OF[kind] | {"time-head": "cells", "bins": 2} if kind == "time" else TARGETS_OF[kind]
+    )
+    for site in range(3):
+        tables = records(200, site)
+        if site == 2:
+            tables["x"] = -tables["x"]
+        write(tmp_path / "data" / str(site), tables)
+    names = ",".join(f"{site}/records" for site in range(3))
+    run = simulate_here(
+        3,
+        {"data": "safetensors", "data-dir": str(tmp_path / "data"), "dataset": names}
+        | {"output-dir": str(tmp_path / "runs"), "device": "cpu", "test-fraction": 0.2}
+        | given,
+        lambda event: None,
+        report=False,
+    )
+    result = value_of_sites(run)
+    shares = {each["site"]: each["shapley"] for each in result["sites"]}
+    assert min(shares, key=shares.__getitem__) == "2"
+    assert result["none"] == guess
+    assert sum(shares.values()) == pytest.approx(result["all"] - guess)

@@ -9,8 +9,9 @@ every call has the same shape, on memory aligned as fresh memory is: zeros fill 
 
 A test finds out whether the place of a row matters. It runs once for each kind of model on a
 machine, with random records and weights, in several orders. Where a single bit differs, zeros widen
-every linear layer to a multiple of WIDTH. Where that does not help, records go through the model
-one at a time: every record then has the same calls on the same shapes.
+every linear layer to a multiple of WIDTH, or each record gets products of its own. Where that does
+not help, records go through the model one at a time: every record then has the same calls on the same
+shapes.
 """
 
 from __future__ import annotations
@@ -59,6 +60,30 @@ def _wide_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     return product[..., :out] if bias is None else product[..., :out] + bias
 
 
+class LinearAlone(TorchFunctionMode):
+    """Computes a linear layer for each record by a product of its own, all of them in one call: on a
+    GPU, where the place of a row in one product often matters and a call costs more than its work.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is not linear:
+            return func(*args, **(kwargs or {}))
+        return _linear_alone(*args, **(kwargs or {}))
+
+
+def _linear_alone(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    rows = input.reshape(-1, 1, input.shape[-1])
+    product = torch.bmm(rows, weight.T.expand(len(rows), -1, -1))
+    product = product.reshape(*input.shape[:-1], len(weight))
+    return product if bias is None else product + bias
+
+
 @dataclass(frozen=True)
 class Way:
     """How records go through a model.
@@ -66,13 +91,17 @@ class Way:
     Attributes:
         rows: number of records in a call.
         wide: whether layers are widened.
+        alone: whether layers have a product for each record.
     """
 
     rows: int
     wide: bool = False
+    alone: bool = False
 
     def open(self) -> AbstractContextManager[object]:
         """A context in which linear layers are computed in this way."""
+        if self.alone:
+            return LinearAlone()
         return WideLinear() if self.wide else nullcontext()
 
 
@@ -151,7 +180,7 @@ def way_of(
     place = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in parameters)
     key = (each.__qualname__, str(kind), shapes, place, torch.get_num_threads(), rows)
     if key not in _known:
-        ways = Way(rows), Way(rows, wide=True)
+        ways = Way(rows), Way(rows, wide=True), Way(rows, alone=True)
         alike = (way for way in ways if _places_are_alike(each, inputs, parameters, way))
         _known[key] = next(alike, Way(1))
     return _known[key]

@@ -64,7 +64,9 @@ def values_view(folder: Path) -> ValuesView | None:
     ]
     names = [f"site {name}" if name.isdecimal() else name for name in worse]
     words = [f"The model is worse with {name} than without." for name in names]
-    return ValuesView(_drawn(rows, set(worse)), words)
+    # "accuracy on the test records of the simulation"
+    measure = str(content.get("measure", "")).partition(" on ")[0][:40] or "accuracy"
+    return ValuesView(_drawn(rows, set(worse), measure), words)
 
 
 def _worse(shapley: float, left_out: float, error: float) -> bool:
@@ -72,7 +74,7 @@ def _worse(shapley: float, left_out: float, error: float) -> bool:
     return shapley + 2 * error < 0 or (not error and left_out < -0.01)
 
 
-def _drawn(rows: list[tuple[str, dict[str, float]]], marked: set[str]) -> str:
+def _drawn(rows: list[tuple[str, dict[str, float]]], marked: set[str], measure: str) -> str:
     def draw(figure: Any) -> None:
         axes = make_axes(figure, left=1.2, right=0.25, top=0.5, bottom=0.5)
         places = range(len(rows))
@@ -95,7 +97,7 @@ def _drawn(rows: list[tuple[str, dict[str, float]]], marked: set[str]) -> str:
         axes.grid(axis="x", color=FAINT)
         axes.set_axisbelow(True)
         percent_axis(axes.xaxis)
-        axes.set_xlabel("gain in accuracy")
+        axes.set_xlabel(f"gain in {measure}")
         legend_above(axes, 2)
 
     return render("site-values", 1.2 + 0.26 * max(3, math.ceil(len(rows))), draw)

@@ -22,7 +22,7 @@ from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.coded_sums import unfolded
+from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.targets.time import Time, scored
@@ -253,13 +253,13 @@ def test_no_hazards_single_out_the_records_of_a_bin() -> None:
     last = at(torch.zeros(4), 0.0, torch.tensor([0.0, 0.0, 1.0]))
     secret = torch.as_tensor(site[0])[38:].float().double()
     sent = released(task_of(run, site, last, 1, 1)).tensors
-    shown_ = unfolded(joined("second", sent, 3), 4)
+    shown_ = unfold(joined("second", sent, 3), 4)
     assert torch.allclose(shown_, secret.T @ secret, atol=1e-6), "both late records alone"
     try:
         sent = released(task_of(run, site, last, 1, LEAST)).tensors
     except DataError:
         return
-    assert not torch.allclose(unfolded(joined("second", sent, 3), 4), secret.T @ secret, atol=0.1)
+    assert not torch.allclose(unfold(joined("second", sent, 3), 4), secret.T @ secret, atol=0.1)
 
 
 @pytest.mark.parametrize(

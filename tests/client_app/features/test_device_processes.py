@@ -271,6 +271,7 @@ def test_a_process_is_started_for_every_few_shards_only(
         return iter(())
 
     monkeypatch.setattr(extraction, "gpus_of", lambda _: ("cuda:0", "cuda:1", "cuda:2"))
+    monkeypatch.setattr(extraction, "usable_cores", lambda: 12)
     monkeypatch.setattr(extraction, "in_processes", started)
     pieces = [range(0)] * missing
     list(extraction._parts(pieces, dataset_of(picture), backbone(), 64, backbone))

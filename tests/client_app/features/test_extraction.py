@@ -16,10 +16,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
+from fedsurrogate.client_app.features import extraction
 from fedsurrogate.client_app.features.extraction import extract
 from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.client_app.features.shards import SHARDS
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
+from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
 from fedsurrogate.common.errors import BackboneError, DataError
 from tests.samples import Samples
 
@@ -303,6 +305,68 @@ def test_every_shard_begins_a_batch(pixels: Backbone) -> None:
     assert [part.broken for part in found] == [[(13, "OSError: broken")], [], [], []]
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_decoding_threads_take_no_further_threads_and_the_caller_keeps_its_own(
+    pixels: Backbone, device: str
+) -> None:
+    """On 16 cores each of 16 threads would have 16 more, for copies of one image."""
+    decoding: set[int] = set()
+
+    def opened(index: int, _: int) -> Image.Image:
+        decoding.add(torch.get_num_threads())
+        if index == 40:
+            raise KeyboardInterrupt
+        return Image.new("L", (2, 2), index)
+
+    elsewhere = replace(pixels, device=torch.device(device), forward=lambda batch: batch.flatten(1))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for _ in in_parts(opened, [range(20)], elsewhere, 4):
+            assert torch.get_num_threads() == 3
+        parts = in_parts(opened, [range(40)], elsewhere, 4)
+        next(parts)
+        parts.close()
+        assert torch.get_num_threads() == 3
+        with pytest.raises(KeyboardInterrupt):
+            list(in_parts(opened, [range(41)], elsewhere, 4))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert decoding == {1}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_gpu_gets_pixels_and_normalises_them_itself(own: bool) -> None:
+    """Bit for bit what the processor does, but from an own transform what that returns."""
+    seen: list[torch.dtype] = []
+    preprocess = Preprocessing(6, 5, "bilinear", (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+
+    class Watched(Preprocessing):
+        def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+            seen.append(pixels.dtype)
+            return super().normalised(pixels)
+
+    watched = Watched(**vars(preprocess))
+    here = Backbone(
+        *("watched", 75, "f", OwnTransform(preprocess) if own else watched),
+        *(lambda batch: batch.flatten(1), torch.device("cpu")),
+    )
+    # Neither a CPU nor CUDA, which is not here.
+    there = replace(here, device=torch.device("meta"))
+
+    def opened(index: int, _: int) -> Image.Image:
+        noise = np.random.default_rng(index).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        return Image.fromarray(noise)
+
+    found = [
+        torch.cat([part.features for part in in_parts(opened, [range(11)], each, 4)])  # type: ignore[misc]
+        for each in (here, there)
+    ]
+    assert torch.equal(*found)
+    assert seen == ([] if own else 11 * [torch.uint8] + 3 * [torch.uint8])
+
+
 def test_a_decoder_that_panics_spoils_one_image_alone(
     tmp_path: Path, pixels: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,3 +400,39 @@ def test_what_ends_the_process_is_no_broken_image(
     monkeypatch.setattr(Dataset, "open_image", names["ends"])
     with pytest.raises(end):
         extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "gpu_gib", "host_gib", "expected"),
+    [
+        ("cuda:1", 16, 70, 120, ("cuda:1",) * 4),
+        ("cuda", 16, 70, 120, ("cuda:0", "cuda:1") * 2),
+        ("cuda", 64, 70, 120, ("cuda:0", "cuda:1") * 8),
+        ("cuda:0", 7, 70, 120, ("cuda:0",)),
+        ("cuda:0", 16, 14, 120, ("cuda:0",) * 2),
+        ("cuda:0", 16, 6, 120, ("cuda:0",)),
+        ("cuda:0", 16, 0, 120, ("cuda:0",)),
+        ("cuda:0", 16, 70, 13, ("cuda:0",) * 3),
+        ("cuda", 16, 70, 13, ("cuda:0", "cuda:1")),
+        ("cpu", 64, 70, 120, ()),
+    ],
+)
+def test_a_gpu_has_as_many_processes_as_cores_can_feed_it_and_memory_holds(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    cores: int,
+    gpu_gib: int,
+    host_gib: int,
+    expected: tuple[str, ...],
+) -> None:
+    """The backbone has 2 GiB, so a process needs 7 on its GPU, and 4 on the host."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (gpu_gib * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2 * GIB)
+    monkeypatch.setattr(extraction, "usable_cores", lambda: cores)
+    monkeypatch.setattr(extraction, "available_memory", lambda: host_gib * GIB)
+    assert extraction._places(torch.device(device), 1000) == expected
+    assert extraction._places(torch.device(device), 3) == ()

@@ -21,7 +21,7 @@ from fedsurrogate.client_app.governance.work_limits import (
     check_work,
 )
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import PolicyError
+from fedsurrogate.common.errors import PolicyError, StorageError
 from fedsurrogate.common.run import Run, parse_run
 from tests.registry import SPECS, settings_of
 
@@ -136,7 +136,7 @@ def test_a_damaged_count_begins_anew(tmp_path: Path, content: bytes) -> None:
 
 def test_counts_that_cannot_be_written_stop_the_request(tmp_path: Path) -> None:
     (tmp_path / REQUESTS_FILE).mkdir()
-    with pytest.raises(PolicyError, match="nothing is done"):
+    with pytest.raises(StorageError, match="nothing is done"):
         admit(RUNS[0].settings, NodeConfig(site="s", state_dir=str(tmp_path)), WorkLimits(), "x")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,22 @@ def test_wishes_that_do_not_fit_are_refused(wish: dict[str, Any], said: str) -> 
     with pytest.raises(ConfigError, match="does not say"):
         decided_answers(silent, NAMES, scores, Calibration(prevalence={"mass": 0.5}))
     assert shares_in("", NAMES) == {}
+
+
+@pytest.mark.parametrize("target", ["labels", "number", "time"])
+@pytest.mark.parametrize(
+    "option",
+    ["--temperature", "--abstain", "--score", "--positive", "--threshold", "--known-only"],
+)
+def test_what_only_classes_have_is_refused_by_name(target: str, option: str) -> None:
+    other = replace(model(), target=json.dumps({"name": target, "columns": list(NAMES)}))
+    with pytest.raises(ConfigError, match=f"{option}: for models of classes only"):
+        LabelWish().check(other, {option: True, "--other": False})
+    LabelWish().check(replace(other, target=""), {option: True})
+    if target != "labels":
+        for wish in ({"sensitivity": 0.9}, {"specificity": 0.9}):
+            with pytest.raises(ConfigError, match="and this is none"):
+                LabelWish(**wish).check(other, {})
 
 
 @pytest.mark.slow

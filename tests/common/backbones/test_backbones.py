@@ -249,3 +249,18 @@ def test_torchvision_models_give_what_enters_their_last_layer(
     if model == "vit_b_32":
         with pytest.raises(BackboneError, match="cannot take images of 100 px"):
             load_backbone(f"torchvision:{model}", str(tmp_path / "w.safetensors"), 100, "cpu")
+
+
+@pytest.mark.parametrize("at", ["its weights", "its first image"])
+def test_a_backbone_that_a_gpu_cannot_hold_is_not_called_unsuitable(
+    weights: str, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    monkeypatch.setattr(torch.nn.Module, "to" if at == "its weights" else "__call__", full)
+    with pytest.raises(
+        BackboneError, match="does not fit into the free memory of the GPU"
+    ) as error:
+        load_backbone(MOBILENET, weights, 96, "cpu")
+    assert "image-size" not in str(error.value)

@@ -121,11 +121,13 @@ def test_packages_that_settings_need_are_in_the_table_of_extras() -> None:
         ({"backbone": "timm:resnet18"}, "safetensors", True, []),
         ({"method": "dpcvae"}, "digits", True, ["ot"]),
         ({"method": "dpcvae"}, "digits", False, []),
-        ({"method": "dp-fedavg"} | PRIVATE, "digits", True, ["opacus"]),
-        # A sum of gradients of a linear model needs no gradient of a single record.
+        # Clipped gradients of linear layers need no gradient of a single record.
+        ({"method": "dp-fedavg"} | PRIVATE, "digits", True, []),
+        ({"method": "dp-fedprox", "fedavg.model": "mlp"} | PRIVATE, "digits", True, []),
+        ({"method": "dp-fedprox", "fedavg.model": "convnet"} | PRIVATE, "digits", True, ["opacus"]),
         ({"method": "dp-fedavg", "secure-sum": True, "sites": 3} | PRIVATE, "digits", True, []),
         (
-            {"method": "dp-fedavg", "secure-sum": True, "sites": 3, "fedavg.noise": "site"}
+            {"method": "dp-fedavg", "secure-sum": True, "sites": 3, "fedavg.model": "convnet"}
             | PRIVATE,
             "digits",
             True,
@@ -233,7 +235,8 @@ def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_da
     assert install_command("dicom") in finding["found"]
     # A run's own needs are checked where its settings are given.
     node = f'data="digits" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
-    run = 'method="dp-fedavg" epsilon=1.0 delta=1e-5 classes="0,1,2,3,4,5,6,7,8,9"'
+    run = 'method="dp-fedavg" fedavg.model="convnet" epsilon=1.0 delta=1e-5'
+    run += ' classes="0,1,2,3,4,5,6,7,8,9"'
     with hidden("opacus"):
         commands.site(monkeypatch, "doctor", "--node-config", node, "--json", "--run-config", run)
     (finding,) = (

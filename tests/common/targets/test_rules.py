@@ -137,12 +137,17 @@ def test_an_exact_sum_of_a_label_is_of_two_sites_besides_those_that_may_collude(
     assert least in (sets.count(named), *([by_label["abc".index(name)]] if name in "abc" else []))
 
 
-def test_bins_of_times_are_fewer_under_noise_and_equal_in_width() -> None:
-    for more, bins in (({}, 20), ({"epsilon": 2.0, "delta": 1e-5}, 5), ({"bins": 4}, 4)):
+def test_bins_of_times_are_fewer_under_noise_and_widen_unless_a_run_sets_them() -> None:
+    for more, bins in (({}, 20), ({"epsilon": 2.0, "delta": 1e-5}, 10), ({"bins": 4}, 4)):
         time = target_of(target="time", horizon=8.0, **more)
         assert isinstance(time, Time)
         assert time.bins == bins
-        assert time.edges == pytest.approx([8.0 * at / bins for at in range(bins + 1)])
+        assert (time.edges[0], time.edges[-1]) == (0.0, 8.0)
+        widths = torch.tensor(time.edges).diff()
+        ratios = widths[1:] / widths[:-1]
+        wanted = 1.0 if more.get("bins") else 4 ** (1 / (bins - 1))
+        assert ratios.tolist() == pytest.approx([wanted] * (bins - 1), rel=0.05)
+        assert all(f"{edge:.3g}" == f"{edge:.6g}" for edge in time.edges)
     assert target_of(target="time", horizon=8.0, secure_sum=True).statistics(False)
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from fedsurrogate.common.backbones.backbone_names import check_backbone_name
 from fedsurrogate.common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
+from fedsurrogate.common.machine.cores import usable_cores
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment import simulate as flower_engine
 from fedsurrogate.server_app.lifecycle.before_start import (
@@ -288,6 +289,5 @@ def test_the_quota_of_a_container_limits_the_cores(
 ) -> None:
     if quota is not None:
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    monkeypatch.setattr(flower_engine, "CONTAINER_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
-    assert flower_engine.usable_cores() == cores
+    assert usable_cores(tmp_path / "cpu.max") == cores

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from fedsurrogate.strategies.fedpft.private_head import (
     _times_inverse,
     learn_from_sums,
     least_squares,
+    unused,
     within,
 )
 from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, shrink
@@ -35,6 +38,8 @@ CLASSES = ("a", "b", "c")
 DIMENSION = 6
 # A budget so large that the noise is far below the rounding to 16 bits.
 PLENTY = 1e9
+# Families with a whole second moment.
+WHOLE = ("full", "lowrank")
 
 
 def data(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -93,6 +98,36 @@ def test_without_noise_full_is_linear_discriminant_analysis() -> None:
     assert head.accuracy(features, CLASSES, labels)[0] == pytest.approx(
         peer.score(unit, labels.numpy()) * 6000, rel=0.01
     )
+
+
+@given(seed=st.integers(0, 2**31), noise=st.floats(1e-4, 1e3), family=st.sampled_from(WHOLE))
+@settings(max_examples=40, deadline=None)
+def test_a_second_moment_is_used_only_where_it_stands_out(
+    seed: int, noise: float, family: str
+) -> None:
+    """Lost in noise, it changes no score; known well, it gives another head, and a better one."""
+    features, labels = data(2000, seed)
+    exact = quiet(made(features, labels, PLENTY, family))
+    generator = torch.Generator().manual_seed(seed)
+    assert exact.sums.squares is not None
+    drawn = noise * torch.randn(exact.sums.squares.shape, generator=generator)
+    sigmas = exact.sums.sigmas | {"squares": noise}
+    sums = replace(exact.sums, squares=exact.sums.squares + drawn, sigmas=sigmas)
+    surrogate = replace(exact, sums=sums)
+    head, gaussians = learn_from_sums([surrogate], family, DIMENSION)
+    plain, _ = learn_from_sums([surrogate], "spherical", DIMENSION)
+    lost = torch.equal(head.weight, plain.weight)
+    assert bool(unused([surrogate], gaussians)) == lost
+    assert lost == (noise / 2000 * (2 * DIMENSION) ** 0.5 > 0.1 * variance_within(features, labels))
+    right, usual = (each.accuracy(features, CLASSES, labels)[0] for each in (head, plain))
+    assert right > usual - 40
+
+
+def variance_within(features: Tensor, labels: Tensor) -> float:
+    """Of features of unit norm, within classes, over all dimensions."""
+    unit = clip(features.double(), 0.0)[0]
+    means = torch.stack([unit[labels == c].mean(0) for c in range(3)])
+    return float((unit - means[labels]).square().sum(1).mean())
 
 
 def test_means_are_unbiased_and_as_noisy_as_reported() -> None:

@@ -4,6 +4,7 @@ model.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ from safetensors.torch import save_file
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.of_run import dimensions_of
+from fedsurrogate.common.secure_sum.of_run import FEWEST, dimensions_of
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.sum_proto import map_digest, pack_map, unpack_map
-from fedsurrogate.strategies.pooling.public_projection import RIDGE, read_map, whitened
+from fedsurrogate.strategies.pooling.public_projection import (
+    RIDGE,
+    map_with_words,
+    read_map,
+    whitened,
+)
 
 SECURE: dict[str, Any] = {
     "secure-sum": True,
@@ -28,6 +34,10 @@ SECURE: dict[str, Any] = {
     "delta": 1e-5,
     "features.power": 1,
 }
+
+
+# All that a user must set.
+UNSET: dict[str, Any] = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
 
 
 def files(folder: Path, head: torch.Tensor, public: torch.Tensor) -> dict[str, Any]:
@@ -131,3 +141,78 @@ def test_dimensions_follow_from_public_numbers() -> None:
     assert dimensions(colluding=0.0) > by_epsilon[0]
     assert dimensions(**{"features.dimensions": 77}) == 77
     assert dimensions(epsilon=0.0, delta=0.0) == 512
+
+
+@settings(max_examples=20, deadline=None)
+@given(dimension=st.integers(128, 200), seed=st.integers(0, 99), shift=st.floats(-1e3, 1e3))
+def test_what_all_columns_share_leaves_no_trace_in_a_run_that_sets_nothing(
+    dimension: int, seed: int, shift: float
+) -> None:
+    """Such as the mean of features that are never negative: it would take most of the clip."""
+    run = parse_run(UNSET)
+    public = read_map(run, dimension)
+    rows = public.projection
+    assert rows is not None
+    most = dimensions_of(run.settings.features, run.settings.colluding, run.mechanism)
+    assert len(rows) == min(most, dimension - 1)
+    assert torch.allclose(rows @ rows.T, torch.eye(len(rows)), atol=5e-3)
+    features = torch.rand(3, dimension, generator=torch.Generator().manual_seed(seed))
+    moved = public.apply(features + shift) - public.apply(features)
+    assert float(moved.abs().max()) <= 1e-3 * abs(shift) + 1e-4
+    again = read_map(parse_run(UNSET | {"seed": seed}), dimension).projection
+    assert again is not None
+    assert torch.equal(again, rows), "every coordinator draws the same"
+
+
+@settings(max_examples=20, deadline=None)
+@given(classes=st.sampled_from([2, 40, 300]), seed=st.integers(0, 99))
+def test_a_run_that_sets_nothing_takes_the_head_of_its_backbone(classes: int, seed: int) -> None:
+    """If it has as many classes as dimensions are wanted, for features of this dimension."""
+    head = torch.randn(classes, 160, generator=torch.Generator().manual_seed(seed)).double()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "weights.safetensors"
+        save_file({"features.weight": torch.ones(3), "classifier.1.weight": head.float()}, file)
+        run = parse_run(UNSET | {"weights-path": str(file), "features.dimensions": 32})
+        found, other = read_map(run, 160).projection, read_map(run, 150).projection
+    assert found is not None
+    assert other is not None
+    assert other.shape == (32, 150), "a head for other features is not used"
+    assert found.shape == (32, 160)
+    apart = head - head.mean(0)
+    apart = apart - apart.mean(1, keepdim=True)
+    kept = (apart @ found.double().T).square().sum() / apart.square().sum()
+    best = torch.linalg.svdvals(apart)[:32].square().sum() / apart.square().sum()
+    used = bool(kept > 0.99 * best)
+    assert used == (classes >= 32)
+    assert torch.allclose(found.sum(1), torch.zeros(32), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changed", "dimension"),
+    [
+        ({"features.projection": ""}, 640),
+        ({"secure-sum": False}, 640),
+        ({"epsilon": 0.0, "delta": 0.0}, 640),
+        ({}, FEWEST - 1),
+    ],
+)
+def test_no_map_where_it_was_not_asked_for_or_no_noise_needs_it(
+    changed: dict[str, Any], dimension: int
+) -> None:
+    assert read_map(parse_run(UNSET | changed), dimension) == PublicMap()
+    assert read_map(parse_run(UNSET), 640) != PublicMap()
+
+
+def test_unreadable_weights_give_random_directions(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(b"no weights")
+    for name in ("weights.safetensors", "none.safetensors"):
+        run = parse_run(UNSET | {"weights-path": str(tmp_path / name)})
+        _, words = map_with_words(run, 160)
+        assert "random" in words
+
+
+@given(records=st.integers(1, 10**9), most=st.sampled_from([5000, 20_000, 10**8]))
+def test_a_sum_has_room_for_all_records_that_are_known(records: int, most: int) -> None:
+    run = parse_run(UNSET | {"features.records": records, "secure-sum-records": most})
+    assert run.settings.secure_sum_records == (max(records, most) if most == 20_000 else most)
+    assert parse_run(run.settings.flat()).digest == run.digest

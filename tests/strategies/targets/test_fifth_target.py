@@ -14,8 +14,8 @@ from torch import Tensor
 
 import fedsurrogate as fs
 from fedsurrogate.common.models.classifiers import target_of_model
+from fedsurrogate.common.ranges import ranges
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.target import ranges
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.common.targets.target import Facts, Kind, Target

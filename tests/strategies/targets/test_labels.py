@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -285,3 +287,65 @@ def test_noise_that_explains_more_than_there_is_does_not_end_a_run(seed: int) ->
     sums = noisy(exact, *noise, 0.5, seed, centre=True)
     heads = label_heads(sums, Annotated.exact(sums, 3), NAMES)
     assert bool(heads.weight.isfinite().all() and heads.bias.isfinite().all())
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), records=st.integers(6, 60), apart=st.floats(0.0, 30.0))
+def test_log_odds_claim_no_more_than_the_records_can_show(
+    seed: int, records: int, apart: float
+) -> None:
+    """Features that separate few records gave probabilities such as 1e-163."""
+    draw = torch.Generator().manual_seed(seed)
+    present = (torch.arange(records) % 2).double()
+    x = torch.randn(records, 8, generator=draw, dtype=torch.float64)
+    x[:, 0] += apart * present
+    sums = coded(exact_code(present[:, None]), x)
+    annotated = Annotated.exact(sums, 1)
+    free, held = (
+        label_heads(sums, annotated, ["a"], calibrated=each).weight[0] for each in (False, True)
+    )
+    heads = label_heads(sums, annotated, ["a"], calibrated=True)
+    distance = float(held @ (x[present == 1].mean(0) - x[present == 0].mean(0)))
+    assert distance <= 2 * math.log(records + 1) * (1 + 1e-9)
+    middle = heads.prevalence[0].logit()
+    scores = x @ heads.weight[0] + heads.bias[0]
+    assert bool((scores[present == 1].mean() >= middle) | (distance < 1e-9))
+    # Ranks are those of the discriminant.
+    cosine = float(held @ free / (held.norm() * free.norm()).clamp_min(1e-300))
+    assert cosine == pytest.approx(1.0, abs=1e-6)
+
+
+def slope_of(scores: torch.Tensor, present: torch.Tensor) -> float:
+    """By which log odds must be multiplied to be those of other records: logistic regression."""
+    scale, level = 1.0, 0.0
+    for _ in range(60):
+        chance = (scale * scores + level).sigmoid()
+        table = torch.stack([scores, torch.ones_like(scores)])
+        information = (table * chance * (1 - chance)) @ table.T + 1e-9 * torch.eye(2).double()
+        step = torch.linalg.solve(information, table @ (present - chance))
+        scale, level = scale + float(step[0].clamp(-1, 1)), level + float(step[1].clamp(-1, 1))
+    return scale
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_log_odds_from_noisy_sums_are_not_too_large(seed: int) -> None:
+    """They were, by half, where noise has made small variances of the features smaller."""
+    draw = torch.Generator().manual_seed(seed)
+    spread = 0.9 ** torch.arange(64).double()
+    direction = torch.randn(64, generator=draw).double() * spread.sqrt()
+
+    def records(count: int) -> tuple[Tensor, Tensor]:
+        inner = torch.randn(count, 64, generator=draw).double()
+        score = inner @ direction / direction.norm()
+        present = score + 0.4 * torch.randn(count, generator=draw).double() > 0.3
+        x = inner * spread
+        return x / x.norm(dim=1, keepdim=True), present.double()
+
+    x, present = records(3000)
+    exact = coded(exact_code(present[:, None])[:, 1:], x)
+    deviations = torch.full((2,), 10.0).double()
+    sums = noisy(exact, deviations, deviations, 30.0, seed, centre=True)
+    heads = label_heads(sums, Annotated.exact(sums, 1), ["a"])
+    other, truth = records(3000)
+    slope = slope_of(other @ heads.weight[0] + heads.bias[0], truth)
+    assert 0.5 < slope < 1.3

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsurrogate.client_app.methods.dp import record_chunks
 from fedsurrogate.client_app.methods.dp.record_chunks import (
     TOGETHER,
-    WideLinear,
+    Way,
     per_record,
     way_of,
 )
@@ -21,16 +21,14 @@ from fedsurrogate.client_app.methods.fedpft import private_surrogate
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("into", "out"), [(10, 3), (3, 10), (16, 32), (1, 1), (74, 2)])
-def test_a_widened_layer_and_its_gradients_are_those_of_the_layer(
-    bias: bool, into: int, out: int
+@pytest.mark.parametrize("way", [Way(5, wide=True), Way(5, alone=True)])
+def test_a_layer_in_another_way_and_its_gradients_are_those_of_the_layer(
+    bias: bool, into: int, out: int, way: Way
 ) -> None:
     layer, found = nn.Linear(into, out, bias=bias).double(), []
     values = torch.randn(5, into, dtype=torch.float64, requires_grad=True)
-    for wide in (False, True):
-        if wide:
-            with WideLinear():
-                made = layer(values)
-        else:
+    for each in (Way(5), way):
+        with each.open():
             made = layer(values)
         assert made.shape == (5, out)
         found.append(
@@ -110,8 +108,46 @@ def test_shares_of_components_depend_on_no_other_record(
     assert torch.equal(with_it[1:], without)
 
 
-def test_a_widened_layer_takes_arguments_by_name() -> None:
-    values, weight = torch.randn(5, 3), torch.randn(2, 3)
-    with WideLinear():
+@pytest.mark.parametrize("way", [Way(5, wide=True), Way(5, alone=True)])
+@pytest.mark.parametrize("shape", [(5, 3), (4, 5, 3), (3,)])
+def test_a_layer_in_another_way_takes_arguments_by_name_and_any_shape(
+    way: Way, shape: tuple[int, ...]
+) -> None:
+    values, weight = torch.randn(shape), torch.randn(2, 3)
+    with way.open():
         found = nn.functional.linear(input=values, weight=weight)
     torch.testing.assert_close(found, values @ weight.T)
+
+
+def test_products_of_their_own_spare_records_from_going_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device, such as a GPU, on which the last digits of a product depend on the place of a row,
+    however wide it is.
+    """
+    layer, calls = nn.Linear(24, 8), []
+
+    def products(values: Tensor) -> list[Tensor]:
+        calls.append(len(values))
+        made = layer(values)
+        if not isinstance(way, record_chunks.LinearAlone):
+            made = made * (1 + 1e-6 * torch.arange(len(values)))[:, None]
+        return [made]
+
+    way: object = None
+    opened = Way.open
+
+    def watched(self: Way) -> object:
+        nonlocal way
+        way = opened(self)
+        return way
+
+    monkeypatch.setattr(Way, "open", watched)
+    values = torch.randn(3 * TOGETHER, 24)
+    found = way_of(products, [values], "places matter", list(layer.parameters()))
+    assert found == Way(TOGETHER, alone=True)
+    calls.clear()
+    parts = per_record(products, [values], "places matter", list(layer.parameters()))
+    (together,) = (torch.cat(each) for each in zip(*parts, strict=True))
+    assert calls == 3 * [TOGETHER]
+    torch.testing.assert_close(together, layer(values))

@@ -1,0 +1,171 @@
+"""A site's part in a logistic loss in rounds: a sum of features to centre them, then sums of clipped
+gradients at the received head.
+
+A record's gradient is its residual, which is shortened, times its feature, which has norm at most
+one. So a unit adds at most one to each sum, whatever head and map the coordinator sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, one_hot
+
+from fedsurrogate.client_app.features.on_disk import chunks, clipped_features, forget, written
+from fedsurrogate.client_app.methods.dp.record_chunks import per_record
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.methods.logistic_rounds import (
+    BIAS,
+    BOUND,
+    CENTRE,
+    CLIP,
+    CONSTANT,
+    LENGTH,
+    PROJECTION,
+    WEIGHT,
+)
+from fedsurrogate.common.methods.method import count
+from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.coded_sums import coded_statistics
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.targets.target import RECORDS, SUMS, TOTALS
+
+# Number of chunks of records whose features are in memory at a time.
+CHUNKS = 7
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a round's message holds.
+
+    Attributes:
+        weight: of the head, (C, k), float64.
+        bias: of the head, (C,).
+        public: the map of the features.
+        bound: what divides a feature that is longer, in the first round.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    public: PublicMap
+    bound: float
+
+
+def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
+    """The sums of a round, without noise.
+
+    Args:
+        task: the request, with the head and the map.
+
+    Returns:
+        In the first round "records" (1,) and "totals" (k,), of features that are divided by the
+        bound, or by their norm if it is larger; in the others "sums" (C, k + 1), of residuals times
+        features; float64. And the claim.
+
+    Raises:
+        SurrogateError: for a message that is not this run's.
+    """
+    train, received = task.found.train, _received(task)
+    claim = task.run.mechanism_for("record" if train.units is None else "patient")
+    assert claim is not None
+    classes = task.run.settings.classes
+    labels = class_indices(classes, task.found.classes)[train.labels]
+    weights = unit_weights(train.units, len(labels)) * (labels >= 0)
+    first = task.round == 1
+    features, _ = clipped_features(
+        train.features, received.bound if first else claim.clip, train.folder, _map_of(received)
+    )
+    names: tuple[str, ...] = (RECORDS, TOTALS)
+    code = torch.ones(len(labels), 1, dtype=torch.float64)
+    if not first:
+        features, names = _with_constant(features, train.folder), (SUMS,)
+        head = torch.cat([received.weight, received.bias[:, None] / CONSTANT], 1)
+        code = residuals(features, labels.clamp_min(0), head)
+    bounds = {name: claim.noise[name][1] for name in names}
+    done: list[Callable[[Tensor], None]] = [forget] if train.folder is not None else []
+    sums = coded_statistics(features, code, weights, bounds, *done)
+    return {each.name: each.value for each in sums}, claim
+
+
+def with_constant(features: Tensor) -> Tensor:
+    """Features with a constant entry for the bias.
+
+    Args:
+        features: (n, k), of norm at most one.
+
+    Returns:
+        (n, k + 1), of norm at most one.
+    """
+    constant = torch.full((len(features), 1), CONSTANT, dtype=torch.float64)
+    return torch.cat([features, constant], 1) / LENGTH
+
+
+def residuals(features: Tensor, labels: Tensor, head: Tensor) -> Tensor:
+    """What a softmax head leaves of each record's class, divided by CLIP or by its norm if that is
+    larger. To the last bit, that of a record depends on no other record.
+
+    Args:
+        features: with the constant, (n, k + 1), float64.
+        labels: indices of classes, (n,).
+        head: weight and bias, (C, k + 1), for features without the factor of `with_constant`.
+
+    Returns:
+        One for a record's class minus the probabilities, (n, C), of norm at most one.
+    """
+    scaled = head * LENGTH
+
+    def each(some: Tensor, classes: Tensor) -> list[Tensor]:
+        left = one_hot(classes, len(scaled)) - linear(some, scaled).softmax(1)
+        return [clip(left, CLIP)[0]]
+
+    parts = per_record(each, (features, labels), "softmax residuals", [scaled], CHUNKS)
+    none = torch.zeros(0, len(head), dtype=torch.float64)
+    return torch.cat([none, *(part for (part,) in parts)])
+
+
+def _with_constant(features: Tensor, folder: Path | None) -> Tensor:
+    """As `with_constant`; with a folder, in a file there."""
+    if folder is None:
+        return with_constant(features)
+    parts = (with_constant(features[rows]) for rows in chunks(*features.shape))
+    return written(parts, features.shape[1] + 1, folder, torch.float64)
+
+
+def _map_of(received: Received) -> Callable[[Tensor], Tensor]:
+    """The map of features, by which a record's features depend on no other record's."""
+    public = received.public
+    matrix, centre = public.projection, public.centre
+    assert centre is not None
+
+    def mapped(features: Tensor) -> Tensor:
+        apart = features - centre
+        if matrix is None:
+            return apart
+        parts = per_record(
+            lambda some: [linear(some, matrix)], (apart,), "projection", [matrix], CHUNKS
+        )
+        return torch.cat([apart.new_zeros(0, len(matrix)), *(part for (part,) in parts)])
+
+    return mapped
+
+
+def _received(task: Task) -> Received:
+    """The received head and map. Raises SurrogateError for others than the run's."""
+    tensors = {name: each.double() for name, each in task.received_model().tensors.items()}
+    sizes = task.run.plan.messages.sizes(
+        len(task.run.settings.classes), task.found.train.features.shape[1], 1
+    )
+    fields = task.run.plan.messages.receives
+    wanted = {field.name: field.sizes(sizes) for field in fields if count([field], sizes)}
+    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    if shapes != wanted:
+        raise SurrogateError(f"a head and map of shapes {shapes}, expected {wanted}")
+    public = PublicMap(tensors.get(PROJECTION), tensors[CENTRE])
+    return Received(tensors[WEIGHT], tensors[BIAS], public, float(tensors[BOUND]))

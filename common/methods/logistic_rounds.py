@@ -1,0 +1,150 @@
+"""FedPFT's head by a logistic loss: rounds of secure sums with joint noise, one plan."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from fedsurrogate.common.methods.method import (
+    Combination,
+    Field,
+    Messages,
+    ModelTraining,
+    Plan,
+    Sizes,
+    Summed,
+    Work,
+)
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, NoisyRounds
+from fedsurrogate.common.settings import FeaturesSettings, Settings
+from fedsurrogate.common.settings.features import AUTO, FEWEST_MAPPED
+from fedsurrogate.common.targets.target import RECORDS, SUMS, TOTALS
+
+# Its value of head.solver.
+LOGISTIC = "logistic"
+# What sites receive: the head of the features; the map of these; and what divides a feature that is
+# longer, in the first round.
+WEIGHT, BIAS, PROJECTION, CENTRE, BOUND = "weight", "bias", "projection", "centre", "bound"
+# Of the first round: the number of records, and the sum of their features, whose mean becomes the
+# centre of the others. What all records share would take most of their norm.
+FIRST = (Summed(RECORDS, "1", 0), Summed(TOTALS, "k", 0))
+# Of every other round: residuals times features, which are the gradient. A feature has one entry
+# more, a constant, for the bias.
+GRADIENT = (Summed(SUMS, "C j", 0),)
+# The first round's part of the budget, and its parts. Measured, as all numbers here, on folds of the
+# training features of CIFAR-10.
+CENTRING, CENTRING_SHARES = 0.04, {RECORDS: 0.1, TOTALS: 0.9}
+# Largest norm of a record's residual, which is at most the root of two. The constant entry beside
+# features of norm one.
+CLIP, CONSTANT = 0.75, 0.25
+# Norm of such a feature with its constant.
+LENGTH = math.sqrt(1 + CONSTANT**2)
+# Steps, by epsilon: smaller noise allows more.
+STEPS = ((1.5, 10), (3.0, 15), (6.0, 25), (float("inf"), 40))
+# Dimensions after the projection, if none are set.
+DIMENSIONS = 512
+
+
+def logistic_plan(settings: Settings) -> Plan:
+    """The plan of a head that minimises the logistic loss, from sums of clipped gradients.
+
+    Args:
+        settings: of the run.
+    """
+    own, rounds = settings.fedpft, 1 + steps_of(settings.epsilon)
+    public_map = (Field(PROJECTION, "p d"), Field(CENTRE, "d"))
+    head = (Field(WEIGHT, "C k"), Field(BIAS, "C"), *public_map)
+    return Plan(
+        kind="rounds",
+        messages=Messages(
+            sends=tuple(Field(each.name, each.shape) for each in GRADIENT),
+            first=tuple(Field(each.name, each.shape) for each in FIRST),
+            receives=(*head, Field(BOUND, "1")),
+            result=head,
+            symbols=partial(_symbols, settings.features),
+            all_classes=True,
+        ),
+        combination=Combination(
+            site="fedsurrogate.client_app.methods.fedpft.logistic_rounds:round_sums",
+            strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRounds",
+            sums=GRADIENT,
+            first_sums=FIRST,
+            site_sums="fedsurrogate.client_app.methods.fedpft.logistic_rounds:round_sums",
+            from_sums="fedsurrogate.strategies.fedpft.logistic_rounds:absorb_total",
+            sum_strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRounds",
+        ),
+        work=lambda classes, dimension: Work(
+            passes=1, rounds=rounds, numbers=dimension * (dimension + 2 * classes)
+        ),
+        privacy=NoisyRounds(
+            JOINT_SUMS,
+            settings.epsilon,
+            settings.delta,
+            own.clip,
+            rounds,
+            step_shares={SUMS: 1.0},
+            first_share=CENTRING,
+            first_shares=CENTRING_SHARES,
+        ),
+        training=ModelTraining(
+            frames=False,
+            rounds=rounds,
+            start="fedsurrogate.strategies.fedpft.logistic_rounds:Start",
+        ),
+        refusal=_refusal(settings),
+        variant=LOGISTIC,
+        sent_by_solver=True,
+        head="by a logistic loss, in rounds of noisy gradients",
+    )
+
+
+def steps_of(epsilon: float) -> int:
+    """Number of steps under a budget.
+
+    Args:
+        epsilon: of the run.
+
+    Example:
+        >>> steps_of(1.0), steps_of(8.0)
+        (10, 40)
+    """
+    return next(steps for most, steps in STEPS if epsilon <= most)
+
+
+def with_dimensions(settings: Settings) -> Settings:
+    """Settings with the dimensions of a logistic head after the projection, if none are set."""
+    own = settings.features
+    if settings.head.solver != LOGISTIC or own.dimensions or not own.projection:
+        return settings
+    given = own.model_copy(update={"dimensions": DIMENSIONS})
+    return settings.model_copy(update={"features": given})
+
+
+def _symbols(features: FeaturesSettings, classes: int, dimension: int, records: int) -> Sizes:
+    """k dimensions after the projection, p rows of it, none where nothing projects, and j with the
+    constant.
+    """
+    automatic = features.projection == AUTO and dimension >= FEWEST_MAPPED
+    projected = bool(features.given_projection) or automatic
+    k = min(features.dimensions, dimension) if projected else dimension
+    return {"k": k, "p": k if projected else 0, "j": k + 1, "1": 1}
+
+
+def _refusal(settings: Settings) -> str:
+    own = settings.fedpft
+    if not (settings.epsilon and settings.secure_sum):
+        return (
+            "head.solver = 'logistic' has its noise in secure sums; set secure-sum = true, epsilon "
+            "and delta, or use method = 'dp-fedavg'"
+        )
+    if not own.public:
+        return (
+            "head.solver = 'logistic' needs fedpft.public, features of public images, which give "
+            "the scale of the features; set it, or remove head.solver"
+        )
+    if own.covariance not in ("auto", "gram") or own.components > 1 or own.topology == "chain":
+        return (
+            "head.solver = 'logistic' sends gradients, and no covariance; remove "
+            "fedpft.covariance, fedpft.components and fedpft.topology"
+        )
+    return ""

@@ -1,0 +1,355 @@
+"""Federations as estimators of scikit-learn: sites are an argument of `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fedsurrogate._arrays import Array, names_of
+from fedsurrogate._inputs import class_names, config_of
+from fedsurrogate._model import Model
+from fedsurrogate._simulation import simulate
+from fedsurrogate._surrogate import fit, learn
+from fedsurrogate._targets import sent_at_once
+from fedsurrogate.common.errors import ConfigError
+
+# Settings that say which records a site has, which `fit` decides here.
+OF_RECORDS = ("data", "data_dir", "dataset", "partition", "test_fraction", "output_dir", "bags")
+
+Floats = NDArray[np.float64]
+# Score of a class that nobody has seen: its probability is zero.
+LOWEST = float(np.finfo(np.float32).min)
+
+
+class _Federation(BaseEstimator):  # type: ignore[misc]
+    """What estimators share: parameters become settings, and records are divided among sites."""
+
+    method: str
+    epsilon: float | None
+    delta: float | None
+    random_state: Any
+    settings: Mapping[str, Any] | None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        # Noise comes from the operating system, whatever the random state is.
+        tags.non_deterministic = bool(self.epsilon)
+        return tags
+
+    def _own_settings(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of the run.
+
+        Args:
+            own: those that the parameters of one estimator give.
+
+        Raises:
+            ConfigError: for one that is given twice, or that `fit` decides.
+        """
+        given = dict(self.settings or {})
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        own = {**own, "seed": int(seed)}
+        if self.epsilon:
+            own |= {"epsilon": self.epsilon, "delta": self.delta or 0.0}
+        for name in given:
+            if name in {*own, *self.get_params(deep=False), "target"}:
+                raise ConfigError(f"settings has {name!r}; give it as a parameter of the estimator")
+            if name in OF_RECORDS:
+                raise ConfigError(f"settings has {name!r}, but the records are those of fit")
+        return given | own
+
+    def _learned(
+        self,
+        features: Array,
+        targets: Array,
+        of_records: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> Model:
+        """Divide records among their sites, and learn from what the sites send.
+
+        Args:
+            features: (n, d).
+            targets: (n,) or (n, k).
+            of_records: `sites` and `patients`, (n,) each, or None.
+            settings: of the run.
+
+        Raises:
+            FedSurrogateError: for what cannot be used, or a run that fails.
+        """
+        count = features.shape[0]
+        sites, patients = of_records["sites"], of_records["patients"]
+        names = ["site"] * count if sites is None else names_of(sites, count, "site").names
+        units = None if patients is None else names_of(patients, count, "patient").names
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(names):
+            rows.setdefault(name, []).append(row)
+        self.sites_ = np.array(list(rows))
+        if config_of(self.method, sent_at_once(settings)).plan.answers_files:
+            sent = [
+                fit(
+                    features[own],
+                    targets[own],
+                    site=str(number),
+                    patients=None if units is None else [units[row] for row in own],
+                    method=self.method,
+                    **settings,
+                )
+                # Numbers, as in a simulation: a user's names need be no names of messages.
+                for number, own in enumerate(rows.values())
+            ]
+            sizes = [len(each.payload) for each in sent]
+            self.bytes_ = dict(zip(rows, sizes, strict=True))
+            return learn(sent)
+        if units is not None:
+            raise ConfigError(
+                f"patients is for methods that send once, and method = {self.method!r} does not"
+            )
+        with TemporaryDirectory(prefix="fedsurrogate-") as folder:
+            # Test records are given so that none are taken from the sites.
+            result = simulate(
+                [(features[own], targets[own]) for own in rows.values()],
+                method=self.method,
+                test=(features, targets),
+                output_dir=folder,
+                **settings,
+            )
+            sizes = result.metrics["bytes"]["up_per_site"]
+            self.bytes_ = {name: int(sizes[str(at)]) for at, name in enumerate(rows)}
+            return result.model
+
+    def _scores(self, X: Array) -> Floats:
+        """Scores (n, o) of features (n, d), in double precision."""
+        check_is_fitted(self)
+        x = validate_data(self, X, accept_sparse=True, dtype=np.float32, reset=False)
+        scores: Floats = self.model_.decision_function(x).astype(float)
+        return scores
+
+
+class FederatedClassifier(ClassifierMixin, _Federation):  # type: ignore[misc]
+    """A classifier that is learned from the surrogates of sites, as an estimator of scikit-learn.
+
+    Pipelines, `cross_val_score`, `GridSearchCV` and `clone` take it. No gate and no ledger is
+    involved: nothing counts how often records are released. Each fold and each candidate of a search
+    under `epsilon` is a release of its own, and their budgets add up. A step before it in a pipeline
+    sees the records of all sites together, so take steps that learn nothing, such as `Normalizer`.
+
+    Args:
+        method: its name; any method that gives one model for all sites.
+        epsilon: of each fit; None or 0 without privacy.
+        delta: of each fit; not used without epsilon.
+        covariance: of mixtures, such as "spherical"; "auto" follows from public numbers.
+        classes: all classes; None for those of y. Under privacy name them: a list that is read from
+            data shows which classes are there.
+        random_state: of all but privacy noise, which is drawn by the operating system.
+        settings: others, by name as in `fedsurrogate.fit`, such as {"head__epochs": 5}.
+
+    Attributes:
+        classes_: in order, as of `predict_proba`.
+        model_: the learned `fedsurrogate.Model`.
+        sites_: names of the sites.
+        bytes_: that each site sent, by name.
+        n_features_in_: number of features.
+        feature_names_in_: their names, where X has names.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.model_selection import GroupKFold, cross_val_score
+        >>> x, y = load_iris(return_X_y=True)
+        >>> sites = ["north", "south", "west"] * 50
+        >>> scores = cross_val_score(FederatedClassifier(), x, y, groups=sites,
+        ...     cv=GroupKFold(3), params={"sites": sites})
+        >>> bool(scores.min() > 0.9)
+        True
+    """
+
+    def __init__(
+        self,
+        method: str = "fedpft",
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        covariance: str = "auto",
+        classes: Sequence[object] | None = None,
+        random_state: Any = 0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.method = method
+        self.epsilon = epsilon
+        self.delta = delta
+        self.covariance = covariance
+        self.classes = classes
+        self.random_state = random_state
+        self.settings = settings
+
+    def fit(
+        self, X: Array, y: Array, *, sites: Array | None = None, patients: Array | None = None
+    ) -> FederatedClassifier:
+        """Learn from the records of all sites.
+
+        Args:
+            X: features (n, d).
+            y: class of each record, (n,).
+            sites: name of the site of each record, (n,); None for one site.
+            patients: whose record each is, (n,); with `epsilon` they are the unit of privacy.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: for X and y that scikit-learn refuses.
+            FedSurrogateError: for settings that do not agree, names that cannot be used, or a run
+                that fails.
+        """
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
+        check_classification_targets(y)
+        classes = np.unique(y if self.classes is None else np.asarray([*self.classes]))
+        names = class_names(classes.tolist())
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"two classes are both named {twice[0]!r}; rename one")
+        own = {} if self.covariance == "auto" else {"covariance": self.covariance}
+        settings = self._own_settings({**own, "classes": classes.tolist()})
+        of_records = {"sites": sites, "patients": patients}
+        self.model_ = self._learned(X, y, of_records, settings)
+        learned = self.model_.classifier.header.classes
+        # Columns of the model in the order of scikit-learn, which sorts by value; None for a class
+        # that noise hid.
+        self._columns = [learned.index(name) if name in learned else None for name in names]
+        self.classes_ = classes
+        return self
+
+    def decision_function(self, X: Array) -> Any:
+        """Scores of the classes.
+
+        Args:
+            X: features (n, d).
+
+        Returns:
+            (n, C), of which the largest is the class; (n,) for two classes, positive for the second.
+        """
+        scores = self._of_classes(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: Array) -> Any:
+        """Class of each record, (n,).
+
+        Args:
+            X: features (n, d).
+        """
+        scores = self._of_classes(X)
+        return self.classes_[scores.argmax(1)]
+
+    def predict_proba(self, X: Array) -> Any:
+        """Probabilities of the classes, (n, C); each row sums to one.
+
+        Args:
+            X: features (n, d).
+        """
+        return torch.from_numpy(self._of_classes(X)).softmax(1).numpy()
+
+    def _of_classes(self, X: Array) -> Floats:
+        """Scores (n, C) in the order of `classes_`, finite: metrics take no infinity."""
+        scores = self._scores(X)
+        none = np.full((len(scores), 1), LOWEST)
+        # The last column is that of classes that the model does not know.
+        columns = [-1 if column is None else column for column in self._columns]
+        found: Floats = np.maximum(np.hstack([scores, none])[:, columns], LOWEST)
+        return found
+
+
+class FederatedRegressor(RegressorMixin, _Federation):  # type: ignore[misc]
+    """A linear model of a number that is learned from sums of sites, as an estimator of
+    scikit-learn.
+
+    Args:
+        method: its name; "fedpft" sends once.
+        epsilon: of each fit; None or 0 without privacy.
+        delta: of each fit; not used without epsilon.
+        target_range: lowest and highest value, (low, high), known in public: values beyond it count
+            as its ends. None for those of y, which with `epsilon` is refused.
+        random_state: of all but privacy noise, which is drawn by the operating system.
+        settings: others, by name as in `fedsurrogate.fit`.
+
+    Attributes:
+        model_: the learned `fedsurrogate.Model`.
+        sites_: names of the sites.
+        bytes_: that each site sent, by name.
+        n_features_in_: number of features.
+        feature_names_in_: their names, where X has names.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> x, y = load_diabetes(return_X_y=True)
+        >>> model = FederatedRegressor(target_range=(0, 400)).fit(x, y, sites=["a", "b"] * 221)
+        >>> model.score(x, y) > 0.5
+        True
+    """
+
+    def __init__(
+        self,
+        method: str = "fedpft",
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        target_range: Sequence[float] | None = None,
+        random_state: Any = 0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.method = method
+        self.epsilon = epsilon
+        self.delta = delta
+        self.target_range = target_range
+        self.random_state = random_state
+        self.settings = settings
+
+    def fit(
+        self, X: Array, y: Array, *, sites: Array | None = None, patients: Array | None = None
+    ) -> FederatedRegressor:
+        """Learn from the records of all sites; arguments as in `FederatedClassifier.fit`, but y are
+        numbers (n,).
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: for X and y that scikit-learn refuses.
+            FedSurrogateError: for settings that do not agree, names that cannot be used, or a run
+                that fails.
+        """
+        checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": np.float32}
+        X, y = validate_data(self, X, y, **checks, y_numeric=True, ensure_min_samples=2)
+        y = np.asarray(y, dtype=np.float64)
+        if self.target_range is None and self.epsilon:
+            raise ConfigError(
+                "target_range = None with epsilon: the ends of y would show the records that have "
+                "them; give the lowest and highest value that are known in public"
+            )
+        ends = (y.min(), y.max()) if self.target_range is None else self.target_range
+        try:
+            low, high = map(float, ends)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"target_range = {ends!r}; give two numbers, such as (0, 100)"
+            ) from None
+        settings = self._own_settings({"target_range": f"{low!r},{high!r}"})
+        of_records = {"sites": sites, "patients": patients}
+        self.model_ = self._learned(X, y, of_records, {**settings, "target": "number"})
+        return self
+
+    def predict(self, X: Array) -> Any:
+        """The number of each record, (n,).
+
+        Args:
+            X: features (n, d).
+        """
+        return self._scores(X)[:, 0]

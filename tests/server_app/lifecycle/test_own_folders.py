@@ -1,0 +1,42 @@
+"""The printed command to continue a run works wherever it is typed: its folders are absolute."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.server_app.lifecycle.before_start import own_folders
+from fedsurrogate.server_app.lifecycle.resume import CHECKPOINTS, command_of
+
+NAMES = st.text(st.characters(categories=("L", "N", "Zs"), include_characters="-_."), min_size=1)
+
+
+@given(name=NAMES.filter(lambda name: name.strip(" .") and len(name.encode()) < 200))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_printed_command_names_the_same_folder_wherever_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    (here / name).mkdir(parents=True, exist_ok=True)
+    elsewhere.mkdir(exist_ok=True)
+    monkeypatch.chdir(here)
+    kind = parse_run({"method": "fedavg"}).plan.kind
+    (here / name / CHECKPOINTS[kind]).write_bytes(b"")
+    command, resumes = command_of(["coordinator", "run"], {"method": "fedavg"}, Path(name))
+    assert resumes
+    monkeypatch.chdir(elsewhere)
+    typed = parse_overrides([shlex.split(command)[-1]])
+    assert Path(str(typed["resume"])) == here / name
+
+
+def test_a_relative_folder_is_that_of_who_types_it_not_that_of_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = {"output-dir": str(tmp_path / "runs"), "resume": str(tmp_path / "runs/one")}
+    assert own_folders("runs", "runs/one") == expected
+    assert "resume" not in own_folders("runs", "")

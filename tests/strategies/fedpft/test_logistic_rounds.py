@@ -1,0 +1,246 @@
+"""A logistic head in rounds of secure sums: what a site adds, the coordinator's steps, and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsurrogate.client_app.methods.fedpft.logistic_rounds import residuals, with_constant
+from fedsurrogate.common.costs import costs
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.methods.logistic_rounds import CENTRE, CLIP, CONSTANT, WEIGHT
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.coded_sums import coded_statistics
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total
+from fedsurrogate.strategies.pooling.total import Total
+from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+
+CLASSES = ",".join(map(str, range(10)))
+BASE: dict[str, Any] = {
+    "head.solver": "logistic",
+    "secure-sum": True,
+    "classes": CLASSES,
+    "epsilon": 8.0,
+    "delta": 1e-5,
+}
+LARGE = st.floats(-1e4, 1e4)
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 3),))
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> dict[str, Any]:
+    """A file of public features, which are no digits."""
+    drawn = torch.rand(100, 64, generator=torch.Generator().manual_seed(0))
+    save_file({"x": drawn}, tmp_path / "public.safetensors")
+    return BASE | {"fedpft.public": str(tmp_path / "public.safetensors")}
+
+
+def gradient(features: Tensor, labels: Tensor, weights: Tensor, head: Tensor) -> Tensor:
+    """What a site adds in a step."""
+    rows = with_constant(features)
+    (sums,) = coded_statistics(rows, residuals(rows, labels, head), weights, {"sums": 1.0})
+    return sums.value
+
+
+def test_a_step_sums_the_clipped_gradients_of_the_softmax_loss() -> None:
+    generator = torch.Generator().manual_seed(1)
+    features = clip(torch.randn(70, 5, generator=generator).double(), 0.0)[0]
+    labels = torch.randint(3, (70,), generator=generator)
+    head = torch.randn(3, 6, generator=generator).double()
+    found = gradient(features, labels, torch.ones(70).double(), head)
+    weight, bias = head[:, :5], CONSTANT * head[:, 5]
+    expected = torch.zeros(3, 6, dtype=torch.float64)
+    for x, label in zip(features, labels, strict=True):
+        own = torch.cat([weight, bias[:, None]], 1).requires_grad_()
+        loss = torch.nn.functional.cross_entropy((own[:, :5] @ x + own[:, 5])[None], label[None])
+        (slope,) = torch.autograd.grad(loss, own)
+        # The last column is the bias's, which is the residual itself.
+        left = -slope[:, 5]
+        row = torch.cat([x, torch.tensor([CONSTANT]).double()]) / (1 + CONSTANT**2) ** 0.5
+        expected += torch.outer(left / max(CLIP, float(left.norm())), row)
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_unit_more_changes_a_sum_by_one_at_most_whatever_the_coordinator_sends(
+    data: st.DataObject,
+) -> None:
+    count = data.draw(st.integers(1, 70))
+    drawn = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    scale = data.draw(st.sampled_from([1e-8, 1.0, 1e6]))
+    features = clip(scale * torch.randn(count, 3, generator=drawn).double(), 0.0)[0]
+    labels = torch.randint(2, (count,), generator=drawn)
+    head = torch.tensor(data.draw(st.lists(LARGE, min_size=8, max_size=8))).double().reshape(2, 4)
+    units = [str(each) for each in torch.randint(0, 5, (count,), generator=drawn).tolist()]
+    weights = unit_weights(units, count)
+    whole = gradient(features, labels, weights, head)
+    kept = torch.tensor([unit != units[0] for unit in units])
+    rest = gradient(features[kept], labels[kept], weights[kept], head)
+    assert float((whole - rest).norm()) <= 1.0
+
+
+def test_the_rounds_cost_the_budget_of_the_run(public: dict[str, Any]) -> None:
+    for epsilon in (1.0, 8.0):
+        run = parse_run(public | {"epsilon": epsilon})
+        assert run.mechanism is not None
+        events = run.mechanism.events
+        accountant = PLDAccountant(value_discretization_interval=1e-3)
+        for event in events:
+            accountant.compose(GaussianDpEvent(event.noise_multiplier), event.count)
+        assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon, rel=2e-3)
+        assert sum(event.count for event in events) == run.rounds == 4
+        first, each = events
+        noise = run.mechanism.noise
+        # The statistics of the first round together have its multiplier.
+        together = sum((bound / sigma) ** 2 for sigma, bound in (noise["records"], noise["totals"]))
+        assert together**-0.5 == pytest.approx(first.noise_multiplier)
+        assert noise["sums"] == pytest.approx((each.noise_multiplier, 1.0))
+
+
+def total_of(run: Run, training: Training, tensors: dict[str, Tensor]) -> Total:
+    sigmas = dict.fromkeys(tensors, 1e-6)
+    return Total(training.header(), tensors, sigmas, run.mechanism)
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_the_centre_of_the_first_round_takes_the_mean_from_mapped_features(
+    tmp_path: Path, public: dict[str, Any], projected: bool
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    chosen = public
+    if projected:
+        rows = torch.randn(20, 64, generator=generator)
+        save_file({"projection": rows}, tmp_path / "rows.safetensors")
+        own = {"features.projection": str(tmp_path / "rows.safetensors")}
+        chosen = public | own | {"features.dimensions": 20}
+    run = parse_run(chosen)
+    training = Training.begin(run, run.settings.classes, "f", 64)
+    features = 0.5 + 0.1 * torch.rand(300, 64, generator=generator)
+    matrix = training.model.get("projection", torch.eye(64)).double()
+    mapped = (features - training.model[CENTRE]).double() @ matrix.T
+    within = mapped / mapped.norm(dim=1, keepdim=True).clamp_min(float(training.model["bound"]))
+    tensors = {"records": torch.tensor([300.0]), "totals": within.sum(0)}
+    absorb_total(total_of(run, training, tensors), training, ["1", "2"])
+    moved = (features - training.model[CENTRE]).double() @ matrix.T
+    assert float(mapped.mean(0).norm()) > 0.1
+    assert float(moved.mean(0).norm()) < 0.02 * float(moved.norm(dim=1).mean())
+
+
+def test_steps_without_noise_reach_the_minimum_of_the_loss(
+    public: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the loss whose gradients the sites send; hardly any noise means hardly any ridge."""
+    monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 200),))
+    run = parse_run(public | {"classes": "a,b,c"})
+    training = Training.begin(run, run.settings.classes, "f", 64)
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(300) % 3
+    features = torch.randn(300, 64, generator=generator).double()
+    features[torch.arange(300), labels] += 1.0
+    features = clip(features, 0.0)[0]
+    tensors = {"records": torch.tensor([300.0]), "totals": torch.zeros(64).double()}
+    absorb_total(total_of(run, training, tensors), training, ["1", "2"])
+    lengths = []
+    for _ in range(200):
+        model = {name: tensor.double() for name, tensor in training.model.items()}
+        head = torch.cat([model["weight"], model["bias"][:, None] / CONSTANT], 1)
+        sums = gradient(features, labels, torch.ones(300).double(), head)
+        lengths.append(float(sums.norm()))
+        absorb_total(total_of(run, training, {"sums": sums}), training, ["1", "2"])
+    assert lengths[-1] < 0.1 * lengths[0]
+
+
+def test_sums_that_no_records_have_end_the_run(public: dict[str, Any]) -> None:
+    run = parse_run(public)
+    training = Training.begin(run, run.settings.classes, "f", 64)
+    tensors = {"records": torch.tensor([300.0]), "totals": torch.zeros(64).double()}
+    absorb_total(total_of(run, training, tensors), training, ["1", "2"])
+    false = total_of(run, training, {"sums": torch.full((10, 65), 20.0).double()})
+    with pytest.raises(RunError, match="false numbers"):
+        absorb_total(false, training, ["1", "2"])
+    assert not training.model[WEIGHT].any()
+
+
+def test_a_run_learns_and_its_model_maps_features_as_the_sites_did(
+    tmp_path: Path, public: dict[str, Any]
+) -> None:
+    rows = torch.eye(64)[:50]
+    save_file({"projection": rows}, tmp_path / "rows.safetensors")
+    own = {"features.projection": str(tmp_path / "rows.safetensors"), "features.dimensions": 50}
+    folder = run_federation(tmp_path, sites(4), **public, **own, colluding=0.0, dropouts=0.0)
+    made = metrics_of(folder)
+    assert made["accuracy"]["model"] > 0.5
+    assert [each["epsilon"] for each in made["rounds"]][-1] == pytest.approx(8.0)
+    assert made["privacy"]["mechanism"] == "secure-sums"
+    model = load_model(folder / "model.safetensors")
+    assert isinstance(model, Head)
+    assert model.projection is not None
+    assert model.centre is not None
+    assert (tuple(model.projection.shape), tuple(model.centre.shape)) == ((50, 64), (64,))
+
+
+def test_a_site_that_misses_a_round_takes_part_in_the_next(
+    tmp_path: Path, public: dict[str, Any]
+) -> None:
+    calls: list[int] = []
+
+    def second_broken(payload: bytes) -> bytes:
+        calls.append(len(payload))
+        return b"\x0a\x03abc" if len(calls) == 2 else payload
+
+    grid = InProcessGrid(sites(5), {4: Fault(kind="query.sum_shares", payload=second_broken)})
+    folder = run_federation(tmp_path, grid, **public, colluding=0.0, dropouts=0.2)
+    assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [5, 4, 5, 5]
+    assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["4"]
+
+
+def test_planned_bytes_are_those_of_all_rounds(tmp_path: Path, public: dict[str, Any]) -> None:
+    run = parse_run(public | {"sites": 4})
+    planned = costs(run, 64, 10, 360, 10)[0]
+    made = metrics_of(run_federation(tmp_path, sites(4), **public))
+    assert planned.rounds == 4
+    assert made["bytes"]["up"] / 4 == pytest.approx(planned.up, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"secure-sum": False}, "secure-sum = true"),
+        ({"epsilon": 0.0, "delta": 0.0, "fedpft.public": ""}, "secure-sum = true"),
+        ({"fedpft.public": ""}, "fedpft.public"),
+        ({"fedpft.covariance": "lowrank"}, "fedpft.covariance"),
+        ({"fedpft.components": 2}, "fedpft.components"),
+        ({"resume": "a"}, "keeps nothing to continue from"),
+    ],
+)
+def test_what_a_logistic_head_cannot_do_is_refused(
+    public: dict[str, Any], changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_run(public | changed)
+
+
+def test_the_solver_is_in_the_digest_where_it_decides_what_sites_send(
+    public: dict[str, Any],
+) -> None:
+    other = public | {"head.solver": "auto"}
+    assert parse_run(public).full_digest != parse_run(other).full_digest
