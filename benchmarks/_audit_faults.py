@@ -76,6 +76,10 @@ def planted(fault: str) -> AbstractContextManager[Any]:
             "fedsurrogate.client_app.datasets.dataset.pooled",
             lambda images, *rules: images,
         ),
+        "each gradient counts, not each patient": (
+            f"{_SITE}.dp.units.unit_weights",
+            lambda units, count: torch.ones(count, dtype=torch.float64),
+        ),
         "each record counts, not each patient": (
             f"{_SITE}.fedpft.private_surrogate.unit_weights",
             lambda units, count: torch.ones(count, dtype=torch.float64),

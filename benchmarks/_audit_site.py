@@ -83,6 +83,11 @@ def patients(count: int, generator: torch.Generator) -> Canaries:
     return Canaries(made.x, made.y, made.classes, made.included, copies=8)
 
 
+def long_patients(count: int, generator: torch.Generator) -> Canaries:
+    """Patients with eight records that are nearly alike, in two classes along the axes."""
+    return replace(long(count, generator), copies=8)
+
+
 def bags(count: int, generator: torch.Generator) -> Canaries:
     """The same, but each is a bag of eight images that are nearly alike."""
     return replace(patients(count, generator), bags=True)

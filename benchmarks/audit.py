@@ -48,6 +48,7 @@ from benchmarks._audit_site import (
     alone,
     bags,
     long,
+    long_patients,
     one_a_class,
     orthogonal,
     patients,
@@ -166,6 +167,16 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "dp-fedprox, sampled": Mechanism(
         {"method": "dp-fedprox"} | SAMPLED, long, by_gradients, "one sample for all steps", 1500, 2, sampled=True
+    ),
+    "dp-fedavg, patients": Mechanism(
+        {"method": "dp-fedavg"} | WHOLE, long_patients, by_gradients, "each gradient counts, not each patient", 1500, 2
+    ),
+    "dp-fedavg, patients, sampled": Mechanism(
+        {"method": "dp-fedavg"} | SAMPLED, long_patients, by_gradients, "each gradient counts, not each patient", 1500, 2,
+        sampled=True,
+    ),
+    "dpcvae, patients": Mechanism(
+        {"method": "dpcvae"} | VAE | SGD, long_patients, by_decoder, "each gradient counts, not each patient", 1500, 2
     ),
     "fedlap": Mechanism({"method": "fedlap"} | LAP, orthogonal, by_synthetic, "clip forgotten", 1500, 2, 0.7),
     "dpcvae": Mechanism({"method": "dpcvae"} | VAE | SGD, long, by_decoder, "gradients not clipped", 1500, 2),

@@ -212,6 +212,7 @@ def test_a_patient_with_many_images_moves_each_sum_by_at_most_its_bound(
     assert protected == {"patient"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_the_same_images_as_records_move_some_sum_by_more(name: str, tmp_path: Path) -> None:
     """So the test above would find records that are not weighed by their patient."""

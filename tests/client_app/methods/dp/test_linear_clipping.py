@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from opacus import GradSampleModule
 from torch import Tensor, nn
 
+from fedsurrogate.client_app.methods.dp.dp_sgd import _clipped_sum, clipped_gradients
 from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
-from fedsurrogate.client_app.methods.dp.record_gradients import add_clipped, norms_of, sums_like
+from fedsurrogate.client_app.methods.dp.record_gradients import (
+    add_clipped,
+    clipped_sum,
+    norms_of,
+    sums_like,
+)
 from fedsurrogate.client_app.methods.dpcvae.training_steps import trainer_of
+from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.run import parse_run
 
 
@@ -73,8 +82,6 @@ def test_the_sum_is_that_of_records_clipped_one_by_one(
 
 
 def test_the_sum_is_that_of_opacus() -> None:
-    from opacus import GradSampleModule
-
     modules = nn.ModuleList([nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))])
     x, y = torch.randn(8, 6), torch.arange(8) % 2
 
@@ -93,6 +100,30 @@ def test_the_sum_is_that_of_opacus() -> None:
         assert torch.allclose(
             found.value.float(), torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7
         )
+
+
+@pytest.mark.parametrize("way", ["linear layers", "single gradients", "FedLAP-DP"])
+def test_every_record_has_the_weight_of_its_own_in_whichever_call_it_is(way: str) -> None:
+    """More records than a call takes: the k-th record of a call has not the k-th weight."""
+    count, clip, random = 600, 0.05, torch.Generator().manual_seed(2)
+    module = nn.Sequential(nn.Linear(4, 3))
+    x, y = torch.randn(count, 4, generator=random), torch.arange(count) % 3
+    weights = torch.rand(count, generator=random, dtype=torch.float64)
+    if way == "linear layers":
+        found = list(clipped_gradients(module, x, y, clip, weights=weights).values())
+    elif way == "single gradients":
+        sampled = GradSampleModule(module, loss_reduction="sum")
+        found = [part.value for part in _clipped_sum(sampled, x, y, clip, weights=weights)[0]]
+    else:
+        records, change = LandscapeRecords.evenly(x, y), next(draws((), torch.Generator()))
+        at = {name: part.detach() for name, part in module.named_parameters()}
+        sums, _ = clipped_sum(module, at, records, clip, change, weights)
+        found = [part.value for part in sums]
+    residual = (module(x).softmax(1) - nn.functional.one_hot(y, 3)).detach().double()
+    length = residual.norm(dim=1) * (x.double().square().sum(1) + 1).sqrt()
+    scaled = residual * (weights * (clip / length).clamp_max(1.0))[:, None]
+    for part, due in zip(found, (scaled.T @ x.double(), scaled.sum(0)), strict=True):
+        assert torch.allclose(part, due, rtol=1e-4, atol=1e-4 * clip)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38, 3e22])
