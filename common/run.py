@@ -350,7 +350,7 @@ class Run:
                 "sites, or remove it"
             )
         for key, given in (
-            ("features.projection", own.features.projection),
+            ("features.projection", own.features.given_projection),
             ("fedpft.public", own.fedpft.public),
         ):
             if given:
