@@ -65,7 +65,7 @@ SCORES = {"number": "r2", "labels": "auroc", "time": "concordance"}
 
 def score(folder: Path, x: np.ndarray, name: str, **more: Any) -> float:
     """The mean score of a run of three sites on their held-out records."""
-    given = TARGETS[name] | more
+    given = TARGETS[name] | {key.replace(".", "__"): value for key, value in more.items()}
     y = table()[1][given["target"]]
     sites = [(x[site::3].astype(np.float32), y[site::3]) for site in range(3)]
     measures = fs.simulate(sites, output_dir=folder, **given).metrics["measures"]["all"]
