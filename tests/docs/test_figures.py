@@ -26,6 +26,7 @@ TABLES = [
     ("docs/results.md", "| epsilon of every site", "private-cifar10"),
     ("docs/results.md", "| 224 px, batches", "gpu-limits"),
     ("docs/results.md", "| least seconds", "gpu-limits"),
+    ("docs/results.md", "| on an H100", "gpu"),
     (
         "docs/results.md",
         "| table 1 | DSC",
