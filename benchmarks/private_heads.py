@@ -45,7 +45,7 @@ TRUSTS = {
     "none colludes, none is lost": {"colluding": 0.0, "dropouts": 0.0},
 }
 CLASSES = tuple(map(str, range(10)))
-# Of the peer: full batches; chosen on folds of the training features.
+# Of the peer: full batches; usual values, not tuned.
 STEPS, RATE, NORM = 40, 4.0, 1.0
 
 

@@ -122,7 +122,7 @@ def test_noise_of_training_at_each_site_is_as_without_secure_sums(
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
     monkeypatch.setattr(
-        "fedsurrogate.client_app.methods.dp.record_gradients.system_uniforms",
+        "fedsurrogate.client_app.methods.dp.units.system_uniforms",
         lambda count: (torch.arange(count) % 20) / 20,
     )
     settings = {
