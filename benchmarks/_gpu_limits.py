@@ -9,6 +9,7 @@ device, which has shapes and no numbers.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -287,6 +288,7 @@ def table(limits: Limits) -> Iterator[tuple[str, str, float, str]]:
 
 def main() -> None:
     """Write the table for an H100, as measured, into `RESULT`, and print it."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = [
         {"what": what, "unit": unit, "most": float(f"{most:.3g}"), "limited by": by}
         for what, unit, most, by in table(MEASURED)

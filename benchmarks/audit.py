@@ -138,7 +138,8 @@ MECHANISMS: dict[str, Mechanism] = {
         SPHERICAL | {"features.bag": "mean"}, bags, by_sums, "each image counts, not each bag", 1000, 4
     ),
     "secure sums": Mechanism(
-        {"fedpft.covariance": "gram", "secure-sum": True, "colluding": 0.0, "dropouts": 0.0},
+        # The attack reads the features' own dimensions.
+        {"fedpft.covariance": "gram", "secure-sum": True, "colluding": 0.0, "dropouts": 0.0, "features.projection": ""},
         alone, by_total, "a quarter of the noise", 250, 8, sites=3,
     ),
     "dp-fedavg, joint noise": Mechanism(

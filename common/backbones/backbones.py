@@ -309,9 +309,10 @@ def _no_download(name: str, error: Exception) -> BackboneError:
 def published_weights(model_name: str) -> Any:
     """The weights of a torchvision model that are used here, as torchvision describes them.
 
-    Raises ImportError without torchvision, ValueError for a model that it does not have.
+    Raises PackageError without torchvision, ValueError for a model that it does not have.
     """
-    from torchvision import models
+    with needed_for(f"backbone = 'torchvision:{model_name}'"):
+        from torchvision import models
 
     published = models.get_model_weights(model_name)
     first = "IMAGENET1K_V1"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import published_weights, read_weights
-from fedsurrogate.common.errors import BackboneError
+from fedsurrogate.common.errors import BackboneError, PackageError
 
 # Names that classification heads have in the weights of torchvision and timm models.
 HEADS = (
@@ -28,7 +28,7 @@ def own_head(backbone: str, weights_path: str, dimension: int) -> Tensor | None:
 
     Args:
         backbone: its name.
-        weights_path: file of its weights; empty for those that its library has stored here.
+        weights_path: file of its weights; empty for those that torchvision has stored here.
         dimension: of its features.
 
     Returns:
@@ -50,25 +50,14 @@ def own_head(backbone: str, weights_path: str, dimension: int) -> Tensor | None:
 
 
 def _stored(backbone: str) -> Path | None:
-    """The file of a backbone's published weights among the downloads of its library; None for a
-    library whose downloads are not read here.
+    """The file of a backbone's published weights among torchvision's downloads; None for another
+    library.
     """
     library, _, name = backbone.partition(":")
     if library == "torchvision":
         try:
             url = published_weights(name).url
-        except (ImportError, ValueError, KeyError):
+        except (PackageError, ValueError, KeyError):
             return None
         return Path(torch.hub.get_dir()) / "checkpoints" / Path(url).name
-    if library != "timm":
-        return None
-    try:
-        import timm
-        from huggingface_hub import try_to_load_from_cache
-
-        config = timm.get_pretrained_cfg(name, allow_unregistered=False)
-        found = try_to_load_from_cache(config.hf_hub_id or "", "model.safetensors")
-    except Exception:
-        # Whatever a library that is optional says of a name: there is no head then.
-        return None
-    return Path(found) if isinstance(found, str) else None
+    return None

@@ -141,7 +141,7 @@ def explained(settings: Settings, dimension: int) -> str:
     unset = {"covariance": "auto", "rank": 0, "bits": 0}
     free = settings.model_copy(update={"fedpft": settings.fedpft.model_copy(update=unset)})
     form, usual = form_of(settings, dimension), automatic(free, dimension)
-    if lacks_directions(settings):
+    if lacks_directions(settings.fedpft, settings.epsilon):
         return (
             f"covariance {form.family}, as set: {TOO_LITTLE}; auto is {_named(usual)}: "
             f"{usual.reason}"
@@ -151,15 +151,18 @@ def explained(settings: Settings, dimension: int) -> str:
     return f"covariance {_named(form)}, as set; auto is {_named(usual)}: {usual.reason}"
 
 
-def lacks_directions(settings: Settings) -> bool:
+def lacks_directions(own: FedPFTSettings, epsilon: float) -> bool:
     """Whether a run without a budget has one component a class and no covariance between dimensions.
 
+    Args:
+        own: the settings of the method.
+        epsilon: of the run; 0 without a budget.
+
     Example:
-        >>> lacks_directions(Settings(fedpft=FedPFTSettings(covariance="diag")))
+        >>> lacks_directions(FedPFTSettings(covariance="diag"), 0.0)
         True
     """
-    own = settings.fedpft
-    return own.covariance in APART and own.components == 1 and not settings.epsilon
+    return own.covariance in APART and own.components == 1 and not epsilon
 
 
 def _named(form: Form) -> str:

@@ -51,7 +51,7 @@ class FeaturesSettings(Section):
         str,
         Only("fedpft", "afl"),
         AfterValidator(check_ranges),
-        Range("low,high for all columns; or low,high; low,high"),
+        Range("low,high; for several columns low,high; low,high"),
     ] = Field(
         "",
         description="Lowest and highest value of each feature, known in public: features are moved "
@@ -60,10 +60,9 @@ class FeaturesSettings(Section):
     )
     projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
         AUTO,
-        description="What projects features in a secure sum, from public data alone: auto, which "
-        "under privacy is the backbone's own classification head where the coordinator has its "
-        "weights, else random directions; or a file with a tensor projection (coordinator "
-        "public-map makes one) or a head; empty for nothing.",
+        description="Public map of features in a secure sum: a file with a projection "
+        "(`coordinator public-map`) or a head; auto, under privacy, is the backbone's own head where "
+        "its weights are, else random directions; empty for none.",
     )
     dimensions: Annotated[int, Only("fedpft", "afl", "fedcgs", "gh-ofl"), Unit("dimensions")] = (
         Field(

@@ -42,10 +42,9 @@ class HeadSettings(Section):
     ] = Field(
         "auto",
         description=(
-            "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), or "
-            "by training on samples (sampled), or from noisy gradients in rounds of secure sums "
-            "(logistic); auto is lda for covariance lowrank and gram with "
-            "one component a class, otherwise sampled."
+            "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), by "
+            "training on samples (sampled), or from noisy gradients in rounds of secure sums "
+            "(logistic); auto takes what suits the statistics."
         ),
     )
     shrinkage: Annotated[Shrinkage, Only("fedpft")] = Field(

@@ -145,7 +145,9 @@ def learn(
         mixtures,
         defended,
         "sampled",
-        reason=TOO_LITTLE if lacks_directions(config.settings) else "",
+        reason=TOO_LITTLE
+        if lacks_directions(config.settings.fedpft, config.settings.epsilon)
+        else "",
     )
 
 

@@ -26,7 +26,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     ),
     "a generator": generator_files._tensors,
     "a model": load_model,
-    "a projection": lambda file: public_projection._read(str(file)),
+    "a projection": lambda file: public_projection._read(str(file), 1.0),
     "public features": lambda file: read_public(str(file)),
 }
 

@@ -117,13 +117,13 @@ def test_weights_that_were_exchanged_are_refused(ran: Any, send: Send) -> None:
 def test_a_name_that_leaves_the_folder_is_refused_even_when_signed(ran: Any, send: Send) -> None:
     node, _, kept = ran
     before, model = files(node), another(kept)
-    for name in ("../../policy", "/tmp/x", ".hidden", "a/b"):
+    for name in ("../../smuggled", "/tmp/x", ".hidden", "a/b"):
         facts = json.loads(model.manifest.signed_bytes()) | {"name": name}
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         with pytest.raises(SurrogateError, match="manifest cannot be read"):
             send(model, manifest=text, signature=sign(text.encode(), KEY, PURPOSE).hex())
     assert files(node) == before
-    assert not list(Path(node.state).rglob("policy*"))
+    assert not list(Path(node.state).rglob("smuggled*"))
 
 
 def test_values_that_are_no_model_are_refused_with_a_code(ran: Any, send: Send) -> None:

@@ -117,6 +117,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_every_image_keeps_its_features(
 def test_a_later_batch_is_not_tried_whole_again_and_the_log_says_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO", logger="fedsurrogate.site")
     transfers = Crowded([4], torch.OutOfMemoryError, "CUDA out of memory.")
     images = [(row, torch.full((10, 1), float(row))) for row in range(5)]
     assert len(list(overlapped(images, lambda x: x, transfers))) == 5

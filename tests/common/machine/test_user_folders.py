@@ -10,7 +10,7 @@ import pytest
 from fedsurrogate.client_app.cli.join import check_settings
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.requests import _open_log
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import StorageError
 from fedsurrogate.common.machine.user_folders import (
     CACHE,
     STATE,
@@ -70,7 +70,7 @@ def test_a_user_without_a_home_folder_gets_an_error_and_no_trace(
 def test_a_real_site_names_the_setting_and_the_variable() -> None:
     node = parse_node_config({"data": "digits"})
     for check in (lambda: check_settings(node), lambda: _open_log(node)):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(StorageError) as error:
             check()
         text = str(error.value)
         for part in (
