@@ -87,6 +87,7 @@ def predict(
     from fedsurrogate.client_app.model_use.calibration import own_gaussians, read_calibration
     from fedsurrogate.client_app.model_use.held_out import bag_column_of
     from fedsurrogate.client_app.model_use.inputs import find_inputs
+    from fedsurrogate.client_app.model_use.label_answers import is_of_labels
     from fedsurrogate.client_app.model_use.label_decisions import check_of_classes
     from fedsurrogate.client_app.model_use.prediction import Predictor
     from fedsurrogate.client_app.model_use.prediction import by_patient as write_patients
@@ -109,12 +110,9 @@ def predict(
                 "folder"
             )
     signed = open_model(model, node)
-    of_classes = {
-        "--positive": positive,
-        "--threshold": threshold is not None,
-        "--abstain-above": abstain_above is not None,
-        "--score": score,
-    }
+    of_classes = {"--abstain-above": abstain_above is not None, "--score": score}
+    if not is_of_labels(signed.classifier):
+        of_classes |= {"--positive": positive, "--threshold": threshold is not None}
     check_of_classes(signed.classifier, of_classes)
     calibration = read_calibration(node, signed).chosen(
         positive=positive or None,

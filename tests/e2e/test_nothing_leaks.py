@@ -373,7 +373,7 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "witness damaged": (damaged_witness, "ledger"),
     "witness folder a file": (file_in_the_way("witness-dir"), "ledger"),
     "ledger on a full disk": (a_full_disk, "ledger"),
-    "state folder a file": (file_in_the_way("state-dir"), "config"),
+    "state folder a file": (file_in_the_way("state-dir"), "storage"),
     "cache folder a file": (file_in_the_way("cache-dir"), "data"),
     "key damaged": (broken_key, "seal"),
     "another exception": (

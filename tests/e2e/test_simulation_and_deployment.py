@@ -32,12 +32,15 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'state-dir="{home}/state-{i}"'
         for i in range(3)
     ]
+    missing = home / "secret-patient-folder"
     secret = (
-        'data="imagefolder" data-dir="/data/secret-patient-folder" site="st-mary" '
+        f'data="imagefolder" data-dir="{missing}" site="st-mary" '
         f'state-dir="{home}/state-3" policy="{home}/p.toml"'
     )
     (home / "p.toml").write_text("without-dp = true")
+    missing.mkdir()
     assert site_command("ledger", "--open", "--node-config", secret).returncode == 0
+    missing.rmdir()
     output = home / "out"
     with federation(home / "flower", [*nodes, secret]) as running:
         status = running.run(

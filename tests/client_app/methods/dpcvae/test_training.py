@@ -210,11 +210,17 @@ def test_every_step_of_a_round_is_divided_by_the_same_public_number(
     whole = dpcvae.private_gradient
 
     def spy(
-        trainer: Any, embeddings: Tensor, labels: Tensor, clip: float, noise: float, expected: float
+        trainer: Any,
+        embeddings: Tensor,
+        labels: Tensor,
+        clip: float,
+        noise: float,
+        expected: float,
+        *rest: Any,
     ) -> Any:
         drawn.append(len(labels))
         divisors.append(expected)
-        return whole(trainer, embeddings, labels, clip, noise, expected)
+        return whole(trainer, embeddings, labels, clip, noise, expected, *rest)
 
     monkeypatch.setattr(dpcvae, "private_gradient", spy)
     site = Site(tmp_path, run(**PRIVATE | {"dpcvae.sample-rate": rate, "dpcvae.local-epochs": 2}))

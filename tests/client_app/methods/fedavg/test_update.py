@@ -450,17 +450,6 @@ def test_two_private_rounds_from_one_seed_differ(tmp_path: Path) -> None:
     assert not torch.equal(moved(tmp_path, config)["weight"], moved(tmp_path, config)["weight"])
 
 
-@pytest.mark.slow
-def test_patients_are_not_promised_what_protects_records(tmp_path: Path) -> None:
-    config, _ = private()
-    asked = task(tmp_path, config, with_memory(Training.begin(config, CLASSES, "f", 16)))
-    records = replace(asked.found.train, units=tuple(map(str, range(120))))
-    with pytest.raises(ConfigError, match="protects single records"):
-        site_function(config.plan.combination)(
-            replace(asked, found=replace(asked.found, train=records))
-        )
-
-
 def test_a_gradient_that_is_not_finite_does_not_poison_the_sum() -> None:
     features, labels = data(3)
     features[1] = torch.inf
