@@ -110,7 +110,7 @@ def predict(
                 "folder"
             )
     signed = open_model(model, node)
-    of_classes = {"--abstain-above": abstain_above is not None, "--score": score}
+    of_classes: dict[str, object] = {"--abstain-above": abstain_above is not None, "--score": score}
     if not is_of_labels(signed.classifier):
         of_classes |= {"--positive": positive, "--threshold": threshold is not None}
     check_of_classes(signed.classifier, of_classes)
