@@ -194,9 +194,7 @@ def _policy(data: DataKind, node: NodeConfig) -> Finding:
     policy = open_gate(node, data, "doctor").policy
     if node.data in ("", "digits") and not node.policy:
         return Finding("policy", "PASS", "public data: everything may leave")
-    facts = f"epsilon {policy.epsilon_per_run:g} a run, {policy.epsilon_total:g} in all; " + (
-        "also without privacy" if policy.without_dp else "nothing leaves without privacy"
-    )
+    facts = policy.in_words
     if not node.policy:
         return Finding(
             "policy",

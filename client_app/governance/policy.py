@@ -143,6 +143,13 @@ class Policy(WorkLimits):
     )
 
     @property
+    def in_words(self) -> str:
+        """Its budget, and whether anything leaves without privacy."""
+        return f"epsilon {self.epsilon_per_run:g} a run, {self.epsilon_total:g} in all; " + (
+            "also without privacy" if self.without_dp else "nothing leaves without privacy"
+        )
+
+    @property
     def limits_attacks(self) -> bool:
         """Whether releases without privacy are attacked before they leave."""
         return self.largest_attack_auc < 1 or self.smallest_nearest_ratio > 0
@@ -218,12 +225,8 @@ def note_policy(node: NodeConfig, policy: Policy) -> None:
     with suppress(OSError):
         if digest and (not file.exists() or file.read_text() != digest):
             log.info(
-                "policy %s is in force from now on (sha256 %s): epsilon %g a run, %g in all; %s",
-                node.policy,
-                digest[:16],
-                policy.epsilon_per_run,
-                policy.epsilon_total,
-                "also without privacy" if policy.without_dp else "nothing leaves without privacy",
+                "policy %s is in force from now on (sha256 %s): %s",
+                *(node.policy, digest[:16], policy.in_words),
             )
             replace_file(file, digest, durable=False)
 

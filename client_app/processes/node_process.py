@@ -4,7 +4,6 @@ folder that they share.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -13,18 +12,17 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
-from fedsurrogate.client_app.diagnostics.findings import Finding
 from fedsurrogate.client_app.processes.joining import await_data
+from fedsurrogate.client_app.processes.link_look import look_at_link
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower.environment import QUIET, UNIX
+from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.logs.output import configure_log
 
 ENDED = "FEDSURROGATE_NODE_ENDED"
 """Variable of the environment with the error by which the SuperNode before this one ended."""
-LONGEST_ERROR, LOOK_SECONDS = 2000, 120.0
+LONGEST_ERROR = 2000
 LINK_OPTIONS = ("--superlink", "--root-certificates", "--auth-supernode-private-key")
 TWIN = (
     "the coordinator knows this site's key, but a node with this key is connected already; stop the "
@@ -90,17 +88,8 @@ def why_ended(error: str, arguments: Sequence[str]) -> str:
         if option in LINK_OPTIONS
         for word in (option, value)
     ]
-    site = str(Path(sys.executable).with_name("site"))
     try:
-        done = subprocess.run(
-            [site, "doctor", "--link-only", "--json", *link],
-            env=os.environ | QUIET,
-            capture_output=True,
-            text=True,
-            timeout=LOOK_SECONDS,
-            check=False,
-        )
-        findings = [Finding(**row) for row in json.loads(done.stdout)]
+        findings = look_at_link(link)
     except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
         findings = []
     for each in findings:

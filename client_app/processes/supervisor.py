@@ -7,7 +7,6 @@ The supervisor always sets this flag; the user cannot omit it.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from fedsurrogate.client_app.diagnostics.findings import Finding
 from fedsurrogate.client_app.processes.child_process import Child
+from fedsurrogate.client_app.processes.link_look import look_at_link
 from fedsurrogate.client_app.processes.node_process import TWIN
 from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
@@ -33,7 +33,6 @@ REFUSALS = 2
 """Number of refusals of key or certificate in a row after which a site that was never connected gives up."""
 ANSWER_SECONDS, SEND_SECONDS, END_SECONDS = 60.0, 15.0, 15.0
 """Waiting times at the end: for the app's reply, for the reply to be sent, for the SuperNode to end."""
-LOOK_SECONDS = 120.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -82,17 +81,7 @@ def site_commands(
         ]
 
     def look() -> list[Finding]:
-        # In a separate process: gRPC would start threads in this one, which forks others.
-        command = [site, "doctor", "--link-only", "--json", "--superlink", superlink, *trust]
-        done = subprocess.run(
-            command,
-            env=os.environ | QUIET,
-            capture_output=True,
-            text=True,
-            timeout=LOOK_SECONDS,
-            check=False,
-        )
-        return [Finding(**row) for row in json.loads(done.stdout)]
+        return look_at_link(["--superlink", superlink, *trust])
 
     return Commands(start_node, lambda port: [site, "app", "--runtime", f"127.0.0.1:{port}"], look)
 
