@@ -97,8 +97,9 @@ def why_ended(error: str, arguments: Sequence[str]) -> str:
             return f"the SuperNode has ended: {each.what}: {each.found}; {each.remedy}"
     if flower().supernode_log.inactive in error:
         return f"the SuperNode has ended: {TWIN}"
+    state = "is good" if findings else "could not be checked"
     name = error.partition(":")[0]
-    return f"the SuperNode has ended ({name}), and its connection is good; its log names the cause"
+    return f"the SuperNode has ended ({name}), and its connection {state}; its log names the cause"
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:

@@ -85,6 +85,15 @@ def test_why_a_node_ended_is_found_by_checking_not_guessed(
     assert "\n" not in why
 
 
+def test_a_connection_that_could_not_be_checked_is_not_called_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_process.sys, "executable", str(tmp_path / "python"))
+    why = node_process.why_ended("ValueError: x", ["--superlink", "fl:9092"])
+    assert "could not be checked" in why
+    assert "good" not in why
+
+
 @pytest.mark.parametrize("retry", [0.0, 0.01])
 def test_a_node_that_ended_says_why_in_its_next_process(
     retry: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
