@@ -16,6 +16,7 @@ that cannot be flushed still raises.
 """
 
 import hashlib
+import logging
 import os
 import signal
 import tempfile
@@ -53,6 +54,8 @@ SLOW = (
 # Seconds after which a test counts as hanging, fixtures included. All other tests: `timeout` in
 # pyproject.toml.
 LIMITS = {"slow": 900, "faults": 3600}
+# What a command adds a filter to when it opens its log: see `common/logs/output.py`.
+LOGS = ("flwr", "fedsurrogate.site")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -156,10 +159,16 @@ def _own_home(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Random numbers of a test do not depend on what its fixtures drew: another test may have made
-    them.
+    them. What a test changes at the logs ends with it.
     """
     KEYS.begin(item.nodeid)
-    return (yield)
+    logs = [each for each in map(logging.getLogger, LOGS) for each in (each, *each.handlers)]
+    filters = [(each, each.filters[:]) for each in logs]
+    try:
+        return (yield)
+    finally:
+        for each, before in filters:
+            each.filters[:] = before
 
 
 @pytest.hookimpl(wrapper=True)

@@ -155,7 +155,7 @@ def test_a_barred_node_ends_with_one_line_and_no_trace(running: Federation, tmp_
         done = site_command("node", "--runtime", f"unix:{tmp_path}/app", *flags)
     assert done.returncode == 1
     assert (
-        "the coordinator most likely refuses this site's key; `site doctor --link-only`"
+        "the coordinator does not know this site's key; ask the coordinator to add it"
         in done.stderr
     )
     assert "Traceback" not in done.stdout + done.stderr
