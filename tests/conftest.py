@@ -162,13 +162,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     them. What a test changes at the logs ends with it.
     """
     KEYS.begin(item.nodeid)
-    logs = [each for each in map(logging.getLogger, LOGS) for each in (each, *each.handlers)]
-    filters = [(each, each.filters[:]) for each in logs]
+    loggers = [logging.getLogger(name) for name in LOGS]
+    logs = [log for logger in loggers for log in (logger, *logger.handlers)]
+    filters = [(log, log.filters[:]) for log in logs]
     try:
         return (yield)
     finally:
-        for each, before in filters:
-            each.filters[:] = before
+        for log, before in filters:
+            log.filters[:] = before
 
 
 @pytest.hookimpl(wrapper=True)
