@@ -15,6 +15,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from benchmarks._fuzz_files import model_files, signed_files
 from benchmarks._fuzz_mutations import (
     of_bytes,
@@ -31,6 +33,8 @@ from fedsurrogate.common.counting.counts_proto import unpack_counts
 from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.enrolment import CURVE, new_request, read_request
+from fedsurrogate.common.security.proposals import Proposal, Signed, read_signed
 from fedsurrogate.common.security.receipts import parse_receipts
 from fedsurrogate.common.security.sealing import public_key, read_keys
 from fedsurrogate.common.surrogates.columns import Frame
@@ -207,6 +211,21 @@ def _texts() -> Iterator[Parser]:
         [f'north = "{key}"\nsouth = "{"ab" * 64}"\n'.encode()],
         of_text,
     )
+    proposal = Signed(Proposal.fresh("run", _SETTINGS[0], "a test", 30)).sign(pins.SITE)  # type: ignore[arg-type]
+    yield Parser(
+        "proposal",
+        _proposal,
+        (ConfigError,),
+        [proposal.text().encode()],
+        of_json,
+    )
+    yield Parser(
+        "request to take part",
+        read_request,
+        (ConfigError,),
+        [new_request("north", "St. Mary", "it@mary.example", ec.derive_private_key(7, CURVE()))],
+        of_bytes,
+    )
     node = SimpleNamespace(peers="")
     yield Parser(
         "keys of other sites",
@@ -215,6 +234,12 @@ def _texts() -> Iterator[Parser]:
         [json.dumps({"north": key, "south": "ab" * 64}).encode()],
         of_json,
     )
+
+
+def _proposal(text: bytes) -> object:
+    """As a site reads one: what it allows, and who has signed."""
+    signed = read_signed(text.decode("utf-8", "replace"))
+    return signed.proposal.digest(), signed.signers({"north": public_key(pins.SITE)})
 
 
 _SETTINGS: tuple[dict[str, object], ...] = (

@@ -20,6 +20,7 @@ IN_STATE = (
     "audit.key",
     "audited",
     "data-report-*.json",
+    "decisions.json",
     "disclosures",
     "generators",
     "held",

@@ -80,18 +80,21 @@ def federate(
         raise failure
 
 
-def fail_before_start(config: Run, flower_run_id: int, reason: str) -> NoReturn:
-    """Leave the run folder of a simulation that failed before any request to a site.
+def fail_before_start(
+    config: Run, flower_run_id: int, reason: str, simulated: bool = True
+) -> NoReturn:
+    """Leave the run folder of a run that failed before any request to a site.
 
     Args:
         config: the run.
         flower_run_id: the number of the run in Flower.
         reason: of the failure, for people.
+        simulated: whether the run is a simulation.
 
     Raises:
         RunError: always, with the reason.
     """
-    folder = RunWriter(config, flower_run_id, simulated=True)
+    folder = RunWriter(config, flower_run_id, simulated=simulated)
     log.info("Run folder: %s", folder.path)
     with finished(folder, strategy_of(config.plan)(config, folder)):
         raise RunError(reason)

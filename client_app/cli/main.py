@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsurrogate.client_app.cli.adapt import adapt
+from fedsurrogate.client_app.cli.approve import approve
 from fedsurrogate.client_app.cli.audit import audit, disclose
 from fedsurrogate.client_app.cli.doctor import doctor
+from fedsurrogate.client_app.cli.enrol import enrol
 from fedsurrogate.client_app.cli.evaluate import evaluate
 from fedsurrogate.client_app.cli.generator import classify, ood, synthesize
 from fedsurrogate.client_app.cli.join import join
@@ -51,6 +53,8 @@ app.add_typer(policy_app, name="policy")
 policy_app.command("check")(policy_check)
 app.add_typer(models_app, name="models")
 for command in (
+    enrol,
+    approve,
     join,
     doctor,
     settings,
@@ -220,6 +224,8 @@ def _row(entry: dict[str, Any]) -> list[str]:
         if entry["events"]
         else "none"
     )
+    if allowed_by := entry.get("allowed_by"):
+        privacy += f"; allowed by {allowed_by}"
     sent = f"{human_bytes(entry['bytes'])}, sha256 {entry['sha256'][:12]}"
     return [when, entry["flower_run"], f"{entry['method']}, round {entry['round']}", privacy, sent]
 

@@ -9,8 +9,8 @@ import os
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fedsurrogate.client_app.diagnostics.certificate_check import check_certificate
 from fedsurrogate.client_app.diagnostics.findings import SECONDS, Finding, Link
 from fedsurrogate.client_app.diagnostics.large_packets import large_packets_arrive
 from fedsurrogate.client_app.diagnostics.presented_certificates import inspector, presented
@@ -18,9 +18,7 @@ from fedsurrogate.client_app.diagnostics.proxies import Proxy, capitals_only, op
 from fedsurrogate.client_app.diagnostics.way_checks import check_way
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from fedsurrogate.common.security.enrolment import read_node_key
 
 PROBE_SECONDS = 3.0
 SOON = datetime.timedelta(days=30)
@@ -76,6 +74,16 @@ def check_link(link: Link) -> Iterator[Finding]:
             return
         if (stuck := _large_packets(link, link.authority, proxy)) is not None:
             yield stuck
+    yield from _key_checks(link)
+
+
+def _key_checks(link: Link) -> Iterator[Finding]:
+    """Of this site's certificate, if it has one and, unless that has expired, of its key."""
+    certificate = check_certificate(link.key) if link.key else None
+    if certificate is not None:
+        yield certificate
+        if certificate.state == "FAIL":
+            return
     yield _standing(link)
 
 
@@ -213,7 +221,7 @@ def _standing(link: Link) -> Finding:
     host = f"[{link.host}]" if ":" in link.host else link.host
     try:
         standing = flower().key_standing(
-            f"{host}:{link.port}", authority, _private_key(link.key), SECONDS
+            f"{host}:{link.port}", authority, read_node_key(link.key), SECONDS
         )
     except ConfigError as error:
         return Finding("key", "FAIL", str(error), "take site.key from the site kit")
@@ -248,21 +256,3 @@ def _standing(link: Link) -> Finding:
             "check that this port is its Fleet API",
         ),
     }[standing]
-
-
-def _private_key(file: Path) -> EllipticCurvePrivateKey:
-    """A site's private key from a file in OpenSSH format. Raises ConfigError."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    try:
-        key = load_ssh_private_key(file.expanduser().read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{file} cannot be read as a private key in OpenSSH format ({type(error).__name__})"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(
-            f"{file} is not a key on a NIST curve; make one with `ssh-keygen -t ecdsa -b 384`"
-        )
-    return key

@@ -66,6 +66,8 @@ class Release:
     disclosure: str = ""
     rounds: int = 0
     opens: bool = False
+    proposal: str = ""
+    allowed_by: str = ""
 
 
 def chained(previous: Entry | None, fields: Entry) -> Entry:

@@ -5,8 +5,11 @@ charges the ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
+from fedsurrogate.client_app.governance.approvals import Allowed, Approvals, check_used_once
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
@@ -38,10 +41,15 @@ class Gate:
         ledger: of the folder of data.
     """
 
-    def __init__(self, policy: Policy, ledger: Ledger, peers: str = "") -> None:
+    def __init__(
+        self, policy: Policy, ledger: Ledger, peers: str = "", approvals: Approvals | None = None
+    ) -> None:
         self.policy = policy
         self.ledger = ledger
         self._peers = peers
+        self._approvals = approvals
+        # Who has allowed the runs that were checked, by their digest.
+        self._allowed: dict[str, Allowed] = {}
 
     def check_request(self, run: Run) -> None:
         """Raise PolicyError unless the policy allows this run, LedgerError unless the ledger can be
@@ -50,6 +58,8 @@ class Gate:
         Called before any work.
         """
         self._check_policy(run)
+        if self._approvals is not None:
+            self._allowed[run.full_digest] = self._approvals.check(run)
         self.ledger.check()
 
     def check_planned(self, release: Release) -> None:
@@ -61,6 +71,7 @@ class Gate:
         Args:
             release: its entry as far as settings fix it, see `release.planned`.
         """
+        release = self._with_who_allowed(release)
         if release.events:
             check_budget(self.ledger.entries(), release, self._budget())
 
@@ -185,6 +196,7 @@ class Gate:
         """
         policy = self.policy
         self._check_size(release)
+        release = self._with_who_allowed(release)
         if policy.require_seal and not release.sealed:
             raise PolicyError("require-seal = true: the release is not sealed")
         if not release.events and not policy.without_dp and release.mechanism != EXACT_COUNTS:
@@ -200,6 +212,7 @@ class Gate:
         Raises:
             PolicyError, BudgetError, LedgerError: and then nothing may leave.
         """
+        release = self._with_who_allowed(release)
         if release.mechanism not in VARY_IN_SIZE:
             self.check(release)
             return self.ledger.charge(release, self._budget())
@@ -208,6 +221,17 @@ class Gate:
         spent = self.ledger.charge(release, self._budget())
         self._check_size(release)
         return spent
+
+    def _with_who_allowed(self, release: Release) -> Release:
+        """The entry with who has allowed its run; raises PolicyError if no one has, or for another
+        run.
+        """
+        if self._approvals is None:
+            return release
+        if (allowed := self._allowed.get(release.run)) is None:
+            raise PolicyError(f"run {release.run[:16]} was not checked before its release")
+        check_used_once(self.ledger.entries(), allowed.proposal, release.round, release.flower_run)
+        return replace(release, proposal=allowed.proposal, allowed_by=allowed.by)
 
     def _check_size(self, release: Release) -> None:
         policy = self.policy
@@ -259,7 +283,8 @@ def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
     if own is None:
         name = f"{node.data or data}-{node.partition_id}-of-{node.num_partitions}"
         return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
-    return Gate(policy, own, node.peers)
+    folder = Path(node.policy).expanduser().parent if node.policy else node.state
+    return Gate(policy, own, node.peers, Approvals(policy, folder, node.state))
 
 
 def own_ledger(node: NodeConfig) -> Ledger | None:

@@ -127,6 +127,25 @@ class Policy(WorkLimits):
         "noise must keep alone; 0 for no limit",
     )
 
+    require_approval: int = Field(
+        0,
+        ge=0,
+        le=20,
+        description="how many people must have signed the proposal of a run before it starts; 0 "
+        "for none",
+    )
+    approvers: str = Field(
+        "approvers.toml",
+        min_length=1,
+        description="file with the public keys of the people who may, next to this one; lines of "
+        "`coordinator approver`",
+    )
+    require_officer: bool = Field(
+        False,
+        description="whether an officer of this site must approve each run before it starts, with "
+        "`site approve`",
+    )
+
     largest_attack_auc: float = Field(
         1.0,
         ge=0.5,

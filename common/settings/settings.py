@@ -94,6 +94,11 @@ class Basics(Section):
     resume: str = Field(
         "", description="Folder of an interrupted run in rounds or a chain, which is continued."
     )
+    approval: str = Field(
+        "",
+        description="The signed proposal of this run, as the file of `coordinator propose` has it, "
+        "for sites whose policy asks for one.",
+    )
     compare: bool = Field(
         False, description="Whether baselines on the same features are computed; for simulations."
     )

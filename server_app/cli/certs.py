@@ -13,6 +13,12 @@ import typer
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.server_app.deployment import SERVER_DAYS
 
+REMEDIES = {
+    "authority": "a federation has one authority: make another folder, and new kits for all sites",
+    "server": "sign the coordinator's certificate again: coordinator certs {folder} --renew",
+    "site": "ask {name} to run `site enrol` again, then: coordinator enrol {folder} {name}.csr",
+}
+
 
 def certs(
     folder: Annotated[
@@ -95,8 +101,9 @@ def certs(
             until = f"{paper.expires:%Y-%m-%d}" if paper.expires else ""
             table.add_row(paper.kind, paper.name, str(paper.file.relative_to(folder)), until, state)
         console.print(table)
-        if any(state != "ok" for _, state in states):
-            remedy = f"sign the coordinator's certificate again: coordinator certs {folder} --renew"
-            console.print(remedy, style="yellow", soft_wrap=True)
+        for paper, state in states:
+            if state != "ok":
+                remedy = REMEDIES[paper.kind].format(folder=folder, name=paper.name)
+                console.print(remedy, style="yellow", soft_wrap=True)
     if any(state == "expired" for _, state in states):
         raise typer.Exit(1)

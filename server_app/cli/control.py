@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from fedsurrogate.common.command_line import RunSettings, console, stderr_console
 from fedsurrogate.server_app.cli.options import MetricsAsJson, Preset
+from fedsurrogate.server_app.cli.proposals import ProposalFile, keys_of
 
 Control = Annotated[
     str,
@@ -43,6 +44,7 @@ def register(
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for a SuperLink that is still starting.")
     ] = 0.0,
+    proposal: ProposalFile = None,
 ) -> None:
     """Register the keys of all sites with the SuperLink, and store their names: a site has the name
     of its key.
@@ -51,10 +53,11 @@ def register(
     is revoked.
     """
     from fedsurrogate.server_app.deployment.control import check_connection
-    from fedsurrogate.server_app.deployment.supernodes import enrol
+    from fedsurrogate.server_app.deployment.supernodes import register as register_keys
 
     check_connection(control, root_certificates)
-    for site, what in enrol(folder, control, root_certificates, wait).items():
+    _check_keys_allowed(folder, "register", None, proposal)
+    for site, what in register_keys(folder, control, root_certificates, wait).items():
         console.print(f"{what:<11}{site}")
         if what == "taken back":
             console.print(
@@ -93,12 +96,14 @@ def unregister(
     ],
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
+    proposal: ProposalFile = None,
 ) -> None:
     """Revoke a site's key: its holder is disconnected at once and cannot connect again."""
     from fedsurrogate.server_app.deployment.control import check_connection
     from fedsurrogate.server_app.deployment.supernodes import forget
 
     check_connection(control, root_certificates)
+    _check_keys_allowed(folder, "unregister", site, proposal)
     known = forget(folder, site, control, root_certificates)
     console.print(f"{'unregistered' if known else 'not known':<14}{site}")
     if known:
@@ -106,32 +111,64 @@ def unregister(
         stderr_console().print(text, soft_wrap=True)
 
 
+def _check_keys_allowed(
+    folder: Path, action: Literal["register", "unregister"], site: str | None, file: Path | None
+) -> None:
+    """Raise ConfigError if the federation asks for signatures that the proposal in `file` has not."""
+    from fedsurrogate.common.security.proposals import Proposal
+    from fedsurrogate.server_app.deployment.federation_rules import (
+        approvals_needed,
+        check_allowed,
+        read_proposal,
+    )
+    from fedsurrogate.server_app.deployment.supernodes import table_file
+
+    rules = table_file(folder).parent
+    if file is None and not approvals_needed(rules):
+        return
+    signed = read_proposal(file) if file else None
+    done = Proposal.fresh(action, keys_of(folder, site), "this command", 1)
+    check_allowed(rules, action, done.digest(), signed)
+
+
 def run(
     run_config: RunSettings = None,
     preset: Preset = "",
+    proposal: ProposalFile = None,
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
     as_json: MetricsAsJson = False,
 ) -> None:
     """Run a federation with the connected sites, and watch it. Exits with 0 only when it finished.
 
-    Ctrl-C stops the run. If the terminal is lost, the run continues, and `coordinator attach`
-    watches it again.
+    With --proposal the settings are those that people have signed; others may be added only if they
+    change nothing of what sites release. Ctrl-C stops the run. If the terminal is lost, the run
+    continues, and `coordinator attach` watches it again.
     """
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.run import parse_run
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.deployment.control import check_connection
     from fedsurrogate.server_app.deployment.control import run as start
+    from fedsurrogate.server_app.deployment.federation_rules import (
+        check_run_allowed,
+        read_proposal,
+    )
     from fedsurrogate.server_app.deployment.submit import remark
+    from fedsurrogate.server_app.deployment.supernodes import table_file
     from fedsurrogate.server_app.lifecycle.before_start import check_submission, own_folders
     from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
     from fedsurrogate.server_app.monitoring.progress import Progress
     from fedsurrogate.server_app.runs.presets import preset_settings
 
     overrides = preset_settings(preset) | parse_overrides(run_config or [])
+    if proposal is not None:
+        signed = read_proposal(proposal)
+        overrides = {**signed.proposal.content, **overrides, "approval": signed.text()}
     config = parse_run(overrides)
     check_connection(control, root_certificates)
+    if root_certificates is not None:
+        check_run_allowed(table_file(root_certificates.parent).parent, config)
     check_submission(config, control)
     output = Path(config.settings.output_dir).expanduser().absolute()
     output_console, progress = stderr_console(), Progress()

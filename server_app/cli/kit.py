@@ -28,14 +28,24 @@ def kit(
     """Pack the kit of a hospital into one archive: certificates, key, compose file, settings,
     policy template, a guide.
 
-    It holds the site's private key: send it only over a channel that you trust.
+    If `coordinator certs` made the site's private key, the kit holds it: send it only over a
+    channel that you trust. The kit of a site that enrolled holds no secret.
     """
-    from fedsurrogate.server_app.deployment.kit import pack_kit
+    show_kit(folder, site, coordinator, image, out)
+
+
+def show_kit(folder: Path, site: str, coordinator: str, image: str, out: Path | None) -> None:
+    """Pack a kit, and print what it holds. Arguments as for `kit`."""
+    from fedsurrogate.server_app.deployment.kit import SITE_KEY, pack_kit
 
     file = out or Path(f"{site}.tar.gz")
-    for name in pack_kit(folder, site, coordinator, image, file):
+    names = pack_kit(folder, site, coordinator, image, file)
+    for name in names:
         console.print(f"  {name}", soft_wrap=True)
+    secret = f"papers/{SITE_KEY}" in names
     console.print(
-        f"{file}; it holds the private key of {site}: send it only over a channel that you trust",
+        f"{file}; it holds the private key of {site}: send it only over a channel that you trust"
+        if secret
+        else f"{file}; it holds no secret",
         soft_wrap=True,
     )

@@ -25,12 +25,14 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras.packages import install_command
 from fedsurrogate.server_app.cli.certs import certs
 from fedsurrogate.server_app.cli.control import register, run, superlink, unregister
+from fedsurrogate.server_app.cli.enrol import enrol
 from fedsurrogate.server_app.cli.kit import kit
 from fedsurrogate.server_app.cli.model import evaluate, export, survey, value
 from fedsurrogate.server_app.cli.monitoring import metrics, tensorboard, watch
 from fedsurrogate.server_app.cli.offline import exchange, learn, request
 from fedsurrogate.server_app.cli.offline import key as show_key
 from fedsurrogate.server_app.cli.options import Preset, RunArgument, complete_runs
+from fedsurrogate.server_app.cli.proposals import approve, approver, propose
 from fedsurrogate.server_app.cli.public_map import public_map
 from fedsurrogate.server_app.cli.runs import attach, runs, sites, stop
 from fedsurrogate.server_app.cli.sample_data import sample_data
@@ -245,9 +247,13 @@ for command in (
     settings,
     certs,
     kit,
+    enrol,
     register,
     unregister,
     sites,
+    propose,
+    approve,
+    approver,
     run,
     runs,
     attach,

@@ -151,7 +151,7 @@ def _key(public: bytes) -> str:
     """SHA-256 of a public key, as `coordinator certs` shows it; empty without one."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    from fedsurrogate.server_app.deployment.certificates import key_fingerprint
+    from fedsurrogate.common.security.fingerprints import key_fingerprint
 
     if not public:
         return ""
@@ -161,6 +161,6 @@ def _key(public: bytes) -> str:
 
 
 def _line_key(line: str) -> str:
-    from fedsurrogate.server_app.deployment.certificates import key_fingerprint
+    from fedsurrogate.common.security.fingerprints import key_fingerprint
 
     return key_fingerprint(line.encode())

@@ -22,6 +22,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.security.enrolment import (
+    CERTIFICATE,
+    KEY,
+    Enrolment,
+    new_node_key,
+)
+from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
+from fedsurrogate.common.security.fingerprints import key_fingerprint
+from fedsurrogate.common.wire.validation import SITE_NAME
 from fedsurrogate.server_app.deployment import SERVER_DAYS
 from fedsurrogate.server_app.deployment.request_key import make_request_key
 
@@ -32,7 +41,10 @@ AUTHORITY_DAYS = 3650
 # is valid from now on.
 BEFORE = datetime.timedelta(days=1)
 SOON = datetime.timedelta(days=30)
-SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# The request of a site that has made its own key, next to its public key; and all files that belong
+# to a key.
+REQUEST = "site.csr"
+OF_A_KEY = (SITE_PUBLIC, KEY, REQUEST, CERTIFICATE)
 HOST_NAME = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
@@ -47,7 +59,7 @@ class Paper:
         name: common name of the authority, hosts of the server, or name of the site.
         file: the certificate or the public key.
         fingerprint: SHA-256, hex.
-        expires: end of a certificate's validity; None for keys, which do not expire.
+        expires: end of a certificate's validity; None for keys without one, which do not expire.
     """
 
     kind: str
@@ -123,6 +135,41 @@ def issue(
         _make_site(folder / "sites" / site, (folder / "ca.crt").read_bytes())
 
 
+def certify(folder: Path, asks: Enrolment, days: int) -> bytes:
+    """A certificate for the key of a site, signed by the federation's authority.
+
+    Args:
+        folder: of the certificates and keys.
+        asks: the site and its key.
+        days: for which it is valid, at most until the authority's ends.
+
+    Returns:
+        The certificate, PEM.
+
+    Raises:
+        ConfigError: the authority's key is missing, or not that of its certificate.
+    """
+    signer, authority = _signer(folder), _certificate(folder / "ca.crt")
+    builder = _begin(asks.subject(), authority.subject, asks.key, _at_most(days, authority))
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
+    builder = builder.add_extension(_usage(signs=False), critical=True)
+    builder = builder.add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+    )
+    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def expiry(file: Path) -> datetime.datetime | None:
+    """When a certificate ends; None if there is none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return _certificate(file).not_valid_after_utc if file.is_file() else None
+
+
 def drop_site_keys(folder: Path, sites: Sequence[str]) -> None:
     """Remove the keys of sites, so that `issue` makes new ones.
 
@@ -134,8 +181,8 @@ def drop_site_keys(folder: Path, sites: Sequence[str]) -> None:
         ConfigError: for a site without a key.
     """
     for site in sites:
-        files = [folder / "sites" / site / name for name in ("site.key", "site.pub")]
-        if not (SITE_NAME.fullmatch(site) and files[1].is_file()):
+        files = [folder / "sites" / site / name for name in OF_A_KEY]
+        if not (SITE_NAME.fullmatch(site) and files[0].is_file()):
             raise ConfigError(
                 f"site {site[:80]!r} has no key in {folder} that could be replaced; leave "
                 "--new-key out"
@@ -185,20 +232,10 @@ def papers(folder: Path) -> list[Paper]:
         ),
     ]
     for file in sorted((folder / "sites").glob("*/site.pub")):
-        listed.append(Paper("site", file.parent.name, file, key_fingerprint(file.read_bytes())))
+        fingerprint, site = key_fingerprint(file.read_bytes()), file.parent
+        expires = expiry(site / CERTIFICATE)
+        listed.append(Paper("site", site.name, file, fingerprint, expires))
     return listed
-
-
-def key_fingerprint(public: bytes) -> str:
-    """SHA-256 of a public key (one line, as ssh writes it), hex."""
-    key = serialization.load_ssh_public_key(public)
-    digest = hashes.Hash(hashes.SHA256())
-    digest.update(
-        key.public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    )
-    return digest.finalize().hex()
 
 
 def hosts_of(folder: Path) -> tuple[str, ...]:
@@ -260,8 +297,7 @@ def _make_server(
         replace_file(folder / "server.key", _pem(ec.generate_private_key(ec.SECP384R1())))
     key = _private(folder / "server.key")
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedsurrogate coordinator")])
-    left = (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
-    builder = _begin(name, authority.subject, key.public_key(), min(days, left))
+    builder = _begin(name, authority.subject, key.public_key(), _at_most(days, authority))
     builder = builder.add_extension(
         x509.BasicConstraints(ca=False, path_length=None), critical=True
     )
@@ -284,19 +320,14 @@ def _make_server(
 def _make_site(folder: Path, authority: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     replace_file(folder / "ca.crt", authority, mode=PUBLIC)
-    if (folder / "site.key").is_file():
-        return
-    key = ec.generate_private_key(ec.SECP384R1())
-    secret = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    replace_file(folder / "site.pub", public + f" {folder.name}\n".encode(), mode=PUBLIC)
-    replace_file(folder / "site.key", secret)
+    # The key of a site that has made its own is not here.
+    if not (folder / REQUEST).is_file():
+        new_node_key(folder, folder.name)
+
+
+def _at_most(days: int, authority: x509.Certificate) -> int:
+    """Days of a certificate that does not outlive its authority's."""
+    return min(days, (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days)
 
 
 def _begin(

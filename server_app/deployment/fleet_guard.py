@@ -5,11 +5,24 @@ Flower checks that the node id of a request belongs to the key that signed the r
 check the sender of the message inside (`PushMessages`), or the key to be activated
 (`ActivateNode`). So a registered site could activate another site's node and learn its node id. It
 could then reply as that site, or send it requests as if it were the coordinator.
+
+Nor does Flower know that a key is valid for some time only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import FleetRequest
+from fedsurrogate.strategies.base.registered import Registration, read_table
+
+EXPIRED = "The certificate of this site has expired; it has to enrol again"
 
 
 def refusal(request: FleetRequest) -> str:
@@ -29,3 +42,49 @@ def refusal(request: FleetRequest) -> str:
     if any(sender != request.node for sender in request.senders):
         return "A message whose sender is another node"
     return ""
+
+
+class Validity:
+    """Which keys are still valid: the table of registered sites, read again when it was replaced.
+
+    Args:
+        file: the table; None: every registered key is valid.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file, self._read = file, 0
+        self._by_key: Mapping[bytes, Registration] = {}
+
+    def refusal(self, request: FleetRequest) -> str:
+        """As `refusal`, also for a key whose time is over."""
+        self._read_again()
+        registered = self._by_key.get(request.signed_by)
+        if registered is not None and registered.expired(datetime.now(UTC)):
+            return EXPIRED
+        return refusal(request)
+
+    def _read_again(self) -> None:
+        if self._file is None:
+            return
+        try:
+            changed = self._file.stat().st_mtime_ns
+            if changed != self._read:
+                self._by_key = {
+                    key_bytes(each.key): each for each in read_table(self._file).values()
+                }
+                self._read = changed
+        except (OSError, RunError, ValueError):
+            # Without a table no run begins; what was read before still holds.
+            return
+
+
+def key_bytes(line: str) -> bytes:
+    """A public key as Flower's requests have it.
+
+    Args:
+        line: type and key, as ssh writes them.
+
+    Raises:
+        ValueError: it is no key.
+    """
+    return flower().key_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]

@@ -16,7 +16,10 @@ from fedsurrogate.server_app.deployment.request_key import PUBLIC
 
 # The folder deploy/ is next to this package, in a checkout and in the image.
 DEPLOY = Path(__file__).parents[2] / "deploy"
-PAPERS = ("ca.crt", "site.key", "site.pub")
+# Of a site's folder: what each kit has, what one has whose key the coordinator made, and what one has
+# whose hospital made its own.
+PAPERS = ("ca.crt", "site.pub")
+SITE_KEY, CERTIFICATE = "site.key", "site.crt"
 # File names in the kit, and their sources in the folder deploy/.
 TEMPLATES = {
     "compose.yml": "compose.hospital.yml",
@@ -40,7 +43,8 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
         out: the file to write.
 
     Returns:
-        The names of the files in the kit.
+        The names of the files in the kit; with `papers/site.key` only if the coordinator has made
+        the site's key.
 
     Raises:
         ConfigError: the address is none, `out` exists or cannot be written, or a file of the kit is
@@ -76,7 +80,8 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
 
 
 def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator[tuple[str, bytes]]:
-    for name in PAPERS:
+    own_key = (folder / CERTIFICATE).is_file()
+    for name in (*PAPERS, CERTIFICATE if own_key else SITE_KEY):
         try:
             yield f"papers/{name}", (folder / name).read_bytes()
         except OSError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import without_proxy_here
 from fedsurrogate.common.logs.output import configure_log
-from fedsurrogate.server_app.deployment.fleet_guard import refusal
+from fedsurrogate.server_app.deployment.fleet_guard import Validity
 from fedsurrogate.server_app.deployment.request_key import KEY
 from fedsurrogate.server_app.deployment.request_key import VARIABLE as SIGNING
 from fedsurrogate.strategies.base.registered import TABLE, VARIABLE
@@ -27,12 +27,13 @@ def serve(arguments: Sequence[str]) -> None:
     # Its database holds what sites send, and its sockets ask for no authentication.
     os.umask(0o077)
     configure_log(os.environ)
-    if table := table_of_registered(arguments):
+    table = table_of_registered(arguments)
+    if table is not None:
         # The coordinator's app inherits this variable, and does not run without the table.
-        os.environ.setdefault(VARIABLE, str(table))
+        table = Path(os.environ.setdefault(VARIABLE, str(table)))
     if folder := folder_of_key(arguments):
         os.environ.setdefault(SIGNING, str(folder))
-    flower().superlink(arguments, refusal)
+    flower().superlink(arguments, Validity(table).refusal)
 
 
 def table_of_registered(arguments: Sequence[str]) -> Path | None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import Control, FlowerNode
 from fedsurrogate.common.wire.validation import SITE_NAME
+from fedsurrogate.server_app.deployment.enrolment import valid_until
+from fedsurrogate.server_app.deployment.fleet_guard import key_bytes
 from fedsurrogate.strategies.base.registered import (
     TABLE,
     VARIABLE,
@@ -29,7 +32,9 @@ def table_file(folder: Path) -> Path:
     return Path(os.environ.get(VARIABLE) or folder / TABLE)
 
 
-def enrol(folder: Path, address: str, authority: Path | None, wait: float = 0.0) -> dict[str, str]:
+def register(
+    folder: Path, address: str, authority: Path | None, wait: float = 0.0
+) -> dict[str, str]:
     """Register the keys of all sites, and write the table of names, keys and node ids.
 
     Args:
@@ -44,32 +49,33 @@ def enrol(folder: Path, address: str, authority: Path | None, wait: float = 0.0)
         cannot be registered again. Such a site is not in the table.
 
     Raises:
-        ConfigError: the folder has no keys, two sites have the same key, or the table cannot be
-            written.
+        ConfigError: the folder has no keys, two sites have the same key, a certificate cannot be
+            read, or the table cannot be written.
         RunError: the SuperLink does not respond, or refuses a key.
     """
     keys = _keys(folder)
+    until = {name: valid_until(folder / "sites" / name) for name in keys}
     table = table_file(folder)
     before = read_table(table) if table.is_file() else {}
     states: dict[str, str] = {}
     with _control(address, authority, wait) as (control, nodes):
         after = {
-            name: Registration(each.key, nodes[_bytes(each.key)].id)
+            name: replace(each, node=nodes[key_bytes(each.key)].id)
             for name, each in before.items()
             if name not in keys and _holds(nodes, each.key)
         }
         for name, key in keys.items():
-            node = nodes.get(_bytes(key))
+            node = nodes.get(key_bytes(key))
             if node is not None and node.revoked:
                 states[name] = "taken back"
                 continue
             number, states[name] = (node.id, "known") if node is not None else (0, "registered")
             if node is None:
-                number = control.register(_bytes(key))
+                number = control.register(key_bytes(key))
             if name in before and before[name].key != key and _holds(nodes, before[name].key):
-                control.unregister(nodes[_bytes(before[name].key)].id)
+                control.unregister(nodes[key_bytes(before[name].key)].id)
                 states[name] = "replaced"
-            after[name] = Registration(key, number)
+            after[name] = Registration(key, number, until[name])
     try:
         write_table(table, after)
     except OSError as error:
@@ -89,7 +95,7 @@ def forget(folder: Path, site: str, address: str, authority: Path | None) -> boo
         folder: of `coordinator certs`.
         site: its name.
         address: of the Control API, host:port.
-        authority: as for `enrol`.
+        authority: as for `register`.
 
     Returns:
         False if no key was registered.
@@ -108,7 +114,7 @@ def forget(folder: Path, site: str, address: str, authority: Path | None) -> boo
     with _control(address, authority) as (control, nodes):
         held = [key for key in keys if _holds(nodes, key)]
         for key in held:
-            control.unregister(nodes[_bytes(key)].id)
+            control.unregister(nodes[key_bytes(key)].id)
     if site in before:
         write_table(table, {name: each for name, each in before.items() if name != site})
     return bool(held)
@@ -138,7 +144,7 @@ def _key(file: Path) -> str:
     """Type and key from a public key file, without its comment."""
     try:
         line = " ".join(file.read_text().split()[:2])
-        _bytes(line)
+        key_bytes(line)
     except (OSError, ValueError):
         raise ConfigError(
             f"{str(file)!r} is not a site's public key; `coordinator certs` makes it"
@@ -146,15 +152,8 @@ def _key(file: Path) -> str:
     return line
 
 
-def _bytes(line: str) -> bytes:
-    """A public key in the SuperLink's format. Raises ValueError."""
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-
-    return flower().key_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]
-
-
 def _holds(nodes: dict[bytes, FlowerNode], key: str) -> bool:
-    node = nodes.get(_bytes(key))
+    node = nodes.get(key_bytes(key))
     return node is not None and not node.revoked
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 
 from flwr.app import ConfigRecord, RecordDict
@@ -39,10 +40,21 @@ class Registration:
     Attributes:
         key: its public key (one line in OpenSSH format).
         node: the node id that the SuperLink assigned to the key.
+        expires: until when the SuperLink listens to it, ISO 8601 with a zone; empty: always.
     """
 
     key: str
     node: int
+    expires: str = ""
+
+    def __post_init__(self) -> None:
+        # Raises ValueError for another form, and TypeError for no text.
+        if self.expires and datetime.fromisoformat(self.expires).tzinfo is None:
+            raise ValueError("a time without a zone")
+
+    def expired(self, now: datetime) -> bool:
+        """Whether its time is over."""
+        return bool(self.expires) and datetime.fromisoformat(self.expires) <= now
 
 
 def read_table(file: Path) -> dict[str, Registration]:

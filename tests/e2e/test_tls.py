@@ -4,18 +4,21 @@ key.
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedsurrogate.client_app.processes.joining import ready
-from fedsurrogate.server_app.deployment.certificates import issue
+from fedsurrogate.server_app.deployment.certificates import certify, issue
+from fedsurrogate.server_app.deployment.enrolment import request_in
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from fedsurrogate.strategies.base.registered import TABLE, read_table
+from fedsurrogate.strategies.base.registered import TABLE, VARIABLE, read_table, write_table
 from tests.e2e.processes import (
     BIN,
     PATIENCE,
@@ -27,6 +30,7 @@ from tests.e2e.processes import (
     until,
 )
 
+EARLIER = "2026-01-01T00:00:00+00:00"
 NODE = 'data="digits" partition-id={} num-partitions=2'
 
 
@@ -69,6 +73,53 @@ def test_a_run_finishes_over_tls_among_registered_sites(running: Federation) -> 
     card = json.loads((folder / "metrics.json").read_text())["card"]
     assert (card["names"], card["used"], card["absent"]) == ("registered", ["0", "1"], [])
     assert "learned" in done.stderr
+
+
+def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
+    running: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    papers, own = tmp_path / "papers", tmp_path / "west" / "papers"
+    # A folder of its own, where the others' keys are not; the table is one.
+    shutil.copytree(running.papers, papers, ignore=shutil.ignore_patterns("sites"))  # type: ignore[arg-type]
+    table_file = running.papers / TABLE  # type: ignore[operator]
+    monkeypatch.setenv(VARIABLE, str(table_file))
+    words = ["--hospital", "West", "--contact", "it@west.example", "--out", str(own.parent)]
+    asked = site_command("enrol", "west", *words).stdout
+    fingerprint = asked.partition("fingerprint ")[2].splitlines()[0]
+    request = str(own.parent / "west.csr")
+    done = coordinator("enrol", str(papers), request, "--accept", fingerprint, cwd=running.home)
+    assert done.returncode == 0, done.stderr
+    done = coordinator("register", str(papers), *running.control, cwd=running.home)
+    assert "registered west" in done.stdout
+    link = ["--root-certificates", f"{papers}/ca.crt"]
+    link += ["--auth-supernode-private-key", f"{own}/site.key"]
+
+    def take_kit(certificate: bytes) -> None:
+        (own / "site.crt").write_bytes(certificate)
+
+    take_kit((papers / "sites" / "west" / "site.crt").read_bytes())
+    assert set(doctor(running, *link).values()) == {"PASS"}
+    # A day ends, which no test waits for.
+    asks, _ = request_in(Path(request))
+    take_kit(certify(papers, asks, 0))
+    table = read_table(table_file)
+    write_table(table_file, table | {"west": replace(table["west"], expires=EARLIER)})
+    node = ["--superlink", running.fleet, *link, "--node-config", NODE.format(0)]
+    with ready(f"unix:{tmp_path}/app"):
+        done = site_command("node", "--runtime", f"unix:{tmp_path}/app", *node)
+    assert done.returncode == 1
+    assert "certificate: this site's ended on" in done.stderr
+    # Whatever the site believes, the coordinator does not listen.
+    (own / "site.crt").unlink()
+    assert doctor(running, *link)["key"] == "FAIL"
+    # The others are heard, and this one after its renewal.
+    assert doctor(running, *running.credentials("0"))["key"] == "PASS"
+    done = coordinator("register", str(papers), *running.control, cwd=running.home)
+    assert "known      west" in done.stdout
+    take_kit((papers / "sites" / "west" / "site.crt").read_bytes())
+    assert set(doctor(running, *link).values()) == {"PASS"}
+    done = coordinator("unregister", str(papers), "west", *running.control, cwd=running.home)
+    assert doctor(running, *link)["key"] == "FAIL"
 
 
 def test_a_run_that_fails_exits_with_one_and_says_why(running: Federation) -> None:

@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "seed": (7,),
     "output-dir": ("elsewhere",),
     "resume": ("runs/before",),
+    "approval": ("{}",),
     "compare": (True,),
     "device": ("cpu",),
     "data": ("imagefolder", "dicom", "parquet", "safetensors"),

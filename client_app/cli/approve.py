@@ -1,0 +1,54 @@
+"""The `site approve` command: an officer of this site decides about a run before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsurrogate.client_app.cli.options import Node, node_of
+from fedsurrogate.common.command_line import console
+
+
+def approve(
+    file: Annotated[Path, typer.Argument(help="The coordinator's file of `coordinator propose`.")],
+    officer: Annotated[str, typer.Option(help="Your name; the ledger will have it.")],
+    node_config: Node,
+    refuse: Annotated[
+        bool, typer.Option("--refuse", help="Refuse this run: this site will not answer it.")
+    ] = False,
+) -> None:
+    """Approve or refuse a run for this site, before it starts. Nothing leaves.
+
+    A refusal always holds. An approval is needed where the policy says require-officer = true, and
+    stands in the ledger with each release of the run. A later decision replaces an earlier one.
+    """
+    from datetime import UTC, datetime
+
+    from fedsurrogate.client_app.governance.approvals import Decision, decide
+    from fedsurrogate.common.errors import ConfigError
+    from fedsurrogate.common.escapes import for_terminal
+    from fedsurrogate.common.security.proposals import LARGEST, read_signed
+
+    node = node_of(node_config)
+    try:
+        with file.open() as stream:
+            signed = read_signed(stream.read(LARGEST + 1))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read ({type(error).__name__})") from None
+    proposal = signed.proposal
+    if proposal.action != "run":
+        raise ConfigError(f"{file} is a proposal to {proposal.action} sites, not of a run")
+    run = proposal.run()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    decision = Decision("refused" if refuse else "approved", officer, proposal.id, now)
+    decide(node.state, run.full_digest, decision)
+    own = run.settings
+    privacy = f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "no privacy"
+    console.print(
+        f"{decision.answer} by {for_terminal(officer)}: {own.method}, {privacy}, purpose: "
+        f"{for_terminal(proposal.purpose)}",
+        soft_wrap=True,
+        markup=False,
+    )

@@ -1,0 +1,187 @@
+"""Who has allowed a run before it starts: people of the federation, by their signatures, and an
+officer of this site.
+
+The policy decides who is needed. An officer's refusal holds whatever the policy asks for. Both are
+functions of settings and of this site's own files, so a refusal shows nothing of the data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from fedsurrogate.client_app.governance.entries import Entry
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.security.proposals import check_signed, read_signed
+from fedsurrogate.common.security.sealing import read_keys
+
+# In the state folder: what this site's officer has decided, by the digest of a run's settings.
+DECISIONS = "decisions.json"
+LONGEST_NAME = 100
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What this site's officer has decided about a run.
+
+    Attributes:
+        answer: "approved" or "refused".
+        officer: name of the person.
+        proposal: id of the proposal that the person has read.
+        time: ISO 8601.
+    """
+
+    answer: Literal["approved", "refused"]
+    officer: str
+    proposal: str
+    time: str
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Who has allowed a run, for its entries in the ledger.
+
+    Attributes:
+        proposal: id of the proposal; empty without one.
+        by: in words; empty if nobody was asked.
+    """
+
+    proposal: str = ""
+    by: str = ""
+
+
+class Approvals:
+    """The rules of a site about who allows a run.
+
+    Args:
+        policy: of the site.
+        folder: of the policy file, where its `approvers` are.
+        state: the site's state folder, with the decisions of its officer.
+    """
+
+    def __init__(self, policy: Policy, folder: Path, state: Path) -> None:
+        self._policy, self._folder, self._state = policy, folder, state
+
+    def check(self, run: Run) -> Allowed:
+        """Who has allowed a run.
+
+        Args:
+            run: that is asked for; its setting `approval` has the signed proposal.
+
+        Raises:
+            PolicyError: too few have, or this site's officer has refused it.
+            ConfigError: a file of the site cannot be read.
+        """
+        fewest = self._policy.require_approval
+        decision = decisions(self._state).get(run.full_digest)
+        if decision is not None and decision.answer == "refused":
+            raise PolicyError(
+                f"{decision.officer}, an officer of this site, has refused this run on "
+                f"{decision.time[:10]}"
+            )
+        if decision is None and self._policy.require_officer:
+            raise PolicyError(
+                "require-officer = true: no officer of this site has approved this run (`site "
+                "approve`)"
+            )
+        names, proposal = list[str](), ""
+        if fewest:
+            names, proposal = self._signers(run, fewest)
+        if decision is not None:
+            names.append(f"here {decision.officer}")
+            proposal = proposal or decision.proposal
+        return Allowed(proposal, ", ".join(names))
+
+    def _signers(self, run: Run, fewest: int) -> tuple[list[str], str]:
+        known = read_keys(self._folder / self._policy.approvers)
+        if not run.settings.approval:
+            raise PolicyError(
+                f"require-approval = {fewest}: the run has no signed proposal (`coordinator "
+                "propose`)"
+            )
+        try:
+            signed = read_signed(run.settings.approval)
+            if signed.proposal.action != "run":
+                raise ConfigError(f"the proposal is to {signed.proposal.action} sites")
+            today = datetime.now(UTC).date()
+            names = check_signed(signed, run.full_digest, known, fewest, today)
+        except ConfigError as error:
+            raise PolicyError(f"require-approval = {fewest}: {error}") from None
+        return names, signed.proposal.id
+
+
+def check_used_once(entries: Sequence[Entry], proposal: str, round_: int, flower_run: str) -> None:
+    """Refuse a round that a proposal has already paid for in another run: people allowed one.
+
+    A run that is resumed goes on with later rounds of the same proposal.
+
+    Args:
+        entries: of the ledger.
+        proposal: its id; empty without one.
+        round_: number of the round.
+        flower_run: id of the run.
+
+    Raises:
+        PolicyError: another run has had this round.
+    """
+    for entry in entries if proposal else ():
+        if (
+            entry.get("proposal") == proposal
+            and entry["round"] == round_
+            and entry["flower_run"] != flower_run
+        ):
+            raise PolicyError(
+                f"proposal {proposal[:8]} allows one run, and run {entry['flower_run']} has had "
+                f"round {round_} of it; another run needs a proposal of its own"
+            )
+
+
+def decisions(state: Path) -> dict[str, Decision]:
+    """What this site's officer has decided, by the digest of a run's settings.
+
+    Args:
+        state: the site's state folder.
+
+    Raises:
+        ConfigError: the file is there and cannot be read; then no run is allowed.
+    """
+    file = state / DECISIONS
+    try:
+        return {key: Decision(**each) for key, each in json.loads(file.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} cannot be read ({type(error).__name__}), so it is not known what this site's "
+            "officer has decided; restore it, or remove it and decide again with `site approve`"
+        ) from None
+
+
+def decide(state: Path, digest: str, decision: Decision) -> None:
+    """Keep a decision; it replaces an earlier one about the same settings.
+
+    Args:
+        state: the site's state folder.
+        digest: of the run's settings.
+        decision: of the officer.
+
+    Raises:
+        ConfigError: the name is empty or too long, or the file cannot be read or written.
+    """
+    if not (decision.officer.strip().isprintable() and 0 < len(decision.officer) <= LONGEST_NAME):
+        raise ConfigError(
+            f"officer {decision.officer[:80]!r}: must be a name of 1 to {LONGEST_NAME} characters"
+        )
+    known = decisions(state) | {digest: decision}
+    content = {key: asdict(each) for key, each in known.items()}
+    try:
+        replace_file(state / DECISIONS, json.dumps(content, indent=2, sort_keys=True) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{state / DECISIONS} cannot be written ({error.strerror})") from None

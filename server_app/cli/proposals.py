@@ -1,0 +1,174 @@
+"""The commands `coordinator propose`, `approve` and `approver`: what is to be done is written down,
+and other people sign it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsurrogate.common.command_line import RunSettings, console
+from fedsurrogate.server_app.cli.options import Preset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedsurrogate.common.security.proposals import Proposal
+    from fedsurrogate.common.settings.flat import Scalar
+
+ProposalFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--proposal", metavar="FILE", help="A proposal that enough people have signed, if needed."
+    ),
+]
+
+
+class What(StrEnum):
+    """What is proposed."""
+
+    run = "run"
+    register = "register"
+    unregister = "unregister"
+
+
+def propose(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    purpose: Annotated[str, typer.Option(help="What it is for, in words.")],
+    run_config: RunSettings = None,
+    preset: Preset = "",
+    what: Annotated[
+        What, typer.Option(help="A run, or keys of sites to let in or to revoke.")
+    ] = What.run,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="For keys: the folder that `coordinator certs` has made."),
+    ] = None,
+    site: Annotated[str, typer.Option(help="For unregister: the site.")] = "",
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, help="Days within which it may be started.")
+    ] = 30,
+) -> None:
+    """Write down what is to be done, for people who allow it: a run with its settings, or keys.
+
+    Example: coordinator propose spring.json --purpose 'pneumonia, spring' -c 'epsilon=1.0 ...'
+    """
+    from fedsurrogate.common.errors import ConfigError
+    from fedsurrogate.common.files import READABLE, replace_file
+    from fedsurrogate.common.security.proposals import Proposal, Signed
+    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.runs.presets import preset_settings
+
+    if what == What.run:
+        given = preset_settings(preset) | parse_overrides(run_config or [])
+        content: Mapping[str, Scalar] = {k: v for k, v in given.items() if k != "approval"}
+    else:
+        content = keys_of(folder, site if what == What.unregister else None)
+    proposal = Proposal.fresh(what.value, content, purpose, days)
+    # Before it is signed: settings that do not agree are refused here.
+    proposal.digest()
+    try:
+        replace_file(out, Signed(proposal).text() + "\n", mode=READABLE)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror})") from None
+    show_proposal(proposal)
+    console.print(f"{out}: send it to the people who decide; `coordinator approve` signs it")
+
+
+def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
+    """Fingerprints of keys by site, as a proposal about them has them.
+
+    Args:
+        folder: of `coordinator certs`.
+        site: one site; None for all.
+
+    Raises:
+        ConfigError: no folder is given, or it has no such key.
+    """
+    from fedsurrogate.common.errors import ConfigError
+    from fedsurrogate.server_app.deployment.certificates import papers
+
+    if folder is None:
+        raise ConfigError("name the folder of the keys with --folder")
+    keys = {paper.name: paper.fingerprint for paper in papers(folder) if paper.kind == "site"}
+    if site is None and keys:
+        return dict(keys)
+    if site is None or site not in keys:
+        raise ConfigError(f"{folder} has no key of site {site!r}" if site else f"{folder}: no keys")
+    return {site: keys[site]}
+
+
+def show_proposal(proposal: Proposal) -> None:
+    """Print what a proposal is about."""
+    from fedsurrogate.common.escapes import for_terminal
+
+    rows = {
+        "proposal": f"{proposal.id}, to {proposal.action}, until {proposal.expires}",
+        "purpose": proposal.purpose,
+        "digest": proposal.digest(),
+    }
+    if proposal.action == "run":
+        own = proposal.run().settings
+        rows["privacy"] = (
+            f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "NONE: epsilon = 0"
+        )
+    for name, text in rows.items():
+        console.print(f"{name:<10}{for_terminal(text)}", soft_wrap=True, markup=False)
+    for key, value in sorted(proposal.content.items()):
+        line = f"          {key} = {value}"
+        console.print(for_terminal(line), soft_wrap=True, markup=False)
+
+
+def approve(
+    file: Annotated[Path, typer.Argument(help="A file of `coordinator propose`.")],
+    key: Annotated[Path, typer.Option(help="Your key, of `coordinator approver`.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
+) -> None:
+    """Show a proposal, and sign it with your key: you allow it.
+
+    What you sign is what is shown: a run with other settings that change its releases needs another
+    proposal.
+    """
+    from fedsurrogate.common.errors import ConfigError
+    from fedsurrogate.common.files import READABLE, replace_file
+    from fedsurrogate.common.security.sealing import SEED_BYTES
+    from fedsurrogate.server_app.deployment.federation_rules import read_proposal
+
+    signed = read_proposal(file)
+    show_proposal(signed.proposal)
+    try:
+        private = key.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{key} cannot be read ({error.strerror})") from None
+    if len(private) != SEED_BYTES:
+        raise ConfigError(f"{key} is no key of `coordinator approver`")
+    if not (yes or typer.confirm("Allow this?")):
+        raise typer.Exit(1)
+    replace_file(file, signed.sign(private).text() + "\n", mode=READABLE)
+    console.print(f"signed; {file} has {len(signed.sign(private).signatures)} signatures")
+
+
+def approver(
+    file: Annotated[Path, typer.Argument(help="The file of the private key, made if missing.")],
+    name: Annotated[str, typer.Option(help="Your name, as others see it.")],
+) -> None:
+    """Make a key with which you allow runs, and print the line that others need to know it.
+
+    The line goes into approvers.toml of the federation and of hospitals that ask for signatures.
+    """
+    import json
+
+    from fedsurrogate.common.errors import ConfigError
+    from fedsurrogate.common.files import kept_secret
+    from fedsurrogate.common.security.sealing import SEED_BYTES, public_key
+
+    try:
+        private = kept_secret(file, SEED_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written ({error.strerror})") from None
+    if len(private) != SEED_BYTES:
+        raise ConfigError(f"{file} is there, and is no key of `coordinator approver`")
+    print(f"{json.dumps(name, ensure_ascii=False)} = {json.dumps(public_key(private).hex())}")

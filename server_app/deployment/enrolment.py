@@ -1,0 +1,125 @@
+"""A hospital that has made its own key takes part: its request is looked at, then accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.security.enrolment import (
+    CERTIFICATE,
+    KEY,
+    LARGEST_REQUEST,
+    Enrolment,
+    read_request,
+)
+from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
+from fedsurrogate.common.security.fingerprints import (
+    COMPARED,
+    is_fingerprint,
+)
+from fedsurrogate.server_app.deployment.certificates import (
+    PUBLIC,
+    REQUEST,
+    certify,
+    expiry,
+    papers,
+)
+
+Standing = Literal["new", "renewal", "other key"]
+
+
+def request_in(file: Path) -> tuple[Enrolment, bytes]:
+    """Who asks in a file of `site enrol`, and its content.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such request.
+    """
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(LARGEST_REQUEST + 1)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror})") from None
+    try:
+        return read_request(content), content
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def standing(folder: Path, asks: Enrolment) -> Standing:
+    """What accepting a request would mean.
+
+    Args:
+        folder: of the certificates and keys.
+        asks: the site and its key.
+
+    Returns:
+        "new": the federation does not know this site; "renewal": it knows it with this key; "other
+        key": it knows it with another.
+
+    Raises:
+        ConfigError: another site has this key, or a certificate in the folder cannot be read.
+    """
+    known = {paper.name: paper.fingerprint for paper in papers(folder) if paper.kind == "site"}
+    fingerprint = asks.fingerprint()
+    if others := [
+        name for name, each in known.items() if each == fingerprint and name != asks.site
+    ]:
+        raise ConfigError(
+            f"site {others[0]!r} has the key of this request of {asks.site!r}; each site needs a "
+            "key of its own"
+        )
+    if asks.site not in known:
+        return "new"
+    return "renewal" if known[asks.site] == fingerprint else "other key"
+
+
+def accept(folder: Path, request: Path, typed: str, days: int) -> Enrolment:
+    """Put a site's public key and its certificate into the folder, where `coordinator register`
+    takes them.
+
+    Args:
+        folder: of the certificates and keys, with the authority's key.
+        request: file of `site enrol`.
+        typed: the key's fingerprint, as the hospital has said it on another way.
+        days: for which its certificate is valid.
+
+    Returns:
+        The site.
+
+    Raises:
+        ConfigError: before anything is written.
+    """
+    asks, content = request_in(request)
+    standing(folder, asks)
+    if not is_fingerprint(typed, asks.fingerprint()):
+        raise ConfigError(
+            f"--accept {typed[:80]!r}: not the {COMPARED} digits of the key in {request}; if the "
+            "hospital has read out these, the request was changed on its way"
+        )
+    certificate, site = certify(folder, asks, days), folder / "sites" / asks.site
+    # Last, what makes the site one of the federation.
+    for name, each in (
+        ("ca.crt", (folder / "ca.crt").read_bytes()),
+        (REQUEST, content),
+        (CERTIFICATE, certificate),
+        (SITE_PUBLIC, asks.line().encode()),
+    ):
+        replace_file(site / name, each, mode=PUBLIC)
+    # Of a key that the coordinator had made for this site.
+    (site / KEY).unlink(missing_ok=True)
+    return asks
+
+
+def valid_until(site: Path) -> str:
+    """When a site's certificate ends, ISO 8601; empty if it has none, and never.
+
+    Args:
+        site: its folder.
+
+    Raises:
+        ConfigError: the certificate cannot be read.
+    """
+    ends = expiry(site / CERTIFICATE)
+    return "" if ends is None else ends.isoformat(timespec="seconds")

@@ -1,0 +1,206 @@
+"""A hospital that has made its own key takes part when its fingerprint was compared, and for as
+long as its certificate lasts.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsurrogate.client_app.diagnostics import certificate_check
+from fedsurrogate.common.flower.interface import FleetRequest
+from fedsurrogate.server_app.deployment.certificates import issue, papers
+from fedsurrogate.server_app.deployment.fleet_guard import EXPIRED, Validity, key_bytes
+from fedsurrogate.server_app.deployment.supernodes import _keys
+from fedsurrogate.strategies.base.registered import Registration, read_table, write_table
+from tests.commands import coordinator, site
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    issue(tmp_path / "fed", ("fl.example.org",), ("east",))
+    return tmp_path / "fed"
+
+
+class Commands:
+    """The two command lines, in a folder of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, captured: Captured) -> None:
+        self._patch, self._captured = monkeypatch, captured
+
+    def coordinator(self, *arguments: str) -> int:
+        """Its exit code."""
+        return coordinator(self._patch, *arguments)
+
+    def asked(self, name: str) -> str:
+        """The fingerprint that a hospital reads out after `site enrol`."""
+        known = ["--hospital", f"Hospital of {name}", "--contact", f"it@{name}.example"]
+        assert site(self._patch, "enrol", name, *known) == 0
+        found = re.search(r"fingerprint +([0-9a-f ]{39})", self.printed())
+        assert found
+        return found.group(1)
+
+    def accepted(self, request: str, fingerprint: str, *more: str) -> int:
+        """The exit code of accepting a request."""
+        return self.coordinator("enrol", "fed", request, "--accept", fingerprint, *more)
+
+    def printed(self) -> str:
+        """What was printed since it was last asked."""
+        return "".join(self._captured.readouterr())
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> Commands:
+    return Commands(monkeypatch, capsys)
+
+
+def listed(folder: Path) -> dict[str, datetime | None]:
+    return {paper.name: paper.expires for paper in papers(folder) if paper.kind == "site"}
+
+
+def test_the_kit_of_a_site_that_enrolled_holds_no_secret(folder: Path, commands: Commands) -> None:
+    fingerprint = commands.asked("north")
+    secret = Path("north/papers/site.key").read_bytes()
+    assert (
+        commands.accepted("north/north.csr", fingerprint, "--coordinator", "fl.example.org:9092")
+        == 0
+    )
+    assert "north.tar.gz; it holds no secret" in commands.printed()
+    with tarfile.open("north.tar.gz") as kit:
+        contents = [kit.extractfile(each).read() for each in kit if each.isfile()]  # type: ignore[union-attr]
+        names = kit.getnames()
+    assert "north/papers/site.crt" in names
+    assert "north/papers/site.key" not in names
+    everywhere = [each.read_bytes() for each in folder.rglob("*") if each.is_file()]
+    assert all(secret not in content for content in [*contents, *everywhere])
+    assert set(_keys(folder)) == {"east", "north"}
+    # What the coordinator makes for other sites leaves this one as it is.
+    assert commands.coordinator("certs", "fed", "--site", "north") == 0
+    assert not (folder / "sites" / "north" / "site.key").exists()
+
+
+def test_the_authority_signs_the_certificate_of_the_sites_own_key(
+    folder: Path, commands: Commands
+) -> None:
+    fingerprint = commands.asked("north")
+    assert commands.accepted("north/north.csr", fingerprint, "--days", "90") == 0
+    certificate = x509.load_pem_x509_certificate((folder / "sites/north/site.crt").read_bytes())
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    line = certificate.public_key().public_bytes(*form).decode()
+    assert Path("north/papers/site.pub").read_text() == f"{line} north\n"
+    left = certificate.not_valid_after_utc - datetime.now(UTC)
+    assert timedelta(89) < left <= timedelta(90)
+
+
+@pytest.mark.parametrize("wrong", ["", "864c", "0" * 32])
+def test_without_the_fingerprint_nothing_changes(
+    folder: Path, commands: Commands, wrong: str
+) -> None:
+    fingerprint = commands.asked("north")
+    before = listed(folder)
+    if wrong:
+        assert commands.accepted("north/north.csr", wrong) == 1
+        assert fingerprint not in commands.printed()
+    else:
+        assert commands.coordinator("enrol", "fed", "north/north.csr") == 0
+        assert fingerprint in commands.printed()
+    assert listed(folder) == before
+    assert not (folder / "sites" / "north").exists()
+
+
+def test_a_renewal_keeps_the_key_and_moves_the_end(folder: Path, commands: Commands) -> None:
+    fingerprint = commands.asked("north")
+    commands.accepted("north/north.csr", fingerprint, "--days", "20")
+    first = listed(folder)["north"]
+    assert commands.asked("north") == fingerprint
+    commands.coordinator("enrol", "fed", "north/north.csr")
+    assert "its certificate is made anew" in commands.printed()
+    assert commands.accepted("north/north.csr", fingerprint, "--days", "300") == 0
+    assert first is not None
+    assert listed(folder)["north"] - first > timedelta(279)  # type: ignore[operator]
+
+
+def test_another_key_for_a_known_name_is_shown_as_such(folder: Path, commands: Commands) -> None:
+    """Who asks for the name of a hospital that is in: only its fingerprint, read out, lets him."""
+    fingerprint = commands.asked("east")
+    commands.coordinator("enrol", "fed", "east/east.csr")
+    assert "ANOTHER KEY" in commands.printed()
+    assert (folder / "sites" / "east" / "site.key").exists()
+    commands.accepted("east/east.csr", fingerprint)
+    assert not (folder / "sites" / "east" / "site.key").exists()
+
+
+def test_two_sites_cannot_have_one_key(folder: Path, commands: Commands) -> None:
+    fingerprint = commands.asked("north")
+    commands.accepted("north/north.csr", fingerprint)
+    Path("west/papers").mkdir(parents=True)
+    Path("north/papers/site.key").rename("west/papers/site.key")
+    assert commands.asked("west") == fingerprint
+    assert commands.accepted("west/west.csr", fingerprint) == 1
+    assert "'north' has the key of this request of 'west'" in commands.printed()
+    assert "west" not in listed(folder)
+
+
+NOW = datetime.now(UTC)
+TIMES = st.sampled_from([timedelta(days) for days in (-400, -1, 1, 29, 31, 400)]) | st.none()
+
+
+@given(st.lists(TIMES, min_size=3, max_size=3), st.lists(TIMES, min_size=3, max_size=3))
+def test_a_key_is_heard_until_its_end_and_again_after_a_renewal(
+    tmp_path_factory: pytest.TempPathFactory,
+    before: list[timedelta | None],
+    after: list[timedelta | None],
+) -> None:
+    home = tmp_path_factory.mktemp("table")
+    issue(home, ("fl.example.org",), ("0", "1", "2"))
+    keys = _keys(home)
+    guard = Validity(home / "registered.json")
+
+    def of(name: str) -> FleetRequest:
+        return FleetRequest(key_bytes(keys[name]), node=int(name), senders=(int(name),))
+
+    # Without a table, and with one that cannot be read, what was known holds.
+    assert [guard.refusal(of(name)) for name in keys] == ["", "", ""]
+    for number, ends in enumerate((before, after)):
+        table = {
+            name: Registration(key, int(name), (NOW + left).isoformat() if left else "")
+            for (name, key), left in zip(keys.items(), ends, strict=True)
+        }
+        write_table(home / "registered.json", table)
+        assert read_table(home / "registered.json") == table
+        expected = [EXPIRED if left and left < timedelta(0) else "" for left in ends]
+        assert [guard.refusal(of(name)) for name in keys] == expected, number
+        # A valid key does not make a message of another's valid.
+        wrong = FleetRequest(key_bytes(keys["0"]), node=0, senders=(1,))
+        assert guard.refusal(wrong)
+    (home / "registered.json").write_text("{")
+    assert [guard.refusal(of(name)) for name in keys] == expected
+
+
+def test_the_doctor_warns_a_month_before_the_end(folder: Path, commands: Commands) -> None:
+    fingerprint = commands.asked("north")
+    key = Path("north/papers/site.key")
+    assert certificate_check.check_certificate(key) is None
+    for days, state in ((29, "WARN"), (32, "PASS")):
+        commands.accepted("north/north.csr", fingerprint, "--days", str(days))
+        key.with_name("site.crt").write_bytes((folder / "sites/north/site.crt").read_bytes())
+        found = certificate_check.check_certificate(key)
+        assert found
+        assert found.state == state
+    key.with_name("site.crt").write_text("no certificate")
+    found = certificate_check.check_certificate(key)
+    assert found
+    assert found.state == "FAIL"
