@@ -34,7 +34,7 @@ from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.enrolment import CURVE, new_request, read_request
-from fedsurrogate.common.security.proposals import Proposal, Signed, read_signed
+from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_signed
 from fedsurrogate.common.security.receipts import parse_receipts
 from fedsurrogate.common.security.sealing import public_key, read_keys
 from fedsurrogate.common.surrogates.columns import Frame
@@ -211,7 +211,7 @@ def _texts() -> Iterator[Parser]:
         [f'north = "{key}"\nsouth = "{"ab" * 64}"\n'.encode()],
         of_text,
     )
-    proposal = Signed(Proposal.fresh("run", _SETTINGS[0], "a test", 30)).sign(pins.SITE)  # type: ignore[arg-type]
+    proposal = SignedProposal(Proposal.fresh("run", _SETTINGS[0], "a test", 30)).sign(pins.SITE)  # type: ignore[arg-type]
     yield Parser(
         "proposal",
         _proposal,

@@ -54,7 +54,7 @@ def _check_allowed(config: Run, run_id: int, rules: Path) -> None:
     from fedsurrogate.server_app.federate import fail_before_start
 
     try:
-        check_run_allowed(rules, config)
+        check_run_allowed(rules, config.full_digest, config.settings.approval)
     except ConfigError as error:
         fail_before_start(config, run_id, str(error), simulated=False)
 

@@ -93,25 +93,25 @@ class Approvals:
             )
         names, proposal = list[str](), ""
         if fewest:
-            names, proposal = self._signers(run, fewest)
+            names, proposal = self._signers(run.full_digest, run.settings.approval, fewest)
         if decision is not None:
             names.append(f"here {decision.officer}")
             proposal = proposal or decision.proposal
         return Allowed(proposal, ", ".join(names))
 
-    def _signers(self, run: Run, fewest: int) -> tuple[list[str], str]:
+    def _signers(self, digest: str, approval: str, fewest: int) -> tuple[list[str], str]:
         known = read_keys(self._folder / self._policy.approvers)
-        if not run.settings.approval:
+        if not approval:
             raise PolicyError(
                 f"require-approval = {fewest}: the run has no signed proposal (`coordinator "
                 "propose`)"
             )
         try:
-            signed = read_signed(run.settings.approval)
+            signed = read_signed(approval)
             if signed.proposal.action != "run":
                 raise ConfigError(f"the proposal is to {signed.proposal.action} sites")
             today = datetime.now(UTC).date()
-            names = check_signed(signed, run.full_digest, known, fewest, today)
+            names = check_signed(signed, digest, known, fewest, today)
         except ConfigError as error:
             raise PolicyError(f"require-approval = {fewest}: {error}") from None
         return names, signed.proposal.id

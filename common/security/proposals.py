@@ -114,7 +114,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedProposal:
     """A proposal with the signatures that it has so far.
 
     Attributes:
@@ -125,10 +125,10 @@ class Signed:
     proposal: Proposal
     signatures: Mapping[str, str] = field(default_factory=dict)
 
-    def sign(self, private: bytes) -> Signed:
+    def sign(self, private: bytes) -> SignedProposal:
         """The same, also signed with this key."""
         made = {public_key(private).hex(): sign(self.proposal.body(), private, FOR).hex()}
-        return Signed(self.proposal, {**self.signatures, **made})
+        return SignedProposal(self.proposal, {**self.signatures, **made})
 
     def signers(self, known: Mapping[str, bytes]) -> list[str]:
         """Who of these people has signed; a signature that does not fit counts as none.
@@ -153,18 +153,18 @@ class Signed:
         )
 
 
-def read_signed(text: str) -> Signed:
+def read_signed(text: str) -> SignedProposal:
     """A proposal from its text.
 
     Args:
-        text: of `Signed.text`, or the same with other blanks.
+        text: of `SignedProposal.text`, or the same with other blanks.
 
     Raises:
         ConfigError: for another text.
 
     Example:
         >>> proposal = Proposal.fresh("run", {"method": "fedpft"}, "first test", days=30)
-        >>> read_signed(Signed(proposal).text()).proposal == proposal
+        >>> read_signed(SignedProposal(proposal).text()).proposal == proposal
         True
     """
     if len(text) > LARGEST:
@@ -185,11 +185,11 @@ def read_signed(text: str) -> Signed:
         raise ConfigError(
             f"signatures: must be at most {MOST_SIGNATURES} of `coordinator approve`, by key"
         )
-    return Signed(Proposal(**content), signatures)
+    return SignedProposal(Proposal(**content), signatures)
 
 
 def check_signed(
-    signed: Signed, digest: str, known: Mapping[str, bytes], fewest: int, today: date
+    signed: SignedProposal, digest: str, known: Mapping[str, bytes], fewest: int, today: date
 ) -> list[str]:
     """Who has allowed something, if they are enough.
 

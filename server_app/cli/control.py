@@ -168,7 +168,8 @@ def run(
     config = parse_run(overrides)
     check_connection(control, root_certificates)
     if root_certificates is not None:
-        check_run_allowed(table_file(root_certificates.parent).parent, config)
+        rules = table_file(root_certificates.parent).parent
+        check_run_allowed(rules, config.full_digest, config.settings.approval)
     check_submission(config, control)
     output = Path(config.settings.output_dir).expanduser().absolute()
     output_console, progress = stderr_console(), Progress()

@@ -58,7 +58,7 @@ def propose(
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import READABLE, replace_file
-    from fedsurrogate.common.security.proposals import Proposal, Signed
+    from fedsurrogate.common.security.proposals import Proposal, SignedProposal
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.runs.presets import preset_settings
 
@@ -71,7 +71,7 @@ def propose(
     # Before it is signed: settings that do not agree are refused here.
     proposal.digest()
     try:
-        replace_file(out, Signed(proposal).text() + "\n", mode=READABLE)
+        replace_file(out, SignedProposal(proposal).text() + "\n", mode=READABLE)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written ({error.strerror})") from None
     show_proposal(proposal)

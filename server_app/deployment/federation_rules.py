@@ -15,11 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.proposals import (
     LARGEST,
     Action,
-    Signed,
+    SignedProposal,
     check_signed,
     read_signed,
 )
@@ -58,7 +57,9 @@ def approvals_needed(folder: Path) -> int:
     return int(number)
 
 
-def check_allowed(folder: Path, action: Action, digest: str, signed: Signed | None) -> list[str]:
+def check_allowed(
+    folder: Path, action: Action, digest: str, signed: SignedProposal | None
+) -> list[str]:
     """Who has allowed an action of the coordinator.
 
     Args:
@@ -89,13 +90,24 @@ def check_allowed(folder: Path, action: Action, digest: str, signed: Signed | No
     return check_signed(signed, digest, known, needed, datetime.now(UTC).date())
 
 
-def check_run_allowed(folder: Path, run: Run) -> list[str]:
-    """Who has allowed a run, by its setting `approval`. As `check_allowed`."""
-    text = run.settings.approval
-    return check_allowed(folder, "run", run.full_digest, read_signed(text) if text else None)
+def check_run_allowed(folder: Path, digest: str, approval: str) -> list[str]:
+    """Who has allowed a run.
+
+    Args:
+        folder: of the rules.
+        digest: the full digest of the run's settings.
+        approval: its setting of this name; empty without a proposal.
+
+    Returns:
+        As `check_allowed`.
+
+    Raises:
+        ConfigError: too few have.
+    """
+    return check_allowed(folder, "run", digest, read_signed(approval) if approval else None)
 
 
-def read_proposal(file: Path) -> Signed:
+def read_proposal(file: Path) -> SignedProposal:
     """A file of `coordinator propose`.
 
     Raises:

@@ -23,7 +23,7 @@ from fedsurrogate.client_app.methods.task import MethodOutput
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.proposals import Proposal, Signed
+from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 from fedsurrogate.common.security.sealing import public_key
 
 RUN = {"method": "fedpft", "epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}
@@ -31,14 +31,14 @@ KEY = b"k" * 32
 LINE = f'"Ada" = "{public_key(KEY).hex()}"\n'
 
 
-def signed(content: Mapping[str, object] = RUN, keys: tuple[bytes, ...] = (KEY,)) -> Signed:
-    proposal = Signed(Proposal.fresh("run", content, "a test", 30))  # type: ignore[arg-type]
+def signed(content: Mapping[str, object] = RUN, keys: tuple[bytes, ...] = (KEY,)) -> SignedProposal:
+    proposal = SignedProposal(Proposal.fresh("run", content, "a test", 30))  # type: ignore[arg-type]
     for key in keys:
         proposal = proposal.sign(key)
     return proposal
 
 
-def with_text(proposal: Signed | None, content: Mapping[str, object] = RUN) -> Run:
+def with_text(proposal: SignedProposal | None, content: Mapping[str, object] = RUN) -> Run:
     return parse_run({**content, **({"approval": proposal.text()} if proposal else {})})  # type: ignore[arg-type]
 
 

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.proposals import Proposal, Signed, check_signed, read_signed
+from fedsurrogate.common.security.proposals import (
+    Proposal,
+    SignedProposal,
+    check_signed,
+    read_signed,
+)
 from fedsurrogate.common.security.sealing import public_key
 
 RUN = {"method": "fedpft", "epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}
@@ -23,8 +28,8 @@ TODAY = datetime.now(UTC).date()
 PEOPLE = st.lists(st.sampled_from(sorted(PRIVATE)), unique=True)
 
 
-def proposed(content: dict[str, object] | None = None, days: int = 30) -> Signed:
-    return Signed(Proposal.fresh("run", content or RUN, "a test", days))  # type: ignore[arg-type]
+def proposed(content: dict[str, object] | None = None, days: int = 30) -> SignedProposal:
+    return SignedProposal(Proposal.fresh("run", content or RUN, "a test", days))  # type: ignore[arg-type]
 
 
 @given(PEOPLE, PEOPLE, st.integers(0, 4))
