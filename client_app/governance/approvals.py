@@ -18,7 +18,6 @@ from fedsurrogate.client_app.governance.entries import Entry
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.proposals import check_signed, read_signed
 from fedsurrogate.common.security.sealing import read_keys
 
@@ -69,18 +68,19 @@ class Approvals:
     def __init__(self, policy: Policy, folder: Path, state: Path) -> None:
         self._policy, self._folder, self._state = policy, folder, state
 
-    def check(self, run: Run) -> Allowed:
+    def check(self, digest: str, approval: str) -> Allowed:
         """Who has allowed a run.
 
         Args:
-            run: that is asked for; its setting `approval` has the signed proposal.
+            digest: the full digest of the settings of the run that is asked for.
+            approval: its setting of this name, the signed proposal; empty without one.
 
         Raises:
             PolicyError: too few have, or this site's officer has refused it.
             ConfigError: a file of the site cannot be read.
         """
         fewest = self._policy.require_approval
-        decision = decisions(self._state).get(run.full_digest)
+        decision = decisions(self._state).get(digest)
         if decision is not None and decision.answer == "refused":
             raise PolicyError(
                 f"{decision.officer}, an officer of this site, has refused this run on "
@@ -93,7 +93,7 @@ class Approvals:
             )
         names, proposal = list[str](), ""
         if fewest:
-            names, proposal = self._signers(run.full_digest, run.settings.approval, fewest)
+            names, proposal = self._signers(digest, approval, fewest)
         if decision is not None:
             names.append(f"here {decision.officer}")
             proposal = proposal or decision.proposal

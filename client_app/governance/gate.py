@@ -59,7 +59,8 @@ class Gate:
         """
         self._check_policy(run)
         if self._approvals is not None:
-            self._allowed[run.full_digest] = self._approvals.check(run)
+            digest = run.full_digest
+            self._allowed[digest] = self._approvals.check(digest, run.settings.approval)
         self.ledger.check()
 
     def check_planned(self, release: Release) -> None:

@@ -69,9 +69,9 @@ def test_a_run_is_allowed_if_and_only_if_all_who_are_needed_have_allowed_it(
     right = has == "signed" or not needs_people
     if answer == "refused" or (needs_officer and not answer) or not right:
         with pytest.raises(PolicyError):
-            rules.check(run)
+            rules.check(run.full_digest, run.settings.approval)
         return
-    allowed = rules.check(run)
+    allowed = rules.check(run.full_digest, run.settings.approval)
     assert ("Ada" in allowed.by) == needs_people
     assert ("here Olga" in allowed.by) == (answer == "approved")
 
@@ -135,7 +135,7 @@ def test_nothing_leaves_for_a_run_that_was_not_checked(tmp_path: Path) -> None:
 def test_decisions_that_cannot_be_read_allow_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / DECISIONS).write_text(content)
     with pytest.raises(ConfigError, match=DECISIONS):
-        Approvals(Policy(), tmp_path, tmp_path).check(with_text(None))
+        Approvals(Policy(), tmp_path, tmp_path).check(with_text(None).full_digest, "")
 
 
 def test_a_later_decision_replaces_an_earlier_one(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_later_decision_replaces_an_earlier_one(tmp_path: Path) -> None:
         decide(tmp_path, run.full_digest, Decision(answer, "Olga", "", "2026-01-01"))  # type: ignore[arg-type]
         if answer == "refused":
             with pytest.raises(PolicyError, match="Olga, an officer of this site, has refused"):
-                rules.check(run)
+                rules.check(run.full_digest, run.settings.approval)
         else:
-            assert rules.check(run).by == "here Olga"
+            assert rules.check(run.full_digest, run.settings.approval).by == "here Olga"
     assert set(json.loads((tmp_path / DECISIONS).read_text())) == {run.full_digest}
