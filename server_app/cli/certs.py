@@ -64,14 +64,18 @@ def certs(
 
     from rich.table import Column, Table
 
+    from fedsurrogate.server_app.deployment.audit_log import note
     from fedsurrogate.server_app.deployment.certificates import drop_site_keys, issue, papers
 
+    if new_key and not site:
+        raise typer.BadParameter(
+            "needs --site, the site that gets a new key", param_hint="--new-key"
+        )
+    if host or site or renew:
+        asked = {"hosts": host or [], "sites": site or [], "renew": renew, "new_key": new_key}
+        note(folder, "certify", asked)
     if new_key:
-        if not site:
-            raise typer.BadParameter(
-                "needs --site, the site that gets a new key", param_hint="--new-key"
-            )
-        drop_site_keys(folder, site)
+        drop_site_keys(folder, site or [])
     issue(folder, host or (), site or (), renew, days)
     now = datetime.datetime.now(datetime.UTC)
     states = [(paper, paper.state(now)) for paper in papers(folder)]

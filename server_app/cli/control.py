@@ -52,11 +52,13 @@ def register(
     A registered key stays as it is. A new key under a registered name replaces the old key, which
     is revoked.
     """
+    from fedsurrogate.server_app.deployment.audit_log import note
     from fedsurrogate.server_app.deployment.control import check_connection
     from fedsurrogate.server_app.deployment.supernodes import register as register_keys
 
     check_connection(control, root_certificates)
-    _check_keys_allowed(folder, "register", None, proposal)
+    allowed_by = _check_keys_allowed(folder, "register", None, proposal)
+    note(folder, "register", {"sites": keys_of(folder, None), "allowed_by": allowed_by})
     for site, what in register_keys(folder, control, root_certificates, wait).items():
         console.print(f"{what:<11}{site}")
         if what == "taken back":
@@ -99,11 +101,13 @@ def unregister(
     proposal: ProposalFile = None,
 ) -> None:
     """Revoke a site's key: its holder is disconnected at once and cannot connect again."""
+    from fedsurrogate.server_app.deployment.audit_log import note
     from fedsurrogate.server_app.deployment.control import check_connection
     from fedsurrogate.server_app.deployment.supernodes import forget
 
     check_connection(control, root_certificates)
-    _check_keys_allowed(folder, "unregister", site, proposal)
+    allowed_by = _check_keys_allowed(folder, "unregister", site, proposal)
+    note(folder, "revoke", {"site": site, "allowed_by": allowed_by})
     known = forget(folder, site, control, root_certificates)
     console.print(f"{'unregistered' if known else 'not known':<14}{site}")
     if known:
@@ -113,8 +117,10 @@ def unregister(
 
 def _check_keys_allowed(
     folder: Path, action: Literal["register", "unregister"], site: str | None, file: Path | None
-) -> None:
-    """Raise ConfigError if the federation asks for signatures that the proposal in `file` has not."""
+) -> list[str]:
+    """Who has allowed it. Raises ConfigError if the federation asks for signatures that the proposal
+    in `file` has not.
+    """
     from fedsurrogate.common.security.proposals import Proposal
     from fedsurrogate.server_app.deployment.federation_rules import (
         approvals_needed,
@@ -125,10 +131,10 @@ def _check_keys_allowed(
 
     rules = table_file(folder).parent
     if file is None and not approvals_needed(rules):
-        return
+        return []
     signed = read_proposal(file) if file else None
     done = Proposal.fresh(action, keys_of(folder, site), "this command", 1)
-    check_allowed(rules, action, done.digest(), signed)
+    return check_allowed(rules, action, done.digest(), signed)
 
 
 def run(

@@ -51,12 +51,15 @@ def enrol(
     """
     from fedsurrogate.common.escapes import for_terminal
     from fedsurrogate.common.security.fingerprints import in_groups
+    from fedsurrogate.server_app.deployment.audit_log import note
     from fedsurrogate.server_app.deployment.enrolment import accept as accept_request
     from fedsurrogate.server_app.deployment.enrolment import request_in, standing, valid_until
 
     asks, _ = request_in(request)
     means = MEANS[standing(folder, asks)]
     if accept:
+        facts = {"site": asks.site, "hospital": asks.hospital, "fingerprint": asks.fingerprint()}
+        note(folder, "accept", facts)
         accept_request(folder, request, accept, days)
     rows = {
         "site": asks.site,

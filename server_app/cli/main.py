@@ -23,6 +23,7 @@ from fedsurrogate.common.command_line import (
 )
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras.packages import install_command
+from fedsurrogate.server_app.cli.audit_log import audit_log
 from fedsurrogate.server_app.cli.certs import certs
 from fedsurrogate.server_app.cli.control import register, run, superlink, unregister
 from fedsurrogate.server_app.cli.enrol import enrol
@@ -254,6 +255,7 @@ for command in (
     propose,
     approve,
     approver,
+    audit_log,
     run,
     runs,
     attach,

@@ -376,9 +376,11 @@ def export(
     A graph has normalisation, backbone and head in one; it is read again and compared before the
     command ends.
     """
+    from fedsurrogate.server_app.deployment.audit_log import note
     from fedsurrogate.server_app.export.source import signed_model_of
 
     model = signed_model_of(run, key)
+    note(key, "export", {"run": run.name, "model": model.manifest.name, "format": format_.value})
     # The suffix is not taken with `with_suffix`, which would cut a name at its last dot.
     file = out if out is not None else run / f"{model.manifest.name}{ENDINGS[format_]}"
     if not file.expanduser().absolute().parent.is_dir():

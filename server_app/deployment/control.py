@@ -14,6 +14,8 @@ from typing import Any
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.environment import is_loopback
 from fedsurrogate.common.flower.interface import FINISHED
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.proposals import read_signed
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.control_api.following import (
     END_SECONDS,
@@ -22,6 +24,7 @@ from fedsurrogate.server_app.control_api.following import (
     follow_run,
 )
 from fedsurrogate.server_app.control_api.runs import stop as stop_at_superlink
+from fedsurrogate.server_app.deployment.audit_log import note
 from fedsurrogate.server_app.deployment.submit import (
     DONE,
     OnEvent,
@@ -109,6 +112,8 @@ def run(
         RunError: the run did not finish.
     """
     _check_listening(address)
+    papers = None if authority is None else authority.parent
+    note(papers, "start", _facts(overrides))
     shown: list[dict[str, Any]] = []
 
     def show(event: dict[str, Any]) -> None:
@@ -127,6 +132,7 @@ def run(
             stop_run(log, NAME, environment)
             if stop.folder is not None:
                 complete_interrupted(stop.folder, f"interrupted by {stop}", END_SECONDS)
+            note(papers, "end", {"run": _name(stop.folder), "status": "interrupted"})
             raise
         if status != DONE and not status.startswith(FINISHED) and (run_id := run_id_in(log)):
             # Flower's own command has lost its connection; the run has not ended.
@@ -134,12 +140,26 @@ def run(
                 Handle(run_id, folder), output, address, authority, on_event, len(shown)
             )
             status = DONE if folder is None or succeeded(folder) else status
+        note(papers, "end", {"run": _name(folder), "status": status})
         if status != DONE:
             if folder is not None:
                 (folder / "flower.log").write_text(plain(log))
                 raise ended(folder, status)
             raise RunError(f"the run ended as {status}: {reason(log)}")
     return folder
+
+
+def _facts(overrides: Mapping[str, Scalar]) -> dict[str, object]:
+    """What the audit log says of a run: its settings, and its digest by which sites know it."""
+    shown = {key: value for key, value in overrides.items() if key != "approval"}
+    run = parse_run(overrides)
+    proposal = run.settings.approval
+    allowed = read_signed(proposal).proposal.id if proposal else ""
+    return {"digest": run.full_digest, "proposal": allowed, "settings": shown}
+
+
+def _name(folder: Path | None) -> str:
+    return "" if folder is None else folder.name
 
 
 def attach(
@@ -197,6 +217,8 @@ def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle
             f"{handle.folder} does not name Flower's number of the run; give it, `coordinator "
             "runs` lists it"
         )
+    facts = {"run": _name(handle.folder), "flower_run": handle.id}
+    note(None if authority is None else authority.parent, "stop", facts)
     if not stop_at_superlink(handle.id, address, authority):
         raise RunError(
             f"the SuperLink at {address} did not stop run {handle.id}; `coordinator runs` shows "

@@ -1,0 +1,178 @@
+"""The audit log of a federation at its coordinator: who started, stopped, accepted, revoked or
+exported what, and when.
+
+A file of JSON lines to which commands append before they act. Each line holds the SHA-256 of the
+line before, so a line that is changed, removed or inserted shows. That lines were cut off at the end
+shows only to who has noted a digest before (`--holds`), or ships the lines elsewhere.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fedsurrogate.common.errors import ConfigError, RunError, SealError
+from fedsurrogate.common.security.sealing import SEED_BYTES, public_key, sign, verify
+from fedsurrogate.server_app.deployment.supernodes import table_file
+
+NAME = "audit-log.jsonl"
+# Environment variables: the file, and the key of `coordinator approver` of the person at work.
+VARIABLE, OPERATOR = "FEDSURROGATE_AUDIT_LOG", "FEDSURROGATE_OPERATOR_KEY"
+FOR = b"fedsurrogate audit log 1"
+LOCK_SECONDS = 60
+FIELDS = {"number", "time", "account", "action", "facts", "before", "key", "signature"}
+
+
+def audit_file(folder: Path | None) -> Path | None:
+    """The file of the audit log.
+
+    Args:
+        folder: of `coordinator certs`; None where a command knows none.
+
+    Returns:
+        What the environment names, else a file next to the table of registered sites; None where
+        neither is known, as on a machine without keys.
+    """
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    return None if folder is None else table_file(folder).with_name(NAME)
+
+
+def note(folder: Path | None, action: str, facts: Mapping[str, object]) -> None:
+    """Append an entry, before the action.
+
+    Args:
+        folder: as for `audit_file`; without a file nothing is noted.
+        action: such as "start".
+        facts: of it; texts, numbers, and lists of them.
+
+    Raises:
+        RunError: the entry cannot be written; then the action must not happen.
+        ConfigError: the operator's key cannot be read.
+    """
+    file = audit_file(folder)
+    if file is None:
+        return
+    private = _operator_key()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with FileLock(file.with_name(f"{file.name}.lock"), timeout=LOCK_SECONDS):
+            last = _last_line(file)
+            entry: dict[str, Any] = {
+                "number": json.loads(last)["number"] + 1 if last else 1,
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "account": f"{_account()}@{socket.gethostname()}",
+                "action": action,
+                "facts": dict(facts),
+                "before": hashlib.sha256(last).hexdigest() if last else "",
+                "key": public_key(private).hex() if private else "",
+                "signature": "",
+            }
+            if private:
+                entry["signature"] = sign(_canonical(entry), private, FOR).hex()
+            _append(file, _canonical(entry) + b"\n")
+    except (OSError, Timeout, ValueError, LookupError, TypeError) as error:
+        raise RunError(
+            f"{file}: the audit log cannot be written ({type(error).__name__}), so nothing is done; "
+            "`coordinator audit-log --verify` shows what is wrong with it"
+        ) from None
+
+
+def entries(file: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """All entries, each with the SHA-256 of its line, checked one by one.
+
+    Args:
+        file: of the audit log.
+
+    Raises:
+        RunError: at the first line that does not fit the one before.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise RunError(f"{file} cannot be read ({error.strerror})") from None
+    before = ""
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        entry = _entry(file, line, number, before)
+        before = hashlib.sha256(line.rstrip(b"\n")).hexdigest()
+        yield entry, before
+
+
+def _entry(file: Path, line: bytes, number: int, before: str) -> dict[str, Any]:
+    """One entry. Raises RunError."""
+    where = f"{file}, line {number}"
+    if not line.endswith(b"\n"):
+        raise RunError(f"{where}: its end is missing; a command was killed while it wrote")
+    try:
+        entry = json.loads(line)
+        sound = isinstance(entry, dict) and set(entry) == FIELDS
+        if not sound or _canonical(entry) + b"\n" != line:
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise RunError(f"{where}: this is no entry of the audit log") from None
+    if entry["number"] != number or entry["before"] != before:
+        raise RunError(
+            f"{where}: it does not follow the line before; a line was changed, removed or inserted"
+        )
+    if entry["key"]:
+        try:
+            unsigned = _canonical(entry | {"signature": ""})
+            verify(unsigned, bytes.fromhex(entry["signature"]), bytes.fromhex(entry["key"]), FOR)
+        except (SealError, ValueError, TypeError):
+            raise RunError(f"{where}: its signature does not fit") from None
+    return dict(entry)
+
+
+def _canonical(entry: Mapping[str, Any]) -> bytes:
+    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _last_line(file: Path) -> bytes:
+    """The last line without its end; empty for no file. Raises ValueError for a torn line."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return b""
+    if lines[-1]:
+        raise ValueError("a torn line")
+    return lines[-2] if len(lines) > 1 else b""
+
+
+def _append(file: Path, line: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        if os.write(descriptor, line) != len(line):
+            raise OSError("a part of a line was written")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _account() -> str:
+    with suppress(Exception):  # A container's account may have no name.
+        return getpass.getuser()
+    return str(os.getuid())
+
+
+def _operator_key() -> bytes:
+    """The key of the person at work; empty without one. Raises ConfigError."""
+    named = os.environ.get(OPERATOR)
+    if not named:
+        return b""
+    try:
+        key = Path(named).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{OPERATOR} = {named!r} cannot be read ({error.strerror})") from None
+    if len(key) != SEED_BYTES:
+        raise ConfigError(f"{OPERATOR} = {named!r} is no key of `coordinator approver`")
+    return key
