@@ -34,7 +34,7 @@ from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.enrolment import CURVE, new_request, read_request
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_signed
+from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_setting
 from fedsurrogate.common.security.receipts import parse_receipts
 from fedsurrogate.common.security.sealing import public_key, read_keys
 from fedsurrogate.common.surrogates.columns import Frame
@@ -238,7 +238,7 @@ def _texts() -> Iterator[Parser]:
 
 def _proposal(text: bytes) -> object:
     """As a site reads one: what it allows, and who has signed."""
-    signed = read_signed(text.decode("utf-8", "replace"))
+    signed = read_setting(base64.b64encode(text).decode())
     return signed.proposal.digest(), signed.signers({"north": public_key(pins.SITE)})
 
 

@@ -18,7 +18,7 @@ from fedsurrogate.client_app.governance.entries import Entry
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.security.proposals import check_signed, read_signed
+from fedsurrogate.common.security.proposals import check_signed, read_setting
 from fedsurrogate.common.security.sealing import read_keys
 
 # In the state folder: what this site's officer has decided, by the digest of a run's settings.
@@ -107,7 +107,7 @@ class Approvals:
                 "propose`)"
             )
         try:
-            signed = read_signed(approval)
+            signed = read_setting(approval)
             if signed.proposal.action != "run":
                 raise ConfigError(f"the proposal is to {signed.proposal.action} sites")
             today = datetime.now(UTC).date()

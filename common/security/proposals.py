@@ -7,6 +7,7 @@ how long it waits, the digest leaves out.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -146,8 +147,12 @@ class SignedProposal:
             return False
         return True
 
+    def setting(self) -> str:
+        """As a run's setting `approval` has it: base64, because Flower allows no quotes there."""
+        return base64.b64encode(self.text().encode()).decode()
+
     def text(self) -> str:
-        """As a file, and as a run's setting `approval`, has it."""
+        """As a file has it."""
         return json.dumps(
             self.proposal._fields() | {"signatures": dict(self.signatures)}, sort_keys=True
         )
@@ -186,6 +191,24 @@ def read_signed(text: str) -> SignedProposal:
             f"signatures: must be at most {MOST_SIGNATURES} of `coordinator approve`, by key"
         )
     return SignedProposal(Proposal(**content), signatures)
+
+
+def read_setting(text: str) -> SignedProposal:
+    """A proposal from a run's setting `approval`.
+
+    Args:
+        text: of `SignedProposal.setting`.
+
+    Raises:
+        ConfigError: for another text.
+    """
+    try:
+        if len(text) > 2 * LARGEST:
+            raise ValueError
+        content = base64.b64decode(text, validate=True).decode()
+    except ValueError:
+        raise ConfigError("approval: must be a proposal of `coordinator propose`") from None
+    return read_signed(content)
 
 
 def check_signed(

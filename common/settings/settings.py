@@ -96,8 +96,8 @@ class Basics(Section):
     )
     approval: str = Field(
         "",
-        description="The signed proposal of this run, as the file of `coordinator propose` has it, "
-        "for sites whose policy asks for one.",
+        description="The signed proposal of this run, in base64, for sites whose policy "
+        "asks for one; `coordinator run --proposal` sets it.",
     )
     compare: bool = Field(
         False, description="Whether baselines on the same features are computed; for simulations."

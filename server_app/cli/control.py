@@ -170,7 +170,7 @@ def run(
     overrides = preset_settings(preset) | parse_overrides(run_config or [])
     if proposal is not None:
         signed = read_proposal(proposal)
-        overrides = {**signed.proposal.content, **overrides, "approval": signed.text()}
+        overrides = {**signed.proposal.content, **overrides, "approval": signed.setting()}
     config = parse_run(overrides)
     check_connection(control, root_certificates)
     if root_certificates is not None:

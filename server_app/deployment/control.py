@@ -15,7 +15,7 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.environment import is_loopback
 from fedsurrogate.common.flower.interface import FINISHED
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.proposals import read_signed
+from fedsurrogate.common.security.proposals import read_setting
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.control_api.following import (
     END_SECONDS,
@@ -154,7 +154,7 @@ def _facts(overrides: Mapping[str, Scalar]) -> dict[str, object]:
     shown = {key: value for key, value in overrides.items() if key != "approval"}
     run = parse_run(overrides)
     proposal = run.settings.approval
-    allowed = read_signed(proposal).proposal.id if proposal else ""
+    allowed = read_setting(proposal).proposal.id if proposal else ""
     return {"digest": run.full_digest, "proposal": allowed, "settings": shown}
 
 

@@ -20,6 +20,7 @@ from fedsurrogate.common.security.proposals import (
     Action,
     SignedProposal,
     check_signed,
+    read_setting,
     read_signed,
 )
 from fedsurrogate.common.security.sealing import read_keys
@@ -104,7 +105,7 @@ def check_run_allowed(folder: Path, digest: str, approval: str) -> list[str]:
     Raises:
         ConfigError: too few have.
     """
-    return check_allowed(folder, "run", digest, read_signed(approval) if approval else None)
+    return check_allowed(folder, "run", digest, read_setting(approval) if approval else None)
 
 
 def read_proposal(file: Path) -> SignedProposal:

@@ -76,7 +76,8 @@ class Federation:
 
     papers: a folder of certificates and keys that `coordinator certs` has made for 127.0.0.1 and
     the sites `names`, or 0, 1, ...; then all traffic uses TLS, and the SuperLink accepts only nodes
-    with registered keys. at_nodes: environment of SuperNodes. isolated: every app runs below a
+    with registered keys. kits: where each site has its credentials, if it made its own key.
+    at_nodes: environment of SuperNodes. isolated: every app runs below a
     separate process, as in deploy/: `execs` has the coordinator's SuperExec, then `site app` of
     every site. Otherwise, SuperNodes start the code that a run brings, which no hospital should
     allow.
@@ -90,10 +91,12 @@ class Federation:
         at_nodes: Environment | None = None,
         isolated: bool = True,
         names: Sequence[str] = (),
+        kits: Path | None = None,
     ) -> None:
         self._names = list(names or (str(index) for index in range(len(node_configs))))
         self._isolation = ["--isolation", "process"] if isolated else []
         self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
+        self._kits = kits or (papers and papers / "sites")
         self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
         trust = f'root-certificates = "{papers}/ca.crt"' if papers else "insecure = true"
         home.joinpath("config.toml").write_text(
@@ -124,7 +127,7 @@ class Federation:
 
     def credentials(self, site: str) -> list[str]:
         """Flags with a site's credentials, for a SuperNode or the doctor."""
-        kit = self.papers / "sites" / site  # type: ignore[operator]
+        kit = self._kits / site  # type: ignore[operator]
         return [
             "--root-certificates",
             f"{kit}/ca.crt",

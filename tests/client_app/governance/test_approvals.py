@@ -39,7 +39,7 @@ def signed(content: Mapping[str, object] = RUN, keys: tuple[bytes, ...] = (KEY,)
 
 
 def with_text(proposal: SignedProposal | None, content: Mapping[str, object] = RUN) -> Run:
-    return parse_run({**content, **({"approval": proposal.text()} if proposal else {})})  # type: ignore[arg-type]
+    return parse_run({**content, **({"approval": proposal.setting()} if proposal else {})})  # type: ignore[arg-type]
 
 
 ANSWERS = st.sampled_from([None, "approved", "refused"])

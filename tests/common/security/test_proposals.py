@@ -16,6 +16,7 @@ from fedsurrogate.common.security.proposals import (
     Proposal,
     SignedProposal,
     check_signed,
+    read_setting,
     read_signed,
 )
 from fedsurrogate.common.security.sealing import public_key
@@ -52,6 +53,8 @@ def test_enough_of_the_people_who_may_must_have_signed(
         again = again.sign(PRIVATE[name])
     assert sorted(again.signers(known)) == allowed
     assert read_signed(signed.text()) == signed
+    assert read_setting(signed.setting()) == signed
+    assert not set(signed.setting()) & set("\"'\\ ")
 
 
 CHANGES = st.sampled_from(
@@ -111,7 +114,8 @@ JSON = st.recursive(
 def test_any_other_text_is_refused_with_one_kind_of_error(name: str, value: object) -> None:
     content = json.loads(proposed().text()) | {name: value}
     for text in (json.dumps(content), json.dumps(value), str(value)):
-        try:
-            read_signed(text).proposal.digest()
-        except ConfigError:
-            continue
+        for read in (read_signed, read_setting):
+            try:
+                read(text).proposal.digest()
+            except ConfigError:
+                continue

@@ -1,0 +1,282 @@
+"""Runs that wait for their turn, their time, or signatures: files in the folder of all runs, so that
+they outlast a restart.
+
+Each is a proposal, which people can sign while it waits. One process starts them, one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError, RunError
+from fedsurrogate.common.files import READABLE, replace_file
+from fedsurrogate.common.security.proposals import SignedProposal, read_setting
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.deployment.federation_rules import read_proposal
+from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.runs.reader import run_folders
+
+FOLDER = "queue"
+LOOK_SECONDS = 5.0
+CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+UNKNOWN = (
+    "the queue was restarted while this run began, and it has no folder; `coordinator runs` shows "
+    "whether it runs. It is not started again by itself, because hospitals may have charged it"
+)
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """A run in the queue.
+
+    Attributes:
+        id: of its proposal.
+        added: when it came, ISO 8601.
+        not_before: when it may start, ISO 8601; empty: at once.
+        started: when it did; empty if it has not.
+        ended: when it ended; empty if it has not.
+        status: how, in words.
+    """
+
+    id: str
+    added: str
+    not_before: str = ""
+    started: str = ""
+    ended: str = ""
+    status: str = ""
+
+    def state(self, allowed: bool, now: datetime) -> str:
+        """Where it stands.
+
+        Args:
+            allowed: whether enough people have signed it.
+            now: the time.
+
+        Returns:
+            "ended", "running", "waiting for approval", "scheduled" or "queued".
+        """
+        if self.ended or self.started:
+            return "ended" if self.ended else "running"
+        if not allowed:
+            return "waiting for approval"
+        later = self.not_before and datetime.fromisoformat(self.not_before) > now
+        return "scheduled" if later else "queued"
+
+
+def add(output: Path, signed: SignedProposal, not_before: str = "") -> Path:
+    """Put a run at the end of the queue.
+
+    Args:
+        output: folder of all runs.
+        signed: its proposal.
+        not_before: when it may start, ISO 8601; empty: at once.
+
+    Returns:
+        The file of its proposal, which `coordinator approve` signs.
+
+    Raises:
+        ConfigError: it is there already, or cannot be written.
+    """
+    proposal = signed.proposal
+    file = _file(output, proposal.id)
+    if file.exists():
+        raise ConfigError(f"proposal {proposal.id[:8]} is in the queue already; propose it anew")
+    try:
+        replace_file(file, signed.text() + "\n", mode=READABLE)
+        write(output, QueuedRun(proposal.id, _now(), not_before))
+    except OSError as error:
+        raise ConfigError(f"{file.parent} cannot be written ({error.strerror})") from None
+    return file
+
+
+def read(output: Path) -> list[QueuedRun]:
+    """The queue, oldest first.
+
+    Args:
+        output: folder of all runs.
+
+    Raises:
+        RunError: a file of it cannot be read.
+    """
+    found = []
+    for file in (output / FOLDER).glob("*.state"):
+        try:
+            found.append(QueuedRun(**json.loads(file.read_text())))
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(
+                f"{file} cannot be read ({type(error).__name__}); remove it and its .json, and queue the run again"
+            ) from None
+    return sorted(found, key=lambda each: (each.added, each.id))
+
+
+def write(output: Path, queued: QueuedRun) -> None:
+    """Keep where a run of the queue stands. Raises OSError."""
+    replace_file(_file(output, queued.id).with_suffix(".state"), json.dumps(asdict(queued)) + "\n")
+
+
+def remove(output: Path, id_: str) -> QueuedRun:
+    """Take a run that has not started out of the queue.
+
+    Args:
+        output: folder of all runs.
+        id_: of its proposal, or the beginning of it.
+
+    Raises:
+        ConfigError: there is none, or several, or it has started.
+    """
+    found = [each for each in read(output) if id_ and each.id.startswith(id_)]
+    if len(found) != 1:
+        raise ConfigError(f"{len(found)} runs of the queue have an id that begins with {id_[:40]!r}")
+    if found[0].started:
+        raise ConfigError(f"run {id_} has started; `coordinator stop` ends one that runs")
+    for ending in (".state", ".json"):
+        _file(output, found[0].id).with_suffix(ending).unlink(missing_ok=True)
+    return found[0]
+
+
+def proposal_of(output: Path, queued: QueuedRun) -> SignedProposal:
+    """The proposal of a run, with the signatures that it has now. Raises ConfigError."""
+    return read_proposal(_file(output, queued.id))
+
+
+def next_one(
+    queue: Sequence[QueuedRun], allowed: Callable[[QueuedRun], bool], now: datetime
+) -> QueuedRun | None:
+    """The run whose turn it is: the oldest that may start. One that waits for its time, or for
+    signatures, stops no other.
+
+    Args:
+        queue: oldest first.
+        allowed: whether enough people have signed one.
+        now: the time.
+    """
+    return next((each for each in queue if each.state(allowed(each), now) == "queued"), None)
+
+
+def serve(
+    output: Path,
+    allowed: Callable[[QueuedRun], bool],
+    start: Callable[[Mapping[str, Scalar]], object],
+    follow: Callable[[Path], object],
+    forever: bool = True,
+) -> None:
+    """Start the runs of a queue, one at a time, and follow to its end one that a process before
+    this one has started.
+
+    Args:
+        output: folder of all runs.
+        allowed: whether enough people have signed one.
+        start: runs a federation with these settings to its end.
+        follow: follows a run folder to its end.
+        forever: whether to wait for more when none can start.
+
+    Raises:
+        RunError: another process serves this queue.
+    """
+    (output / FOLDER).mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(output / FOLDER / ".lock", timeout=0):
+            for each in read(output):
+                if each.started and not each.ended:
+                    _follow(output, each, follow)
+            while True:
+                chosen = next_one(read(output), allowed, datetime.now(UTC))
+                if chosen is not None:
+                    _start(output, chosen, start)
+                elif not forever:
+                    return
+                else:
+                    time.sleep(LOOK_SECONDS)
+    except Timeout:
+        raise RunError(f"another process serves the queue in {output / FOLDER}") from None
+
+
+def _start(
+    output: Path, queued: QueuedRun, start: Callable[[Mapping[str, Scalar]], object]
+) -> None:
+    signed = proposal_of(output, queued)
+    queued = replace(queued, started=_now())
+    write(output, queued)
+    settings = {**signed.proposal.content, "approval": signed.setting()}
+    _end(output, queued, lambda: start(settings))
+
+
+def _follow(output: Path, queued: QueuedRun, follow: Callable[[Path], object]) -> None:
+    folder = folder_of(output, queued.id)
+    if folder is None:
+        write(output, replace(queued, ended=_now(), status=UNKNOWN))
+    else:
+        _end(output, queued, lambda: follow(folder))
+
+
+def _end(output: Path, queued: QueuedRun, work: Callable[[], object]) -> None:
+    """Do the work of a run, and keep how it ended. A stopped process leaves it to the next one."""
+    try:
+        work()
+        status = "finished"
+    except Interrupted as stop:
+        write(output, replace(queued, ended=_now(), status=f"interrupted by {stop}"))
+        raise
+    except FedSurrogateError as error:
+        status = str(error)
+    write(output, replace(queued, ended=_now(), status=status))
+
+
+def folder_of(output: Path, id_: str) -> Path | None:
+    """The run folder of a run that was started from the queue, by its proposal.
+
+    Args:
+        output: folder of all runs.
+        id_: of the proposal.
+    """
+    for folder in run_folders(output):
+        try:
+            text = json.loads((folder / "manifest.json").read_text())["settings"]["approval"]
+            if text and read_setting(text).proposal.id == id_:
+                return folder
+        except (OSError, ValueError, LookupError, TypeError, ConfigError):
+            continue
+    return None
+
+
+def moment(text: str, now: datetime) -> str:
+    """A time that a person has typed, ISO 8601 with a zone.
+
+    Args:
+        text: HH:MM, the next such time of this machine's clock; or a date and a time.
+        now: the time, with this machine's zone.
+
+    Raises:
+        ConfigError: for another text.
+
+    Example:
+        >>> noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
+        >>> moment("22:00", noon), moment("9:30", noon)
+        ('2026-03-01T22:00:00+00:00', '2026-03-02T09:30:00+00:00')
+    """
+    if clock := CLOCK.fullmatch(text.strip()):
+        at = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+        return (at if at > now else at + timedelta(days=1)).isoformat()
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ConfigError(
+            f"--at {text[:40]!r}: must be HH:MM, or a date and a time such as 2026-03-31T22:00"
+        ) from None
+    return (at if at.tzinfo else at.replace(tzinfo=now.tzinfo)).isoformat()
+
+
+def _file(output: Path, id_: str) -> Path:
+    return output / FOLDER / f"{id_}.json"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
