@@ -112,7 +112,9 @@ def outcome(status: int) -> str:
     if os.WIFSIGNALED(status):
         return "timeout" if os.WTERMSIG(status) in LIMITS else "killed"
     # Exit codes of pytest: 0, all tests passed; 4, a test does not exist; 5, no test was selected.
-    return {0: "survived", 4: "error", 5: "survived", NOT_RUN: "error"}.get(os.WEXITSTATUS(status), "killed")
+    return {0: "survived", 4: "error", 5: "survived", NOT_RUN: "error"}.get(
+        os.WEXITSTATUS(status), "killed"
+    )
 
 
 class Killer:
