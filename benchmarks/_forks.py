@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -110,8 +111,10 @@ def outcome(status: int) -> str:
     """What happened to a mutant, by how its fork ended: survived, killed, timeout or error."""
     if os.WIFSIGNALED(status):
         return "timeout" if os.WTERMSIG(status) in LIMITS else "killed"
-    # Exit codes of pytest: 0, all tests passed; 5, no test was selected.
-    return {0: "survived", 5: "survived", NOT_RUN: "error"}.get(os.WEXITSTATUS(status), "killed")
+    # Exit codes of pytest: 0, all tests passed; 4, a test does not exist; 5, no test was selected.
+    return {0: "survived", 4: "error", 5: "survived", NOT_RUN: "error"}.get(
+        os.WEXITSTATUS(status), "killed"
+    )
 
 
 class Killer:
@@ -133,11 +136,25 @@ class Killer:
             print(name, file=file)
 
 
+class FirstExample:
+    """A pytest plugin: the first example that fails ends a test of Hypothesis. It looks for no
+    smaller one.
+    """
+
+    def pytest_collection(self) -> None:
+        if "hypothesis" in sys.modules:
+            from hypothesis import Phase, settings
+
+            phases = (Phase.explicit, Phase.generate)
+            settings.register_profile("first example", settings(), phases=phases)
+            settings.load_profile("first example")
+
+
 def pytest_exit(arguments: Sequence[str], *plugins: object) -> int:
     """Exit code of pytest with these arguments, in this process."""
     import pytest
 
     # unraisableexception collects garbage at each end, for seconds where much is loaded.
     without = ("cacheprovider", "xdist", "unraisableexception", "threadexception")
-    options = ["-q", "-x", *(word for name in without for word in ("-p", f"no:{name}"))]
-    return int(pytest.main([*options, *arguments], plugins=plugins))
+    options = ["-q", "-x", "--tb=no", *(word for name in without for word in ("-p", f"no:{name}"))]
+    return int(pytest.main([*options, *arguments], plugins=[*plugins, FirstExample()]))

@@ -5,9 +5,10 @@ A seed draws the faults from all that the operators find in the packages. First,
 once, to record the time and the lines of each. Then each mutant gets the tests that execute its
 line, those near to its file first, until one fails; they run in a fork of a process that has the
 libraries loaded, and the fault is planted in its memory: no file changes. A fork that takes too
-long or too much memory is stopped, and counts as killed. What became of each mutant is written at
-once; `--resume` goes on where a run was stopped. Prints a score for each package and the survivors;
-exits with 1 when fewer than 90 % of the mutants are killed.
+long or too much memory is stopped, and counts as killed, unless the same tests do so without the
+fault. What became of each mutant is written at once; `--resume` goes on where a run was stopped.
+Prints a score for each package and the survivors; exits with 1 when fewer than 90 % of the mutants
+are killed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from benchmarks._executed import Test, recorded
@@ -43,7 +45,11 @@ ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
 # Tests of other things, and those that start processes, which run without the fault.
 OTHER_TESTS = ("benchmarks", "deploy", "docs", "e2e", "faults", "fresh")
 # CPU seconds for one test, and for all tests of a mutant; and wall-clock seconds for these.
-SLOWEST_TEST, MOST_SECONDS, LONGEST = 10.0, 20.0, 600
+SLOWEST_TEST, MOST_SECONDS, LONGEST = 20.0, 60.0, 900
+# CPU seconds of a fork beyond twice those of its tests: their files are imported first.
+IMPORTS = 30.0
+# Of a file of tests that has nothing to do with a file but to execute it.
+FAR = 3
 JOURNAL = ".mutants-tried.jsonl"
 GOAL = 0.9
 LIBRARIES = (
@@ -133,7 +139,7 @@ def main() -> int:
     near = Nearness(tree)
     tests = sorted(
         chosen.tests or tree.tests(),
-        key=lambda test: min((near(test, each.file) for each in sample), default=3),
+        key=lambda test: min((near(test, each.file) for each in sample), default=FAR),
     )
     # The files of all packages, because a run that draws from others takes what is recorded now.
     files = [file for package in tree.packages for file in tree.sources(package)]
@@ -189,6 +195,7 @@ class Nearness:
     def __init__(self, tree: Tree) -> None:
         self._texts = tree.sources("tests")
 
+    @cache  # noqa: B019 - one object a run
     def __call__(self, test: str, file: str) -> int:
         path = Path(file)
         if Path(test).stem == f"test_{path.stem}":
@@ -198,7 +205,7 @@ class Nearness:
         text = self._texts[test]
         if module in text or f"{package} import {name}" in text:
             return 1
-        return 2 if str(path.parent) in test else 3
+        return 2 if str(path.parent) in test else FAR
 
 
 def executing(mutant: Mutant, lines: dict[str, list[Test]]) -> list[Test]:
@@ -253,26 +260,20 @@ def try_all(
     if inner:
         pytest_exit(["--maxfail=1000", "--collect-only", "-qq", *lines])
     try_some(inner, plant_in_function)
-    return trusted(tried, jobs)
+    return trusted(tried, lines, near, jobs)
 
 
 def try_one(mutant: Mutant, lines: dict[str, list[Test]], near: Nearness, file: Path) -> int:
     """Exit code of the tests of a mutant, which is planted already."""
-    resource.setrlimit(resource.RLIMIT_CPU, (int(10 + 2 * MOST_SECONDS),) * 2)
-    # Tests near to the file first, of these the fastest. Then their neighbours: what a shared
-    # fixture or a cache executes for the first test of a file is not recorded for the others.
-    executed = executing(mutant, lines)
-    places = {each[0].partition("::")[0] for each in executed}
-    far = {place: near(place, mutant.file) for place in places}
-    within = sorted(executed, key=lambda each: (far[each[0].partition("::")[0]], each[1]))
-    beside = [each for place in places for each in lines[place] if each not in within]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(IMPORTS + 2 * MOST_SECONDS),) * 2)
+    within = executing(mutant, lines)
     chosen, seconds = [], 0.0
-    for name, took, _ in [*within, *sorted(beside, key=lambda each: each[1])]:
-        seconds += took
-        if took <= SLOWEST_TEST and seconds <= MOST_SECONDS:
+    for name, took, _ in in_order(mutant, within, lines, near):
+        if took <= SLOWEST_TEST and seconds + took <= MOST_SECONDS:
+            seconds += took
             chosen.append(name)
     # A few tests first: these kill most mutants, and every test file takes a second to import.
-    for part in (chosen[:8], chosen[8:]):
+    for part in (chosen[:8], chosen[8:40], chosen[40:]):
         if part and (status := pytest_exit(part, Killer(file))):
             return status
     if slow := sum(name not in chosen for name, *_ in within):
@@ -280,8 +281,42 @@ def try_one(mutant: Mutant, lines: dict[str, list[Test]], near: Nearness, file: 
     return 0
 
 
-def trusted(tried: Sequence[Tried], jobs: int) -> list[Tried]:
-    """Run each test that killed a mutant without a fault. Where it fails, its mutants survived."""
+def in_order(
+    mutant: Mutant, executed: Sequence[Test], lines: dict[str, list[Test]], near: Nearness
+) -> list[Test]:
+    """Tests in the order in which they are tried.
+
+    Those near to the mutant's file first, of these the fastest. Of the others one of each file, the
+    fastest, then a second one, because tests of one file notice the same. Last the neighbours of
+    all: what a shared fixture or a cache executes for the first test of a file is not recorded for
+    the others.
+
+    Args:
+        mutant: that they may kill.
+        executed: tests that execute its line.
+        lines: all tests, by file.
+        near: how near a file of tests is.
+    """
+    places = {each[0].partition("::")[0] for each in executed}
+    before, rank = Counter[str](), dict[str, int]()
+    for name, *_ in sorted(executed, key=lambda each: each[1]):
+        place = name.partition("::")[0]
+        rank[name] = before[place] if near(place, mutant.file) == FAR else 0
+        before[place] += 1
+    first = sorted(
+        executed,
+        key=lambda each: (near(each[0].partition("::")[0], mutant.file), rank[each[0]], each[1]),
+    )
+    beside = [each for place in places for each in lines[place] if each[0] not in rank]
+    return [*first, *sorted(beside, key=lambda each: each[1])]
+
+
+def trusted(
+    tried: Sequence[Tried], lines: dict[str, list[Test]], near: Nearness, jobs: int
+) -> list[Tried]:
+    """Run what killed mutants without a fault: each test that failed, and the tests of each mutant
+    that reached its limit. Where the same happens, the mutants survived.
+    """
     names = {each.by for each in tried if each.by.startswith("tests/")}
     wrong: set[str] = set()
 
@@ -293,8 +328,22 @@ def trusted(tried: Sequence[Tried], jobs: int) -> list[Tried]:
     in_forks(files, jobs, work, lambda _, __, content: wrong.update(content.splitlines()))
     for name in sorted(wrong & names):
         print(f"{name} fails without a fault")
+    late: set[str] = set()
+
+    def without(mutant: Mutant, output: Path) -> int:
+        return try_one(mutant, lines, near, output)
+
+    def ended(mutant: Mutant, how: str, _: str) -> None:
+        if how == "timeout":
+            late.add(mutant.id)
+            print(f"the tests of {mutant.id} take too long without a fault")
+
+    limited = [each.mutant for each in tried if each.status == "timeout"]
+    in_forks(limited, jobs, without, ended, longest=LONGEST)
     return [
-        Tried(each.mutant, "survived", "", each.seconds) if each.by in wrong else each
+        Tried(each.mutant, "survived", "", each.seconds)
+        if each.by in wrong or each.mutant.id in late
+        else each
         for each in tried
     ]
 

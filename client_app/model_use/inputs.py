@@ -156,17 +156,21 @@ def _from_table(root: Path, patient_column: str, bag_column: str | None) -> Inpu
             raise DataError(
                 f"row {row + 1} of '{table}' has no path inside '{root}'; correct it or remove it"
             )
-    names = list(dict.fromkeys(columns["path"]))
-    of_names = {
-        column: dict(zip(columns["path"], map(name_or_blank, columns[column]), strict=True))
-        for column in given
-    }
-    found = {column: [values[name] for name in names] for column, values in of_names.items()}
+    cells = (map(name_or_blank, columns[name]) for name in given)
+    rows: dict[str, tuple[str, ...]] = {}
+    for row, (path, *own) in enumerate(zip(columns["path"], *cells, strict=True)):
+        if rows.setdefault(path, tuple(own)) != tuple(own):
+            raise DataError(
+                f"row {row + 1} of '{table}' names {path!r} again, with another "
+                f"{' or '.join(given)}; correct it"
+            )
+        if bag_column and not own[-1]:
+            raise DataError(
+                f"row {row + 1} of '{table}' has no {bag_column}; fill it in or remove it"
+            )
+    names = list(rows)
+    found = {name: [own[at] for own in rows.values()] for at, name in enumerate(given)}
     bags = found[bag_column] if bag_column else None
-    if bags is not None and "" in bags:
-        raise DataError(
-            f"row {bags.index('') + 1} of '{table}' has no {bag_column}; fill it in or remove it"
-        )
     patients = {PATIENT: found[patient_column]} if patient_column else {}
     return Inputs(root, False, names, patients, bags=_alone(names, bag_column) or bags)
 

@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import _executed, _mutations, _operators, _planting
-from benchmarks.mutants import PACKAGES, ROOMS, Journal, Tree, Tried, show
+from benchmarks import mutants as harness
+from benchmarks._forks import outcome
+from benchmarks.mutants import FAR, PACKAGES, ROOMS, Journal, Tree, Tried, in_order, show, trusted
 from tests.grid import ROOT
 
 TREE = Tree(ROOT, PACKAGES, ROOMS)
@@ -384,3 +388,98 @@ def test_what_was_tried_is_known_after_a_run_was_stopped(
     assert again.known(drawn) == tried[:before]
     assert again.known(drawn[more:]) == tried[more:before]
     assert Journal(file, resume=False).known(drawn) == []
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), min_size=1, max_size=25
+    )
+)
+def test_near_tests_come_first_and_then_one_of_each_file(
+    drawn: list[tuple[int, int, bool]],
+) -> None:
+    """The number of a file is how near it is; from three on, not at all."""
+    lines: dict[str, list[_executed.Test]] = {}
+    executed = []
+    for at, (place, seconds, runs_it) in enumerate(drawn):
+        test = (f"{place}::{at}", float(seconds), {"a.py": [1]} if runs_it else {})
+        lines.setdefault(str(place), []).append(test)
+        executed += [test] * runs_it
+    mutant = _mutations.mutants("a.py", SAMPLE, facts_of(SAMPLE))[0]
+
+    def near(place: str, file: str) -> int:
+        return min(int(place), FAR)
+
+    found = in_order(mutant, executed, lines, near)  # type: ignore[arg-type]
+    places = {name.partition("::")[0] for name, *_ in executed}
+    assert sorted(found) == sorted(test for place in places for test in lines[place])
+    first, last = found[: len(executed)], found[len(executed) :]
+    assert sorted(first) == sorted(executed)
+    assert [each[1] for each in last] == sorted(each[1] for each in last)
+    close = [each for each in first if int(each[0][0]) < FAR]
+    assert first[: len(close)] == close
+    assert [(int(each[0][0]), each[1]) for each in close] == sorted(
+        (int(each[0][0]), each[1]) for each in close
+    )
+    turns: dict[str, int] = {}
+    order = []
+    for name, seconds, _ in first[len(close) :]:
+        turns[name[0]] = turns.get(name[0], 0) + 1
+        order.append((turns[name[0]], seconds))
+    assert order == sorted(order)
+
+
+def test_a_limit_is_no_test_unless_the_tests_keep_it_without_the_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, third = _mutations.mutants("a.py", SAMPLE, facts_of(SAMPLE))[:3]
+
+    def try_one(mutant: _mutations.Mutant, *_: object) -> int:
+        if mutant == first:
+            resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
+            while True:
+                pass
+        return 0
+
+    monkeypatch.setattr(harness, "try_one", try_one)
+    tried = [
+        Tried(each, status, "", 1.0)
+        for each, status in ((first, "timeout"), (second, "timeout"), (third, "survived"))
+    ]
+    found = trusted(tried, {}, harness.Nearness(TREE), 1)
+    assert [each.status for each in found] == ["survived", "timeout", "survived"]
+
+
+def test_what_pytest_returns_says_what_became_of_a_fault() -> None:
+    wanted = {0: "survived", 1: "killed", 2: "killed", 4: "error", 5: "survived", 99: "error"}
+    assert {code: outcome(code << 8) for code in wanted} == wanted
+    assert outcome(signal.SIGXCPU) == outcome(signal.SIGKILL) == "timeout"
+    assert outcome(signal.SIGSEGV) == "killed"
+
+
+def test_the_first_example_that_fails_is_the_last(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "from hypothesis import given, settings, strategies as st\n"
+        "from pathlib import Path\n\n"
+        "@settings(max_examples=50, database=None)\n"
+        "@given(st.integers())\n"
+        "def test_it(x):\n"
+        "    with Path(__file__).with_name('tried').open('a') as file:\n"
+        "        file.write(f'{x}\\n')\n"
+        "    assert abs(x) < 100\n"
+    )
+    code = "import hypothesis, sys; from benchmarks._forks import pytest_exit; "
+    code += "sys.exit(pytest_exit([sys.argv[1]]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    assert done.returncode == 1
+    failing = [abs(int(x)) >= 100 for x in (tmp_path / "tried").read_text().split()]
+    # Hypothesis repeats the example to see that it fails again, and looks for no smaller one.
+    assert 1 <= sum(failing) <= 4
+    assert not any(failing[: failing.index(True)])
+    assert all(failing[failing.index(True) :])

@@ -11,12 +11,25 @@ from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import one_hot
 
+from fedsurrogate.client_app.audit import generators
 from fedsurrogate.client_app.audit.generators import closest_synthetic, generator_scores, likelihood
 from fedsurrogate.client_app.audit.membership import Trials
 from fedsurrogate.client_app.audit.reference import rmia, rmia_of
 from fedsurrogate.client_app.audit.release_audit import RMIA
-from fedsurrogate.common.models.generators import Decoder, fresh_generator, scaled
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.release import site_function
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.common.models.generators import (
+    COUNTS,
+    SUMS,
+    Decoder,
+    fresh_generator,
+    scaled,
+    tensors_of,
+)
+from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire.model_proto import unpack_parameters
 from tests.client_app.audit.test_release_audit import attacked, hospital
 
 
@@ -123,6 +136,55 @@ def test_heads_are_attacked_by_rmia_too(tmp_path: Path) -> None:
         **{"head.min-steps": 50, "head.epochs": 5},
     )
     assert found.others.keys() == {RMIA}
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
+def test_a_generator_is_made_by_the_sites_own_code_in_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, private: bool
+) -> None:
+    """Each round gets the model to which all changes before are added; the first gives sizes."""
+    flat: dict[str, Any] = {"method": method, "dpcvae.rounds": 3, "dpcvae.local-epochs": 1}
+    flat |= {"backbone": "none", "data": "safetensors"}
+    flat |= {"epsilon": 8.0, "delta": 1e-5, "classes": "0,1"} if private else {}
+    run = parse_run(flat)
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+    own = LabelledFeatures(x, torch.arange(40) % 2)
+    found = SiteFeatures(own, own, ("0", "1"), "features-6", 0.0, simulated=False)
+    asked: list[tuple[dict[str, Any], Parameters, Parameters]] = []
+
+    def kept(combination: Any) -> Any:
+        made = site_function(combination)
+
+        def work(task: Task) -> Any:
+            output = made(task)
+            assert task.payload is not None
+            sent = unpack_parameters(task.payload)
+            asked.append((dict(task.info), sent, unpack_parameters(output.payload)))
+            return output
+
+        return work
+
+    monkeypatch.setattr(generators, "site_function", kept)
+    node = hospital(tmp_path, [4, 4])
+    module = generators.generator_of(run, node, found)
+    assert [info["round"] for info, _, _ in asked] == [1, 2, 3][: run.rounds]
+    assert [info["confirmed"] for info, _, _ in asked] == [0, 1, 2][: run.rounds]
+    assert [sent.round for _, sent, _ in asked] == [1, 2, 3][: run.rounds]
+    first, *later = (reply.tensors for _, _, reply in asked)
+    wanted = dict(asked[1][1].tensors) if len(asked) > 1 else {}
+    counts = first[COUNTS].clamp_min(0)
+    assert torch.allclose(module.counts, counts, rtol=1e-2)
+    if SUMS in first:
+        means = first[SUMS] / first[COUNTS].clamp_min(1)[:, None] * math.sqrt(6)
+        assert torch.allclose(module.means, means, atol=1e-2)
+    for name in later[0]:
+        wanted[name] = wanted[name] + sum(reply[name] for reply in later)
+    final = tensors_of(module)
+    for name in later[0]:
+        # What is sent each time is rounded to 16 bits.
+        assert torch.allclose(final[name], wanted[name], atol=2e-2, rtol=1e-2), name
+    assert not (tmp_path / "state").exists(), "nothing is kept"
 
 
 @pytest.mark.slow

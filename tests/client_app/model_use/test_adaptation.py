@@ -13,15 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from fedsurrogate.client_app.model_use.adaptation import (
+    CLOSED,
     FOLDS,
+    MIXED,
+    NEAREST,
+    OWN,
     PENALTIES,
+    SHARED,
     STEPS,
     Adaptation,
     _choice,
@@ -363,3 +368,58 @@ def test_a_candidate_is_chosen_where_it_is_likelier_and_not_certainly_less_accur
             (each.gain - error, each.gain + error), abs=0.2 * error + 1e-12
         )
     assert _choice(judged, table, labels, losses, weights)[0] == wanted
+
+
+# Accuracy, and probability of the decision; the last two are likely, and then certainly less accurate.
+QUALITIES = [
+    (0.5, 0.6),
+    (0.6, 0.6),
+    (0.95, 0.9),
+    (0.7, 0.8),
+    (0.9, 0.99),
+    (0.75, 0.75),
+    (0.6, 0.75),
+]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(QUALITIES), min_size=5, max_size=5), st.integers(0, 99))
+@example([(0.5, 0.6), (0.95, 0.7), (0.75, 0.75), (0.5, 0.6), (0.5, 0.6)], 0)
+@example([(0.9, 0.6), (0.7, 0.7), (0.95, 0.9), (0.8, 0.75), (0.6, 0.6)], 3)
+def test_the_chosen_candidate_is_the_likeliest_of_those_that_pass(
+    qualities: list[tuple[float, float]], seed: int
+) -> None:
+    """Each candidate is judged by itself, in plain loops: one that fails ends nothing."""
+    count, names = 120, (SHARED, OWN, MIXED, NEAREST, CLOSED)
+    labels = torch.arange(count) % 3
+    table, losses, right = {}, {}, {}
+    generator = np.random.default_rng(seed)
+    for name, (share, sure) in zip(names, qualities, strict=True):
+        hit = torch.from_numpy(generator.permutation(count) < share * count)
+        decided = torch.where(hit, labels, (labels + 1) % 3)
+        chances = torch.full((count, 3), (1 - sure) / 2, dtype=torch.float64)
+        chances[torch.arange(count), decided] = sure
+        table[name], losses[name] = (chances, 0.5), _loss(chances, labels)
+        right[name] = hit.double().numpy()
+    weights = bootstrap_weights(count, None, 200, seed)
+    judged = [_judgement(name, *table[name], labels, losses, weights) for name in names]
+
+    def quantile(values: Any, level: float) -> float:
+        means = [sum(own * values) / sum(own) for own in weights]
+        return float(np.quantile(means, level))
+
+    def passes(name: str) -> bool:
+        more_accurate = OWN if right[OWN].mean() > right[SHARED].mean() else SHARED
+        return (
+            quantile(losses[SHARED] - losses[name], 0.025 / 5) > 0
+            and right[name].mean() >= right[SHARED].mean()
+            and (name == more_accurate or quantile(right[name] - right[more_accurate], 0.95) >= 0)
+            and quantile(losses[OWN] - losses[name], 0.95) >= 0
+        )
+
+    better = [each for each in judged[1:] if each.loss < judged[0].loss and passes(each.name)]
+    wanted = min(better, key=lambda each: each.loss).name if better else SHARED
+    chosen, reason = _choice(judged, table, labels, losses, weights)
+    assert chosen == wanted
+    gain = next(each.gain for each in judged if each.name == chosen)
+    assert (f"by {gain:.3f} a record" in reason) == (chosen != SHARED)

@@ -125,3 +125,21 @@ def test_only_a_name_of_its_form_names_a_sum(name: str) -> None:
     else:
         with pytest.raises(SurrogateError, match="without the name"):
             store.name_of({"sum": name})
+
+
+def test_a_first_state_is_on_the_disk_before_the_step_that_it_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, a sum of this name must not begin a second time with other keys."""
+    node, flushed = node_in(tmp_path), []
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        flushed.append(os.fstat(descriptor))
+        flush(descriptor)
+
+    monkeypatch.setattr(store.os, "fsync", fsync)
+    store.create(node, Policy(), NAMES[0], begin("north", new_key(), b"")[0])
+    written = store.file_of(node, NAMES[0], "north").stat()
+    assert [(each.st_ino, each.st_size) for each in flushed] == [(written.st_ino, written.st_size)]
+    assert written.st_mode & 0o777 == 0o600

@@ -4,6 +4,7 @@ for some time: who is asked for what, who counts, and what state goes on.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.limits import largest_parameter
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
@@ -171,3 +173,33 @@ def test_a_checkpoint_has_the_whole_state_and_a_changed_one_is_refused(
     ):
         with pytest.raises(RunError, match="training is not a valid checkpoint"):
             Training.load(config, wrong, "training")
+
+
+@settings(max_examples=60)
+@given(
+    part=st.sampled_from(["weight", "bias", "control", "memory"]),
+    value=st.sampled_from([0.9, 0.998, 0.9995, 1.0, 1.1, -0.998, -0.9995, math.inf, math.nan]),
+    private=st.booleans(),
+)
+def test_a_model_is_sent_only_if_every_site_takes_each_number_of_it(
+    part: str, value: float, private: bool
+) -> None:
+    """Also after the rounding to 16 bits. What stays at the coordinator is only finite."""
+    budget = {"method": "dp-fedavg", "epsilon": 2.0, "delta": 1e-5, "classes": "a,b"}
+    run = parse_run(budget if private else {"method": "scaffold"})
+    state = Training.begin(run, CLASSES, "f" * 16, D)
+    assert state.unsendable() == ""
+    number = value * largest_parameter(private)
+    tensors = {name: tensor.clone() for name, tensor in state.model.items()}
+    names = {"control": CONTROL + "weight", "memory": "momentum.weight"}
+    name = names.get(part, part)
+    odd = (tensors if part in tensors else {name: torch.zeros(2, D)})[name]
+    odd.view(-1)[-1] = number
+    memory = {} if part in tensors else {name: odd}
+    why = replace(state, model=tensors, memory=memory).unsendable()
+    if not math.isfinite(value):
+        assert why == f"{name} is not finite"
+    elif part != "memory" and abs(value) * 1.001 >= 1:
+        assert why.startswith(f"{name} has a number beyond")
+    else:
+        assert why == ""

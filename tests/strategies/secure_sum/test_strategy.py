@@ -4,9 +4,12 @@ sites, and refusals.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -140,6 +143,16 @@ def test_one_joint_noise_is_what_is_claimed_and_less_than_the_noise_of_every_sit
         assert abs(part.mean()) * math.sqrt(size) < 5, name
         assert sigmas[name] < 0.7 * math.sqrt(8) * alone.noise[name][0], name
     assert at == len(found)
+
+
+def test_the_wait_is_the_time_of_the_sum_in_which_nothing_was_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on by ten seconds whenever the strategy looks at it."""
+    clock = SimpleNamespace(perf_counter=partial(next, itertools.count(0.0, 10.0)))
+    monkeypatch.setattr("fedsurrogate.strategies.secure_sum.strategy.time", clock)
+    seconds = metrics_of(run_federation(tmp_path, sites(3), **SECURE))["seconds"]
+    assert (seconds["learn"], seconds["wait"]) == (10.0, 20.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""Answers for patients from the rows of their images, and which file of answers is continued."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.prediction import (
+    ABSTAIN,
+    DECISION,
+    FILE,
+    PROBLEM,
+    _begin,
+    by_patient,
+)
+from fedsurrogate.common.errors import ConfigError
+
+CLASSES = ("a", "b", "c")
+# Patient, issuer, probabilities of a and b in tenths, and what became of the image.
+ROW = st.tuples(
+    st.sampled_from(["P", "Q", "R", "", " "]),
+    st.sampled_from(["", "X", "Y"]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.sampled_from(["used", "used", "problem", "abstain"]),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows=st.lists(ROW, max_size=9), issued=st.booleans())
+def test_a_patient_has_the_mean_of_the_images_that_were_answered(
+    rows: list[tuple[str, str, int, int, str]], issued: bool
+) -> None:
+    header = [FILE, "patient", *(["issuer"] if issued else [])]
+    header += [*(f"p_{name}" for name in CLASSES), DECISION, PROBLEM]
+    lines, members, left = [], defaultdict[Any, list[Any]](list), defaultdict[Any, int](int)
+    issuers = defaultdict[str, set[str]](set)
+    for name, issuer, *_ in rows:
+        if name.strip():
+            issuers[name] |= {issuer} - {""} if issued else set()
+    for number, (name, issuer, a, b, became) in enumerate(rows):
+        chances = [a / 10, b / 10, 1 - (a + b) / 10]
+        decision = {"abstain": ABSTAIN, "problem": ""}.get(became, "a")
+        cells = [f"{number}.png", name, *([issuer] if issued else [])]
+        lines.append([*cells, *map(repr, chances), decision, "broken" * (became == "problem")])
+        if not name.strip():
+            continue
+        only = next(iter(issuers[name])) if len(issuers[name]) == 1 else ""
+        key = name, (issuer or only) if issued else ""
+        left[key] += became != "used"
+        members[key] += [chances] if became == "used" else []
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "p.csv")
+        with file.open("w", newline="") as stream:
+            csv.writer(stream).writerows([header, *lines])
+        count = by_patient(file, Path(folder, "q.csv"), Calibration(), CLASSES)
+        with Path(folder, "q.csv").open(newline="") as stream:
+            found = list(csv.DictReader(stream))
+    assert count == len(found) == len(left)
+    for row in found:
+        own = members[row["patient"], row.get("issuer", "")]
+        assert int(row["left_out"]) == left[row["patient"], row.get("issuer", "")]
+        assert int(row["images"]) == len(own)
+        if not own:
+            assert (row["p_a"], row[DECISION]) == ("", ABSTAIN)
+            continue
+        mean = np.mean(own, 0)
+        assert [float(row[f"p_{name}"]) for name in CLASSES] == pytest.approx(mean.tolist())
+        # One of the likeliest classes, where two are as likely.
+        assert math.isclose(mean[CLASSES.index(row[DECISION])], mean.max(), abs_tol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    before=st.sampled_from(["nothing", "these", "others", "no JSON", "not UTF-8", "no settings"]),
+    columns=st.booleans(),
+    overwrite=st.booleans(),
+    rows=st.integers(0, 3),
+    half=st.booleans(),
+)
+def test_a_file_of_answers_is_continued_only_by_the_same_command(
+    before: str, columns: bool, overwrite: bool, rows: int, half: bool
+) -> None:
+    header, own = [FILE, "p_a"], {"model": "m", "limit": 2}
+    with TemporaryDirectory() as folder:
+        out, side = Path(folder, "p.csv"), Path(folder, "p.csv.json")
+        if before != "nothing":
+            text = ",".join(header if columns else ["file", "p_b"]) + "\n"
+            text += "".join(f"{at}.png,0.5\n" for at in range(rows)) + "9.png,0.2" * half
+            out.write_text(text)
+        match before:
+            case "these":
+                side.write_text('{"model": "m", "limit": 2}')
+            case "others":
+                side.write_text('{"model": "m", "limit": 3}')
+            case "no JSON":
+                side.write_text("{")
+            case "not UTF-8":
+                side.write_bytes(b"\xff\xfe")
+        if overwrite or before == "nothing":
+            assert _begin(out, header, own, overwrite) == set()
+            assert out.read_text() == "file,p_a\n"
+            return
+        if before != "these" or not columns:
+            with pytest.raises(ConfigError, match=r"exists and was not begun|has other columns"):
+                _begin(out, header, own, overwrite)
+            return
+        assert _begin(out, header, own, overwrite) == {f"{at}.png" for at in range(rows)}
+        assert "9.png" not in out.read_text(), "half a row is written again"
