@@ -120,12 +120,15 @@ class Fitted:
             without noise.
         strength: kappa of each ridge, (m,); NaN where each direction has its own.
         error: expected mean squared error on a new record, (m,).
+        doubt: variance of a prediction for a new record that noise in the cross-covariance leaves,
+            (m,); zero without noise.
     """
 
     weight: Tensor
     cross: Tensor
     strength: Tensor
     error: Tensor
+    doubt: Tensor
 
 
 def cross_validated(
@@ -161,7 +164,7 @@ def cross_validated(
     strength = strengths[best]
     weight = directions.weights(outcomes.cross, strength)
     error = errors.gather(1, best[:, None]).squeeze(1)
-    return Fitted(weight, outcomes.cross, strength, error)
+    return Fitted(weight, outcomes.cross, strength, error, torch.zeros_like(error))
 
 
 def of_least_error(directions: Directions, outcomes: Outcomes, records: float) -> Fitted:
@@ -195,7 +198,8 @@ def of_least_error(directions: Directions, outcomes: Outcomes, records: float) -
         residual = error[:, None].clamp_min(LEAST_RESIDUAL * variance).minimum(variance)
     strength = strengths[best]
     weight = directions.weights(outcomes.cross, strength)
-    return Fitted(weight, outcomes.cross, strength, residual.squeeze(1))
+    error = residual.squeeze(1)
+    return Fitted(weight, outcomes.cross, strength, error, torch.zeros_like(error))
 
 
 def _compared(directions: Directions, outcomes: Outcomes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -240,7 +244,8 @@ def expected(directions: Directions, outcomes: Outcomes) -> Fitted:
     rotated = outcomes.cross @ directions.vectors
     shapes = values ** (POWERS[:, None] + 2)
     scales = EXPLAINED[:, None] / (shapes / values).sum(1)
-    weight, cross, error = torch.zeros_like(rotated), torch.zeros_like(rotated), []
+    weight, cross = torch.zeros_like(rotated), torch.zeros_like(rotated)
+    error, doubt = [], []
     for row, (own, variance) in enumerate(zip(rotated, outcomes.variance.tolist(), strict=True)):
         residual = variance
         for _ in range(PASSES):
@@ -253,10 +258,12 @@ def expected(directions: Directions, outcomes: Outcomes) -> Fitted:
             explained = 2 * weight[row] * cross[row] - judged * weight[row].square()
             residual = max(variance - float(explained.sum()), LEAST_RESIDUAL * variance)
         error.append(residual)
+        doubt.append(float((kept / values).sum()) * float(outcomes.noise[row]) ** 2)
     vectors = directions.vectors.T
     return Fitted(
         weight @ vectors,
         cross @ vectors,
         torch.full_like(outcomes.variance, torch.nan),
         torch.tensor(error, dtype=torch.float64),
+        torch.tensor(doubt, dtype=torch.float64),
     )
