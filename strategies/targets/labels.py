@@ -361,7 +361,10 @@ def moderated(
         >>> weight.tolist(), bias.tolist()
         ([1.5], 0.0)
     """
-    slope, log_odds = 1 / math.sqrt(1 + math.pi * doubt / 8), math.log(prevalence / (1 - prevalence))
+    slope, log_odds = (
+        1 / math.sqrt(1 + math.pi * doubt / 8),
+        math.log(prevalence / (1 - prevalence)),
+    )
     return slope * weight, slope * (bias - log_odds) + log_odds
 
 

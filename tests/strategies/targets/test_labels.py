@@ -353,9 +353,7 @@ def test_log_odds_from_noisy_sums_are_not_too_large(seed: int) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    score=st.floats(-8, 8), prevalence=st.floats(0.02, 0.98), deviation=st.floats(0, 6)
-)
+@given(score=st.floats(-8, 8), prevalence=st.floats(0.02, 0.98), deviation=st.floats(0, 6))
 def test_a_moderated_probability_is_the_mean_over_what_the_noise_may_have_been(
     score: float, prevalence: float, deviation: float
 ) -> None:
