@@ -449,7 +449,11 @@ def _coded(settings: Settings, target: Target) -> Settings:
             "'iid' or 'column'"
         )
     if settings.compare:
-        raise ConfigError(f"compare = true is for target = 'class', not {target.name!r}; remove it")
+        raise ConfigError(
+            f"compare = true is for target = 'class', not {target.name!r}: its baselines are heads of "
+            "classes. Remove it; sums of all sites give the model of all records together, and a run "
+            "of one site gives that of a site alone"
+        )
     return settings.model_copy(update={"classes": rows})
 
 

@@ -34,15 +34,16 @@ def adapt(
     leaves.
 
     Compares by cross-validation: the shared model, a head on own records, a mixture of both, a
-    closed-form update, and the nearest own records. A model of numbers is moved, scaled, or
-    corrected by a ridge.
+    closed-form update, and the nearest own records. A model of numbers, labels or times is moved,
+    scaled, or corrected by a ridge.
     """
     from fedsurrogate.client_app.model_use.adaptation import adapt as compare
     from fedsurrogate.client_app.model_use.adapted import adapted_file, store_adapted
-    from fedsurrogate.client_app.model_use.adapted_numbers import adapt_numbers
+    from fedsurrogate.client_app.model_use.adapted_scores import adapt_target
     from fedsurrogate.client_app.model_use.held_out import Source, held_out
     from fedsurrogate.client_app.model_use.store import open_model
     from fedsurrogate.common.models.classifiers import target_of_model
+    from fedsurrogate.common.targets.answers import facts_of
 
     node = node_of(node_config)
     signed = open_model(model, node)
@@ -57,7 +58,7 @@ def adapt(
     source = Source(data_dir, kind, label_column, patient_column, known_only=True)
     held = held_out(signed, node, source, "train")
     if target_of_model(signed.classifier):
-        adaptation = adapt_numbers(signed.classifier, held)
+        adaptation = adapt_target(signed.classifier, held)
     else:
         adaptation = compare(signed.classifier, held, signed.manifest.run_config().settings.head)
     stored = None
@@ -83,10 +84,11 @@ def adapt(
         return
     from rich.table import Table
 
+    of_numbers = facts_of(target_of_model(signed.classifier)).get("name") == "number"
     table = Table(
         "candidate",
         "accuracy",
-        "gain in squared error" if target_of_model(signed.classifier) else "gain in likelihood",
+        "gain in squared error" if of_numbers else "gain in likelihood",
         "95 % interval",
         "own share",
         title=f"{len(held.labels)} records",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedsurrogate.client_app.model_use.adaptation import (
     SHARED,
     Adaptation,
     Judgement,
+    Losses,
     resampled,
 )
 from fedsurrogate.client_app.model_use.held_out import HeldOut
@@ -27,6 +28,7 @@ from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.targets.answers import facts_of
 from fedsurrogate.common.targets.number import NUMBER
 
+UNCHANGED = "no candidate is better than the shared model beyond chance"
 MOVED, SCALED, CORRECTED = "moved", "scaled", "corrected by a ridge"
 Fit = Callable[[Tensor, Tensor], Head]
 
@@ -54,10 +56,9 @@ def adapt_numbers(shared: Classifier, held: HeldOut, seed: int = 0) -> Adaptatio
     """
     if not isinstance(shared, Head) or facts_of(shared.target).get("name") != NUMBER.name:
         raise ConfigError(
-            "an adaptation is for models of classes and of numbers; this one answers "
-            f"{', '.join(shared.header.classes)[:200]}"
+            f"not a model of numbers; this one answers {', '.join(shared.header.classes)[:200]}"
         )
-    values, folds = _values(shared, held), _folds(held, seed)
+    values, folds = _values(shared, held), patient_folds(held, seed)
     fits: dict[str, Fit] = {
         SHARED: lambda x, y: shared,
         MOVED: lambda x, y: _moved(shared, x, y),
@@ -67,7 +68,32 @@ def adapt_numbers(shared: Classifier, held: HeldOut, seed: int = 0) -> Adaptatio
     spread = values.var(0, unbiased=False).clamp_min(1e-12)
     errors = {name: _unseen(fit, held.features, values, folds) for name, fit in fits.items()}
     losses = {name: (each.square() / spread).mean(1).numpy() for name, each in errors.items()}
-    weights = bootstrap_weights(len(values), held.patients, DRAWS, seed)
+    judged, chosen, gain = judged_versions(losses, held, seed)
+    if chosen == SHARED:
+        return Adaptation(judged, SHARED, None, 0.0, UNCHANGED)
+    reason = (
+        f"its squared error is lower than the shared model's beyond chance, by {gain:.3f} of the "
+        "variance"
+    )
+    head = _with_deviation(fits[chosen](held.features, values), errors[chosen])
+    return Adaptation(judged, chosen, head, 1.0, reason)
+
+
+def judged_versions(
+    losses: Mapping[str, Losses], held: HeldOut, seed: int
+) -> tuple[tuple[Judgement, ...], str, float]:
+    """Versions of a model by their losses on records that they have not seen.
+
+    Args:
+        losses: of each version, (n,); one is SHARED.
+        held: the records.
+        seed: of the bootstrap.
+
+    Returns:
+        The versions; the name of the one with the smallest loss that is below the shared model's
+        beyond chance, or SHARED; and by how much its loss is smaller.
+    """
+    weights = bootstrap_weights(len(held.features), held.patients, DRAWS, seed)
     judged = []
     for name, own in losses.items():
         apart = losses[SHARED] - own
@@ -83,16 +109,9 @@ def adapt_numbers(shared: Classifier, held: HeldOut, seed: int = 0) -> Adaptatio
             break
         # Several candidates are tried, so each must pass a stricter test.
         gains = resampled(losses[SHARED] - losses[each.name], weights)
-        if float(np.quantile(gains, 0.025 / len(fits))) > 0:
-            own_head = fits[each.name](held.features, values)
-            reason = (
-                "its squared error is lower than the shared model's beyond chance, by "
-                f"{each.gain:.3f} of the variance"
-            )
-            head = _with_deviation(own_head, errors[each.name])
-            return Adaptation(tuple(judged), each.name, head, 1.0, reason)
-    reason = "no candidate is better than the shared model beyond chance"
-    return Adaptation(tuple(judged), SHARED, None, 0.0, reason)
+        if float(np.quantile(gains, 0.025 / len(losses))) > 0:
+            return tuple(judged), each.name, each.gain
+    return tuple(judged), SHARED, 0.0
 
 
 def _values(shared: Head, held: HeldOut) -> Tensor:
@@ -108,8 +127,19 @@ def _values(shared: Head, held: HeldOut) -> Tensor:
     return held.values[:, order].double().clamp(low, high)
 
 
-def _folds(held: HeldOut, seed: int) -> Tensor:
-    """The fold (n,) of each record; patients stay whole."""
+def patient_folds(held: HeldOut, seed: int) -> Tensor:
+    """The fold of each record; patients stay whole.
+
+    Args:
+        held: the records.
+        seed: of the folds.
+
+    Returns:
+        (n,), int64.
+
+    Raises:
+        DataError: for too few patients.
+    """
     groups = np.arange(len(held.features))
     if held.patients is not None:
         groups = np.unique(held.patients, return_inverse=True)[1]

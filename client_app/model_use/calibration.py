@@ -178,7 +178,10 @@ def threshold_for(
     if not 0 < sensitivity <= 1:
         raise ConfigError(f"sensitivity = {sensitivity:g}: must be above 0 and at most 1")
     if not positive.any():
-        raise ConfigError("no record of the positive class, so no threshold gives a sensitivity")
+        raise ConfigError(
+            "no record of the positive class, so no threshold gives a sensitivity; choose another "
+            "class with --positive, or give records of this one with --data-dir"
+        )
     _, rates, thresholds = roc_curve(positive, probability, drop_intermediate=False)
     first = int(np.argmax(rates >= sensitivity))
     return float(np.clip(thresholds[first], 1e-6, 1 - 1e-6))
@@ -205,7 +208,10 @@ def threshold_at(
     if not 0 < specificity <= 1:
         raise ConfigError(f"specificity = {specificity:g}: must be above 0 and at most 1")
     if positive.all():
-        raise ConfigError("no record of the negative class, so no threshold gives a specificity")
+        raise ConfigError(
+            "no record of the negative class, so no threshold gives a specificity; give records "
+            "without it with --data-dir"
+        )
     negative, values = np.sort(probability[~positive]), np.unique(probability)
     false = 1 - np.searchsorted(negative, values) / len(negative)
     allowed = values[false <= 1 - specificity + 1e-12]

@@ -195,6 +195,7 @@ def calibrated_labels(
     scores = classifier.scores(held.features[first])
     answers = decided_answers(target, outputs, scores, calibration)
     thresholds = dict(calibration.thresholds)
+    decides_nothing: dict[str, str] = {}
     for name in enough if wish.sensitivity or wish.specificity else ():
         own = truth[:, outputs.index(name)]
         known_rows = ~np.isnan(own)
@@ -204,7 +205,14 @@ def calibrated_labels(
             if wish.sensitivity
             else threshold_at(chance, positive_rows, wish.specificity)
         )
+        present = chance >= thresholds[name]
+        if present.all() or not present.any():
+            decides_nothing[name] = "every record" if present.all() else "no record"
     note = _note(wish, len(truth), [name for name in outputs if name not in enough])
+    note += "".join(
+        f"; by this threshold {which} has {name}: its probabilities do not tell records apart"
+        for name, which in decides_nothing.items()
+    )
     chosen = replace(calibration, thresholds=thresholds, note=note)
     return chosen, taken(held, (~first).nonzero().flatten())
 

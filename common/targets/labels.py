@@ -240,8 +240,9 @@ class Labels(Target):
         names = [name for name, few in zip(self.columns, small.tolist(), strict=True) if few]
         if not (annotated & ~small).any() and not summed:
             raise DataError(
-                f"no label has {least} records that are present, and as many that are absent; the "
-                "policy's smallest-class asks for that many in sums without noise"
+                f"no label has {least} records that are present, and as many that are absent, which "
+                "the policy's smallest-class asks of sums without noise; annotate more records, set "
+                "epsilon, or lower smallest-class"
             )
         kept = ~small.repeat_interleave(2)
         why = f"left out of what this site sends, with fewer than {least} records: "

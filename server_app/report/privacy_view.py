@@ -47,6 +47,8 @@ def privacy_view(run: RunFolder) -> Json:
         "covers": str(privacy.get("covers") or ""),
         "not_covered": [str(item) for item in as_list(privacy.get("not_covered"))],
         "dropped": [str(name) for name in as_list(privacy.get("dropped_classes"))],
+        # One, and several, of what a run with this target learns.
+        "learns": ("label", "labels") if config.get("target") == "labels" else ("class", "classes"),
         "rows": rows,
         "statistics": [
             (key, text)

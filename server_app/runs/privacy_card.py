@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsurrogate.common.methods.method import Plan
-from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon
 from fedsurrogate.common.privacy.gaussian_mechanism import Noisy
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED, Mechanism, relation_of
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.targets.answers import facts_of
 
 Json = dict[str, Any]
 
@@ -84,8 +85,8 @@ def privacy_card(
 
     Returns:
         The card: epsilon, delta, neighbouring relation ("relation"), what the guarantee covers and
-        does not cover, the claim of each site, and dropped classes; None when no used surrogate has
-        a privacy claim, and no site trained with one.
+        does not cover, the claim of each site, and dropped classes or labels; None when no used
+        surrogate has a privacy claim, and no site trained with one.
     """
     claims: dict[str, tuple[AnySurrogate | None, Mechanism]] = {
         s.header.site: (s, s.claim) for s in surrogates if s.claim is not None
@@ -202,9 +203,13 @@ def _dropped(
     classes: Sequence[str],
     model: Classifier | None,
 ) -> list[str]:
-    """Classes of the run that the model has not learned: no site has them, or the noise hides them."""
+    """Classes or labels of the run that the model has not learned: no site has them, or the noise
+    hides them. The rows of a code, such as cells of time and event, are no answers of a model.
+    """
     if model is None or mechanism in ("theorem-4.1", "dp-sgd", "counts"):
         return []
+    if target := target_of_model(model):
+        return list(facts_of(target).get("left-out", ()))
     learned = set(model.header.classes)
     if mechanism == "sums":
         classes = classes or (surrogates[0] if surrogates else model).header.classes

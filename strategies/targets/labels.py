@@ -327,9 +327,45 @@ def _one(
     if calibrated and not noisy:
         counts = (float(annotated.positive[index]), records)
         weight, bias = _calibrated(weight, bias, counts, directions, fitted, difference)
+    if calibrated and noisy:
+        scale = float(ridge.norm() / weight.norm().clamp_min(1e-300))
+        middle = float(annotated.annotated_noise[1, index]) / records
+        doubt = float(fitted.doubt[0]) * (shorter / max(scale, 1e-300)) ** 2
+        doubt += float(weight.square().sum()) * middle**2
+        weight, bias = moderated(weight, bias, prevalence, doubt)
     if calibrated:
         weight, bias = _limited(weight, bias, prevalence, float(weight @ difference), records)
     return weight, bias, fitted.strength[0]
+
+
+def moderated(
+    weight: Tensor, bias: Tensor, prevalence: float, doubt: float
+) -> tuple[Tensor, Tensor]:
+    """Log odds whose probabilities are about the mean over what the noise may have been.
+
+    Args:
+        weight: (d,).
+        bias: (), with the log odds of `prevalence` in it, which stay.
+        prevalence: of the label.
+        doubt: variance of a record's log odds that the noise leaves.
+
+    Returns:
+        Weight (d,) and bias (), shrunk by sqrt(1 + pi doubt / 8). Ranks stay.
+
+    Source: MacKay 1992, The evidence framework applied to classification networks, equation 13.
+        Differs from it: one doubt for all records, their mean, so that the head stays linear.
+
+    Example:
+        >>> at = torch.tensor(0.0, dtype=torch.float64)
+        >>> weight, bias = moderated(torch.tensor([3.0]).double(), at, 0.5, 24 / math.pi)
+        >>> weight.tolist(), bias.tolist()
+        ([1.5], 0.0)
+    """
+    slope, log_odds = (
+        1 / math.sqrt(1 + math.pi * doubt / 8),
+        math.log(prevalence / (1 - prevalence)),
+    )
+    return slope * weight, slope * (bias - log_odds) + log_odds
 
 
 def _limited(

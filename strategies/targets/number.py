@@ -194,7 +194,8 @@ def _given(sums: CodedSums, cross: Tensor, variance: Tensor, strength: float) ->
     freedom = (1 + float(inverse_part.trace())) / sums.records
     residual = variance - 2 * (weight * cross).sum(1) + ((weight @ covariance) * weight).sum(1)
     error = residual.clamp_min(0) / max(1 - freedom, 0.01) ** 2
-    return Fitted(weight, cross, torch.full_like(variance, strength), error)
+    given = torch.full_like(variance, strength)
+    return Fitted(weight, cross, given, error, torch.zeros_like(error))
 
 
 def _fitted(sums: CodedSums, cross: Tensor, variance: Tensor, strength: float | None) -> Fitted:

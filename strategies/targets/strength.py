@@ -120,12 +120,15 @@ class Fitted:
             without noise.
         strength: kappa of each ridge, (m,); NaN where each direction has its own.
         error: expected mean squared error on a new record, (m,).
+        doubt: variance of a prediction for a new record that noise in the cross-covariance leaves,
+            (m,); zero without noise.
     """
 
     weight: Tensor
     cross: Tensor
     strength: Tensor
     error: Tensor
+    doubt: Tensor
 
 
 def cross_validated(
@@ -161,7 +164,7 @@ def cross_validated(
     strength = strengths[best]
     weight = directions.weights(outcomes.cross, strength)
     error = errors.gather(1, best[:, None]).squeeze(1)
-    return Fitted(weight, outcomes.cross, strength, error)
+    return Fitted(weight, outcomes.cross, strength, error, torch.zeros_like(error))
 
 
 def of_least_error(directions: Directions, outcomes: Outcomes, records: float) -> Fitted:
@@ -195,7 +198,8 @@ def of_least_error(directions: Directions, outcomes: Outcomes, records: float) -
         residual = error[:, None].clamp_min(LEAST_RESIDUAL * variance).minimum(variance)
     strength = strengths[best]
     weight = directions.weights(outcomes.cross, strength)
-    return Fitted(weight, outcomes.cross, strength, residual.squeeze(1))
+    error = residual.squeeze(1)
+    return Fitted(weight, outcomes.cross, strength, error, torch.zeros_like(error))
 
 
 def _compared(directions: Directions, outcomes: Outcomes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -222,11 +226,12 @@ def _errors(residual: Tensor, freedom: Tensor) -> Tensor:
 
 
 def expected(directions: Directions, outcomes: Outcomes) -> Fitted:
-    """Weights as they are expected given the noise (empirical Bayes).
+    """Weights as they are expected given the noise (hierarchical Bayes).
 
     In the direction of an eigenvalue l, the weight of the true covariance is taken as normal with
     variance t l^a, so the released one has t l^(a + 2) + l v / N + noise^2, v the residual
-    variance. Power a and scale t are those of the largest likelihood.
+    variance. Weights are means over powers a and scales t by their likelihood. The likeliest pair
+    alone leaves nothing of a weak signal as soon as noise hides it, or takes noise for signal.
 
     Args:
         directions: of a cleaned covariance, all eigenvalues above zero.
@@ -240,23 +245,29 @@ def expected(directions: Directions, outcomes: Outcomes) -> Fitted:
     rotated = outcomes.cross @ directions.vectors
     shapes = values ** (POWERS[:, None] + 2)
     scales = EXPLAINED[:, None] / (shapes / values).sum(1)
-    weight, cross, error = torch.zeros_like(rotated), torch.zeros_like(rotated), []
+    weight, cross = torch.zeros_like(rotated), torch.zeros_like(rotated)
+    error, doubt = [], []
     for row, (own, variance) in enumerate(zip(rotated, outcomes.variance.tolist(), strict=True)):
-        residual = variance
+        residual, noise = variance, outcomes.noise[row].square()
         for _ in range(PASSES):
-            chance = values * residual / float(outcomes.records[row]) + outcomes.noise[row].square()
-            whole = (variance * scales)[:, :, None] * shapes + chance
-            best = int((whole.log() + own.square() / whole).sum(2).argmin())
-            kept = 1 - chance / whole.flatten(0, 1)[best]
+            chance = values * residual / float(outcomes.records[row]) + noise
+            whole = ((variance * scales)[:, :, None] * shapes + chance).flatten(0, 1)
+            likely = ((whole.log() + own.square() / whole).sum(1) / -2).softmax(0)
+            shares = 1 - chance / whole
+            kept = likely @ shares
             cross[row] = kept * own
             weight[row] = cross[row] / values
             explained = 2 * weight[row] * cross[row] - judged * weight[row].square()
             residual = max(variance - float(explained.sum()), LEAST_RESIDUAL * variance)
         error.append(residual)
+        # What noise leaves open for known powers and scales, and what these leave open.
+        apart = likely @ (shares - kept).square() * own.square()
+        doubt.append(float(((kept * noise + apart) / values).sum()))
     vectors = directions.vectors.T
     return Fitted(
         weight @ vectors,
         cross @ vectors,
         torch.full_like(outcomes.variance, torch.nan),
         torch.tensor(error, dtype=torch.float64),
+        torch.tensor(doubt, dtype=torch.float64),
     )

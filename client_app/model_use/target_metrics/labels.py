@@ -26,6 +26,9 @@ Bools = NDArray[np.bool_]
 SPECIFICITY = 0.9
 # Probabilities are kept this far from zero and one for their log odds.
 LEAST_CHANCE = 1e-6
+# Log odds of which the middle 95 % are closer together are one probability for all records. A slope
+# of hundreds would only say so, and reads as if probabilities were extreme.
+LEAST_SPREAD = 0.1
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,8 @@ def _calibration(truth: Bools, chance: Array, patients: Sequence[str] | None) ->
     undefined = {name: Measure(None, None, None, len(truth)) for name in names}
     kept = np.clip(chance, LEAST_CHANCE, 1 - LEAST_CHANCE)
     odds = np.log(kept / (1 - kept))
-    if not truth.any() or truth.all() or np.ptp(odds) == 0:
+    low, high = np.quantile(odds, [0.025, 0.975]) if len(odds) else (0.0, 0.0)
+    if not truth.any() or truth.all() or high - low < LEAST_SPREAD:
         return undefined
     clusters = {}
     if patients is not None and len(set(patients)) < len(truth):

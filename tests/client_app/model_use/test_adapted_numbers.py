@@ -102,7 +102,7 @@ def test_what_cannot_be_adapted_is_refused() -> None:
     with pytest.raises(DataError, match="12 records with values are too few"):
         adapt_numbers(head(), held)
     labels = json.dumps({"name": "labels", "columns": ["ink"]})
-    with pytest.raises(ConfigError, match="for models of classes and of numbers"):
+    with pytest.raises(ConfigError, match="not a model of numbers"):
         adapt_numbers(replace(head(), target=labels), records(CHANGES[MOVED]))
     few = replace(records(CHANGES[MOVED]), patients=("one",) * 300)
     with pytest.raises(DataError, match="records of 1 patients"):

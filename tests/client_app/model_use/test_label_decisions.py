@@ -132,6 +132,18 @@ def test_a_threshold_has_its_specificity_and_no_smaller_one_has(
     assert all(specificity(value) < wished for value in chances if value < chosen)
 
 
+@pytest.mark.parametrize(("wish", "which"), [("sensitivity", "every"), ("specificity", "no")])
+def test_a_threshold_that_decides_nothing_is_named(wish: str, which: str) -> None:
+    """All records have one probability, as where noise hid a label."""
+    scores, labels = shifted(0, 400, own=0.3)
+    scores[:, 1] = -0.5
+    chosen, _ = calibrated_labels(
+        model(), held(scores.float(), labels), Calibration(), LabelWish(**{wish: 0.9})
+    )
+    assert f"by this threshold {which} record has mass" in chosen.note
+    assert "has edema" not in chosen.note
+
+
 @pytest.mark.parametrize("kind", ["sensitivity", "specificity"])
 def test_thresholds_hold_on_records_that_did_not_choose_them(kind: str) -> None:
     scores, labels = shifted(1, 6000, own=0.3)

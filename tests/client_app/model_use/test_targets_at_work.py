@@ -94,6 +94,8 @@ def test_a_hospital_predicts_with_what_the_run_has_learned(
     assert metrics["sites"]["used"] == 3, events_of(folder)
     if "epsilon" in more:
         assert metrics["privacy"]["epsilon"] == pytest.approx(8.0)
+        # Rows of a code, such as cells of time and event, are no classes that are missing.
+        assert metrics["privacy"]["dropped_classes"] == []
     (signed,) = folder.glob(f"*{SUFFIX}")
     facts = read_signed_model(signed).manifest
     with safe_open(folder / "model.safetensors", "pt") as content:
@@ -144,6 +146,12 @@ def test_a_hospital_predicts_with_what_the_run_has_learned(
     for own in found["measures"].values():
         assert any(each["value"] is not None for each in own.values())
     assert (page / "evaluation.html").read_text().count("data:image/png") >= 1
+    own = site("adapt", "--data-dir", unseen, "--json", "--node-config", text(nodes[0]))
+    assert own.code == 0, own.stderr
+    adapted = json.loads(own.stdout)
+    assert adapted["records"] == 300
+    names = {each["name"] for each in adapted["judged"]}
+    assert names == {"shared", "moved", "scaled", "corrected by a ridge"}
 
 
 def test_a_run_learns_no_column_that_a_hospital_does_not_list(tmp_path: Path) -> None:

@@ -45,6 +45,17 @@ def test_the_promise_stands_in_plain_words_with_what_it_leaves_open(tmp_path: Pa
     assert 'class="privacy"' in html
 
 
+def test_labels_without_a_head_are_named_as_labels(tmp_path: Path) -> None:
+    privacy = {"mechanism": "sums", "epsilon": 1.0, "per_site": {"a": private_site()}}
+    make_run(tmp_path, ["a"], metrics={"privacy": privacy | {"dropped_classes": ["edema"]}})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["config"] |= {"target": "labels", "label-columns": "edema,mass"}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    text = flat(report(tmp_path)[1].text)
+    assert "The model has not learned every label" in text
+    assert "Label edema: not learned. Either no site has it" in text
+
+
 @pytest.mark.parametrize(
     "privacy",
     [

@@ -18,6 +18,7 @@ from fedsurrogate.strategies.targets.labels import (
     Annotated,
     discriminant,
     label_heads,
+    moderated,
     ridge_discriminant,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
@@ -349,3 +350,42 @@ def test_log_odds_from_noisy_sums_are_not_too_large(seed: int) -> None:
     other, truth = records(3000)
     slope = slope_of(other @ heads.weight[0] + heads.bias[0], truth)
     assert 0.5 < slope < 1.3
+
+
+@settings(max_examples=60, deadline=None)
+@given(score=st.floats(-8, 8), prevalence=st.floats(0.02, 0.98), deviation=st.floats(0, 6))
+def test_a_moderated_probability_is_the_mean_over_what_the_noise_may_have_been(
+    score: float, prevalence: float, deviation: float
+) -> None:
+    """By quadrature, around the log odds of the prevalence, which stay."""
+    middle = math.log(prevalence / (1 - prevalence))
+    one = torch.ones(1, dtype=torch.float64)
+    weight, bias = moderated(score * one, middle * one[0], prevalence, deviation**2)
+    at = torch.linspace(-6, 6, 2001, dtype=torch.float64)
+    density = (-at.square() / 2).exp()
+    chances = (score + deviation * at).sigmoid()
+    mean = float((density * chances).sum() / density.sum())
+    assert float((weight[0] + bias - middle).sigmoid()) == pytest.approx(mean, abs=0.025)
+    assert float(bias) == pytest.approx(middle)
+
+
+def test_a_label_whose_noise_exceeds_its_signal_has_no_extreme_probabilities() -> None:
+    """Of noise alone, probabilities near 0 and 1 were made, worse than the prevalence for all."""
+    losses = []
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        spread = 0.9 ** torch.arange(24).double()
+        x = torch.randn(2000, 24, generator=draw, dtype=torch.float64) * spread
+        present = (x[:, 0] + torch.randn(2000, generator=draw).double() > 0.7).double()
+        x = x / x.norm(dim=1, keepdim=True)
+        exact = coded(exact_code(present[:1000, None])[:, 1:], x[:1000])
+        code, sums = torch.full((2,), 3.0).double(), torch.full((2,), 60.0).double()
+        release = noisy(exact, code, sums, 30.0, seed, centre=True)
+        heads = label_heads(release, Annotated.exact(release, 1), ["a"], calibrated=True)
+        chance = (x[1000:] @ heads.weight[0] + heads.bias[0]).sigmoid().clamp(1e-6, 1 - 1e-6)
+        truth, share = present[1000:], present.mean()
+        entropy = -(share * share.log() + (1 - share) * (1 - share).log())
+        loss = -(truth * chance.log() + (1 - truth) * (1 - chance).log()).mean()
+        losses.append(float(loss - entropy))
+    assert sum(losses) / len(losses) < 0
+    assert max(losses) < 0.1

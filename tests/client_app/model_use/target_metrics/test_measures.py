@@ -246,3 +246,15 @@ def test_calibration_at_a_landmark_is_near_for_the_true_survival() -> None:
     for each in found:
         assert each.observed.support == 400
         assert each.observed.value == pytest.approx(each.predicted, abs=0.08)
+
+
+@pytest.mark.parametrize(("spread", "known"), [(0.001, False), (1.0, True)])
+def test_a_slope_of_nearly_equal_probabilities_is_undefined(spread: float, known: bool) -> None:
+    """Ranks are right, and a slope of hundreds would read as if probabilities were extreme."""
+    draw = np.random.default_rng(0)
+    score = draw.normal(size=500)
+    truth = (score + draw.normal(size=500) > 0).astype(float)
+    chance = 1 / (1 + np.exp(-spread * score))
+    (label,) = label_report(truth[:, None], chance[:, None], ["a"], draws=20).labels
+    assert (label.measures["calibration_slope"].value is not None) == known
+    assert label.measures["auroc"].value is not None
