@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, with_noise
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
 from fedsurrogate.common.privacy.shares import budget_shares
+from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.server_app.export.source import run_config_of
@@ -171,7 +172,8 @@ def estimate(
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(source.y), generator=generator)
-    x, y = clip(source.x[order].double(), 0.0)[0], source.y[order]
+    x, y = source.x[order].double(), source.y[order]
+    x = clip(less_own_mean(x) if x.shape[1] >= FEWEST_MAPPED else x, 0.0)[0]
     test = torch.arange(len(y)) < len(y) // 4
     pools = [(~test & (y == label)).nonzero().flatten() for label in range(source.classes)]
     sites = []

@@ -16,6 +16,8 @@ from fedsurrogate.client_app.audit.nearest import means_of
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean
+from fedsurrogate.common.privacy.mechanism import OWN_MEAN
 from fedsurrogate.common.privacy.one_run import Guesses, guess
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
 
@@ -255,8 +257,9 @@ def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:
         case Surrogate():
             return lambda x, y: _log_density(sent, x, y)
         case SumsSurrogate():
+            without_mean = sent.claim.centre == OWN_MEAN
             return lambda x, y: (
-                x / x.norm(dim=1, keepdim=True).clamp_min(1e-12) * sent.sums.sums.double()[y]
+                clip(less_own_mean(x) if without_mean else x, 0.0)[0] * sent.sums.sums.double()[y]
             ).sum(1)
         case Parameters() if {"weight", "bias"} <= sent.tensors.keys():
             return lambda x, y: _log_odds(

@@ -139,6 +139,7 @@ def store_adapted(
     metadata = {"kind": kind, "share": f"{share:.6f}", "how": how, "of": model.manifest.tensors}
     metadata["count"] = str(own.count) if isinstance(own, Neighbours) else "0"
     metadata["clip"] = json.dumps(own.clip if isinstance(own, Head) else None)
+    metadata["without-mean"] = json.dumps(isinstance(own, Head) and own.without_mean)
     metadata["target"] = target_of_model(own)
     metadata["digest"] = _digest(tensors, metadata)
     file = adapted_file(node, model)
@@ -187,6 +188,7 @@ def adapted_classifier(node: NodeConfig | None, model: SignedModel) -> Classifie
                 centre,
                 tensors.get("projection"),
                 checked_target(metadata.get("target", ""), header.classes),
+                metadata.get("without-mean", "") == "true",
             )
         if target_of_model(own):
             return own

@@ -140,7 +140,7 @@ def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
 
 def _logits(head: Head, gaussians: Gaussians) -> tuple[Tensor, Tensor]:
     """Means (C, C) and covariance (C, C) of the logits of the surrogate's Gaussians."""
-    plain = replace(head, clip=None, centre=None, projection=None)
+    plain = replace(head, clip=None, centre=None, projection=None, without_mean=False)
     weight, within = head.weight.double(), gaussians.within
     across = weight @ within.directions.double().T
     rest = float(within.rest)

@@ -36,6 +36,7 @@ from fedsurrogate.common.privacy.mechanism import (
 )
 from fedsurrogate.common.privacy.shares import EM_STEPS, budget_shares
 from fedsurrogate.common.settings import AnyCovariance, FedPFTSettings, Settings
+from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.targets.target import Target
 
 # By section of the settings: the keys that decide what a site sends, in the run's digest.
@@ -154,6 +155,9 @@ def plan(settings: Settings) -> Plan:
         allows=frozenset({"order", "seal"}) if chain else frozenset(),
         variant=f"{chosen.family}, {chosen.mechanism}" if settings.epsilon else chosen.family,
         head=SOLVERS_IN_WORDS[chosen.solver],
+        own_mean=chosen.mechanism == SUMS
+        and settings.features.projection == AUTO
+        and not own.public,
     )
 
 

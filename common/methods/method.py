@@ -315,6 +315,8 @@ class Plan:
         head: how the coordinator finds the head, in words; empty if the method has no choice.
         counts: whether sites count records and nothing is learned.
         sent_by_solver: whether the head's solver decides what sites send.
+        own_mean: whether sites subtract the mean over a feature's own columns before they clip it,
+            where it has enough columns.
         packages: optional packages that a site needs for the settings.
         judging_packages: those that it needs to evaluate the result.
     """
@@ -332,6 +334,7 @@ class Plan:
     head: str = ""
     counts: bool = False
     sent_by_solver: bool = False
+    own_mean: bool = False
     packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
 

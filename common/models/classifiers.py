@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.networks import build, check_parameters, run_network
-from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean
 from fedsurrogate.common.surrogates.columns import in_frame
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Head(Classifier):
     """A linear classifier: logits = x @ weight.T + bias.
 
     Features are first changed as those that the head was learned from: put into the header's frame,
-    centred, projected and clipped, in this order.
+    without their own mean, centred, projected and clipped, in this order.
 
     Attributes:
         header: origin, with the classes.
@@ -100,6 +100,7 @@ class Head(Classifier):
         centre: (d,), subtracted from features; None if there is none.
         projection: (k, d), features become projection @ x; None if there is none.
         target: what the scores mean where they are not of classes, as JSON; empty for classes.
+        without_mean: whether the mean over a feature's own columns is subtracted from it first.
 
     Example:
         >>> from fedsurrogate.common.surrogates.surrogates import Header
@@ -119,6 +120,7 @@ class Head(Classifier):
     centre: Tensor | None = None
     projection: Tensor | None = None
     target: str = ""
+    without_mean: bool = False
 
     @property
     def dimension(self) -> int:
@@ -147,7 +149,7 @@ class Head(Classifier):
         return tensors if self.centre is None else tensors | {"centre": self.centre}
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Framed, centred, projected and clipped features.
+        """Features, changed as those that the head was learned from.
 
         Args:
             features: (n, d).
@@ -156,6 +158,8 @@ class Head(Classifier):
             Features (n, d); (n, k) with a projection.
         """
         features = self.framed(features.to(self.weight))
+        if self.without_mean:
+            features = less_own_mean(features)
         if self.centre is not None:
             features = features - self.centre.to(features)
         if self.projection is not None:

@@ -28,7 +28,7 @@ Power = Annotated[
 AUTO = "auto"
 # Fewest dimensions that "auto" maps: a difference of few columns may tell classes apart by the mean
 # of the columns, which its map leaves out.
-FEWEST_MAPPED = 128
+FEWEST_MAPPED = 64
 # How the features of the images of one unit become one record.
 Bag = Literal["none", "mean"]
 
@@ -60,9 +60,9 @@ class FeaturesSettings(Section):
     )
     projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
         AUTO,
-        description="Public map of features in a secure sum: a file with a projection "
-        "(`coordinator public-map`) or a head; auto, under privacy, is the backbone's own head where "
-        "its weights are, else random directions; empty for none.",
+        description="Public map before noise, in a secure sum a file with a projection or a head; auto "
+        "leaves out the mean of a record's columns, and projects secure sums to the backbone's own head "
+        "or random directions; empty for none.",
     )
     dimensions: Annotated[int, Only("fedpft", "afl", "fedcgs", "gh-ofl"), Unit("dimensions")] = (
         Field(

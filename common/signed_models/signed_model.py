@@ -269,7 +269,8 @@ def assembled(signed: Signed, classifier: Classifier, gaussians: Gaussians | Non
 
 def _is_linear(head: Head) -> bool:
     """Whether weight and bias are all of a head: a file has no more of one in an ensemble."""
-    return head.clip is None and head.centre is None and head.projection is None
+    changed = (head.clip, head.centre, head.projection)
+    return changed == (None,) * 3 and not head.without_mean
 
 
 def save_signed_model(model: SignedModel) -> bytes:

@@ -20,6 +20,8 @@ from fedsurrogate.common.targets.answers import checked_target
 
 # Of a file, if the model's header has a frame.
 OFFSET, SCALE = "frame-offset", "frame-scale"
+# In the metadata of a head of features from which the mean over their own columns is subtracted.
+COLUMNS, WITHOUT_MEAN = "columns", "without-mean"
 
 
 def save_model(model: Classifier, path: Path) -> None:
@@ -28,11 +30,13 @@ def save_model(model: Classifier, path: Path) -> None:
 
     If the metadata has `power`, features x must first become sign(x) |x|^power. With tensors
     `frame-offset` and `frame-scale` (d,), the first is then subtracted, and the second divides where
-    it is not zero. If the metadata has `clip`, they must then be divided by max(|x|, clip). If there
-    is a tensor `centre`, it must be subtracted before the clip; and with a tensor `projection`
-    (k, d), features are then multiplied by it. If the metadata has `target`, classes are the names
-    of what the model answers, and it says in JSON what the scores mean. A linear head has `weight` (C, d) and `bias`
-    (C,); an ensemble of M heads has (M, C, d) and (M, C). Quadratic discriminants have `means`,
+    it is not zero. If the metadata has `columns`, which is "without-mean", the mean over a feature's
+    own columns must then be subtracted from it. If the metadata has `clip`, they must then be
+    divided by max(|x|, clip). If there is a tensor `centre`, it must be subtracted before the clip;
+    and with a tensor `projection` (k, d), features are then multiplied by it. If the metadata has
+    `target`, classes are the names of what the model answers, and it says in JSON what the scores
+    mean. A linear head has `weight` (C, d) and `bias` (C,); an ensemble of M heads has (M, C, d)
+    and (M, C). Quadratic discriminants have `means`,
     `whiteners` and `bias`. A network has `kind` and `inputs` in the metadata; see
     common/models/networks.py.
 
@@ -61,6 +65,8 @@ def file_content(model: Classifier) -> tuple[dict[str, str], dict[str, Tensor]]:
         metadata["power"] = f"{power:g}"
     if isinstance(model, Head) and model.clip is not None:
         metadata["clip"] = f"{model.clip:g}"
+    if isinstance(model, Head) and model.without_mean:
+        metadata[COLUMNS] = WITHOUT_MEAN
     if isinstance(model, Head) and model.target:
         metadata["target"] = model.target
     if isinstance(model, Network):
@@ -159,4 +165,7 @@ def _classifier(
         return Ensemble(tuple(Head(header, w, b) for w, b in zip(weight, bias, strict=True)))
     centre, projection = tensors.get("centre"), tensors.get("projection")
     target = checked_target(metadata.get("target", ""), header.classes)
-    return Head(header, weight, bias, clip, centre, projection, target)
+    if (columns := metadata.get(COLUMNS, "")) not in ("", WITHOUT_MEAN):
+        raise ValueError(f"{COLUMNS} = {columns[:40]!r}; {WITHOUT_MEAN!r} is allowed")
+    without = columns == WITHOUT_MEAN
+    return Head(header, weight, bias, clip, centre, projection, target, without)

@@ -47,7 +47,7 @@ def _head(head: Head) -> pb.Head:
         message.centre.CopyFrom(pack_centre(head.centre))
     if head.projection is not None:
         message.projection.CopyFrom(pack(head.projection))
-    message.target = head.target
+    message.target, message.without_mean = head.target, head.without_mean
     return message
 
 
@@ -73,7 +73,8 @@ def _unpack_head(message: pb.Head) -> Head:
     bias = unpack(message.bias, "head bias", (classes,))
     header = unpack_header(message.header)
     target = checked_target(message.target, header.classes)
-    head = Head(header, weight, bias, clip, centre, projection, target)
+    parts = (clip, centre, projection, target, message.without_mean)
+    head = Head(header, weight, bias, *parts)
     if not (
         head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf
     ):

@@ -103,6 +103,7 @@ class LinearHead(nn.Module):
         centre: (d,), subtracted from features first; zero for a head without one.
         projection: (k, d); None without one.
         clip: features x are divided by max(|x|, clip) after the projection; None without a clip.
+        without_mean: whether the mean over a feature's own columns is subtracted from it first.
     """
 
     weight: Tensor
@@ -112,7 +113,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, head: Head) -> None:
         super().__init__()
-        self.clip = head.clip
+        self.clip, self.without_mean = head.clip, head.without_mean
         centre = torch.zeros(head.dimension) if head.centre is None else head.centre
         for name, tensor in (("weight", head.weight), ("bias", head.bias), ("centre", centre)):
             self.register_buffer(name, tensor.float().clone())
@@ -122,6 +123,8 @@ class LinearHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (n, C)."""
+        if self.without_mean:
+            features = features - features.double().mean(1, keepdim=True).float()
         features = features - self.centre
         if self.projection is not None:
             features = features @ self.projection.T

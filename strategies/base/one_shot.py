@@ -102,7 +102,8 @@ class OneShot(Federation, Generic[S]):
             Frame.of(sent.header.frame).check(self.dimension(sent))
         check_reply(sent, self.config.plan.messages, self.expectation())
         self.check(sent)
-        check_stated(sent.claim, self.config.mechanism_for("record", centre_digest(self._centre)))
+        subtracted = self.config.subtracted(self.dimension(sent), centre_digest(self._centre))
+        check_stated(sent.claim, self.config.mechanism_for("record", subtracted))
         return sent
 
     @abstractmethod

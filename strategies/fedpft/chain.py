@@ -60,7 +60,8 @@ class FedPFTChain(Chain):
             )
         for surrogate in surrogates:
             check_surrogate(surrogate, place)
-            check_stated(surrogate.claim, config.mechanism)
+            subtracted = config.subtracted(surrogate.dimension)
+            check_stated(surrogate.claim, config.mechanism_for("record", subtracted))
         return surrogates[-1]
 
     def learn_from(

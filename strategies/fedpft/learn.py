@@ -19,6 +19,7 @@ from fedsurrogate.common.methods.fedpft_covariance import (
 )
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.models.head_training import Batch
+from fedsurrogate.common.privacy.mechanism import OWN_MEAN
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.covariances import Full
@@ -124,7 +125,8 @@ def learn(
         head, gaussians = private_head.learn_from_sums(
             noisy, config.settings.fedpft.covariance, config.settings.fedpft.rank, config.defence
         )
-        head = replace(head, centre=centre)
+        without_mean = noisy[0].claim.centre == OWN_MEAN
+        head = replace(head, centre=centre, without_mean=without_mean)
         made = Surrogate(head.header, gaussians, noisy[0].claim)
         reason = private_head.unused(noisy, gaussians)
         return LearnedHead(head, [made], defended, "noisy sums", reason=reason)

@@ -13,7 +13,7 @@ from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head, class_indices
 from fedsurrogate.common.models.head_training import train_on_features
-from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.class_sums import as_mixtures
@@ -64,8 +64,11 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
             ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received)),
         ),
     )
+    without_mean = task.run.leaves_out_mean(features.shape[1])
     if task.run.settings.epsilon:
         # Noisy sums are sums of clipped features, so the head is trained on clipped features too.
+        if without_mean:
+            features = less_own_mean(features)
         features = clip(features, task.run.settings.fedpft.clip)[0].float()
     drawn = [_draw(task.run.settings.seed, surrogate, names, draws) for surrogate in received]
     union = (
@@ -87,7 +90,8 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     weight, bias = train_on_features(
         *union, len(names), task.run.settings.head, task.run.settings.seed
     )
-    head = Head(task.header(names), weight, bias, claim.clip if claim else None)
+    clipped = claim.clip if claim else None
+    head = Head(task.header(names), weight, bias, clipped, without_mean=without_mean)
     return MethodOutput(
         pack_relay([pack_surrogate(each, task.run.settings.fedpft.bits) for each in relay]),
         claim,
@@ -114,7 +118,8 @@ def _received(task: Task) -> list[AnySurrogate]:
     )
     for surrogate in surrogates:
         check_surrogate(surrogate, place)
-        check_stated(surrogate.claim, run.mechanism)
+        subtracted = run.subtracted(surrogate.dimension)
+        check_stated(surrogate.claim, run.mechanism_for("record", subtracted))
     return surrogates
 
 

@@ -5,8 +5,9 @@ as a baseline.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +35,20 @@ SMALLEST_VARIANCE = 1e-8
 CHUNKS = 7
 
 
+def unchanged(features: Tensor) -> Tensor:
+    """Features (n, d) as they are."""
+    return features
+
+
+def less(centre: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Subtracts a public point (d,); nothing for None."""
+    return unchanged if centre is None else partial(_subtracted, centre.double())
+
+
+def _subtracted(centre: Tensor, features: Tensor) -> Tensor:
+    return features - centre
+
+
 @dataclass(frozen=True)
 class Clipped:
     """Clipped features of records, with weights.
@@ -59,10 +74,10 @@ class Clipped:
         labels: Tensor,
         units: Sequence[str] | None = None,
         norm: float = 0.0,
-        centre: Tensor | None = None,
+        change: Callable[[Tensor], Tensor] = unchanged,
         folder: Path | None = None,
     ) -> Clipped:
-        """Subtract a public centre and clip.
+        """Change features and clip them.
 
         Args:
             features: of the records, (n, d).
@@ -70,12 +85,10 @@ class Clipped:
             units: patient of each record, (n,); a patient's weights sum to one. None: each record
                 is a unit.
             norm: to clip at.
-            centre: a public point, (d,); None for none.
+            change: of features before the clip, by which a record's depend on no other record.
             folder: where clipped features are kept if memory is not to hold all of them.
         """
-        clipped, fraction = clipped_features(
-            features, norm, folder, lambda x: x if centre is None else x - centre.double()
-        )
+        clipped, fraction = clipped_features(features, norm, folder, change)
         return cls(
             clipped, labels.cpu(), unit_weights(units, len(labels)), fraction, folder is not None
         )

@@ -19,6 +19,7 @@ from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
 from fedsurrogate.client_app.methods.fedpft.private_surrogate import (
     Clipped,
     dp_em,
+    less,
     noisy_sums,
     theorem_4_1,
 )
@@ -31,6 +32,7 @@ from fedsurrogate.common.methods.fedpft_covariance import (
     form_of,
     in_form,
 )
+from fedsurrogate.common.privacy.gaussian_mechanism import less_own_mean
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
@@ -138,9 +140,12 @@ def make_surrogate(
         raise SurrogateError(
             f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}"
         )
-    claim = config.mechanism_for("record" if units is None else "patient", centre_digest(centre))
+    without_mean = config.leaves_out_mean(features.shape[1])
+    subtracted = config.subtracted(features.shape[1], centre_digest(centre))
+    claim = config.mechanism_for("record" if units is None else "patient", subtracted)
     if claim is not None and claim.name in ("sums", "dp-em"):
-        clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
+        change = less_own_mean if without_mean else less(centre)
+        clipped = Clipped.of(features, labels, units, claim.clip, change, data.folder)
         if claim.name == "sums":
             sums, facts = noisy_sums(clipped, count, config.settings.fedpft.covariance, claim)
             return FittedSurrogate(SumsSurrogate(header, sums, claim), facts)
@@ -167,7 +172,7 @@ def make_surrogate(
         )
     features, labels = features[large], labels[large]
     if claim is not None:
-        clipped = Clipped.of(features, labels, units, claim.clip, centre, data.folder)
+        clipped = Clipped.of(features, labels, units, claim.clip, less(centre), data.folder)
         mixtures, facts = theorem_4_1(clipped, count, own.covariance, claim)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
     return FittedSurrogate(release_mixtures(features, labels, header, own, limits, generator))

@@ -26,13 +26,14 @@ from fedsurrogate.client_app.methods.dp import record_chunks
 from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum
 from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, GanTrainer, Trainer
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped
+from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, unchanged
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import fresh, split_input
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
+from fedsurrogate.common.privacy.gaussian_mechanism import less_own_mean
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
 
@@ -292,6 +293,7 @@ def test_no_record_changes_what_another_contributes_to_a_generator(
     )
 
 
+@pytest.mark.parametrize("change", [unchanged, less_own_mean])
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])
 @searched
 @given(
@@ -305,6 +307,7 @@ def test_no_record_changes_what_another_contributes_to_a_generator(
 @example(norm=0.0, size=0, shape=(49, 1), dtype=torch.float32, patient=True, seed=0)
 def test_of_class_sums_and_second_moments(
     family: str,
+    change: Callable[[torch.Tensor], torch.Tensor],
     norm: float,
     size: float,
     shape: tuple[int, int],
@@ -325,7 +328,8 @@ def test_of_class_sums_and_second_moments(
     found = []
     for rows in (5, 5 + own):
         every = torch.cat([others, features])[:rows]
-        data = Clipped.of(every, labels[:rows], units[:rows] if units else None, norm)
+        whose = units[:rows] if units else None
+        data = Clipped.of(every, labels[:rows], whose, norm, change)
         found.append(statistics(data.features, data.labels, data.weights, 2, family))
     for less, more in zip(*found, strict=True):
         assert not too_far(less.value, more.value, less.bound), less.name

@@ -33,6 +33,7 @@ def heads(draw: st.DrawFn) -> Head:
         draw(st.sampled_from([None, 0.0, 1e-6, 0.5, 1e6])),
         random(DIMENSION) if draw(st.booleans()) else None,
         projection,
+        without_mean=draw(st.booleans()),
     )
 
 
@@ -61,7 +62,8 @@ def test_a_file_gives_the_model_that_was_written(
     found = load_model(file)
     assert type(found) is type(model)
     assert found.header == model.header
-    assert getattr(found, "clip", None) == getattr(model, "clip", None)
+    for name in ("clip", "without_mean"):
+        assert getattr(found, name, None) == getattr(model, name, None)
     assert found.arrays().keys() == model.arrays().keys()
     for name, tensor in model.arrays().items():
         assert torch.equal(found.arrays()[name], tensor), name
@@ -80,7 +82,7 @@ def test_a_file_gives_the_model_that_was_written(
 WRONG: list[dict[str, Any]] = [
     {"classes": None}, {"classes": "["}, {"classes": '"abc"'}, {"classes": '{"a": 1}'}, {"classes": "[1, 2, 3]"},
     {"classes": "[" * 10_000}, {"classes": '["a"]'}, {"classes": '["a", "b", "c", "d"]'},
-    {"clip": "-1"}, {"clip": "nan"}, {"clip": "inf"}, {"clip": "wide"}, {"kind": "tree"},
+    {"clip": "-1"}, {"clip": "nan"}, {"clip": "inf"}, {"clip": "wide"}, {"kind": "tree"}, {"columns": "sorted"},
     {"kind": "linear"}, {"kind": "linear", "inputs": "many"},
 ]  # fmt: skip
 

@@ -78,6 +78,7 @@ def test_every_kind_of_model_predicts_the_same_after_the_journey() -> None:
     ]
     models = [
         heads[0],
+        replace(heads[0], without_mean=True),
         Ensemble(tuple(heads)),
         Network(HEADER, "convnet", 64, parameters_of(convnet(64, 3, 4))),
     ]

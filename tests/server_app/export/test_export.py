@@ -96,6 +96,7 @@ def every_classifier() -> list[Classifier]:
     return [
         heads[0],
         Head(header("f"), heads[0].weight, heads[0].bias, 1.0, torch.ones(64)),
+        Head(header("f"), heads[0].weight, heads[0].bias, 0.0, without_mean=True),
         Head(
             header("f"),
             heads[0].weight[:, :8],
