@@ -27,7 +27,7 @@ from fedsurrogate.server_app.cli.certs import certs
 from fedsurrogate.server_app.cli.control import register, run, superlink, unregister
 from fedsurrogate.server_app.cli.kit import kit
 from fedsurrogate.server_app.cli.model import evaluate, export, survey, value
-from fedsurrogate.server_app.cli.monitoring import metrics, tensorboard, watch
+from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, tensorboard, watch
 from fedsurrogate.server_app.cli.offline import exchange, learn, request
 from fedsurrogate.server_app.cli.offline import key as show_key
 from fedsurrogate.server_app.cli.options import Preset, RunArgument, complete_runs
@@ -266,6 +266,7 @@ for command in (
     watch,
     metrics,
     tensorboard,
+    mlflow,
     show_key,
     request,
     learn,
