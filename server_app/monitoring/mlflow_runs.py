@@ -133,7 +133,8 @@ def _new_run(client: Any, experiment: str, name: str, tags: Mapping[str, str]) -
 
 
 def _log_parameters(client: Any, run: str, values: Mapping[str, Any]) -> None:
-    from mlflow.entities import Param
+    with needed_for("`coordinator mlflow`"):
+        from mlflow.entities import Param
 
     rows = [Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in values.items()]
     for start in range(0, len(rows), MOST_PARAMETERS):
