@@ -13,7 +13,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -32,11 +34,18 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.counting.counts_proto import unpack_counts
 from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
+from fedsurrogate.common.models.model_quality import (
+    ModelQuality,
+    packed_quality,
+    quality_of,
+    unpacked_quality,
+)
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.enrolment import CURVE, new_request, read_request
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_setting
 from fedsurrogate.common.security.receipts import parse_receipts
 from fedsurrogate.common.security.sealing import public_key, read_keys
+from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.common.targets.answers import checked_target
@@ -108,6 +117,12 @@ def _wire() -> Iterator[Parser]:
             of_json,
         ),
         (
+            "measures of a simulated model",
+            lambda text: unpacked_quality(text.decode("utf-8", "replace")),
+            [_QUALITY],
+            of_json,
+        ),
+        (
             "classes of a run",
             lambda text: distillation._classes(
                 SimpleNamespace(info={"classes": text.decode("utf-8", "replace")})  # type: ignore[arg-type]
@@ -124,6 +139,12 @@ def _wire() -> Iterator[Parser]:
     ]
     for name, parse, samples, change in kinds:
         yield Parser(name, parse, REFUSES, samples, change)
+
+
+_SCORES, _LABELS = torch.eye(3).repeat(12, 1), torch.arange(36) % 3
+_QUALITY = packed_quality(
+    cast(ModelQuality, quality_of(_SCORES, _LABELS, ("a", "b", "c"), None))
+).encode()
 
 
 def _checked_surrogate(content: bytes) -> None:
@@ -287,6 +308,13 @@ def _folders() -> Iterator[Parser]:
         of_file(lambda file: read_json(file.parent, file.name)),
         (RunError,),
         [facts],
+        of_json,
+    )
+    yield Parser(
+        "settings of a run folder",
+        of_file(lambda file: settings_of_run(file.parent), "manifest.json"),
+        (RunError, ConfigError),
+        [json.dumps({"config": {"method": "afl", "seed": 3}}).encode()],
         of_json,
     )
     yield Parser(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fedsurrogate._privacy import epsilon, noise_multiplier, noisy
     from fedsurrogate._simulation import Result, simulate
     from fedsurrogate._surrogate import Surrogate, fit, learn, load
+    from fedsurrogate._survival import FederatedSurvival
     from fedsurrogate._sweep import Sweep, sweep
     from fedsurrogate.common.errors import (
         BackboneError,
@@ -73,6 +74,7 @@ _MODULES = {
     "_privacy": ("epsilon", "noise_multiplier", "noisy"),
     "_simulation": ("Result", "simulate"),
     "_surrogate": ("Surrogate", "fit", "learn", "load"),
+    "_survival": ("FederatedSurvival",),
     "_sweep": ("Sweep", "sweep"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -84,6 +86,7 @@ __all__ = [
     "FedSurrogateError",
     "FederatedClassifier",
     "FederatedRegressor",
+    "FederatedSurvival",
     "ImageModel",
     "MethodTable",
     "Model",

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 LOWEST = float(np.finfo(np.float32).min)
 
 
-class _Federation(BaseEstimator):  # type: ignore[misc]
+class Federation(BaseEstimator):  # type: ignore[misc]
     """What estimators share: parameters become settings, and records are divided among sites."""
 
     method: str
@@ -136,7 +136,7 @@ class _Federation(BaseEstimator):  # type: ignore[misc]
         return scores
 
 
-class FederatedClassifier(ClassifierMixin, _Federation):  # type: ignore[misc]
+class FederatedClassifier(ClassifierMixin, Federation):  # type: ignore[misc]
     """A classifier that is learned from the surrogates of sites, as an estimator of scikit-learn.
 
     Pipelines, `cross_val_score`, `GridSearchCV` and `clone` take it. No gate and no ledger is
@@ -267,7 +267,7 @@ class FederatedClassifier(ClassifierMixin, _Federation):  # type: ignore[misc]
         return found
 
 
-class FederatedRegressor(RegressorMixin, _Federation):  # type: ignore[misc]
+class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
     """A linear model of a number that is learned from sums of sites, as an estimator of
     scikit-learn.
 

@@ -110,6 +110,7 @@ def table_of(targets: Any) -> Floats:
     if isinstance(targets, Tensor):
         targets = targets.detach().cpu().double().numpy()
     array = np.asarray(targets)
+    time, event = "", ""
     if array.dtype.names:
         events = [name for name in array.dtype.names if array.dtype[name].kind == "b"]
         if len(array.dtype.names) != 2 or len(events) != 1:
@@ -118,8 +119,10 @@ def table_of(targets: Any) -> Floats:
                 "event is true or false"
             )
         (time,) = (name for name in array.dtype.names if name != events[0])
-        array = np.stack([array[time].astype(float), array[events[0]].astype(float)], 1)
+        event = events[0]
     try:
+        if event:
+            array = np.stack([array[time].astype(float), array[event].astype(float)], 1)
         table = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"y holds values that are no numbers ({error})") from None

@@ -10,10 +10,10 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.signed_models.making import feature_settings
+from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from fedsurrogate.common.targets.answers import facts_of
 from fedsurrogate.common.targets.target import Facts
-from fedsurrogate.server_app.export.source import run_config_of
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.json_values import as_number, at
 from fedsurrogate.strategies.counting.evaluated import payload_of, read_model
@@ -84,7 +84,7 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
     if source.is_dir():
         signed = source / f"model{SUFFIX}"
         file = signed if signed.is_file() else source / "model.safetensors"
-        config = run_config_of(source)
+        config = settings_of_run(source)
         features = feature_settings(config.settings, config.power, config.target)
         if read_json(source, "manifest.json").get("simulated") is True:
             kept = config.settings.model_dump(by_alias=True, mode="json")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 
 from torch import Tensor
 
-from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.errors import DataError, RunError
+from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.run_folders import MODEL_FILE, settings_of_run
 from fedsurrogate.common.surrogates.surrogates import class_order
-from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.targets.measures import measured, metrics_of
+from fedsurrogate.common.wire.model_files import load_model, save_model
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import unpack_question
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.reader import read_payloads
@@ -22,6 +27,10 @@ from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.defended import Suspect
 from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, in_order
+
+# By name: the coordinator's code does not import the site's. In a simulation, this machine is every
+# site.
+TEST_RECORDS = "fedsurrogate.client_app.diagnostics.simulation_checks"
 
 
 def relearn(
@@ -101,6 +110,59 @@ def relearn(
         facts["suspects"] = {suspect.site: suspect.reason for suspect in suspects}
     (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
     return folder, model
+
+
+@dataclass(frozen=True)
+class RelearnedScores:
+    """How good a new model of a simulation is on its test records.
+
+    Attributes:
+        tested: number of the records.
+        accuracy: of the new model, on the records of its classes.
+        before: of the run's own model, on the same records.
+        measures: of a model of another target, by what it answers; else empty.
+    """
+
+    tested: int
+    accuracy: float = 0.0
+    before: float = 0.0
+    measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+def scores_of(run: Path, model: Classifier) -> RelearnedScores | None:
+    """Test a new model on the test records of a simulation.
+
+    Args:
+        run: the run folder.
+        model: learned from what the run stored.
+
+    Returns:
+        The scores; None where the run was no simulation.
+
+    Raises:
+        FedSurrogateError: the test records are no longer there.
+    """
+    if read_json(run, "manifest.json").get("simulated") is not True:
+        return None
+    config = settings_of_run(run)
+    records = import_module(TEST_RECORDS)
+    if config.target is not None:
+        features, values = records.test_values(config.settings, config.power, config.target)
+        outputs, target = model.header.classes, target_of_model(model)
+        sums = measured(target, outputs, model.scores(features), values)
+        return RelearnedScores(len(features), measures=metrics_of(sums))
+    features, labels, names = records.test_features(config.settings, config.power)
+    known = class_indices(model.header.classes, names)[labels] >= 0
+    if not known.any():
+        raise DataError(f"no test record of {', '.join(model.header.classes)}")
+    of_classes = features[known], names, labels[known]
+    # As sites receive them, at 16 bits.
+    right, before = (
+        unpack_classifier(pack_classifier(each)).accuracy(*of_classes)[0]
+        for each in (model, load_model(run / MODEL_FILE))
+    )
+    count = int(known.sum())
+    return RelearnedScores(count, right / count, before / count)
 
 
 def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:

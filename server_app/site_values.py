@@ -27,13 +27,13 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.signed_models.making import feature_settings
+from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.targets.measures import IN_WORDS, measured, metrics_of
 from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.server_app.counting import CountingBudget
-from fedsurrogate.server_app.export.source import run_config_of
-from fedsurrogate.server_app.relearn import stored_centre
+from fedsurrogate.server_app.relearn import TEST_RECORDS, stored_centre
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies import stored_strategy
@@ -46,9 +46,6 @@ VALUES = "values.json"
 # Sites of a deployment, all of whose subsets are compared: 63 models at most, whose noise grows
 # with their root.
 MOST_ASKED = 6
-# By name: the coordinator's code does not import the site's. In a simulation, this machine is every
-# site.
-TEST_FEATURES = "fedsurrogate.client_app.diagnostics.simulation_checks"
 # From settings, the power of features and a target: features (n, d) and values (n, k).
 TestValues = Callable[[Settings, float, Target], tuple[Tensor, Tensor]]
 # What a model that knows nothing scores.
@@ -73,7 +70,7 @@ def value_of_sites(run: Path) -> dict[str, Any]:
     Raises:
         RunError: the run is no simulation, or stored no surrogate of each site.
     """
-    config = run_config_of(run)
+    config = settings_of_run(run)
     if read_json(run, "manifest.json").get("simulated") is not True:
         raise RunError(
             f"{run.name} is no simulation, so the coordinator has no test records; `coordinator "
@@ -82,7 +79,7 @@ def value_of_sites(run: Path) -> dict[str, Any]:
     strategy, sent = stored(config, run)
     if config.target is not None:
         return _value_for_target(run, config, strategy, sent)
-    test_features: TestFeatures = import_module(TEST_FEATURES).test_features
+    test_features: TestFeatures = import_module(TEST_RECORDS).test_features
     features, labels, names = test_features(config.settings, config.power)
 
     def accuracy(some: frozenset[str]) -> float:
@@ -108,7 +105,7 @@ def _value_for_target(
     """
     target = config.target
     assert target is not None
-    test_values: TestValues = import_module(TEST_FEATURES).test_values
+    test_values: TestValues = import_module(TEST_RECORDS).test_values
     features, values = test_values(config.settings, config.power, target)
     name = TARGETS[target.name].score
 
@@ -141,7 +138,7 @@ def value_settings(
     Raises:
         RunError: the run stored no surrogate of each site, or its models are no linear heads.
     """
-    config = run_config_of(run)
+    config = settings_of_run(run)
     _check_of_classes(config.target)
     strategy, sent = stored(config, run)
     subsets = subsets_of(list(sent))

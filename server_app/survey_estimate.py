@@ -19,9 +19,9 @@ from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean, 
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
 from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
+from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
-from fedsurrogate.server_app.export.source import run_config_of
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
@@ -104,7 +104,7 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
     Raises:
         RunError: the surrogates lack one of the classes, or there are none to draw features from.
     """
-    config = run_config_of(run)
+    config = settings_of_run(run)
     strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
     stored = [strategy.unpack(payload) for payload in read_payloads(run)]
     learned = strategy.learn(strategy.in_one_frame(stored), config.settings.classes)

@@ -42,6 +42,29 @@ def commands(page: Path) -> list[list[str]]:
     ]
 
 
+def shown_after(page: Path) -> list[tuple[list[str], str]]:
+    """The command lines of each block of commands, with the output that stands right after it; empty
+    where none does.
+    """
+    pattern = r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```)?"
+    found = re.findall(pattern, page.read_text(), re.DOTALL | re.MULTILINE)
+    return [
+        ([line for line in block.replace("\\\n", " ").splitlines() if line.strip()], text)
+        for block, text in found
+    ]
+
+
+def masked(text: str) -> list[str]:
+    """The lines of an output without what differs from one machine or hour to another: numbers, paths,
+    digests, and how wide a table is.
+    """
+    plain = re.sub(r"\S*/\S+|\b[0-9a-f]{6,}\b", "PATH", text)
+    plain = re.sub(r"[-+]?\d[\d.,]*", "#", plain)
+    plain = re.sub(r"[\u2500-\u257f]+", "|", plain)
+    plain = re.sub(r"# (?:s|ms|min)\b", "#", plain)
+    return [" ".join(line.split()) for line in plain.splitlines() if line.strip()]
+
+
 def words(line: str) -> list[str]:
     """The words of a command line, without a comment behind it."""
     return shlex.split(line, comments=True)

@@ -35,6 +35,7 @@ from fedsurrogate.common.extras.packages import EXTRAS
 from fedsurrogate.common.models.networks import convnet
 from fedsurrogate.server_app.export.graph import check_onnx
 from fedsurrogate.server_app.lifecycle.before_start import flower_engine
+from fedsurrogate.server_app.monitoring.mlflow_runs import log_to_mlflow
 from fedsurrogate.server_app.monitoring.prometheus import serve
 from fedsurrogate.server_app.monitoring.tensorboard import write_scalars
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
@@ -118,6 +119,7 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("onnxscript", "--format onnx", lambda _: check_onnx()),
     ("prometheus_client", "`coordinator metrics`", _serve),
     ("tensorboard", "`coordinator tensorboard`", write_scalars),
+    ("mlflow", "`coordinator mlflow`", log_to_mlflow),
     ("matplotlib", "the plots of an evaluation", lambda _: forest({}, "AUROC", 0.5)),
     ("sksurv", "the evaluation of survival times", lambda _: time_measures(OBSERVED, 4.0)),
     ("lifelines", "the evaluation of survival times", lambda _: compare_thirds(OBSERVED, 4.0)),

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from fedsurrogate.client_app.cli.evaluate import LabelColumn, LabelledKind, PatientColumn
-from fedsurrogate.client_app.cli.options import Node, node_of
+from fedsurrogate.client_app.cli.options import MaybeNode, node_of
 from fedsurrogate.client_app.cli.predict import ModelArgument
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.common.errors import StateError
 
 
 def adapt(
-    node_config: Node,
     model: ModelArgument = "in-use",
+    node_config: MaybeNode = None,
     data_dir: Annotated[
         str, typer.Option(help="Labelled records; else the training records of this site.")
     ] = "",
@@ -41,12 +41,12 @@ def adapt(
     from fedsurrogate.client_app.model_use.adapted import adapted_file, store_adapted
     from fedsurrogate.client_app.model_use.adapted_scores import adapt_target
     from fedsurrogate.client_app.model_use.held_out import Source, held_out
-    from fedsurrogate.client_app.model_use.store import open_model
+    from fedsurrogate.client_app.model_use.opened import opened
     from fedsurrogate.common.models.classifiers import target_of_model
     from fedsurrogate.common.targets.answers import facts_of
 
-    node = node_of(node_config)
-    signed = open_model(model, node)
+    named = opened(model, node_of(node_config) if node_config else None)
+    signed, node = named.model, named.site()
     file = adapted_file(node, signed)
     if remove:
         if not file.is_file():
@@ -55,7 +55,10 @@ def adapt(
         console.print(f"removed {file}; the shared model is in use", soft_wrap=True)
         return
     kind: Any = "" if data is None else data.value
-    source = Source(data_dir, kind, label_column, patient_column, known_only=True)
+    source = Source(
+        data_dir, kind, label_column, patient_column, known_only=True, simulated=named.simulated
+    )
+    named.check_records(data_dir)
     held = held_out(signed, node, source, "train")
     if target_of_model(signed.classifier):
         adaptation = adapt_target(signed.classifier, held)
@@ -82,6 +85,8 @@ def adapt(
             )
         )
         return
+    if named.note:
+        console.print(named.note, style="dim", soft_wrap=True)
     from rich.table import Table
 
     of_numbers = facts_of(target_of_model(signed.classifier)).get("name") == "number"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsurrogate.client_app.cli.options import Node, node_of
+from fedsurrogate.client_app.cli.options import MaybeNode, node_of
 from fedsurrogate.client_app.cli.predict import ModelArgument, OodScore
 from fedsurrogate.common.command_line import Json, console
 
@@ -39,8 +39,8 @@ BagColumn = Annotated[
 
 
 def evaluate(
-    node_config: Node,
     model: ModelArgument = "in-use",
+    node_config: MaybeNode = None,
     out: Annotated[
         Path, typer.Option(help="Folder for evaluation.html and evaluation.json.")
     ] = Path("evaluation"),
@@ -131,11 +131,11 @@ def evaluate(
     from fedsurrogate.client_app.model_use.evaluation import evaluate as judge
     from fedsurrogate.client_app.model_use.held_out import Source, held_out
     from fedsurrogate.client_app.model_use.label_decisions import LabelWish, calibrated_labels
-    from fedsurrogate.client_app.model_use.store import open_model
+    from fedsurrogate.client_app.model_use.opened import opened
     from fedsurrogate.common.models.classifiers import target_of_model
 
-    node = node_of(node_config)
-    signed = open_model(model, node)
+    named = opened(model, node_of(node_config) if node_config else None)
+    signed, node = named.model, named.site()
     note = None if threshold is None else "given by a person"
     calibration = read_calibration(node, signed).chosen(
         positive=positive or None, threshold=threshold, note=note
@@ -154,7 +154,17 @@ def evaluate(
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
     kind: Any = "" if data is None else data.value
     by_score: Any = score and score.value
-    source = Source(data_dir, kind, label_column, patient_column, columns, known_only, bag_column)
+    source = Source(
+        data_dir,
+        kind,
+        label_column,
+        patient_column,
+        columns,
+        known_only,
+        bag_column,
+        named.simulated,
+    )
+    named.check_records(data_dir)
     held = held_out(signed, node, source)
     if target_of_model(signed.classifier):
         from fedsurrogate.client_app.model_use.target_report import evaluate_target
@@ -191,6 +201,8 @@ def evaluate(
             )
         )
         return
+    if named.note:
+        console.print(named.note, style="dim", soft_wrap=True)
     from rich.table import Table
 
     report = evaluation.report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,11 @@ import typer
 from fedsurrogate.client_app.cli.options import MaybeNode, node_of
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.common.errors import ConfigError
+
+NOT_CALIBRATED = (
+    "probabilities are as the model was learned, not calibrated on records of this site; with labelled "
+    "records `site evaluate --temperature --store` calibrates them"
+)
 
 
 class DataOf(StrEnum):
@@ -31,7 +37,11 @@ class OodScore(StrEnum):
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(metavar="[MODEL]", help="A model file, the name of a kept model, or in-use."),
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A model file, the name of a kept model, in-use, or the run folder of a simulation on "
+        "this machine, which needs no --node-config.",
+    ),
 ]
 
 
@@ -81,6 +91,8 @@ def predict(
     again.
 
     Example: site predict --data-dir /data/new --out predictions.csv
+
+    Example: site predict RUN --data-dir xrays/new --out predictions.csv
     """
     from fedsurrogate.client_app.features.site_features import site_backbone
     from fedsurrogate.client_app.model_use.adapted import adapted_classifier
@@ -89,27 +101,16 @@ def predict(
     from fedsurrogate.client_app.model_use.inputs import find_inputs
     from fedsurrogate.client_app.model_use.label_answers import is_of_labels
     from fedsurrogate.client_app.model_use.label_decisions import check_of_classes
+    from fedsurrogate.client_app.model_use.opened import opened
     from fedsurrogate.client_app.model_use.prediction import Predictor
     from fedsurrogate.client_app.model_use.prediction import by_patient as write_patients
     from fedsurrogate.client_app.model_use.prediction import predict as run
-    from fedsurrogate.client_app.model_use.store import open_model
     from fedsurrogate.client_app.node_config import NodeConfig
 
-    node = node_of(node_config) if node_config else None
+    _check_files(data_dir, (out, by_patient))
+    named = opened(model, node_of(node_config) if node_config else None)
+    signed, node = named.model, named.node
     own = node or NodeConfig()
-    for file in (out, by_patient):
-        if file is not None and not file.expanduser().absolute().parent.is_dir():
-            raise ConfigError(
-                f"{str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
-            )
-        if file is not None and file.expanduser().resolve().is_relative_to(
-            Path(data_dir).expanduser().resolve()
-        ):
-            raise ConfigError(
-                f"{str(file)!r} lies in --data-dir, where it would be read as data; choose another "
-                "folder"
-            )
-    signed = open_model(model, node)
     of_classes: dict[str, object] = {"--abstain-above": abstain_above is not None, "--score": score}
     if not is_of_labels(signed.classifier):
         of_classes |= {"--positive": positive, "--threshold": threshold is not None}
@@ -124,7 +125,8 @@ def predict(
     predictor = Predictor(classifier, calibration, own_gaussians(node, signed))
     bags = bag_column_of(signed, bag_column, own)
     inputs = find_inputs(data_dir, data.value, patient_column, own.dicom_frames, bags)
-    backbone = site_backbone(signed.manifest.run_config({"device": "auto"}).settings, own)
+    run_settings = (named.simulated or signed.manifest.run_config({"device": "auto"})).settings
+    backbone = site_backbone(run_settings, own)
     done = run(signed, predictor, inputs, backbone, out, overwrite)
     patients = (
         None
@@ -146,25 +148,36 @@ def predict(
         }
         print(json.dumps(facts, indent=2))
         return
+    if named.note:
+        console.print(named.note, style="dim", soft_wrap=True)
     earlier = f", {done.earlier} were there already" if done.earlier else ""
     what = "images" if inputs.bags is None else "bags of images"
     console.print(
         f"{done.written} {what}, {done.rate:.0f} a second{earlier}: {out}", soft_wrap=True
     )
-    if bags == "":
-        text = "the model is of bags; without --bag-column each image is one of its own"
+    warnings = {
+        "the model is of bags; without --bag-column each image is one of its own": bags == "",
+        f"{done.unreadable} {what} cannot be read; their rows have a problem": done.unreadable,
+        f"no out-of-distribution score: {signed.manifest.gaussians}": predictor.gaussians is None,
+        NOT_CALIBRATED: named.uncalibrated(predictor.calibration.temperature),
+    }
+    for text in (text for text, holds in warnings.items() if holds):
         console.print(text, style="yellow", soft_wrap=True)
-    if done.unreadable:
-        console.print(
-            f"{done.unreadable} {what} cannot be read; their rows have a problem",
-            style="yellow",
-            soft_wrap=True,
-        )
-    if predictor.gaussians is None:
-        console.print(
-            f"no out-of-distribution score: {signed.manifest.gaussians}",
-            style="yellow",
-            soft_wrap=True,
-        )
     if patients is not None:
         console.print(f"{patients} patients: {by_patient}", soft_wrap=True)
+
+
+def _check_files(data_dir: str, files: Iterable[Path | None]) -> None:
+    """Refuse files without a folder, or in the folder that is read. Raises ConfigError."""
+    for file in files:
+        if file is not None and not file.expanduser().absolute().parent.is_dir():
+            raise ConfigError(
+                f"{str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
+            )
+        if file is not None and file.expanduser().resolve().is_relative_to(
+            Path(data_dir).expanduser().resolve()
+        ):
+            raise ConfigError(
+                f"{str(file)!r} lies in --data-dir, where it would be read as data; choose another "
+                "folder"
+            )

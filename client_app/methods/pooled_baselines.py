@@ -28,6 +28,7 @@ from fedsurrogate.common.data_report import DATA
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices
 from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.model_quality import QUALITY, packed_quality, quality_of
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.targets.measures import MEASURES, measured, packed
@@ -39,7 +40,8 @@ PICTURE_POINTS = 1500
 def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = True) -> Info:
     """Accuracy of a model on all test records of the run's data, and points for a picture.
 
-    With `run.compare` also these baselines, and the bytes that each would send at 16 bits:
+    With `baselines` also what scikit-learn measures of it, with intervals. With `run.compare` also
+    these baselines, and the bytes that each would send at 16 bits:
     - oracle: a head trained on the real features of all sites together,
     - ensemble: mean of the class probabilities of the sites' own heads,
     - average: mean of the sites' own heads.
@@ -61,6 +63,7 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
     parts: list[tuple[Tensor, Tensor]] = []
     tests: list[tuple[Tensor, Tensor]] = []
     reports: list[dict[str, Any]] = []
+    patients: list[tuple[str, ...] | None] = []
     for dataset, rows in whole(run.settings, None, node.num_partitions):
         all_features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
         index = class_indices(names, dataset.classes)
@@ -71,8 +74,10 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
         reports.append(with_broken(dataset, broken, "images").facts())
         test = usable(dataset, all_features, (~dataset.is_train).nonzero().squeeze(1), run.power)
         tests.append((test.features, index[test.labels]))
+        patients.append(test.units)
     features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
-    info: Info = {"accuracy.model": _accuracy(model.scores(features), labels)}
+    scores = model.scores(features)
+    info: Info = {"accuracy.model": _accuracy(scores, labels)}
     if not baselines:
         return info
     # What a model reaches that always gives the largest class: the least that a useful model must
@@ -81,6 +86,8 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
         torch.bincount(labels[labels >= 0], minlength=1).max() / max(1, len(labels))
     )
     info[DATA] = json.dumps(reports)
+    if (found := quality_of(scores, labels, names, _of_all(patients))) is not None:
+        info[QUALITY] = packed_quality(found)
     if run.settings.compare:
         info |= _baselines(
             parts, (features, labels), len(names), run.settings.head, run.settings.seed
@@ -91,6 +98,13 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
         return info
     x, y = (model.prepare(features[some]) @ plane).T.tolist()
     return info | {"points.x": x, "points.y": y, "points.label": labels[some].tolist()}
+
+
+def _of_all(patients: list[tuple[str, ...] | None]) -> list[str] | None:
+    """The patients of all data sets; those of two data sets are two patients."""
+    if None in patients:
+        return None
+    return [f"{at} {name}" for at, names in enumerate(patients) for name in names or ()]
 
 
 def _of_target(model: Head, run: Run, node: NodeConfig) -> Info:

@@ -16,8 +16,8 @@ from torch.nn.functional import normalize, one_hot
 from fedsurrogate.client_app.model_use.adapted import Adapted, Neighbours
 from fedsurrogate.client_app.model_use.calibration import fit_temperature
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.metrics import bootstrap_weights
 from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.class_measures import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Classifier, Head, check_of_classes
 from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.settings import HeadSettings

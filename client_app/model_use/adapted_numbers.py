@@ -22,8 +22,8 @@ from fedsurrogate.client_app.model_use.adaptation import (
     resampled,
 )
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.metrics import bootstrap_weights
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.class_measures import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.targets.answers import facts_of
 from fedsurrogate.common.targets.number import NUMBER

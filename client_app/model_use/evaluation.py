@@ -22,16 +22,21 @@ from fedsurrogate.client_app.model_use.calibration import (
     threshold_for,
 )
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.metrics import FEWEST, Judged, Report, report
 from fedsurrogate.client_app.model_use.promise import Promise, check_promise
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.class_measures import (
+    FEWEST,
+    Judged,
+    Report,
+    curves_of,
+    report,
+)
 from fedsurrogate.common.models.classifiers import Classifier, check_of_classes
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 
 MOST_GROUPS = 20
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
-RATES = ("roc", "precision_recall", "reliability")
 
 
 @dataclass(frozen=True)
@@ -218,29 +223,6 @@ def _by_group(
                 report(part, classes, wish.draws, wish.seed) if count >= FEWEST else count
             )
     return reports
-
-
-def curves_of(judged: Judged, index: int) -> dict[str, Any]:
-    """Points of the ROC, precision-recall and reliability curves of a class.
-
-    Args:
-        judged: the records.
-        index: of the class.
-
-    Returns:
-        Pairs of coordinates by name of the curve; None where undefined.
-    """
-    from sklearn.calibration import calibration_curve
-    from sklearn.metrics import precision_recall_curve, roc_curve
-
-    truth, chance = judged.labels == index, judged.probabilities[:, index]
-    if not truth.any() or truth.all():
-        return dict.fromkeys(RATES)
-    fpr, tpr, _ = roc_curve(truth, chance)
-    precision, recall, _ = precision_recall_curve(truth, chance)
-    share, mean = calibration_curve(truth, chance, n_bins=10, pos_label=True)
-    pairs = ((fpr, tpr), (recall, precision), (mean, share))
-    return {name: [x.tolist(), y.tolist()] for name, (x, y) in zip(RATES, pairs, strict=True)}
 
 
 def _gaussians(

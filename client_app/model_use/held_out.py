@@ -21,6 +21,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.feature_power import power_in, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 
@@ -64,6 +65,7 @@ class Source:
         columns: for groups.
         known_only: leave out records of classes that the model does not know.
         bag_column: of the new folder; empty for that of the site's own data.
+        simulated: the run of a simulation, whose records are meant; None for a site's own.
     """
 
     folder: str = ""
@@ -73,6 +75,7 @@ class Source:
     columns: tuple[str, ...] = ()
     known_only: bool = False
     bag_column: str = ""
+    simulated: Run | None = None
 
 
 def bag_column_of(model: SignedModel, given: str, node: NodeConfig) -> str | None:
@@ -108,7 +111,7 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
     Raises:
         DataError: when there is none, or one of a class that the model does not know.
     """
-    run = model.manifest.run_config()
+    run = source.simulated or model.manifest.run_config()
     if source.folder:
         where = "a labelled folder that the run has not seen"
         wanted = DataSource(
@@ -125,11 +128,17 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
         dataset = load_all(wanted, run.settings.seed)[0]
         rows = torch.arange(len(dataset))
     else:
-        where = "this site's test records" if part == "test" else "this site's training records"
-        wanted = DataSource.of_node(node, run)
-        site_share = share(run, node)
+        whose = "this site's" if source.simulated is None else "the simulation's"
+        where = f"{whose} test records" if part == "test" else f"{whose} training records"
+        wanted = (
+            DataSource.of_node(node, run)
+            if source.simulated is None
+            else DataSource.of_run(run.settings, run.target, run.settings.features.bag)
+        )
+        site_share = share(run, node, source.simulated is not None)
         dataset, rows = site_share.dataset, site_share.test if part == "test" else site_share.train
-        if dataset.drawn and model.manifest.privacy is not None:
+        private = model.manifest.privacy is not None and source.simulated is None
+        if dataset.drawn and private:
             if part == "test":
                 raise DataError(
                     "no held-out records: the data name no test split, and in a private run all "
@@ -169,7 +178,7 @@ def _of_rows(
     more: tuple[Source, str, Mapping[str, Sequence[str]]],
 ) -> HeldOut:
     source, where, groups = more
-    classes, run = model.manifest.classes, model.manifest.run_config()
+    classes, run = model.manifest.classes, source.simulated or model.manifest.run_config()
     labels = class_indices(classes, dataset.classes)[dataset.labels[rows]]
     if dataset.values is not None:
         labels = torch.zeros_like(labels)

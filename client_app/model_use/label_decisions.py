@@ -25,9 +25,9 @@ from fedsurrogate.client_app.model_use.label_answers import (
     decided_answers,
     is_of_labels,
 )
-from fedsurrogate.client_app.model_use.metrics import FEWEST, Array, Measure, calibration_error
 from fedsurrogate.client_app.model_use.target_metrics.resampling import measured
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.class_measures import FEWEST, Array, Measure, calibration_error
 from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.targets.answers import facts_of
 

@@ -5,35 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsurrogate.common.number_format import shorten
 from fedsurrogate.common.pages.html import render_page, trusted
+from fedsurrogate.common.pages.of_classes import (
+    INTERVAL,
+    classes_card,
+    confusion_card,
+    curve_pictures,
+)
 from fedsurrogate.common.pages.style import page_head
-from fedsurrogate.common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render, undrawn
-
-MOST_DRAWN = len(CLASS_COLOURS)
-NAMES = {
-    "sensitivity": "sensitivity",
-    "specificity": "specificity",
-    "ppv": "PPV",
-    "npv": "NPV",
-    "f1": "F1",
-    "auroc": "AUROC",
-    "auprc": "AUPRC",
-    "brier": "Brier score",
-    "calibration_error": "calibration error",
-}
-TITLES = {
-    "roc": ("ROC", "1 - specificity", "sensitivity"),
-    "precision_recall": ("Precision and recall", "recall (sensitivity)", "precision (PPV)"),
-    "reliability": ("Reliability", "predicted probability", "observed share"),
-}
+from fedsurrogate.common.pages.svg import undrawn
 
 PAGE = (
-    """\
-{% macro interval(m, digits=3) %}
-{%- if m is none or m.value is none -%}<span class="quiet">–</span>
-{%- else -%}{{ "%.*f" | format(digits, m.value) }}{% if m.low is not none %} <span class="quiet limits">{{ "%.*f" | format(digits, m.low) }} to {{ "%.*f" | format(digits, m.high) }}</span>{% endif %}{%- endif -%}
-{% endmacro %}
+    INTERVAL
+    + """\
 {% macro tile(name, m) %}
 {% if m %}<div class="tile"><dt>{{ name }}</dt><dd>{{ "–" if m.value is none else "%.3f" | format(m.value) }}</dd>
 <dd class="quiet">{% if m.low is not none %}95 % interval {{ "%.3f" | format(m.low) }} to {{ "%.3f" | format(m.high) }}{% else %}no interval{% endif %}</dd></div>{% endif %}
@@ -41,12 +25,6 @@ PAGE = (
 """
     + page_head("Evaluation · {{ e.model.name }}")
     + """\
-<style>
-.confusion td.cell { text-align: right; background: color-mix(in srgb, var(--accent) calc(var(--share) * 55%), transparent); padding: 8px 12px; }
-.confusion td, .confusion th { white-space: nowrap; }
-.grid section.card { margin-top: 0; }
-.limits { display: block; white-space: nowrap; font-size: 12px; }
-</style>
 </head>
 <body>
 <main>
@@ -77,17 +55,9 @@ Intervals are percentiles of {{ "whole patients" if r.units else "records" }} dr
 {% elif key == "precision_recall" %}<figcaption>With a rare class, this curve says more than the ROC curve.</figcaption>
 {% else %}<figcaption>Each class against all others.</figcaption>{% endif %}</figure>
 {% endfor %}
-<section class="card confusion"><h2>Confusion matrix</h2><div class="scroll"><table>
-<thead><tr><th>true class</th>{% for name in r.classes %}<th class="number">{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in r.confusion %}{% set total = row | sum %}<tr><td>{{ r.classes[loop.index0] }}</td>
-{% for n in row %}<td class="cell" style="--share: {{ "%.3f" | format(n / total if total else 0) }}">{{ n }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></div><p class="after quiet">Columns are decisions; shades are shares of the true class.</p></section>
+{{ confusion }}
 </div>
-<section class="card"><h2>Each class</h2><div class="scroll"><table>
-<thead><tr><th>class</th><th class="number">records</th>{% for key, name in names.items() %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for c in r.per_class %}<tr><td>{{ c.name }}{% if c.few %} <span class="bad">fewer than ten</span>{% endif %}</td><td class="number">{{ c.support }}</td>
-{% for key in names %}<td>{{ interval(c.measures[key]) }}</td>{% endfor %}</tr>{% endfor %}
-</tbody></table></div></section>
+{{ each_class }}
 {% for column, kinds in e.groups.items() %}
 <section class="card"><h2>By {{ column }}</h2><div class="scroll"><table>
 <thead><tr><th>{{ column }}</th><th class="number">records</th><th>accuracy</th><th>balanced accuracy</th><th>macro AUROC</th>
@@ -130,7 +100,9 @@ Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.d
 
 def page_of(facts: Mapping[str, Any]) -> str:
     """The page for the facts of an evaluation."""
-    drawn = [(key, title, trusted(svg)) for key, title, svg in _pictures(facts)]
+    positive, classes = facts["calibration"]["positive"], list(facts["report"]["classes"])
+    curves = curve_pictures(facts["curves"], [positive] if positive else classes)
+    drawn = [(key, title, trusted(svg)) for key, title, svg in curves]
     averages = dict.fromkeys(("balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"))
     shown = dict(facts["report"]) | {"averages": averages | facts["report"]["averages"]}
     groups = {
@@ -142,47 +114,10 @@ def page_of(facts: Mapping[str, Any]) -> str:
         }
         for column, kinds in facts["groups"].items()
     }
-    values = {"e": dict(facts) | {"groups": groups}, "r": shown, "names": NAMES, "pictures": drawn}
-    return render_page(PAGE, values | {"undrawn": undrawn()}).lstrip()
-
-
-def _pictures(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The curves of the positive class if there is one, otherwise of all classes, as far as there
-    are colours.
-    """
-    positive = facts["calibration"]["positive"]
-    names = [positive] if positive else list(facts["report"]["classes"])[:MOST_DRAWN]
-    pictures = []
-    for key, (title, across, up) in TITLES.items():
-        lines = {
-            name: facts["curves"][name][key] for name in names if facts["curves"][name].get(key)
-        }
-        if lines and not undrawn():
-            pictures.append(
-                (key, title, render(f"evaluation-{key}", 3.6, _drawing(lines, key, across, up)))
-            )
-    return pictures
-
-
-def _drawing(lines: Mapping[str, Any], key: str, across: str, up: str) -> Any:
-    def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.62, right=0.15, top=0.15, bottom=0.55)
-        if key != "precision_recall":
-            axes.plot([0, 1], [0, 1], color=LINE, linewidth=1, linestyle=(0, (4, 4)))
-        for colour, (name, (x, y)) in zip(CLASS_COLOURS, lines.items(), strict=False):
-            marker = {"marker": "o", "markersize": 4} if key == "reliability" else {}
-            axes.plot(x, y, color=colour, linewidth=1.8, label=shorten(name, 24), **marker)
-        axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel=across, ylabel=up)
-        axes.grid(color=FAINT, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.legend(
-            frameon=False,
-            fontsize=9,
-            loc="upper left"
-            if key == "reliability"
-            else "lower left"
-            if key == "precision_recall"
-            else "lower right",
-        )
-
-    return draw
+    values = {"e": dict(facts) | {"groups": groups}, "r": shown, "pictures": drawn}
+    values |= {
+        "confusion": confusion_card(classes, facts["report"]["confusion"]),
+        "each_class": classes_card(facts["report"]["per_class"]),
+        "undrawn": undrawn(),
+    }
+    return render_page(PAGE, values).lstrip()

@@ -27,12 +27,18 @@ EXTRAS = {
     "onnxscript": "onnx",
     "prometheus_client": "monitor",
     "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
     "sksurv": "survival",
     "lifelines": "survival",
     "statsmodels": "survival",
 }
 # Names at the package index, where they differ from those that Python imports.
-DISTRIBUTIONS = {"open_clip": "open_clip_torch", "ot": "POT", "sksurv": "scikit-survival"}
+DISTRIBUTIONS = {
+    "open_clip": "open_clip_torch",
+    "ot": "POT",
+    "sksurv": "scikit-survival",
+    "mlflow": "mlflow-skinny",
+}
 # pydicom finds these by itself, and nothing imports them.
 DECODERS = "dicom-decoders"
 

@@ -54,13 +54,24 @@ section.card, footer.card { margin-top: 20px; }
 .after { margin-top: 10px; font-size: 14px; }
 .rest { columns: 3 260px; column-gap: 28px; margin: 14px 0 0; padding: 0; list-style: none; font-size: 13px; }
 .rest li { break-inside: avoid; padding: 2px 0; }
-.scroll { overflow: auto; max-height: 640px; }
+.scroll { overflow: auto; max-height: 640px;
+  background: linear-gradient(to right, var(--card) 30%, transparent) left / 36px 100% no-repeat local,
+    linear-gradient(to left, var(--card) 30%, transparent) right / 36px 100% no-repeat local,
+    linear-gradient(to right, var(--rule), transparent) left / 10px 100% no-repeat scroll,
+    linear-gradient(to left, var(--rule), transparent) right / 10px 100% no-repeat scroll; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--quiet); position: sticky; top: 0; background: var(--card);
   box-shadow: inset 0 -1px var(--line); white-space: nowrap; }
 th, td { padding: 6px 18px 6px 0; vertical-align: top; }
 td { border-bottom: 1px solid var(--line); }
 tbody tr:last-child td { border-bottom: 0; }
+.confusion td.cell { text-align: right; background: color-mix(in srgb, var(--accent) calc(var(--share) * 55%), transparent); padding: 8px 12px; }
+.confusion td, .confusion th { white-space: nowrap; }
+.grid section.card { margin-top: 0; }
+.limits { display: block; white-space: nowrap; font-size: 12px; }
+.dense th { white-space: normal; vertical-align: bottom; }
+.dense th, .dense td { padding-right: 8px; overflow-wrap: break-word; }
+.dense .limits { font-size: 11px; }
 .number { text-align: right; white-space: nowrap; }
 .name { min-width: 9ch; }
 .reason { min-width: 20ch; width: 45%; }
@@ -80,6 +91,12 @@ footer dd { margin: 0; }
   .card { padding: 14px; }
   .tile { padding: 12px 14px; }
   .tile dd { font-size: 20px; }
+  .dense thead { display: none; }
+  .dense tr { display: block; padding: 6px 0; border-bottom: 1px solid var(--line); }
+  .dense tbody tr:last-child { border-bottom: 0; }
+  .dense td { display: flex; justify-content: space-between; gap: 12px; padding: 2px 8px; border: 0; text-align: right; }
+  .dense td::before { content: attr(data-name); color: var(--quiet); text-align: left; }
+  .dense .limits { display: inline; font-size: 12px; }
 }
 @media print {
   :root { color-scheme: light; LIGHT --page: #fff; --ink: #000; --quiet: #444; --line: #bbb; --bad: #b3261e;

@@ -37,10 +37,14 @@ MOST_SYNTHETIC = 2**20
 MOST_NUMBERS = 2**29
 
 
+# A part that the scores of all classes have in common is taken out where it is so many times what tells
+# them apart.
+COMMON = 16
+
+
 def _head(head: Head) -> pb.Head:
-    message = pb.Head(
-        header=pack_header(head.header), weight=pack(head.weight), bias=pack(head.bias)
-    )
+    weight, bias = (head.weight, head.bias) if head.target else _apart(head.weight, head.bias)
+    message = pb.Head(header=pack_header(head.header), weight=pack(weight), bias=pack(bias))
     if head.clip is not None:
         message.clip = head.clip
     if head.centre is not None:
@@ -49,6 +53,29 @@ def _head(head: Head) -> pb.Head:
         message.projection.CopyFrom(pack(head.projection))
     message.target, message.without_mean = head.target, head.without_mean
     return message
+
+
+def _apart(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and biases of classes without their mean, where 16 bits would keep little else.
+
+    A number that is added to the scores of all classes changes no probability. Discriminant
+    analysis with a covariance that is nearly singular leaves a large one.
+
+    Args:
+        weight: (C, d).
+        bias: (C,).
+
+    Returns:
+        Both, with the same differences between classes.
+    """
+    pairs = [(each, each.double().mean(0)) for each in (weight, bias)]
+    large = any(
+        mean.abs().max() > COMMON * (each.double() - mean).abs().max() for each, mean in pairs
+    )
+    if not large or not all(each.isfinite().all() for each, _ in pairs):
+        return weight, bias
+    own, rest = ((each.double() - mean).to(each.dtype) for each, mean in pairs)
+    return own, rest
 
 
 def _unpack_head(message: pb.Head) -> Head:

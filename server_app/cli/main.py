@@ -29,7 +29,7 @@ from fedsurrogate.server_app.cli.control import register, run, superlink, unregi
 from fedsurrogate.server_app.cli.enrol import enrol
 from fedsurrogate.server_app.cli.kit import kit
 from fedsurrogate.server_app.cli.model import evaluate, export, survey, value
-from fedsurrogate.server_app.cli.monitoring import metrics, tensorboard, watch
+from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, tensorboard, watch
 from fedsurrogate.server_app.cli.offline import exchange, learn, request
 from fedsurrogate.server_app.cli.offline import key as show_key
 from fedsurrogate.server_app.cli.options import Preset, RunArgument, complete_runs
@@ -44,12 +44,20 @@ from fedsurrogate.server_app.cli.sweep import sweep
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fedsurrogate.common.models.classifiers import Classifier
+
 # Unix time at which this program was started, up to the import of its first modules.
 BEGAN = time.time()
 WITHOUT_RAY = (
     "Ray is not installed, so the sites run in this process, one after another; the results are "
     f"the same. For sites in parallel run {install_command('simulation')}"
 )
+# What a simulation compares its model with, as its table names it.
+BASELINES = {
+    "oracle": "pooled head",
+    "ensemble": "ensemble of heads",
+    "average": "average of heads",
+}
 app = new_app(
     "The coordinator of a federation: simulate, plan, run and watch runs, and read their results."
 )
@@ -157,6 +165,7 @@ def simulate(
                 progress.print(line, soft_wrap=True)
             raise typer.Exit(stop.exit_code) from None
     from fedsurrogate.server_app.report.privacy_view import privacy_line
+    from fedsurrogate.server_app.report.quality_view import recorded_quality, sentence_of
     from fedsurrogate.server_app.report.warnings import warnings_of
     from fedsurrogate.server_app.runs.reader import read_run
 
@@ -165,6 +174,8 @@ def simulate(
         typer.echo(json.dumps(metrics | {"folder": str(folder)}, indent=2))
         return
     console.print(result_table(metrics))
+    if found := recorded_quality(read_run(folder)):
+        console.print(sentence_of(found), soft_wrap=True)
     for warning in warnings_of(read_run(folder)):
         progress.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
@@ -263,6 +274,7 @@ for command in (
     watch,
     metrics,
     tensorboard,
+    mlflow,
     show_key,
     request,
     learn,
@@ -335,7 +347,30 @@ def relearn(
     console.print(
         f"{len(head.header.classes)} classes: {', '.join(head.header.classes)}", soft_wrap=True
     )
+    _print_scores(run, head)
     console.print(str(folder), soft_wrap=True)
+
+
+def _print_scores(run: Path, head: Classifier) -> None:
+    """How good a new model is on the test records of a simulation, next to the run's own."""
+    from fedsurrogate.common.errors import FedSurrogateError
+    from fedsurrogate.server_app.relearn import scores_of
+
+    try:
+        found = scores_of(run, head)
+    except FedSurrogateError as error:
+        console.print(f"accuracy not measured: {error}", style="yellow", soft_wrap=True)
+        return
+    if found is None:
+        return
+    if found.measures:
+        console.print(_measured({"all": found.measures}, f"{found.tested} test records"))
+        return
+    console.print(
+        f"accuracy {found.accuracy:.2%} on {found.tested} test records of these classes; the run's "
+        f"own model {found.before:.2%}",
+        soft_wrap=True,
+    )
 
 
 def result_table(metrics: dict[str, Any]) -> Table:
@@ -362,7 +397,7 @@ def result_table(metrics: dict[str, Any]) -> Table:
         return _measured(measures, ", ".join((*facts, human_bytes(sent["up"]))))
     table = Table("", "accuracy", "uplink", title=", ".join(facts), caption=caption)
     rows = [("this run", "model", sent["up"])]
-    rows += [(name, name, sent["compare"].get(name)) for name in ("oracle", "ensemble", "average")]
+    rows += [(words, key, sent["compare"].get(key)) for key, words in BASELINES.items()]
     for label, key, count in rows:
         if key in accuracy:
             table.add_row(label, f"{accuracy[key]:.2%}", human_bytes(count) if count else "")

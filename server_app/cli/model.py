@@ -128,12 +128,12 @@ def value(
     )
 
     if epsilon:
+        from fedsurrogate.common.signed_models.run_folders import settings_of_run
         from fedsurrogate.server_app.counting import CountingBudget
-        from fedsurrogate.server_app.export.source import run_config_of
 
         settings, _ = value_settings(run, CountingBudget(epsilon, delta, secure_sum))
         folder = _run(settings, 0, control, root_certificates)
-        sites = list(stored(run_config_of(run), run)[1])
+        sites = list(stored(settings_of_run(run), run)[1])
         result = noisy_values(
             run, sites, _result(folder, "values"), str(settings["classes"]).count(",") + 1
         )
@@ -416,6 +416,6 @@ def export(
 
 def _weights(run: Path) -> str:
     """The weights file in the settings of a run."""
-    from fedsurrogate.server_app.export.source import run_config_of
+    from fedsurrogate.common.signed_models.run_folders import settings_of_run
 
-    return run_config_of(run).settings.weights_path
+    return settings_of_run(run).settings.weights_path

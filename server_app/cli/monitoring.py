@@ -1,6 +1,4 @@
-"""The `coordinator watch`, `coordinator metrics` and `coordinator tensorboard` commands: they
-monitor runs.
-"""
+"""The `coordinator watch`, `metrics`, `tensorboard` and `mlflow` commands: they monitor and log runs."""
 
 from __future__ import annotations
 
@@ -121,6 +119,35 @@ def tensorboard(
     from fedsurrogate.server_app.monitoring.tensorboard import write_scalars
 
     console.print(str(write_scalars(run, logdir, timeout)), soft_wrap=True)
+
+
+def mlflow(
+    what: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_SWEEP",
+            help="A run folder, or the file that a sweep prints.",
+            exists=True,
+            autocompletion=complete_runs,
+        ),
+    ],
+    store: Annotated[
+        str,
+        typer.Option(help="Where MLflow keeps runs: file:FOLDER, sqlite:///FILE, or a server."),
+    ] = "file:mlruns",
+    experiment: Annotated[str, typer.Option(help="Name of the experiment.")] = "fedsurrogate",
+) -> None:
+    """Log a run, or all runs of a sweep, in MLflow: settings, metrics, and the files of its folder.
+
+    What sites sent is not logged. Replaces earlier entries of the same run. Needs the extra
+    `mlflow`. Prints the id of each run.
+
+    Example: coordinator mlflow runs/20261122T101500Z-fedpft-0bc876 --store file:mlruns
+    """
+    from fedsurrogate.server_app.monitoring.mlflow_runs import Place, log_to_mlflow
+
+    for run in log_to_mlflow(what, Place(store, experiment)):
+        console.print(run, soft_wrap=True)
 
 
 def wait_for_interrupt() -> None:

@@ -28,6 +28,7 @@ from fedsurrogate.server_app.report.plots.landscape import epsilons, radii, shee
 from fedsurrogate.server_app.report.plots.progress import curves, progress, steps
 from fedsurrogate.server_app.report.plots.site_values import values_view
 from fedsurrogate.server_app.report.privacy_view import privacy_picture, privacy_view
+from fedsurrogate.server_app.report.quality_view import quality_view
 from fedsurrogate.server_app.report.site_map import drawn_map, site_map_of, words_of
 from fedsurrogate.server_app.report.tables import csv_link, tables_of, write_tables
 from fedsurrogate.server_app.report.warnings import data_of, warnings_of
@@ -55,7 +56,7 @@ STARTING = "starting the processes"
 FATES = ("used", "late", "rejected", "dropped")
 NAMED_IN_BANNER = 24
 BASELINES = {
-    "oracle": "pooled real features",
+    "oracle": "pooled head",
     "ensemble": "ensemble of heads",
     "average": "average of heads",
 }
@@ -159,6 +160,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "layout": layout(pictures),
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
         "measures": (measures := measures_view(run)),
+        "quality": quality_view(run),
         "ratios": ratios,
         "ratio_picture": trusted(ratios.picture) if ratios else "",
         "warnings": warned,

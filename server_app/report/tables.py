@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedsurrogate.common.escapes import csv_text
 from fedsurrogate.server_app.report.hazard_ratios import rows_of
+from fedsurrogate.server_app.report.quality_view import recorded_quality
 from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table
 from fedsurrogate.server_app.runs.reader import DOWNSTREAM, RunFolder
 
@@ -77,6 +78,7 @@ def tables_of(
             ),
         ],
         "measures": _measures(run),
+        "quality": _quality(run),
         "hazard_ratios": [("feature", "ratio", "low", "high"), *rows_of(run)],
         "rounds": _steps(run),
         "privacy": [
@@ -121,6 +123,19 @@ def _measures(run: RunFolder) -> Table:
         for place, outputs in places.items()
         for output, own in outputs.items()
         for name, value in as_table(own).items()
+    ]
+
+
+def _quality(run: RunFolder) -> Table:
+    """Every measure of a model of classes, with its interval."""
+    rows: Table = [("class", "measure", "value", "low", "high", "records")]
+    if (found := recorded_quality(run)) is None:
+        return rows
+    named = [("", found.averages), *((each.name, each.measures) for each in found.per_class)]
+    return rows + [
+        (name, key, each.value, each.low, each.high, each.support)
+        for name, measures in named
+        for key, each in measures.items()
     ]
 
 

@@ -117,6 +117,7 @@ def make_metrics(
         "stopped": outcome.stopped,
         "hops": outcome.hops,
         "data": outcome.data,
+        "quality": {} if outcome.quality is None else outcome.quality.facts(),
     }
     return metrics | {name: value for name, value in optional.items() if value}
 

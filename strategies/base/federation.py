@@ -38,6 +38,7 @@ from fedsurrogate.strategies.base.reported import (
     downstream_in,
     measures_in,
     numbers_in,
+    quality_in,
     share_in,
     whole_number,
 )
@@ -391,6 +392,7 @@ class Federation(FlowerStrategy):
             elif key.startswith("bytes."):
                 self.outcome.compare_bytes[key.removeprefix("bytes.")] = whole_number(info, key)
         self.outcome.measured = measures_in(info)
+        self.outcome.quality = quality_in(info)
         self.outcome.data = [each.facts() for each in reports_from(str(info.get(DATA, "")))]
         if self.outcome.measured:
             self.recorder.event("compared", measures=metrics_of(self.outcome.measured))

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.head_training import Batch
+from fedsurrogate.common.models.model_quality import ModelQuality
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
@@ -119,6 +120,7 @@ class Outcome:
         names: "registered" if names come from keys, "claimed" if sites report them.
         absent: registered sites that have not connected.
         measured: as of a site, on all test records of a simulation.
+        quality: measures of a model of classes on these records; None outside of simulations.
     """
 
     sites: dict[int, Site] = field(default_factory=dict)
@@ -138,6 +140,7 @@ class Outcome:
     names: Literal["registered", "claimed", ""] = ""
     absent: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
+    quality: ModelQuality | None = None
 
     @property
     def reasons(self) -> list[str]:

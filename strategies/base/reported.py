@@ -7,6 +7,7 @@ import math
 from typing import Any, cast
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.model_quality import QUALITY, ModelQuality, unpacked_quality
 from fedsurrogate.common.targets.measures import LONGEST, MEASURES, is_measure
 from fedsurrogate.common.wire.records import Info
 
@@ -112,3 +113,15 @@ def seconds_in(info: Info, key: str) -> float | None:
     """
     value = info.get(f"{key}-seconds")
     return value if isinstance(value, float) and 0 <= value < math.inf else None
+
+
+def quality_in(info: Info) -> ModelQuality | None:
+    """What a simulated site reports of the model on all test records; None if it is invalid or missing.
+
+    Args:
+        info: what a site reports, not checked.
+    """
+    try:
+        return unpacked_quality(str(info[QUALITY])) if QUALITY in info else None
+    except SurrogateError:
+        return None

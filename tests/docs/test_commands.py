@@ -58,6 +58,7 @@ RUN_BY = {
     "coordinator watch": "server_app/monitoring/test_watch.py",
     "coordinator metrics": "server_app/monitoring/test_prometheus.py",
     "coordinator tensorboard": "server_app/monitoring/test_tensorboard.py",
+    "coordinator mlflow": "server_app/monitoring/test_mlflow.py",
     "site join": "e2e/test_tls.py",
     "site doctor": "e2e/test_tls.py",
     "site ledger": "docs/test_tutorials.py",

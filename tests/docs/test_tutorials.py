@@ -1,6 +1,7 @@
 """Tutorials are followed step by step, as a reader types them."""
 
 import ast
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from torchvision.models import resnet18
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from tests.commands import coordinator, site
-from tests.documents import DOCS, blocks, commands, words
+from tests.documents import DOCS, blocks, commands, masked, shown_after, words
 
 BUDGET = DOCS / "tutorials" / "privacy-budget.md"
 
@@ -54,6 +55,39 @@ def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_i
     assert "witness" in opened
     assert "epsilon" in tried
     assert "nothing has left yet" in left
+
+
+def test_the_walk_from_a_folder_to_a_decision_prints_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command, on the pictures that a reader draws; each line that the page shows is printed,
+    up to its numbers.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.console, "width", 200)
+    run, seen = "", 0
+    for lines, expected in shown_after(DOCS / "tutorials" / "decision.md"):
+        if lines[0].startswith("RUN="):
+            run = subprocess.run(
+                ["bash", "-c", f"{lines[0]}; echo $RUN"], check=True, capture_output=True, text=True
+            ).stdout.strip()
+            assert Path(run, "metrics.json").is_file()
+            continue
+        printed = ""
+        for line in lines:
+            program, *typed = words(line.replace("$RUN", run))
+            command = coordinator if program == "coordinator" else site
+            assert command(monkeypatch, *typed) == 0, capsys.readouterr().err
+            printed += capsys.readouterr().out
+        assert expected, f"no output is shown after {lines}"
+        left = masked(printed)
+        for line in masked(expected):
+            assert line in left, f"{line!r} is not printed by {lines}:\n{printed}"
+            # In this order.
+            left = left[left.index(line) + 1 :]
+            seen += 1
+    assert seen > 30
+    assert len(Path("predictions.csv").read_text().splitlines()) == 201
 
 
 @pytest.mark.parametrize("page", ["findings", "time-to-event"])

@@ -23,8 +23,8 @@ from fedsurrogate.common.errors import (
     SurrogateError,
 )
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.server_app.export.source import run_config_of
 from fedsurrogate.server_app.site_values import stored
 from tests.replies import as_received
 
@@ -224,4 +224,4 @@ def test_a_public_centre_is_used_as_in_a_run_and_values_need_its_file_no_longer(
         PARTS, test=TEST, output_dir=tmp_path / "runs", **QUICK, **private, public=str(file)
     )
     file.unlink()
-    assert set(stored(run_config_of(run.folder), run.folder)[1]) == {"0", "1", "2"}
+    assert set(stored(settings_of_run(run.folder), run.folder)[1]) == {"0", "1", "2"}

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.metrics import (
+from fedsurrogate.client_app.model_use.target_metrics.resampling import DRAWS, with_interval
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.models.class_measures import (
     FEWEST,
     Array,
     Measure,
     bootstrap_weights,
     ranking_samples,
 )
-from fedsurrogate.client_app.model_use.target_metrics.resampling import DRAWS, with_interval
-from fedsurrogate.common.extras.packages import needed_for
 
 Bools = NDArray[np.bool_]
 # Specificity at which the sensitivity is stated.

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.metrics import Array, Measure
 from fedsurrogate.client_app.model_use.target_metrics.resampling import (
     DRAWS,
     Rows,
     measured,
     several,
 )
+from fedsurrogate.common.models.class_measures import Array, Measure
 
 # Of the standard deviation of differences: limits of agreement hold 95 % of normal ones.
 WIDTH = 1.96

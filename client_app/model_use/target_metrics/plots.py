@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.metrics import BINS, Array, Measure
 from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions, agreement
 from fedsurrogate.client_app.model_use.target_metrics.times import (
     PURPOSE,
@@ -18,6 +17,7 @@ from fedsurrogate.client_app.model_use.target_metrics.times import (
     thirds,
 )
 from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.models.class_measures import BINS, Array, Measure
 from fedsurrogate.common.pages.svg import INK
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.metrics import Array, Measure, bootstrap_weights, interval
+from fedsurrogate.common.models.class_measures import Array, Measure, bootstrap_weights, interval
 
 Rows = NDArray[np.int64]
 DRAWS = 1000

@@ -132,7 +132,7 @@ def progress(what: str, series: Sequence[AccuracyStep], reference: float | None)
     Args:
         what: name of the steps, for the axis.
         series: the steps, in order.
-        reference: the accuracy with pooled real features in [0, 1], drawn as a dashed line; None
+        reference: the accuracy of the pooled head in [0, 1], drawn as a dashed line; None
             without one.
 
     Returns:
@@ -176,8 +176,6 @@ def progress(what: str, series: Sequence[AccuracyStep], reference: float | None)
         )
         if reference is not None:
             axes.axhline(reference, color=QUIET, lw=1, ls=(0, (4, 3)))
-            axes.text(
-                -0.35, reference, "pooled real features", va="bottom", color=QUIET, fontsize=8.5
-            )
+            axes.text(-0.35, reference, "pooled head", va="bottom", color=QUIET, fontsize=8.5)
 
     return render("progress", 3.2, draw)

@@ -31,7 +31,7 @@ def draw_site_map(
     """
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.55, right=0.2, top=0.15, bottom=0.5)
+        axes = make_axes(figure, left=0.72, right=0.2, top=0.15, bottom=0.5)
         x, y = ([point[axis] for point in points] for axis in (0, 1))
         width = max(max(x) - min(x), max(y) - min(y), 1e-6)
         pad = 0.15 * width

@@ -34,7 +34,6 @@ from fedsurrogate.client_app.audit.page import page_of as audit_page
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, StandingOut
 from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.client_app.model_use.inputs import PATIENT, find_inputs
-from fedsurrogate.client_app.model_use.metrics import Judged, report
 from fedsurrogate.client_app.model_use.page import page_of as evaluation_page
 from fedsurrogate.client_app.model_use.prediction import Predictor, by_patient, predict
 from fedsurrogate.client_app.model_use.store import keep_model
@@ -44,6 +43,7 @@ from fedsurrogate.common.command_line import SafeConsole
 from fedsurrogate.common.errors import FedSurrogateError, SurrogateError
 from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text, for_terminal
 from fedsurrogate.common.logs.output import TextLines, in_one_line
+from fedsurrogate.common.models.class_measures import Judged, report
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model

@@ -48,9 +48,9 @@ from fedsurrogate.client_app.model_use.adapted import (
     store_adapted,
 )
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.metrics import bootstrap_weights
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, SealError
+from fedsurrogate.common.models.class_measures import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model

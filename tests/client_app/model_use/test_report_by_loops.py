@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from fedsurrogate.client_app.model_use.metrics import (
+from fedsurrogate.common.models.class_measures import (
     Judged,
     Measure,
     bootstrap_weights,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.server_app.export.source import run_config_of
+from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.site_map import site_map_of
 from fedsurrogate.server_app.runs.reader import read_run
@@ -34,7 +34,7 @@ def test_models_from_stored_messages_are_those_of_the_run(
         parts, test=(features[RECORDS:], labels[RECORDS:]), output_dir=str(tmp_path), **own
     )
     folder, tested = Path(done.folder), features[RECORDS:] + 3.0
-    config = run_config_of(folder)
+    config = settings_of_run(folder)
     strategy, sent = stored(config, folder)
     assert len({each.header.frame for each in sent.values()} - {b""}) == 3
     wanted = done.model.predict(tested).tolist()

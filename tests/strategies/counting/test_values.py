@@ -15,9 +15,9 @@ from fedsurrogate.client_app.model_use.held_out import Source, held_out
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.server_app.counting import CountingBudget
-from fedsurrogate.server_app.export.source import run_config_of
 from fedsurrogate.server_app.site_values import (
     model_of,
     noisy_values,
@@ -44,7 +44,7 @@ def exact_shares(nodes: list[NodeConfig], run: Path) -> dict[frozenset[str], flo
     """Accuracy of the models of all subsets on all held-out records, with the 16-bit heads that
     sites received.
     """
-    signed, config = read_signed_model(run / "model.fedsurrogate"), run_config_of(run)
+    signed, config = read_signed_model(run / "model.fedsurrogate"), settings_of_run(run)
     strategy, sent = stored(config, run)
     received = read_model(run / "value-heads.pb")
     assert isinstance(received, Ensemble)

@@ -14,8 +14,8 @@ from sklearn.linear_model import Ridge
 import fedsurrogate as fs
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.server_app.export.model_card import model_card
-from fedsurrogate.server_app.export.source import run_config_of
 from fedsurrogate.server_app.relearn import relearn
 
 NUMBER: dict[str, Any] = {"target": "number", "target_range": (-4, 4)}
@@ -151,7 +151,7 @@ def test_the_documents_of_a_run_can_be_written(more: dict[str, Any], tmp_path: P
     """Report and model card speak of classes elsewhere."""
     run = fs.simulate(hospitals("number", (300, 200)), output_dir=tmp_path, **NUMBER, **more)
     assert "What the model answers" in run.report().read_text()
-    config = run_config_of(run.folder)
+    config = settings_of_run(run.folder)
     signed = make_signed_model(run.model.classifier, config, None, "1", 2, bytes(range(32)))
     assert signed.manifest.run_config().target == config.target
     assert "value" in model_card(signed, run.folder)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.model_use.metrics import Measure
 from fedsurrogate.client_app.model_use.target_metrics import plots
 from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions
 from fedsurrogate.client_app.model_use.target_metrics.times import Landmark, Observed
+from fedsurrogate.common.models.class_measures import Measure
 
 few = settings(max_examples=5, deadline=None)
 SHARES = st.integers(1, 99).map(lambda share: share / 100)

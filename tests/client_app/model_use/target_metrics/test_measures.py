@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from fedsurrogate.client_app.model_use.metrics import Measure
 from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
 from fedsurrogate.client_app.model_use.target_metrics.numbers import (
     Predictions,
@@ -28,6 +27,7 @@ from fedsurrogate.client_app.model_use.target_metrics.times import (
     thirds,
     time_measures,
 )
+from fedsurrogate.common.models.class_measures import Measure
 
 
 def predictions(seed: int, n: int = 60) -> Predictions:

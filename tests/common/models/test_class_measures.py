@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm, t
 from sklearn import metrics as sk
 
-from fedsurrogate.client_app.model_use.metrics import (
+from fedsurrogate.common.models.class_measures import (
     Judged,
     bootstrap_weights,
     calibration_error,

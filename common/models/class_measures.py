@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 FEWEST = 10  # A class with fewer records is marked, and left out of averages.
 BINS = 10
+CURVES = ("roc", "precision_recall", "reliability")
 DRAWS = 1000
 LEVEL = 0.95
 # Numbers that a bootstrap keeps in memory at a time.
@@ -217,6 +218,29 @@ def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
     share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
     sizes = np.bincount(_bins(chance), minlength=BINS)
     return float(np.abs(share - mean) @ sizes[sizes > 0] / len(truth))
+
+
+def curves_of(judged: Judged, index: int) -> dict[str, Any]:
+    """Points of the ROC, precision-recall and reliability curves of a class.
+
+    Args:
+        judged: the records.
+        index: of the class.
+
+    Returns:
+        Pairs of coordinates by name of the curve; None where undefined.
+    """
+    from sklearn.calibration import calibration_curve
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
+    truth, chance = judged.labels == index, judged.probabilities[:, index]
+    if not truth.any() or truth.all():
+        return dict.fromkeys(CURVES)
+    fpr, tpr, _ = roc_curve(truth, chance)
+    precision, recall, _ = precision_recall_curve(truth, chance)
+    share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
+    pairs = ((fpr, tpr), (recall, precision), (mean, share))
+    return {name: [x.tolist(), y.tolist()] for name, (x, y) in zip(CURVES, pairs, strict=True)}
 
 
 def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, seed: int) -> Array:

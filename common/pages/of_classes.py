@@ -1,0 +1,113 @@
+"""Parts of pages about a model of classes: its curves, its confusion matrix, and a row of measures for
+each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedsurrogate.common.models.class_measures import ClassReport
+from fedsurrogate.common.number_format import shorten
+from fedsurrogate.common.pages.html import render_page, trusted
+from fedsurrogate.common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render, undrawn
+
+MOST_DRAWN = len(CLASS_COLOURS)
+NAMES = {
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "ppv": "PPV",
+    "npv": "NPV",
+    "f1": "F1",
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "brier": "Brier score",
+    "calibration_error": "calibration error",
+}
+TITLES = {
+    "roc": ("ROC", "1 - specificity", "sensitivity"),
+    "precision_recall": ("Precision and recall", "recall (sensitivity)", "precision (PPV)"),
+    "reliability": ("Reliability", "predicted probability", "observed share"),
+}
+PLACES = {"reliability": "upper left", "precision_recall": "lower left", "roc": "lower right"}
+# A measure with its interval, for templates.
+INTERVAL = """\
+{% macro interval(m, digits=3) %}
+{%- if m is none or m.value is none -%}<span class="quiet">–</span>
+{%- else -%}{{ "%.*f" | format(digits, m.value) }}{% if m.low is not none %} <span class="quiet limits">{{ "%.*f" | format(digits, m.low) }} to {{ "%.*f" | format(digits, m.high) }}</span>{% endif %}{%- endif -%}
+{% endmacro %}
+"""
+MATRIX = """\
+<section class="card confusion"><h2>Confusion matrix</h2><div class="scroll"><table>
+<thead><tr><th>true class</th>{% for name in classes %}<th class="number">{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for row in matrix %}{% set total = row | sum %}<tr><td>{{ classes[loop.index0] }}</td>
+{% for n in row %}<td class="cell" style="--share: {{ "%.3f" | format(n / total if total else 0) }}">{{ n }}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div><p class="after quiet">Columns are decisions; shades are shares of the true class.</p></section>
+"""
+ROWS = (
+    INTERVAL
+    + """\
+<section class="card"><h2>Each class</h2><div class="scroll"><table class="dense">
+<thead><tr><th>class</th><th class="number">records</th>{% for name in names.values() %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for c in rows %}<tr><td data-name="class"><span>{{ c.name }}{% if c.few %} <span class="bad">fewer than ten</span>{% endif %}</span></td><td class="number" data-name="records">{{ c.support }}</td>
+{% for key, name in names.items() %}<td data-name="{{ name }}"><span>{{ interval(c.measures[key]) }}</span></td>{% endfor %}</tr>{% endfor %}
+</tbody></table></div>{% if note %}<p class="after quiet">{{ note }}</p>{% endif %}</section>
+"""
+)
+
+
+def confusion_card(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> str:
+    """A confusion matrix as a card.
+
+    Args:
+        classes: names of C classes.
+        matrix: (C, C), records by true class (rows) and decision (columns).
+    """
+    return trusted(render_page(MATRIX, {"classes": classes, "matrix": matrix}))
+
+
+def classes_card(rows: Sequence[ClassReport | Mapping[str, Any]], note: str = "") -> str:
+    """A table of measures with a row for each class, as a card.
+
+    Args:
+        rows: of the classes.
+        note: below the table; empty for none.
+    """
+    return trusted(render_page(ROWS, {"rows": rows, "names": NAMES, "note": note}))
+
+
+def curve_pictures(
+    curves: Mapping[str, Mapping[str, Any]], names: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """ROC, precision and recall, and reliability.
+
+    Args:
+        curves: by class and by name of the curve; None where undefined.
+        names: of the classes that are drawn, as far as there are colours.
+
+    Returns:
+        Key, title and SVG of each curve that a class has; none without matplotlib.
+    """
+    pictures = []
+    for key, (title, across, up) in TITLES.items():
+        lines = {name: curves[name][key] for name in names[:MOST_DRAWN] if curves[name].get(key)}
+        if lines and not undrawn():
+            drawn = render(f"evaluation-{key}", 3.6, _drawing(lines, key, across, up))
+            pictures.append((key, title, drawn))
+    return pictures
+
+
+def _drawing(lines: Mapping[str, Any], key: str, across: str, up: str) -> Callable[[Any], None]:
+    def draw(figure: Any) -> None:
+        axes = make_axes(figure, left=0.62, right=0.15, top=0.15, bottom=0.55)
+        if key != "precision_recall":
+            axes.plot([0, 1], [0, 1], color=LINE, linewidth=1, linestyle=(0, (4, 4)))
+        for colour, (name, (x, y)) in zip(CLASS_COLOURS, lines.items(), strict=False):
+            marker = {"marker": "o", "markersize": 4} if key == "reliability" else {}
+            axes.plot(x, y, color=colour, linewidth=1.8, label=shorten(name, 24), **marker)
+        axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel=across, ylabel=up)
+        axes.grid(color=FAINT, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, fontsize=9, loc=PLACES[key])
+
+    return draw
