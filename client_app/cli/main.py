@@ -15,6 +15,7 @@ from fedsurrogate.client_app.cli.doctor import doctor
 from fedsurrogate.client_app.cli.evaluate import evaluate
 from fedsurrogate.client_app.cli.generator import classify, ood, synthesize
 from fedsurrogate.client_app.cli.join import join
+from fedsurrogate.client_app.cli.metrics import metrics
 from fedsurrogate.client_app.cli.models import models_app
 from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
 from fedsurrogate.client_app.cli.predict import predict
@@ -53,6 +54,7 @@ app.add_typer(models_app, name="models")
 for command in (
     join,
     doctor,
+    metrics,
     settings,
     predict,
     evaluate,
