@@ -135,7 +135,8 @@ def ledger(
 
     Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
     """
-    from fedsurrogate.client_app.governance.gate import one_run, open_gate, open_ledger
+    from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
+    from fedsurrogate.client_app.governance.own_ledger import one_run
     from fedsurrogate.common.settings import Settings
 
     node = node_of(node_config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,8 +54,11 @@ def metrics(
     from fedsurrogate.client_app.diagnostics.site_metrics import USER
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback, serve_page
 
-    collectors = (_of_site(runtime, node_config), MachineCollector(certificate or (), {}))
-    with serve_page(collectors, host, port, exposed, USER) as url:
+    machine = MachineCollector(certificate or (), {})
+    with (
+        _of_site(runtime, node_config) as site,
+        serve_page((site, machine), host, port, exposed, USER) as url,
+    ):
         console.print(f"{url} reports this site; Ctrl-C ends it", soft_wrap=True)
         if not is_loopback(host):
             warning = (
@@ -64,23 +69,20 @@ def metrics(
         wait_for_interrupt()
 
 
-def _of_site(runtime: str, node_config: list[str] | None) -> SiteCollector:
+@contextmanager
+def _of_site(runtime: str, node_config: list[str] | None) -> Iterator[SiteCollector]:
     """The collector of the app at this address, or of this node-config."""
     from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
-    from fedsurrogate.client_app.processes.app_metrics import AppFigures, Watched, ask
+    from fedsurrogate.client_app.processes.app_metrics import ask, watching
     from fedsurrogate.client_app.processes.joining import check_data
 
     if runtime:
-        return SiteCollector(lambda: ask(runtime), lambda: check_data(runtime).state == "PASS")
+        yield SiteCollector(lambda: ask(runtime), lambda: check_data(runtime).state == "PASS")
+        return
     if node_config is None:
         raise ConfigError(
             "nothing to report: name the socket of a running site with --runtime unix:/PATH, or the "
             "site's settings with --node-config"
         )
-    watched = Watched(node_of(node_config))
-
-    def figures() -> AppFigures:
-        watched.look()
-        return watched.figures()
-
-    return SiteCollector(figures, None)
+    with watching(node_of(node_config)) as watched:
+        yield SiteCollector(watched.figures, None)

@@ -7,11 +7,9 @@ these. So the app answers on a socket next to that of the Runtime API, with numb
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -62,8 +60,8 @@ class AppFigures:
 
 
 class Watched:
-    """The figures of a site. Totals of the ledger are computed again when one of its files, or the
-    policy, has changed, in a process of its own, so that the app does not load what they need.
+    """The figures of a site. A page that shows them computes nothing: totals of the ledger are
+    computed by one thread, one after another, when one of its files, or the policy, has changed.
 
     Args:
         node: the site's settings.
@@ -76,28 +74,35 @@ class Watched:
 
     def look(self) -> None:
         """Compute the totals again if a file has changed."""
-        if (now := _files_of(self._node)) == self._seen:
-            return
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=spawn) as process:
-            self._totals = process.submit(ledger_totals, self._node).result()
-        self._seen = now
-
-    def keep_looking(self, over: threading.Event) -> None:
-        """Look every few seconds, until `over`."""
-        while not over.is_set():
-            try:
-                self.look()
-            except Exception as error:  # Such as no memory for a process; the app goes on.
-                log.warning("the totals for `site metrics` could not be computed: %s", error)
-            over.wait(LOOK_SECONDS)
+        if (now := _files_of(self._node)) != self._seen:
+            self._totals, self._seen = ledger_totals(self._node), now
 
     def figures(self) -> AppFigures:
-        """The figures now."""
+        """The figures now, with the newest totals that there are."""
         node = self._node
         folders = {"state": node.state, "cache": node.cache, "witness": node.witness}
         disks = {name: found for name, each in folders.items() if (found := disk(each))}
         return AppFigures(node.site, data_present(node), disks, self._totals)
+
+
+@contextmanager
+def watching(node: NodeConfig) -> Iterator[Watched]:
+    """A site's figures, whose totals a thread keeps new meanwhile."""
+    watched, over = Watched(node), threading.Event()
+
+    def keep_looking() -> None:
+        while not over.is_set():
+            try:
+                watched.look()
+            except Exception as error:  # Such as a disk that fails; the app goes on.
+                log.warning("the totals for `site metrics` could not be computed: %s", error)
+            over.wait(LOOK_SECONDS)
+
+    threading.Thread(target=keep_looking, daemon=True).start()
+    try:
+        yield watched
+    finally:
+        over.set()
 
 
 def data_present(node: NodeConfig) -> bool:
@@ -121,18 +126,19 @@ def ledger_totals(node: NodeConfig) -> dict[str, float]:
         By the names of `LEDGER`: only the first one, 0, for a ledger that is not usable; without the
         last one before the first release. Nothing for public data.
     """
-    from fedsurrogate.client_app.governance.gate import one_run, open_gate
-    from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS
+    from fedsurrogate.client_app.governance import budget, own_ledger
+    from fedsurrogate.client_app.governance.entries import non_private_releases
+    from fedsurrogate.client_app.governance.policy import policy_of
     from fedsurrogate.common.errors import FedSurrogateError
-    from fedsurrogate.common.settings import Settings
 
-    if node.data in PUBLIC_KINDS:
+    if (ledger := own_ledger.own_ledger(node)) is None:
         return {}
     try:
-        gate = open_gate(node, Settings().data, "")
-        gate.ledger.check()
-        entries, total, spent = gate.ledger.entries(), gate.policy.epsilon_total, gate.spent()
-        left = gate.runs_left(one_run(gate.policy))
+        policy, entries = policy_of(node), ledger.entries()
+        ledger.check()
+        limits, total = own_ledger.budget_of(policy), policy.epsilon_total
+        spent = budget.spent(entries, limits)
+        left = budget.runs_left(entries, own_ledger.one_run(policy), limits)
     except FedSurrogateError:
         return {"ledger_usable": 0.0}
     times = [datetime.fromisoformat(each["time"]).timestamp() for each in entries]
@@ -143,7 +149,7 @@ def ledger_totals(node: NodeConfig) -> dict[str, float]:
         "budget_left_ratio": min(1.0, max(0.0, 1 - spent / total)),
         "budget_runs_left": float(left),
         "releases": float(sum(each["kind"] == "release" for each in entries)),
-        "releases_without_privacy": float(gate.ledger.non_private_releases()),
+        "releases_without_privacy": float(non_private_releases(entries)),
     } | ({"last_release_timestamp_seconds": max(times)} if times else {})
 
 
@@ -158,11 +164,8 @@ def reporting(runtime: str, node: NodeConfig | None) -> Iterator[None]:
     if node is None or not runtime.startswith(UNIX):
         yield
         return
-    watched, over = Watched(node), threading.Event()
-    threading.Thread(target=watched.keep_looking, args=(over,), daemon=True).start()
-    with replying(_socket(runtime), watched.figures):
+    with watching(node) as watched, replying(_socket(runtime), watched.figures):
         yield
-    over.set()
 
 
 def ask(runtime: str) -> AppFigures | None:

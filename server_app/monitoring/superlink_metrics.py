@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 STATES = ("pending", "starting", "running")
 """Flower's states of a run that has not ended."""
 LEFT = "key revoked"
+KEPT_SECONDS = 10.0
 
 
 class LinkCollector:
@@ -38,26 +41,35 @@ class LinkCollector:
 
     def __init__(self, address: str, authority: Path | None, table: Path | None) -> None:
         self._address, self._authority, self._table = address, authority, table
+        self._known: list[Metric] = []
+        self._asked = -math.inf
         # The page handles each request in its own thread.
         self._lock = threading.Lock()
 
     def collect(self) -> Iterable[Metric]:
-        """All current metrics."""
+        """All metrics, at most `KEPT_SECONDS` old: one request at a time asks the SuperLink."""
         with self._lock:
-            try:
-                table = read_table(self._table) if self._table and self._table.is_file() else {}
-                sites = list_sites(self._address, self._authority, table)
-                runs = Counter(run.status for run in list_runs(self._address, self._authority))
-            except FedSurrogateError:
-                return [_up(0.0)]
-        return [_up(1.0), *_of_sites(sites), _of_runs(runs)]
+            if time.monotonic() - self._asked >= KEPT_SECONDS:
+                self._known, self._asked = self._ask(), time.monotonic()
+            return self._known
+
+    def _ask(self) -> list[Metric]:
+        try:
+            table = read_table(self._table) if self._table and self._table.is_file() else {}
+            sites = list_sites(self._address, self._authority, table)
+            runs = Counter(run.status for run in list_runs(self._address, self._authority))
+        except FedSurrogateError:
+            return [up_series(0.0)]
+        return [up_series(1.0), *site_series(sites), run_series(runs)]
 
 
-def _up(value: float) -> Metric:
+def up_series(value: float) -> Metric:
+    """Whether the SuperLink answers, as a metric."""
     return series("superlink_up", "1 if the SuperLink answers.", (), [((), value)])
 
 
-def _of_sites(sites: list[KnownSite]) -> list[Metric]:
+def site_series(sites: Sequence[KnownSite]) -> list[Metric]:
+    """Metrics of the sites that a SuperLink knows, at most `MOST_SITES` of them."""
     here = [site for site in sites if site.health != LEFT][:MOST_SITES]
     connected = [((site.name,), float(site.health == "connected")) for site in here]
     seen = [((site.name,), site.seen.timestamp()) for site in here if site.seen is not None]
@@ -72,10 +84,11 @@ def _of_sites(sites: list[KnownSite]) -> list[Metric]:
     ]
 
 
-def _of_runs(runs: Counter[str]) -> Metric:
+def run_series(runs: Mapping[str, int]) -> Metric:
+    """Numbers of runs by Flower's status, as a metric."""
     return series(
         "superlink_runs",
         "Runs that have not ended, by state; pending ones wait for the coordinator's app.",
         ("state",),
-        [((state,), float(runs[state])) for state in STATES],
+        [((state,), float(runs.get(state, 0))) for state in STATES],
     )

@@ -1,14 +1,19 @@
 """What the page of metrics learns from the running app, and what it shows."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,15 +27,17 @@ from fedsurrogate.client_app.processes import app_metrics
 from fedsurrogate.client_app.processes.app_metrics import (
     LEDGER,
     METRICS,
-    Watched,
     ask,
     data_present,
     ledger_totals,
     reporting,
+    watching,
 )
 from fedsurrogate.common.metrics_page import serve_page
 from fedsurrogate.common.settings import Settings
-from tests.client_app.governance.test_ledger import release
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
+from tests.client_app.governance.ledger_processes import release
+from tests.e2e.processes import until
 
 
 @pytest.fixture
@@ -85,39 +92,48 @@ def test_totals_are_those_of_the_ledger_and_follow_each_change(place: Path) -> N
     assert ledger_totals(node) == {"ledger_usable": 0.0}
 
 
-def test_totals_are_computed_again_only_where_a_file_has_changed(
+def test_fifty_pages_at_once_compute_the_totals_once_and_start_no_process(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = hospital(place)
-    ledger, looks = open_ledger(node), list[object]()
-    watched = Watched(node)
-    here = ledger_totals
+    """Prometheus asks each second, and others do too: a page must cost nothing."""
+    node, looks, slow = hospital(place), list[float](), threading.Event()
+    ledger = open_ledger(node)
 
-    class Here:
-        """Computes in this process, and counts."""
+    def counted(node: NodeConfig) -> dict[str, float]:
+        looks.append(1.0)
+        slow.wait(1)
+        return ledger_totals(node)
 
-        def __init__(self, *_: object, **__: object) -> None: ...
-        def __enter__(self) -> "Here":
-            return self
+    monkeypatch.setattr(app_metrics, "ledger_totals", counted)
+    monkeypatch.setattr(app_metrics, "LOOK_SECONDS", 0.05)
+    children = len(psutil.Process().children(recursive=True))
+    with watching(node) as watched, ThreadPoolExecutor(50) as pages:
+        collector = SiteCollector(watched.figures, None)
+        shown = list(pages.map(lambda _: list(collector.collect()), range(50)))
+        assert len(psutil.Process().children(recursive=True)) == children
+        assert len(shown) == 50
+        assert len(looks) == 1
+        slow.set()
+        ledger.charge(release(), Budget(4.0, 1e-5, 2.0))
+        until(lambda: watched.figures().ledger.get("releases") == 1)
+        before = len(looks)
+        list(pages.map(lambda _: list(collector.collect()), range(50)))
+        threading.Event().wait(0.5)
+        assert len(looks) == before <= 4, "unchanged files are not read again"
 
-        def __exit__(self, *_: object) -> None: ...
-        def submit(self, _: object, node: NodeConfig) -> "Here":
-            looks.append(node)
-            self.found = here(node)
-            return self
 
-        def result(self) -> dict[str, float]:
-            return self.found
-
-    monkeypatch.setattr(app_metrics, "ProcessPoolExecutor", Here)
-    for _ in range(3):
-        watched.look()
-    assert len(looks) == 1
-    ledger.charge(release(), Budget(4.0, 1e-5, 2.0))
-    watched.look()
-    watched.look()
-    assert len(looks) == 2
-    assert watched.figures().ledger["releases"] == 1
+def test_totals_need_no_torch() -> None:
+    code = (
+        "import sys; from fedsurrogate.client_app.processes.app_metrics import ledger_totals; "
+        "from fedsurrogate.client_app.node_config import NodeConfig; "
+        "ledger_totals(NodeConfig(site='s', data='imagefolder', data_dir='/nowhere', "
+        "state_dir=sys.argv[1], witness_dir=sys.argv[1] + '-w')); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", code, f"{folder}/state"]
+        known = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
+        assert subprocess.run(command, env=known, check=False).returncode == 0
 
 
 def test_an_emptied_folder_of_data_is_seen_while_the_app_runs(place: Path) -> None:
