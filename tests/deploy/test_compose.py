@@ -35,7 +35,8 @@ from fedsurrogate.server_app.deployment.kit import pack_kit
 from fedsurrogate.server_app.deployment.request_key import read_request_key
 from tests import documents
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
 # Those whose containers are ours; tests/deploy/test_monitoring.py has the one of Prometheus and Grafana.
 OTHERS = {DEPLOY / f"compose.{name}.yml" for name in ("gpu", "monitoring")}
 FILES = sorted(set(DEPLOY.glob("compose.*.yml")) - OTHERS)
