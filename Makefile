@@ -1,6 +1,6 @@
 # make setup | make demo | make demo-compose | make test | make test-all | make test-samples | make test-fresh | make test-oldest
 # make lint | make docs | make faults | make mutants | make fuzz | make audit | make statistics | make gpu | make bench
-# make lock | make outdated
+# make lock | make outdated | make airgap
 # Each sets up what it needs. VENV=/path takes another environment, TORCH=cpu a torch without libraries for GPUs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -20,7 +20,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GRPC_ENABLE_FORK_SUPPORT = 0
 
-.PHONY: setup lock outdated demo demo-compose test test-all test-samples test-fresh test-oldest faults mutants fuzz audit \
+.PHONY: setup lock outdated airgap demo demo-compose test test-all test-samples test-fresh test-oldest faults mutants fuzz audit \
 	statistics gpu lint docs bench proto
 
 # Prints what it does, and nothing where the environment has all versions of the lock.
@@ -37,6 +37,14 @@ lock:
 
 outdated: setup
 	@$(RUN) deploy/lock.py outdated
+
+# An archive for machines without internet: wheels, list of software, licences, compose files, documentation, and the image IMAGE
+# with its base BASE where an engine has them. KEY signs it, and never leaves this machine.
+KEY ?= release.key
+AIRGAP ?= build/fedsurrogate-airgap
+airgap: setup
+	@$(RUN) deploy/airgap.py "$(AIRGAP)" --key "$(KEY)" --torch $(if $(filter gpu,$(TORCH)),gpu,cpu) --torch-index "$(TORCH_INDEX)" \
+		$(if $(IMAGE),--image "$(IMAGE)") $(if $(BASE),--base "$(BASE)")
 
 # A coordinator and three hospitals in containers; on a machine with Docker.
 demo-compose:

@@ -57,7 +57,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "server_app/sweep.py:_check_same",
         "server_app/trial_process.py:Processes._folder",
         "server_app/trial_process.py:main",
-        "client_app/processes/app_status.py:ask",
+        "client_app/processes/app_status.py:received",
         "strategies/base/chain.py:Chain._begin",
         "strategies/base/receipts.py:_stored",
     ),

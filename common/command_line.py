@@ -166,6 +166,16 @@ def handling(signals: Sequence[signal.Signals], handler: Callable[..., None]) ->
                 signal.signal(number, old)
 
 
+def wait_for_interrupt() -> None:
+    """Return after Ctrl-C or SIGTERM."""
+    import threading
+
+    over = threading.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: over.set())
+    over.wait()
+
+
 def stderr_console() -> Console:
     """A console for progress, warnings and errors, so that stdout contains only the result."""
     return SafeConsole(stderr=True)

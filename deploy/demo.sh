@@ -1,7 +1,8 @@
 #!/bin/sh
 # The demo federation: builds the image, starts a coordinator and three hospitals, runs every method, copies the run folders
 # to DEMO_OUT and stops everything again. `make demo-compose` calls it.
-# IMAGE, BASE, TORCH, TORCH_INDEX: see deploy/Dockerfile. KEEP=1 leaves it running. METHODS: names of methods, or chain.
+# IMAGE, BASE, TORCH, TORCH_INDEX: see deploy/Dockerfile. BUILD_NETWORK: of the build, such as host.
+# KEEP=1 leaves it running. METHODS: names of methods, or chain.
 # ENGINE: docker or podman; without it, Docker if its engine runs, else Podman. COMPOSE: the compose command to use.
 set -eu
 cd "$(dirname "$0")/.."
@@ -24,6 +25,14 @@ if [ -z "${COMPOSE:-}" ]; then
     [ -n "$COMPOSE" ] || missing "$ENGINE-compose" "install the compose plugin or docker-compose 1.29; with Podman, podman-compose"
 fi
 echo "engine: $ENGINE, compose: $COMPOSE"
+begun=$(date +%s)
+minutes() { echo "$((($(date +%s) - begun + 59) / 60)) min so far"; }
+if $ENGINE image inspect "$IMAGE" >/dev/null 2>&1; then
+    echo "the image $IMAGE is there, and is used as it is; to build it anew: $ENGINE rmi $IMAGE"
+else
+    echo "the image $IMAGE is built first: 5 to 10 minutes, once, and 0.7 GB to download"
+fi
+echo "each method takes 2 to 5 minutes on two cores, most of it starts of processes: $METHODS (METHODS=fedpft runs one)"
 compose() { $COMPOSE -p fedsurrogate-demo -f deploy/compose.demo.yml "$@"; }
 
 if ! $ENGINE image inspect "$IMAGE" >/dev/null 2>&1; then
@@ -34,6 +43,7 @@ if ! $ENGINE image inspect "$IMAGE" >/dev/null 2>&1; then
         [ -z "$value" ] || set -- "$@" --build-arg "$name=$value"
     done
     $ENGINE build ${BUILD_NETWORK:+--network "$BUILD_NETWORK"} -f deploy/Dockerfile -t "$IMAGE" "$@" .
+    echo "the image is built: $(minutes)"
 fi
 
 ended() { status=$?; [ -n "${KEEP:-}" ] || compose down --volumes --timeout 10; exit $status; }
@@ -54,6 +64,7 @@ for method in $METHODS; do
     esac
     echo "== $method: $settings"
     compose exec -T superlink coordinator run -c "$settings sites=3 deadline=900.0" || failed="$failed $method"
+    echo "== $method has ended: $(minutes)"
 done
 mkdir -p "$DEMO_OUT"
 compose exec -T superlink tar -C /runs --exclude=./signing -cf - . | tar -C "$DEMO_OUT" --no-same-owner -xf -

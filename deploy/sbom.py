@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -20,11 +20,13 @@ DPKG = Path("/var/lib/dpkg/status")
 MAIN = "fedsurrogate"
 
 
-def python_packages() -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Each installed Python package as a component, and the references of the packages that it
+def python_packages(
+    packages: Iterable[Distribution],
+) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Each of these Python packages as a component, and the references of the packages that it
     requires.
     """
-    installed = {_plain(each.name): each for each in distributions() if each.name}
+    installed = {_plain(each.name): each for each in packages if each.name}
     references = {name: f"pkg:pypi/{name}@{each.version}" for name, each in installed.items()}
     for name in sorted(installed):
         component = {
@@ -62,9 +64,9 @@ def debian_packages(status: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def bom(status: Path = DPKG) -> dict[str, Any]:
-    """The whole document."""
-    found = list(python_packages())
+def bom(status: Path = DPKG, packages: Iterable[Distribution] | None = None) -> dict[str, Any]:
+    """The whole document: of this environment, or of other packages."""
+    found = list(python_packages(distributions() if packages is None else packages))
     components = [component for component, _ in found] + sorted(
         debian_packages(status), key=lambda each: str(each["purl"])
     )

@@ -17,6 +17,7 @@ from fedsurrogate.client_app.cli.enrol import enrol
 from fedsurrogate.client_app.cli.evaluate import evaluate
 from fedsurrogate.client_app.cli.generator import classify, ood, synthesize
 from fedsurrogate.client_app.cli.join import join
+from fedsurrogate.client_app.cli.metrics import metrics
 from fedsurrogate.client_app.cli.models import models_app
 from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
 from fedsurrogate.client_app.cli.predict import predict
@@ -57,6 +58,7 @@ for command in (
     approve,
     join,
     doctor,
+    metrics,
     settings,
     predict,
     evaluate,
@@ -137,7 +139,8 @@ def ledger(
 
     Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
     """
-    from fedsurrogate.client_app.governance.gate import one_run, open_gate, open_ledger
+    from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
+    from fedsurrogate.client_app.governance.own_ledger import one_run
     from fedsurrogate.common.settings import Settings
 
     node = node_of(node_config)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
 if TYPE_CHECKING:
@@ -30,11 +31,20 @@ def complete_node_settings(incomplete: str) -> list[tuple[str, str]]:
     return [(f"{start}{key}=", text) for key, text in complete_node_keys(begun)]
 
 
+class WholeText(click.types.StringParamType):
+    """A text that the environment gives as one: click would divide it at its blanks, also inside
+    quotes, as in the path of a folder.
+    """
+
+    envvar_list_splitter = "\0"
+
+
 _NODE = typer.Option(
     "--node-config",
     metavar="'key=value ...'",
     help="This site's own settings: name, data, policy, folders; the same text for every command.",
     envvar="FEDSURROGATE_NODE_CONFIG",
+    click_type=WholeText(),
     autocompletion=complete_node_settings,
 )
 Node = Annotated[list[str], _NODE]

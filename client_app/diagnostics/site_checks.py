@@ -22,8 +22,9 @@ from fedsurrogate.client_app.diagnostics.findings import Finding
 from fedsurrogate.client_app.diagnostics.key_checks import check_keys
 from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.client_app.features.site_features import site_backbone, site_device
-from fedsurrogate.client_app.governance.gate import open_gate, own_ledger
+from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.governance.held import why_held
+from fedsurrogate.client_app.governance.own_ledger import own_ledger
 from fedsurrogate.client_app.governance.policy import NO_LIMIT, policy_of
 from fedsurrogate.client_app.governance.uncharged import FALLBACK, check_dimension
 from fedsurrogate.client_app.node_config import NodeConfig, is_protected, packages_of

@@ -10,18 +10,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fedsurrogate.client_app.governance.approvals import Allowed, Approvals, check_used_once
-from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
+from fedsurrogate.client_app.governance.budget import check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.entries import Release
-from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
-from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS, Policy, policy_of
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.own_ledger import budget_of, own_ledger
+from fedsurrogate.client_app.governance.policy import Policy, policy_of
 from fedsurrogate.client_app.governance.sealed_only import check_sealed_run
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.governance.work_limits import check_size, check_work
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.methods.method import Work
-from fedsurrogate.common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
+from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.receipts import parse_receipts
@@ -74,7 +74,7 @@ class Gate:
         """
         release = self._with_who_allowed(release)
         if release.events:
-            check_budget(self.ledger.entries(), release, self._budget())
+            check_budget(self.ledger.entries(), release, budget_of(self.policy))
 
     def _check_policy(self, run: Run) -> None:
         policy = self.policy
@@ -202,7 +202,7 @@ class Gate:
             raise PolicyError("require-seal = true: the release is not sealed")
         if not release.events and not policy.without_dp and release.mechanism != EXACT_COUNTS:
             raise PolicyError("without-dp = false: the release has no differential privacy")
-        return check_budget(self.ledger.entries(), release, self._budget())
+        return check_budget(self.ledger.entries(), release, budget_of(self.policy))
 
     def let_out(self, release: Release) -> float:
         """Record a release in the ledger, flushed; it may leave only after this returns.
@@ -216,10 +216,10 @@ class Gate:
         release = self._with_who_allowed(release)
         if release.mechanism not in VARY_IN_SIZE:
             self.check(release)
-            return self.ledger.charge(release, self._budget())
+            return self.ledger.charge(release, budget_of(self.policy))
         # The size reveals how many components exceed the noise, or how many entries are not zero.
         # So it is charged before it decides anything.
-        spent = self.ledger.charge(release, self._budget())
+        spent = self.ledger.charge(release, budget_of(self.policy))
         self._check_size(release)
         return spent
 
@@ -244,26 +244,11 @@ class Gate:
 
     def spent(self) -> float:
         """The part of epsilon-total that is spent. Raises LedgerError."""
-        return spent(self.ledger.entries(), self._budget())
+        return spent(self.ledger.entries(), budget_of(self.policy))
 
     def runs_left(self, plan: Sequence[GaussianEvent]) -> int:
         """Number of further runs with these releases that the total allows. Raises LedgerError."""
-        return runs_left(self.ledger.entries(), plan, self._budget())
-
-    def _budget(self) -> Budget:
-        policy = self.policy
-        return Budget(
-            policy.epsilon_total,
-            policy.delta,
-            policy.epsilon_per_run,
-            policy.without_dp,
-            policy.delta_total,
-        )
-
-
-def one_run(policy: Policy) -> tuple[GaussianEvent, ...]:
-    """The release of the most expensive run of noisy sums that a policy allows."""
-    return (GaussianEvent(gaussian_noise_multiplier(policy.epsilon_per_run, policy.delta)),)
+        return runs_left(self.ledger.entries(), plan, budget_of(self.policy))
 
 
 def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
@@ -286,16 +271,6 @@ def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
         return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
     folder = Path(node.policy).expanduser().parent if node.policy else node.state
     return Gate(policy, own, node.peers, Approvals(policy, folder, node.state))
-
-
-def own_ledger(node: NodeConfig) -> Ledger | None:
-    """The ledger of a site's own data, which has a witness and is opened once; None for public
-    data.
-    """
-    if node.data in PUBLIC_KINDS:
-        return None
-    dataset = dataset_id(node.data, node.data_dir)
-    return Ledger(node.state / "ledgers", dataset, Witness(node.witness, dataset, node.state))
 
 
 def open_ledger(node: NodeConfig) -> Ledger:

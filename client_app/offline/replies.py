@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from fedsurrogate.client_app.features.site_features import site_name
-from fedsurrogate.client_app.governance.gate import own_ledger
+from fedsurrogate.client_app.governance.own_ledger import own_ledger
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import coordinator_key, private_key
 from fedsurrogate.client_app.requests import LARGEST_MODEL, WORK, answer

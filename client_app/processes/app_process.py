@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsurrogate.client_app.processes.app_metrics import reporting
 from fedsurrogate.client_app.processes.app_status import answering
 from fedsurrogate.client_app.processes.joining import found_data
 from fedsurrogate.common.files import owner_only
@@ -49,7 +50,7 @@ def serve(runtime: str, node: NodeConfig | None = None) -> None:
     """
     os.environ.update(without_proxy_here(os.environ))
     configure_log(os.environ)
-    with found_data(runtime, node), answering(runtime, node):
+    with reporting(runtime, node), found_data(runtime, node), answering(runtime, node):
         flower().superexec(runtime, str(Path(sys.executable).with_name(COMMAND)))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.version import own_version
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from fedsurrogate.client_app.node_config import NodeConfig
 
 STATUS = ".status"
@@ -51,21 +53,32 @@ def answering(runtime: str, node: NodeConfig | None) -> Iterator[None]:
         runtime: address of the SuperNode's Runtime API.
         node: the site's settings; None: nobody asks.
     """
+    from fedsurrogate.client_app.governance.policy import digest_of_policy
+
     if node is None or not runtime.startswith(UNIX):
         yield
         return
-    path = _socket(runtime)
+    with replying(_socket(runtime), lambda: AppStatus(own_version(), digest_of_policy(node))):
+        yield
+
+
+@contextmanager
+def replying(path: Path, reply: Callable[[], DataclassInstance]) -> Iterator[None]:
+    """Reply to each connection to a Unix socket meanwhile, from a thread.
+
+    Args:
+        path: of the socket; what is left of an earlier one is replaced.
+        reply: called for each connection; its fields are sent as JSON.
+    """
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
         bound.bind(str(path))
         bound.listen()
-        threading.Thread(target=_answer, args=(bound, node), daemon=True).start()
+        threading.Thread(target=_answer, args=(bound, reply), daemon=True).start()
         yield
 
 
-def _answer(bound: socket.socket, node: NodeConfig) -> None:
-    from fedsurrogate.client_app.governance.policy import digest_of_policy
-
+def _answer(bound: socket.socket, reply: Callable[[], DataclassInstance]) -> None:
     while True:
         try:
             asked, _ = bound.accept()
@@ -73,19 +86,27 @@ def _answer(bound: socket.socket, node: NodeConfig) -> None:
             return
         with asked, suppress(OSError):
             asked.settimeout(SECONDS)
-            status = AppStatus(own_version(), digest_of_policy(node))
-            asked.sendall(json.dumps(asdict(status)).encode())
+            asked.sendall(json.dumps(asdict(reply())).encode())
+
+
+def received(path: Path, longest: int) -> dict[str, object] | None:
+    """What a socket of `replying` sends; None if none replies there."""
+    with (
+        suppress(OSError, ValueError, RecursionError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as to,
+    ):
+        to.settimeout(SECONDS)
+        to.connect(str(path))
+        found = json.loads(to.makefile("rb").read(longest))
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def ask(runtime: str) -> AppStatus | None:
     """The status of the app at this Runtime API; None if none runs there."""
-    with (
-        suppress(OSError, ValueError, TypeError),
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as to,
-    ):
-        to.settimeout(SECONDS)
-        to.connect(str(_socket(runtime)))
-        return AppStatus(**json.loads(to.makefile("rb").read(LONGEST)))
+    if found := received(_socket(runtime), LONGEST):
+        with suppress(TypeError):
+            return AppStatus(**found)  # type: ignore[arg-type]
     return None
 
 

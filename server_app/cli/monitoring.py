@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsurrogate.common.command_line import console, stderr_console
+from fedsurrogate.common.command_line import console, stderr_console, wait_for_interrupt
 from fedsurrogate.server_app.cli.options import complete_runs
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.metrics_page import Collector
+    from fedsurrogate.server_app.monitoring.superlink_metrics import LinkCollector
 
 RUN_HELP = "A run folder; or the folder of all runs, which selects the newest run."
 Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
@@ -84,14 +88,30 @@ def metrics(
     newest: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to report, newest first.")
     ] = 20,
+    superlink: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The SuperLink's Control API, for connected sites and waiting runs; empty: none.",
+        ),
+    ] = "",
+    certificate: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A certificate whose end is reported; may be repeated."),
+    ] = None,
 ) -> None:
     """Serve the state of runs to Prometheus, at http://HOST:PORT/metrics, until interrupted.
 
-    Reads the run folders at each request, so new runs are included. Needs the extra `monitor`.
+    Reads the run folders at each request, so new runs are included. Needs the extra `monitor`. Of a
+    SuperLink with TLS, and for names of sites, it takes FEDSURROGATE_ROOT_CERTIFICATES and
+    FEDSURROGATE_REGISTERED, as `coordinator sites` does.
     """
-    from fedsurrogate.server_app.monitoring.prometheus import is_loopback, serve
+    from fedsurrogate.common.metrics_page import MachineCollector, is_loopback
+    from fedsurrogate.server_app.monitoring.prometheus import serve
 
-    with serve(runs, host, port, newest, exposed) as url:
+    more: list[Collector] = [MachineCollector(certificate or (), {"runs": runs})]
+    more += _of_superlink(superlink)
+    with serve(runs, host, port, newest, exposed, more) as url:
         console.print(f"{url} reports the runs in {runs}; Ctrl-C ends it", soft_wrap=True)
         if not is_loopback(host):
             warning = (
@@ -150,12 +170,14 @@ def mlflow(
         console.print(run, soft_wrap=True)
 
 
-def wait_for_interrupt() -> None:
-    """Return after Ctrl-C or SIGTERM."""
-    import signal
-    import threading
+def _of_superlink(address: str) -> list[LinkCollector]:
+    """The collector of a SuperLink; none without an address."""
+    if not address:
+        return []
+    import os
 
-    over = threading.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: over.set())
-    over.wait()
+    from fedsurrogate.server_app.deployment.supernodes import table_file
+    from fedsurrogate.server_app.monitoring.superlink_metrics import LinkCollector
+
+    authority = os.environ.get("FEDSURROGATE_ROOT_CERTIFICATES")
+    return [LinkCollector(address, Path(authority) if authority else None, table_file(Path()))]

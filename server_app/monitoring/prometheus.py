@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.metrics_page import Collector, serve_page
 from fedsurrogate.server_app.monitoring.following import look
 from fedsurrogate.server_app.monitoring.watch_view import elapsed, silent_for
 from fedsurrogate.server_app.runs.json_values import natural_order
@@ -33,6 +33,14 @@ OF_A_RUN: dict[str, tuple[str, Callable[[RunState], float | None]]] = {
     "epsilon_spent": ("Epsilon spent so far: maximum over the sites.", lambda state: state.epsilon),
     "seconds": ("Duration of the run so far.", elapsed),
     "seconds_since_event": ("Seconds since the last event of an active run.", silent_for),
+    "start_timestamp_seconds": (
+        "Unix time of a run's first event.",
+        lambda state: _unix(state.first),
+    ),
+    "end_timestamp_seconds": (
+        "Unix time of the last event of a run that has ended.",
+        lambda state: _unix(state.last) if state.ended else None,
+    ),
 }
 OF_A_SITE: dict[str, tuple[str, Callable[[SiteState], float | None]]] = {
     "site_bytes_up": ("Bytes a site has sent so far.", lambda site: site.bytes),
@@ -61,10 +69,6 @@ class RunCollector:
         # The server handles each request in its own thread.
         self._lock = threading.Lock()
 
-    def describe(self) -> Iterable[Metric]:
-        """No metrics: without this method, registration would read all folders."""
-        return ()
-
     def collect(self) -> Iterable[Metric]:
         """All current metrics of all runs."""
         with self._lock:
@@ -78,8 +82,9 @@ class RunCollector:
         return list(self._runs.values())
 
 
-@contextmanager
-def serve(path: Path, host: str, port: int, newest: int, exposed: bool) -> Iterator[str]:
+def serve(
+    path: Path, host: str, port: int, newest: int, exposed: bool, more: Sequence[Collector] = ()
+) -> AbstractContextManager[str]:
     """Serve Prometheus from a thread while the context is open.
 
     Args:
@@ -88,64 +93,21 @@ def serve(path: Path, host: str, port: int, newest: int, exposed: bool) -> Itera
         port: to listen on.
         newest: as for `RunCollector`.
         exposed: whether other machines may reach the address.
-
-    Yields:
-        The URL of the page.
-
-    Raises:
-        ConfigError: for an address that other machines reach unless `exposed`, for an address that
-            cannot be used.
-        PackageError: without the extra `monitor`.
-        RunError: `path` is a file.
-    """
-    with needed_for(USER):
-        from prometheus_client import CollectorRegistry, start_http_server
-
-    if not (exposed or is_loopback(host)):
-        raise ConfigError(
-            f"--host {host!r}: other machines reach this address, and no password protects it; "
-            "listen on 127.0.0.1, or add --exposed and allow only your monitoring to reach it"
-        )
-    find_run(path)
-    registry = CollectorRegistry()
-    registry.register(RunCollector(path, newest))
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host!r} --port {port}: cannot listen there ({error.strerror})"
-        ) from None
-    try:
-        yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address.
-
-    Args:
-        host: a name or an address; empty for all addresses of this machine.
+        more: other collectors for the page.
 
     Returns:
-        Whether all its addresses are of the loopback.
+        A context with the URL of the page.
 
     Raises:
-        ConfigError: for a name that has no address.
-
-    Example:
-        >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
-        (True, False)
+        ConfigError, PackageError: as for `serve_page`, when the context is entered.
+        RunError: `path` is a file.
     """
-    try:
-        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None)}
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host!r}: not an address of this machine ({error.strerror})"
-        ) from None
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
+    find_run(path)
+    return serve_page((RunCollector(path, newest), *more), host, port, exposed, USER)
+
+
+def _unix(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
 
 
 def _is_there(run: LiveRun) -> bool:

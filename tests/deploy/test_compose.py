@@ -35,8 +35,11 @@ from fedsurrogate.server_app.deployment.kit import pack_kit
 from fedsurrogate.server_app.deployment.request_key import read_request_key
 from tests import documents
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-FILES = sorted(set(DEPLOY.glob("compose.*.yml")) - {DEPLOY / "compose.gpu.yml"})
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+# Those whose containers are ours; tests/deploy/test_monitoring.py has the one of Prometheus and Grafana.
+OTHERS = {DEPLOY / f"compose.{name}.yml" for name in ("gpu", "monitoring")}
+FILES = sorted(set(DEPLOY.glob("compose.*.yml")) - OTHERS)
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 # Commands that pass their arguments on to Flower.
 FLOWER = {"coordinator superlink": superlink, "site node": supernode, "flower-superexec": superexec}
@@ -113,6 +116,25 @@ def is_node(service: Mapping[str, Any]) -> bool:
 
 def networks(service: Mapping[str, Any]) -> set[str]:
     return set(service.get("networks", ()))
+
+
+@pytest.mark.parametrize("role", ["coordinator", "hospital"])
+def test_figures_are_shown_by_a_container_that_sees_no_data_no_ledger_and_no_key(
+    role: str, tmp_path: Path
+) -> None:
+    text = interpolated(DEPLOY / f"compose.{role}.yml", settings_of_a_kit(tmp_path))
+    compose = yaml.safe_load(text)
+    service = compose["services"]["metrics"]
+    assert service["profiles"] == ["monitoring"]
+    assert "ports" not in service
+    seen = set(volumes(service))
+    assert seen <= {
+        "./papers/ca.crt", "./papers/server.crt", "./runs", "./registered", "./runtime",
+    }  # fmt: skip
+    shared = service.get("network_mode", "").partition(":")[2]
+    joined = compose["services"][shared] if shared else service
+    assert joined["networks"]["monitoring"] == {"aliases": ["exporter"]}
+    assert compose["networks"]["monitoring"] == {"internal": True}
 
 
 def test_every_reference_is_defined(compose: dict[str, Any]) -> None:
@@ -242,7 +264,7 @@ def test_a_hospitals_data_is_in_its_app_alone(compose: dict[str, Any]) -> None:
     }
     nodes = [service for service in services.values() if is_node(service)]
     assert len(apps) == len(nodes)
-    by_hand = {name for name, service in services.items() if "profiles" in service}
+    by_hand = {name for name, service in services.items() if service.get("profiles") == ["by-hand"]}
     assert all(services[name]["network_mode"] == "none" for name in by_hand)
     for name, app in apps.items():
         for volume, where in volumes(app).items():

@@ -62,6 +62,7 @@ RUN_BY = {
     "site join": "e2e/test_tls.py",
     "site doctor": "e2e/test_tls.py",
     "site ledger": "docs/test_tutorials.py",
+    "site metrics": "deploy/test_monitoring.py",
     "site policy": "docs/test_tutorials.py",
     "site audit": "client_app/audit/test_release_audit.py",
     "site disclose": "client_app/audit/test_disclosure.py",

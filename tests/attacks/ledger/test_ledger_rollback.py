@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from flwr.app import RecordDict
 
-from fedsurrogate.client_app.governance.gate import open_ledger, own_ledger
+from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.own_ledger import own_ledger
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.bundle_writer import release_to
 from fedsurrogate.client_app.offline.keys import private_key

@@ -9,9 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.metrics_page import is_loopback
 from fedsurrogate.server_app.cli import main as cli
 from fedsurrogate.server_app.monitoring import prometheus
-from fedsurrogate.server_app.monitoring.prometheus import is_loopback, serve
+from fedsurrogate.server_app.monitoring.prometheus import serve
 from tests.grid import metrics_of, run_federation, sites
 from tests.server_app.runs.test_reader import make_run
 

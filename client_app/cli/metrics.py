@@ -1,0 +1,88 @@
+"""The `site metrics` command: this site for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsurrogate.client_app.cli.options import MaybeNode, node_of
+from fedsurrogate.common.command_line import console, stderr_console, wait_for_interrupt
+from fedsurrogate.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
+
+
+def metrics(
+    node_config: MaybeNode = None,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            metavar="unix:/PATH",
+            help="The socket of `site node`: the running `site app` then gives the figures.",
+        ),
+    ] = "",
+    certificate: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A certificate whose end is reported; may be repeated."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")
+    ] = 9464,
+    host: Annotated[
+        str,
+        typer.Option(help="The address to listen on; only a loopback address without --exposed."),
+    ] = "127.0.0.1",
+    exposed: Annotated[
+        bool,
+        typer.Option(
+            "--exposed", help="Allow an address that other machines reach. No password protects it."
+        ),
+    ] = False,
+) -> None:
+    """Serve this site to Prometheus, at http://HOST:PORT/metrics, until interrupted: budget, ledger,
+    data, disks, certificates.
+
+    With --runtime it reads nothing of the site itself, so it may have a network and needs no folder
+    but that of the socket. Otherwise it reads the ledger of the node-config. Needs the extra
+    `monitor`.
+    """
+    from fedsurrogate.client_app.diagnostics.site_metrics import USER
+    from fedsurrogate.common.metrics_page import MachineCollector, is_loopback, serve_page
+
+    machine = MachineCollector(certificate or (), {})
+    with (
+        _of_site(runtime, node_config) as site,
+        serve_page((site, machine), host, port, exposed, USER) as url,
+    ):
+        console.print(f"{url} reports this site; Ctrl-C ends it", soft_wrap=True)
+        if not is_loopback(host):
+            warning = (
+                "other machines can read this site's budget and the state of its data: allow only "
+                "your monitoring to reach this port"
+            )
+            stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
+        wait_for_interrupt()
+
+
+@contextmanager
+def _of_site(runtime: str, node_config: list[str] | None) -> Iterator[SiteCollector]:
+    """The collector of the app at this address, or of this node-config."""
+    from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
+    from fedsurrogate.client_app.processes.app_metrics import ask, watching
+    from fedsurrogate.client_app.processes.joining import check_data
+
+    if runtime:
+        yield SiteCollector(lambda: ask(runtime), lambda: check_data(runtime).state == "PASS")
+        return
+    if node_config is None:
+        raise ConfigError(
+            "nothing to report: name the socket of a running site with --runtime unix:/PATH, or the "
+            "site's settings with --node-config"
+        )
+    with watching(node_of(node_config)) as watched:
+        yield SiteCollector(watched.figures, None)

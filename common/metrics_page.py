@@ -1,0 +1,181 @@
+"""A page of metrics for Prometheus, and what every machine has to show on it: certificates and disks."""
+
+from __future__ import annotations
+
+import ipaddress
+import shutil
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.extras.packages import needed_for
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+PREFIX = "fedsurrogate_"
+
+
+class Collector(Protocol):
+    """What has metrics, read anew at each request."""
+
+    def collect(self) -> Iterable[Metric]:
+        """All current metrics."""
+        ...
+
+
+class MachineCollector:
+    """Certificates and disks of a machine, as a `prometheus_client` collector.
+
+    Args:
+        certificates: PEM files.
+        folders: by the name that their series have.
+    """
+
+    def __init__(self, certificates: Sequence[Path], folders: Mapping[str, Path]) -> None:
+        self._certificates, self._folders = certificates, folders
+
+    def collect(self) -> Iterable[Metric]:
+        """All current metrics."""
+        expiries = {file.name: expiry(file) for file in self._certificates}
+        yield series(
+            "certificate_expiry_timestamp_seconds",
+            "Unix time at which a certificate ends; 0: its file cannot be read.",
+            ("file",),
+            [((name,), at) for name, at in expiries.items()],
+        )
+        yield from disk_series({name: disk(folder) for name, folder in self._folders.items()})
+
+
+def series(
+    name: str, help_text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    """One metric.
+
+    Args:
+        name: without the prefix that all of ours have.
+        help_text: for the page.
+        labels: names of the labels.
+        values: the labels' values and the number of each series.
+
+    Returns:
+        A gauge.
+
+    Raises:
+        PackageError: without the extra `monitor`.
+    """
+    with needed_for("the page of metrics"):
+        from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(PREFIX + name, help_text, labels=labels)
+    for labelled, value in values:
+        family.add_metric(labelled, value)
+    return family
+
+
+def disk(folder: Path) -> tuple[float, float] | None:
+    """Free and all bytes of a folder's disk, as its user may use them; None if it is not there."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return float(usage.free), float(usage.total)
+
+
+def disk_series(disks: Mapping[str, tuple[float, float] | None]) -> Iterator[Metric]:
+    """The two metrics of disks, from `disk` of each folder."""
+    there = {name: each for name, each in disks.items() if each is not None}
+    for place, (name, help_text) in enumerate(
+        (
+            ("disk_free_bytes", "Free bytes of a folder's disk, for this user."),
+            ("disk_size_bytes", "Bytes of a folder's disk."),
+        )
+    ):
+        yield series(
+            name, help_text, ("folder",), [((key,), each[place]) for key, each in there.items()]
+        )
+
+
+def expiry(file: Path) -> float:
+    """Unix time at which a certificate ends; 0 for a file that cannot be read as one."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc.timestamp()
+    except (OSError, ValueError):
+        return 0.0
+
+
+@contextmanager
+def serve_page(
+    collectors: Sequence[Collector], host: str, port: int, exposed: bool, user: str
+) -> Iterator[str]:
+    """Serve metrics from a thread while the context is open.
+
+    Args:
+        collectors: what is shown.
+        host: address to listen on.
+        port: to listen on; 0 takes a free one.
+        exposed: whether other machines may reach the address.
+        user: the command, for the error without the extra `monitor`.
+
+    Yields:
+        The URL of the page.
+
+    Raises:
+        ConfigError: for an address that other machines reach unless `exposed`, for an address that
+            cannot be used.
+        PackageError: without the extra `monitor`.
+    """
+    with needed_for(user):
+        from prometheus_client import CollectorRegistry, start_http_server
+
+    if not (exposed or is_loopback(host)):
+        raise ConfigError(
+            f"--host {host!r}: other machines reach this address, and no password protects it; "
+            "listen on 127.0.0.1, or add --exposed and allow only your monitoring to reach it"
+        )
+    # Without `auto_describe`, registration reads nothing.
+    registry = CollectorRegistry(auto_describe=False)
+    for each in collectors:
+        registry.register(each)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host!r} --port {port}: cannot listen there ({error.strerror})"
+        ) from None
+    try:
+        yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address.
+
+    Args:
+        host: a name or an address; empty for all addresses of this machine.
+
+    Returns:
+        Whether all its addresses are of the loopback.
+
+    Raises:
+        ConfigError: for a name that has no address.
+
+    Example:
+        >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
+        (True, False)
+    """
+    try:
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None)}
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host!r}: not an address of this machine ({error.strerror})"
+        ) from None
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)

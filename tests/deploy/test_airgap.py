@@ -1,0 +1,165 @@
+"""The archive for machines without internet: packed, checked and installed with the network cut."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy import airgap
+from tests.deploy.test_compose import DEPLOY, ROOT
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+# As sites are: no network but the loopback, and that is down.
+CUT = ["unshare", "--net", "--map-root-user"]
+
+
+def wheel(folder: Path, name: str, needs: str = "", script: str = "") -> None:
+    """A wheel of one module, with its licence."""
+    info = f"{name}-1.0.dist-info"
+    needed = f"Requires-Dist: {needs}\n" if needs else ""
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as content:
+        content.writestr(f"{name}.py", f"def main():\n    print('{name} 1.0')\n")
+        content.writestr(
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nLicense: MIT\n{needed}",
+        )
+        content.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        content.writestr(f"{info}/licenses/LICENSE.txt", "MIT")
+        if script:
+            content.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{script}\n")
+        content.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """An archive of two small packages, of which one has the commands."""
+    folder = tmp_path / "pack" / "archive"
+    (folder / "wheels").mkdir(parents=True)
+    commands = "site = fedsurrogate:main\ncoordinator = fedsurrogate:main"
+    wheel(folder / "wheels", "fedsurrogate", "helper", commands)
+    wheel(folder / "wheels", "helper")
+    return airgap.finish(folder, tmp_path / "pack" / "release.key")
+
+
+@pytest.fixture
+def received(packed: Path, tmp_path: Path) -> Path:
+    """The archive, unpacked at the other side."""
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path / "there", filter="data")
+    shutil.copy(packed.parent / "release.pub", tmp_path / "there")
+    return tmp_path / "there" / "archive"
+
+
+def install(place: Path, *words: str, cut: bool = True) -> subprocess.CompletedProcess[str]:
+    """Type the command of the README, where no index can be reached."""
+    isolated = (
+        cut and subprocess.run([*CUT, "true"], capture_output=True, check=False).returncode == 0
+    )
+    if cut and not isolated:
+        pytest.skip("needs a network namespace: unshare")
+    command = [*(CUT if cut else []), "sh", "install.sh", "--key", "../release.pub", *words]
+    known = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    return subprocess.run(
+        command, cwd=place, env=known | {"PYTHON": sys.executable}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+def test_an_archive_installs_with_the_network_cut(received: Path, tmp_path: Path) -> None:
+    done = install(received, "--into", str(tmp_path / "env"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    typed = subprocess.run(
+        [tmp_path / "env" / "bin" / "coordinator"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={},
+    )
+    assert typed.stdout == "fedsurrogate 1.0\n"
+    again = install(received, "--into", str(tmp_path / "env"))
+    assert again.returncode == 1
+    assert "exists" in again.stderr
+
+
+def test_the_archive_lists_its_software_with_licences(received: Path) -> None:
+    found = json.loads((received / "sbom.cdx.json").read_text())
+    assert found["metadata"]["component"]["purl"] == "pkg:pypi/fedsurrogate@1.0"
+    assert [each["purl"] for each in found["components"]] == ["pkg:pypi/helper@1.0"]
+    assert found["dependencies"][0]["dependsOn"] == ["pkg:pypi/helper@1.0"]
+    assert (received / "licences" / "helper-1.0" / "LICENSE.txt").read_text() == "MIT"
+    assert not list(received.rglob("*.key")), "the private key stays"
+
+
+def changed(place: Path, what: str) -> None:
+    """Do to the archive what an attacker on its way could."""
+    target = place / "wheels" / "helper-1.0-py3-none-any.whl"
+    if what == "wheel":
+        target.write_bytes(target.read_bytes() + b"\0")
+    elif what == "wheel and sums":
+        target.write_bytes(target.read_bytes() + b"\0")
+        airgap.write_sums(place)
+    elif what == "added":
+        (place / "wheels" / "helper-2.0-py3-none-any.whl").touch()
+    elif what == "link":
+        (place / "docs").symlink_to("/etc")
+    elif what == "removed":
+        target.unlink()
+    elif what == "signed by another":
+        airgap.sign(place, place.parent / "other.key")
+    elif what == "no signature":
+        (place / "SHA256SUMS.sig").unlink()
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["wheel", "wheel and sums", "added", "link", "removed", "signed by another", "no signature"],
+)
+def test_an_archive_that_was_changed_is_not_used(received: Path, tmp_path: Path, what: str) -> None:
+    assert install(received, "--check", cut=False).returncode == 0
+    changed(received, what)
+    done = install(received, "--into", str(tmp_path / "env"), cut=False)
+    assert done.returncode == 1
+    assert "Do not use this archive" in done.stderr
+    assert not (tmp_path / "env").exists()
+
+
+def test_a_key_that_came_with_the_archive_proves_nothing(received: Path) -> None:
+    shutil.copy(received.parent / "release.pub", received / "release.pub")
+    done = subprocess.run(
+        ["sh", "install.sh", "--key", "release.pub", "--check"], cwd=received,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "another channel" in done.stderr
+
+
+def test_all_that_is_copied_is_there_and_the_other_side_has_what_its_readme_names() -> None:
+    for each in airgap.COPIED:
+        assert (ROOT / each).exists(), each
+    text = (DEPLOY / "airgap.md").read_text()
+    for name in ("deploy/kit/README.md", "deploy/cluster", "docs/deployment/connections.md"):
+        assert name in text
+        assert name.startswith(airgap.COPIED)
+
+
+@pytest.mark.parametrize("script", ["install.sh", "demo.sh", "cluster/site.sbatch"])
+def test_scripts_have_the_syntax_of_their_shell(script: str) -> None:
+    file = DEPLOY / script
+    shell = "bash" if "bash" in file.read_text().splitlines()[0] else "sh"
+    assert subprocess.run([shell, "-n", str(file)], check=False).returncode == 0
+    if shutil.which("shellcheck"):
+        done = subprocess.run(
+            ["shellcheck", "--severity=error", str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout

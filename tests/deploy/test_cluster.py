@@ -1,0 +1,106 @@
+"""The job for SLURM, with the commands of a real site; SLURM itself is not needed for them."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER
+from tests.deploy.test_compose import DEPLOY, settings_of_a_kit
+from tests.e2e.processes import until
+
+JOB = DEPLOY / "cluster" / "site.sbatch"
+# What a machine with Apptainer would do with the options, but for the isolation.
+APPTAINER = """\
+#!/bin/bash
+printf '%s\n' "$@" > "$OPTIONS"
+shift
+while [ "$1" != site.sif ]; do shift; done
+shift
+exec "$@"
+"""
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    """A hospital's kit with two images, and folders with a blank in their names."""
+    settings_of_a_kit(tmp_path)
+    kit = (tmp_path / "north").rename(tmp_path / "the kit")
+    (kit / ".env").write_text(
+        (kit / ".env").read_text().replace("DATA=./data", "DATA=./own data").replace("DEVICE=auto", "DEVICE=cpu")
+    )  # fmt: skip
+    (kit / "data").rename(kit / "own data")
+    for name in ("no", "yes"):
+        (kit / "own data" / name).mkdir()
+        Image.new("L", (8, 8)).save(kit / "own data" / name / "1.png")
+    return kit
+
+
+def environment(kit: Path, **more: str) -> dict[str, str]:
+    """With the command `site` of this checkout, as install.sh gives it."""
+    (commands := kit.parent / "bin").mkdir(exist_ok=True)
+    (commands / "site").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m fedsurrogate.client_app.cli.main "$@"\n'
+    )
+    (commands / "site").chmod(0o755)
+    path = f"{commands}:{os.environ['PATH']}"
+    return os.environ | {"PYTHONPATH": str(APP_FOLDER), "PATH": path} | more
+
+
+def job(kit: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(JOB), *words], cwd=kit, env=environment(kit, **more), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_job_opens_the_ledger_of_the_kits_data_and_the_next_one_finds_it(kit: Path) -> None:
+    opened = job(kit, "ledger", "--open")
+    assert opened.returncode == 0, opened.stderr
+    assert list((kit / "state" / "ledgers").glob("*.jsonl"))
+    assert list((kit / "witness").glob("*.witness"))
+    shown = job(kit, "ledger")
+    assert shown.returncode == 0
+    assert "nothing has left yet" in shown.stdout
+
+
+def test_with_apptainer_data_are_read_only_and_the_job_does_the_same(kit: Path) -> None:
+    (kit / ".env").write_text((kit / ".env").read_text() + "SIF=site.sif\n")
+    (kit.parent / "bin").mkdir()
+    (kit.parent / "bin" / "apptainer").write_text(APPTAINER)
+    (kit.parent / "bin" / "apptainer").chmod(0o755)
+    opened = job(kit, "ledger", "--open", OPTIONS=str(kit / "options"))
+    assert opened.returncode == 0, opened.stderr
+    options = (kit / "options").read_text().splitlines()
+    assert options[:3] == ["exec", "--containall", "--no-home"]
+    assert f"{kit}/own data:{kit}/own data:ro" in options
+    assert not any(str(Path.home()) == each for each in options)
+
+
+@pytest.mark.parametrize("lacking", [".env", "own data"])
+def test_what_is_missing_is_named(kit: Path, lacking: str) -> None:
+    path = kit / lacking
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    done = job(kit, "ledger")
+    assert done.returncode == 1
+    assert f"site.sbatch: {kit if lacking == '.env' else 'DATA=./own data'}" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_end_of_its_time_ends_the_site(kit: Path) -> None:
+    """No coordinator is there, so it waits for one; SLURM sends SIGTERM ten minutes before the end."""
+    assert job(kit, "ledger", "--open").returncode == 0
+    log = kit.parent / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            ["bash", str(JOB)], cwd=kit, env=environment(kit), stdout=output, stderr=output
+        )
+    until(lambda: "waiting" in log.read_text() or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    process.wait(120)
+    assert "Traceback" not in log.read_text()

@@ -1,0 +1,376 @@
+"""Dashboards and alerts: every query finds what our pages have, and each alert fires when it should."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import Metric
+
+from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
+from fedsurrogate.client_app.processes.app_metrics import LEDGER, AppFigures
+from fedsurrogate.common.metrics_page import MachineCollector
+from fedsurrogate.server_app.deployment.certificates import issue
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from fedsurrogate.server_app.monitoring.prometheus import RunCollector
+from fedsurrogate.server_app.monitoring.superlink_metrics import run_series, site_series, up_series
+from tests.deploy.test_compose import DEPLOY, interpolated, settings_of_a_kit, volumes
+from tests.e2e.hospitals import CLASSES, Hospital
+from tests.e2e.processes import coordinator, federation, free_ports, until
+from tests.server_app.runs.test_reader import make_run
+
+MONITORING = DEPLOY / "monitoring"
+DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
+ALERTS = MONITORING / "alerts.yml"
+OURS = re.compile(r"fedsurrogate_\w+")
+DAY = 86400.0
+
+
+def program(name: str) -> str:
+    """A program of Prometheus; skips without it."""
+    if (found := shutil.which(name)) is None:
+        pytest.skip(f"needs {name}, of Debian's package prometheus")
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    return [each for file in DASHBOARDS for each in json.loads(file.read_text())["panels"]]
+
+
+def queries() -> list[str]:
+    """Every query of every dashboard."""
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def rules() -> dict[str, dict[str, Any]]:
+    """Every alert by its name."""
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def names_of(metrics: Iterator[Metric] | Any) -> set[str]:
+    return {sample.name for metric in metrics for sample in metric.samples} | {
+        metric.name for metric in metrics
+    }
+
+
+def test_every_query_names_only_what_a_page_has(tmp_path: Path) -> None:
+    event = {"time": "2026-01-01T00:00:00+00:00", "event": "replied", "site": "a", "bytes": 7}
+    make_run(tmp_path, "20260101T000000Z-fedavg-a", "running", event)
+    figures = AppFigures("north", True, {"state": (1.0, 2.0)}, dict.fromkeys(LEDGER, 1.0))
+    collectors = (
+        RunCollector(tmp_path, 5),
+        MachineCollector((Path("none.crt"),), {}),
+        SiteCollector(lambda: figures, lambda: True),
+    )
+    served = set[str]().union(*(names_of(list(each.collect())) for each in collectors))
+    served |= names_of([up_series(1.0), *site_series([]), run_series({})])
+    served |= {"fedsurrogate_run_bytes_total"}
+    asked = {name for text in queries() for name in OURS.findall(text)}
+    watched = {name for rule in rules().values() for name in OURS.findall(rule["expr"])}
+    assert asked | watched <= served
+    assert len(asked) > 20, "the pattern finds them"
+
+
+def test_a_dashboard_has_what_grafana_needs_to_show_it() -> None:
+    assert len(DASHBOARDS) == 2
+    for file in DASHBOARDS:
+        board = json.loads(file.read_text())
+        assert board["schemaVersion"] >= 36
+        assert not board["editable"]
+        assert file.stem == board["uid"].removeprefix("fedsurrogate-")
+        taken = set[tuple[int, int]]()
+        for panel in board["panels"]:
+            place = panel["gridPos"]
+            cells = {
+                (place["x"] + x, place["y"] + y)
+                for x in range(place["w"])
+                for y in range(place["h"])
+            }
+            assert place["x"] + place["w"] <= 24
+            assert not taken & cells, panel["title"]
+            taken |= cells
+            assert panel["description"].endswith("."), panel["title"]
+            references = [each["refId"] for each in panel["targets"]]
+            assert len(set(references)) == len(references)
+        assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_dashboards_show_what_operators_ask_for() -> None:
+    found = {name for text in queries() for name in OURS.findall(text)}
+    assert {
+        "fedsurrogate_run_status",
+        "fedsurrogate_site_connected",
+        "fedsurrogate_budget_left_ratio",
+        "fedsurrogate_superlink_runs",
+        "fedsurrogate_site_bytes_up",
+        "fedsurrogate_certificate_expiry_timestamp_seconds",
+        "fedsurrogate_data_present",
+    } <= found
+
+
+def test_prometheus_and_grafana_have_no_rights_and_are_reached_from_this_machine_only(
+    tmp_path: Path,
+) -> None:
+    known = settings_of_a_kit(tmp_path) | {"GRAFANA_PASSWORD": "secret"}
+    compose = yaml.safe_load(interpolated(DEPLOY / "compose.monitoring.yml", known))
+    with pytest.raises(AssertionError):
+        interpolated(DEPLOY / "compose.monitoring.yml", settings_of_a_kit(tmp_path / "again"))
+    for name, service in compose["services"].items():
+        assert service["profiles"] == ["monitoring"]
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+        assert service["user"] == "1000:1000"
+        assert re.search(r":v?\d+\.\d+\.\d+$|@sha256:[0-9a-f]{64}$", service["image"]), name
+        assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ()))
+        for volume, where in volumes(service).items():
+            assert volume.startswith("./monitoring/"), name
+            if not volume.startswith("./monitoring/data/"):
+                assert where.endswith(":ro")
+                assert (DEPLOY / volume).exists(), volume
+    assert compose["services"]["prometheus"]["networks"] == ["monitoring"]
+    assert compose["networks"]["monitoring"] == {"internal": True}
+    provisioned = MONITORING / "grafana" / "provisioning"
+    source = yaml.safe_load((provisioned / "datasources" / "prometheus.yml").read_text())
+    uids = {t["datasource"]["uid"] for panel in panels() for t in panel["targets"]}
+    assert uids == {source["datasources"][0]["uid"]}
+
+
+def test_promtool_accepts_the_files() -> None:
+    done = subprocess.run(
+        [program("promtool"), "check", "config", str(MONITORING / "prometheus.yml")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules())} rules found" in done.stdout
+
+
+class Case:
+    """Series of a machine, constant for an hour, and the alerts that then fire."""
+
+    def __init__(self) -> None:
+        self.series: list[str] = []
+        self.alerts = dict[str, list[dict[str, str]]]()
+
+    def add(
+        self, name: str, value: float, alert: str = "", fires: bool = False, **labels: str
+    ) -> None:
+        text = ",".join(f'{key}="{each}"' for key, each in labels.items())
+        self.series.append(f"{name}{{{text}}}|{value!r}x70")
+        if fires:
+            self.alerts.setdefault(alert, []).append(labels)
+
+
+share = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.0999, 0.1, 0.1999, 0.2, 1.0]))
+flag = st.sampled_from([0.0, 1.0])
+
+
+@given(
+    connected=st.lists(flag, max_size=3),
+    status=st.sampled_from(["running", "ok", "failed", "interrupted"]),
+    hours=st.floats(0.5, 60),
+    waiting=st.integers(0, 2),
+    days=st.sampled_from([-3.0, 0.0, 13.0, 13.9, 14.1, 30.0, 400.0]),
+    free=share, left=share, ledger=flag, present=flag, found=flag, app=flag, up=flag, link=flag,
+)  # fmt: skip
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_each_alert_fires_exactly_when_its_condition_has_lasted(
+    connected: list[float], status: str, hours: float, waiting: int, days: float, free: float,
+    left: float, ledger: float, present: float, found: float, app: float, up: float, link: float,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    tool, case, now = program("promtool"), Case(), 3600.0
+    for number, one in enumerate(connected):
+        case.add("fedsurrogate_site_connected", one, "SiteSilent", one == 0, site=f"s{number}")
+    for each in ("running", "ok", "failed", "interrupted"):
+        bad = each == status and each in ("failed", "interrupted") and hours < 24
+        case.add(
+            "fedsurrogate_run_status", float(each == status), "RunFailed", bad,
+            run="r", method="m", status=each,
+        )  # fmt: skip
+    case.add("fedsurrogate_run_end_timestamp_seconds", now - hours * 3600, run="r", method="m")
+    case.add("fedsurrogate_superlink_runs", waiting, "RunWaits", waiting > 0, state="pending")
+    case.add("fedsurrogate_superlink_up", link, "SuperLinkDown", link == 0)
+    case.add("fedsurrogate_app_up", app, "AppDown", app == 0)
+    case.add("fedsurrogate_data_present", present, "DataMissing", present == 0)
+    # Both series have the same labels, so they are one alert.
+    case.add(
+        "fedsurrogate_data_found", found, "DataMissing", found == 0 and app == 1 and present == 1
+    )
+    case.add("fedsurrogate_budget_left_ratio", left, "BudgetLow", left < 0.2)
+    case.add("fedsurrogate_ledger_usable", ledger, "LedgerUnusable", ledger == 0)
+    case.add(
+        "fedsurrogate_certificate_expiry_timestamp_seconds", now + days * DAY, "CertificateEnds",
+        days < 14, file="server.crt",
+    )  # fmt: skip
+    case.add("fedsurrogate_disk_free_bytes", free * 1000, "DiskFull", free < 0.1, folder="runs")
+    case.add("fedsurrogate_disk_size_bytes", 1000, folder="runs")
+    case.add("up", up, "FiguresMissing", up == 0, job="fedsurrogate")
+    folder = tmp_path_factory.mktemp("rules")
+    file = folder / "test.yml"
+    file.write_text(yaml.safe_dump(rule_test(case, folder)))
+    done = subprocess.run(
+        [tool, "test", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rule_test(case: Case, folder: Path) -> dict[str, Any]:
+    """What promtool reads: the series, and every alert with the labels that it then has, or none.
+
+    The rules are without their texts, which `promtool check` reads; else each would stand here again.
+    """
+    groups = yaml.safe_load(ALERTS.read_text())
+    for rule in (rule for group in groups["groups"] for rule in group["rules"]):
+        del rule["annotations"]
+    (folder / "rules.yml").write_text(yaml.safe_dump(groups))
+    expected = [
+        {
+            "eval_time": "60m",
+            "alertname": name,
+            "exp_alerts": [{"exp_labels": rule["labels"] | labels} for labels in case.alerts.get(name, ())],
+        }
+        for name, rule in rules().items()
+    ]  # fmt: skip
+    series = [dict(zip(("series", "values"), text.split("|"), strict=True)) for text in case.series]
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": expected}
+    return {"rule_files": ["rules.yml"], "tests": [test]}
+
+
+class Page:
+    """A page of one of our commands, as its own process."""
+
+    def __init__(self, module: str, *words: str, more: dict[str, str]) -> None:
+        (self.port,) = free_ports(1)
+        command = [sys.executable, "-m", module, "metrics", *words, "--port", str(self.port)]
+        known = os.environ | {"PYTHONPATH": str(APP_FOLDER)} | more
+        self.process = subprocess.Popen(command, env=known, stdout=subprocess.DEVNULL)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=30) as answer:
+                return b"fedsurrogate_" in answer.read()
+        except OSError:
+            return False
+
+
+class Prometheus:
+    """A running Prometheus with our rules and these pages."""
+
+    def __init__(self, folder: Path, pages: list[Page]) -> None:
+        (self._port,) = free_ports(1)
+        config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["scrape_configs"][0]["static_configs"] = [{"targets": [e.address for e in pages]}]
+        config["rule_files"] = [str(ALERTS)]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        self.process = subprocess.Popen(
+            [
+                program("prometheus"), f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{self._port}",
+            ],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def ask(self, query: str) -> list[dict[str, Any]]:
+        """The series of a query now."""
+        words = urllib.parse.urlencode({"query": query})
+        url = f"http://127.0.0.1:{self._port}/api/v1/query?{words}"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            found = json.load(answer)
+        assert found["status"] == "success", query
+        return list(found["data"]["result"])
+
+    def alerts(self) -> set[str]:
+        """Names of the alerts whose condition holds, whether or not it has lasted."""
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self._port}/api/v1/alerts", timeout=60
+        ) as answer:
+            return {each["labels"]["alertname"] for each in json.load(answer)["data"]["alerts"]}
+
+    def ready(self) -> bool:
+        try:
+            return bool(self.ask("up"))
+        except OSError:
+            return False
+
+
+@contextmanager
+def ended(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for each in processes:
+            stop_process(each.pid)
+
+
+@pytest.mark.slow
+def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
+    tmp_path: Path,
+) -> None:
+    program("prometheus")
+    papers, home = tmp_path / "papers", tmp_path / "flower"
+    issue(papers, ("127.0.0.1",), ("north", "south"))
+    sites = [Hospital(tmp_path, name, seed) for seed, name in enumerate(("north", "south"))]
+    with federation(
+        home, [each.node_config for each in sites], papers, names=("north", "south")
+    ) as running:
+        runs = tmp_path / "out"
+        settings_ = (
+            f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 sites=2 deadline=600.0 output-dir="{runs}"'
+        )
+        done = coordinator("run", *running.control, "-c", settings_, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        known = {
+            "FEDSURROGATE_ROOT_CERTIFICATES": str(papers / "ca.crt"),
+            "FEDSURROGATE_REGISTERED": str(papers / "registered.json"),
+        }
+        certificates = ("--certificate", str(papers / "server.crt"))
+        pages = [
+            Page(
+                "fedsurrogate.server_app.cli.main", str(runs), *certificates,
+                "--superlink", running.control[1], more=known,
+            ),
+            Page(
+                "fedsurrogate.client_app.cli.main", *certificates,
+                "--node-config", sites[0].node_config, more={},
+            ),
+        ]  # fmt: skip
+        database = Prometheus(tmp_path, pages)
+        with ended(database.process, *(each.process for each in pages)):
+            for page in pages:
+                until(page.answers)
+            until(database.ready)
+            until(lambda: bool(database.ask("fedsurrogate_budget_left_ratio")))
+            until(lambda: bool(database.ask("fedsurrogate_site_connected")))
+            # No run is active, no alert fires, a private one-shot run measures no accuracy, and the
+            # page of a node-config has no app that could say what it found at its start.
+            absent = ("seconds_since_event", "ALERTS{", "data_found", "run_accuracy")
+            for query in queries():
+                found = database.ask(query)
+                assert found or any(word in query for word in absent), query
+            connected = database.ask("fedsurrogate_site_connected")
+            assert {
+                each["metric"]["site"]: each["value"][1] for each in connected
+            } == {"north": "1", "south": "1"}  # fmt: skip
+            (left,) = database.ask("fedsurrogate_budget_left_ratio")
+            assert 0 < float(left["value"][1]) < 1
+            assert not database.alerts() & {"SiteSilent", "DataMissing", "BudgetLow", "RunFailed"}
+            stop_process(running.nodes[1].pid)
+            (sites[0].home / "data").rename(sites[0].home / "unmounted")
+            until(lambda: {"SiteSilent", "DataMissing"} <= database.alerts())
