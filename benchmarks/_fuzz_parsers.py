@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks._fuzz_files import model_files, signed_files
