@@ -17,7 +17,7 @@ from fedsurrogate.common.methods import METHODS, method_of, plan_of
 from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, OWN_MEAN, Mechanism
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
 from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
     CountingSettings,
@@ -27,7 +27,7 @@ from fedsurrogate.common.settings import (
     Settings,
     kebab,
 )
-from fedsurrogate.common.settings.features import AUTO, FEWEST_MAPPED
+from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
 from fedsurrogate.common.settings.target import TargetSettings
 from fedsurrogate.common.targets.objective import Objective
@@ -178,24 +178,6 @@ class Run:
         noisy = self.plan.mechanism_name == JOINT_SUMS
         of_classes = {"sums", "squares"} <= summed or self.plan.sent_by_solver
         return noisy and self.target is None and of_classes
-
-    def leaves_out_mean(self, dimension: int) -> bool:
-        """Whether sites subtract the mean over a feature's own columns before they clip it. Of few
-        columns, that mean may be what tells classes apart.
-
-        Args:
-            dimension: of the features.
-        """
-        return self.plan.own_mean and dimension >= FEWEST_MAPPED
-
-    def subtracted(self, dimension: int, centre: str = "") -> str:
-        """What a claim states was subtracted from features before their clip.
-
-        Args:
-            dimension: of the features.
-            centre: digest of the public centre, or empty.
-        """
-        return OWN_MEAN if self.leaves_out_mean(dimension) else centre
 
     @property
     def backbone_fingerprint(self) -> str:

@@ -107,7 +107,7 @@ def learn_from_files(
         )
     keys = read_keys(keys_file) if keys_file is not None else {}
     receipts: dict[str, object] = {}
-    config = parse_run({**request.settings, **local})
+    config = parse_run({**request.flat(), **local})
     kind, centre = stored_strategy(config), unpack_question(request.centre)
     reader = kind(config, Unrecorded(), "cpu", centre)
     contents = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]

@@ -12,8 +12,9 @@ from importlib import import_module
 from math import prod
 from typing import Any, Literal
 
-from fedsurrogate.common.privacy.mechanism import MechanismRecipe
+from fedsurrogate.common.privacy.mechanism import OWN_MEAN, MechanismRecipe
 from fedsurrogate.common.settings import FedAvgSettings, Settings
+from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.targets.target import Target
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
@@ -337,6 +338,24 @@ class Plan:
     own_mean: bool = False
     packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
+
+    def leaves_out_mean(self, dimension: int) -> bool:
+        """Whether sites subtract the mean over a feature's own columns before they clip it. Of few
+        columns, that mean may be what tells classes apart.
+
+        Args:
+            dimension: of the features.
+        """
+        return self.own_mean and dimension >= FEWEST_MAPPED
+
+    def subtracted(self, dimension: int, centre: str = "") -> str:
+        """What a claim states was subtracted from features before their clip.
+
+        Args:
+            dimension: of the features.
+            centre: digest of the public centre, or empty.
+        """
+        return OWN_MEAN if self.leaves_out_mean(dimension) else centre
 
     @property
     def mechanism_name(self) -> str:

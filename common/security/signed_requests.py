@@ -21,10 +21,13 @@ from pathlib import Path
 from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import sign, verify
+from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.settings.flat import Scalar
 
 VERSION = 2
 PURPOSE = b"request"
+# A setting whose default has changed.
+PROJECTION = "features.projection"
 # Enough for a public centre (a few bytes per dimension) and ten thousand class names (two million
 # characters).
 LARGEST_REQUEST, MOST_SETTINGS = 2**23, 1000
@@ -96,13 +99,23 @@ class Request:
             ConfigError: if a file cannot answer the settings.
         """
         expires = f"{datetime.now(UTC).date() + timedelta(days):%Y-%m-%d}" if days else ""
-        request = cls(secrets.token_hex(8), dict(settings), centre, expires, dict(receipts or {}))
+        written = dict(settings)
+        if parse_run(written).plan.own_mean:
+            # Requests of earlier versions, which meant another value, do not say it.
+            written.setdefault(PROJECTION, AUTO)
+        request = cls(secrets.token_hex(8), written, centre, expires, dict(receipts or {}))
         request.run()
         return request
 
+    def flat(self) -> dict[str, Scalar]:
+        """The run's settings, with what they meant where an earlier version wrote them."""
+        flat = dict(self.settings)
+        earlier = PROJECTION not in flat and parse_run(flat).plan.own_mean
+        return flat | {PROJECTION: ""} if earlier else flat
+
     def run(self) -> Run:
         """The run's settings. Raises ConfigError."""
-        config = parse_run(self.settings)
+        config = parse_run(self.flat())
         if not config.plan.answers_files:
             raise ConfigError(
                 f"method = {config.settings.method!r}, fedpft.topology = "

@@ -102,7 +102,7 @@ class OneShot(Federation, Generic[S]):
             Frame.of(sent.header.frame).check(self.dimension(sent))
         check_reply(sent, self.config.plan.messages, self.expectation())
         self.check(sent)
-        subtracted = self.config.subtracted(self.dimension(sent), centre_digest(self._centre))
+        subtracted = self.config.plan.subtracted(self.dimension(sent), centre_digest(self._centre))
         check_stated(sent.claim, self.config.mechanism_for("record", subtracted))
         return sent
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.shared_covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.strategies.closed_form.cleaned import cleaned
+from fedsurrogate.strategies.fedpft.calibrated import Scores, slope_of, spread_of
 from fedsurrogate.strategies.fedpft.cleaned_covariance import expected
 from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, robust, shrink
 from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_mean
@@ -77,11 +79,17 @@ def learn_from_sums(
     else:
         shrunk, differ = shrink(by_site(surrogates))
         components = shrunk if differ > SITES_DIFFER else pool(surrogates)
-    covariance = within(surrogates, components, family, rank, rule)
+    found = observed_within(surrogates, components, family, rank, rule)
+    covariance = found.covariance
     if family == "joint":
         components, covariance = expected(components, covariance)
-    solver = least_squares if differ > SITES_DIFFER else discriminant
-    weight, bias = solver(components, covariance)
+    combined = _least_squares if differ > SITES_DIFFER else _discriminant
+    solved = combined(components, covariance)
+    weight, bias = (
+        (solved.weight, solved.bias)
+        if family == "joint"
+        else _calibrated(solved, components, found)
+    )
     first = surrogates[0]
     header = Header(
         first.header.method,
@@ -111,6 +119,42 @@ def unused(surrogates: Sequence[SumsSurrogate], gaussians: Mixtures) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Within:
+    """The covariance within classes.
+
+    Attributes:
+        covariance: for a linear system.
+        matrix: as it was observed, with all its noise, (d, d); None where no second moment tells how
+            dimensions vary together.
+    """
+
+    covariance: LowRank
+    matrix: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Combined:
+    """A head whose weights are sums of the directions Sigma^-1 m_j of components.
+
+    Attributes:
+        directions: (J, d).
+        mixing: of the directions in each class's weight, (C, J).
+        bias: (C,).
+        trace: of Sigma^-1.
+    """
+
+    directions: Tensor
+    mixing: Tensor
+    bias: Tensor
+    trace: float
+
+    @property
+    def weight(self) -> Tensor:
+        """Of the head, (C, d)."""
+        return self.mixing @ self.directions
+
+
 def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
     """Linear discriminant analysis with one component per class.
 
@@ -121,11 +165,35 @@ def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, T
     Returns:
         Weight (C, d), and bias (C,).
     """
+    solved = _discriminant(components, covariance)
+    return solved.weight, solved.bias
+
+
+def _discriminant(components: Components, covariance: LowRank) -> Combined:
     weight, trace = _times_inverse(covariance, components.means)
     # Noise lengthens a mean: its squared length in the metric of the covariance grows by noise
     # times trace on average.
     squares = (weight * components.means).sum(1) - components.noise.diagonal() * trace
-    return weight, (components.records / components.records.sum()).log() - squares / 2
+    bias = (components.records / components.records.sum()).log() - squares / 2
+    return Combined(weight, torch.eye(len(weight), dtype=weight.dtype), bias, trace)
+
+
+def _calibrated(solved: Combined, components: Components, found: Within) -> tuple[Tensor, Tensor]:
+    """Weight (C, d) and bias (C,) whose probabilities mean what they say.
+
+    Discriminant analysis takes its weights and its covariance for true. New records differ less than
+    it expects by the noise of the means, and vary by more along the differences of class means, which
+    are not directions like any other.
+    """
+    directions, mixing = solved.directions, solved.mixing
+    noise = components.noise * solved.trace
+    means = mixing @ (directions @ components.means.T - noise) + solved.bias[:, None]
+    spread = spread_of(directions, found.covariance, noise, found.matrix)
+    scores = Scores(means, mixing @ spread @ mixing.T).of_classes(components)
+    shares = components.records / components.records.sum()
+    priors = shares @ one_hot(components.labels, len(components.classes)).to(shares)
+    slope = slope_of(scores, priors)
+    return slope * solved.weight, slope * solved.bias
 
 
 def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
@@ -144,6 +212,11 @@ def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, 
     Returns:
         Weight (C, d), and bias (C,).
     """
+    solved = _least_squares(components, covariance)
+    return solved.weight, solved.bias
+
+
+def _least_squares(components: Components, covariance: LowRank) -> Combined:
     directions, trace = _times_inverse(covariance, components.means)
     scores = directions @ components.means.T - components.noise * trace
     spread = (directions @ covariance.factor) @ (directions @ covariance.factor).T
@@ -155,7 +228,7 @@ def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, 
     moments += RIDGE * moments.diagonal().mean() * torch.eye(count + 1, dtype=moments.dtype)
     wanted = one_hot(components.labels, len(components.classes)).to(moments)
     solved = torch.linalg.solve((moments + moments.T) / 2, (inputs * shares) @ wanted)
-    return solved[:count].T @ directions, solved[count]
+    return Combined(directions, solved[:count].T, solved[count], trace)
 
 
 def within(
@@ -178,6 +251,17 @@ def within(
         The covariance as factor (d, r) and variances (d,), float64. Where the second moment is lost
         in its noise, as for "spherical".
     """
+    return observed_within(surrogates, components, family, rank, rule).covariance
+
+
+def observed_within(
+    surrogates: Sequence[SumsSurrogate],
+    components: Components,
+    family: str,
+    rank: int,
+    rule: str = "none",
+) -> Within:
+    """As `within`, with what was observed of it."""
     means, d = components.means, components.means.shape[1]
     noise_of_means = components.noise.diagonal()
     tables = [
@@ -192,7 +276,7 @@ def within(
         torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), variance / d, dtype=torch.float64)
     )
     if family == "spherical" or len(tables) < len(surrogates):
-        return alike
+        return Within(alike)
     # Like the means, a site's second moment is weighted by its number of records.
     sizes = (
         torch.stack([surrogate.sums.counts for surrogate in surrogates])
@@ -221,14 +305,15 @@ def within(
             second.add_(table, alpha=size / total)
     excess = float((components.shares * noise_of_means).sum())
     if family == "diag":
-        return _diagonal(second - components.shares @ means.square() + excess, noise)
+        variances = second - components.shares @ means.square() + excess
+        return Within(_diagonal(variances, noise))
     between = (components.shares[:, None] * means).T @ means
     matrix = unfold(second, d) - between + excess * torch.eye(d, dtype=torch.float64)
     if family == "joint":
-        return cleaned(matrix, noise)
+        return Within(cleaned(matrix, noise), matrix)
     if noise * math.sqrt(2 * d) > LOST * variance:
-        return alike
-    return _spiked(matrix, noise, rank if family == "lowrank" else None)
+        return Within(alike)
+    return Within(_spiked(matrix, noise, rank if family == "lowrank" else None), matrix)
 
 
 def _gaussians(components: Components, covariance: LowRank) -> Mixtures:

@@ -69,9 +69,18 @@ def copy(tmp_path: Path) -> Copy:
     return lambda name: Path(shutil.copytree(STORED / name, tmp_path / name))
 
 
-def close(folder: Path, other: Path) -> bool:
-    """Whether two folders have the same model, up to rounding."""
+# Whose scores have a slope that earlier versions did not compute.
+CALIBRATED = ("fedpft-private",)
+
+
+def close(folder: Path, other: Path, scaled: bool = False) -> bool:
+    """Whether two folders have the same model, up to rounding; with `scaled`, the first also up to a
+    factor of all scores, which changes no decision: probabilities are calibrated since.
+    """
     one, two = (load_file(each / "model.safetensors") for each in (folder, other))
+    if scaled:
+        factor = float(two["weight"].norm() / one["weight"].norm())
+        one = {name: factor * tensor for name, tensor in one.items()}
     return one.keys() == two.keys() and all(
         torch.allclose(one[name], two[name], rtol=CLOSE, atol=CLOSE * float(one[name].abs().max()))
         for name in one
@@ -127,11 +136,11 @@ def test_the_parts_of_single_methods_are_read() -> None:
 def test_learning_again_gives_the_stored_head(copy: Copy, name: str) -> None:
     folder = copy(name)
     again, _ = relearn(folder)
-    assert close(again, folder)
+    assert close(again, folder, name in CALIBRATED)
     without, model = relearn(folder, without=["south"])
     assert sorted(json.loads((without / "manifest.json").read_text())["sites"]) == ["north", "west"]
     assert model.header.classes == CLASSES
-    assert not close(without, folder)
+    assert not close(without, folder, name in CALIBRATED)
 
 
 def test_a_stored_chain_is_learned_from_again(copy: Copy) -> None:

@@ -64,7 +64,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
             ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received)),
         ),
     )
-    without_mean = task.run.leaves_out_mean(features.shape[1])
+    without_mean = task.run.plan.leaves_out_mean(features.shape[1])
     if task.run.settings.epsilon:
         # Noisy sums are sums of clipped features, so the head is trained on clipped features too.
         if without_mean:
@@ -118,7 +118,7 @@ def _received(task: Task) -> list[AnySurrogate]:
     )
     for surrogate in surrogates:
         check_surrogate(surrogate, place)
-        subtracted = run.subtracted(surrogate.dimension)
+        subtracted = run.plan.subtracted(surrogate.dimension)
         check_stated(surrogate.claim, run.mechanism_for("record", subtracted))
     return surrogates
 

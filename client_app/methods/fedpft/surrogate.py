@@ -140,8 +140,8 @@ def make_surrogate(
         raise SurrogateError(
             f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}"
         )
-    without_mean = config.leaves_out_mean(features.shape[1])
-    subtracted = config.subtracted(features.shape[1], centre_digest(centre))
+    without_mean = config.plan.leaves_out_mean(features.shape[1])
+    subtracted = config.plan.subtracted(features.shape[1], centre_digest(centre))
     claim = config.mechanism_for("record" if units is None else "patient", subtracted)
     if claim is not None and claim.name in ("sums", "dp-em"):
         change = less_own_mean if without_mean else less(centre)
