@@ -31,6 +31,7 @@ from fedsurrogate.common.models.generators import (
     scaled,
     tensors_of,
 )
+from fedsurrogate.common.models.optimizers import UncompiledAdam
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -176,7 +177,7 @@ def _exact(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
 def _best(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
     middle, log_width = (part.detach() for part in decoder.prior_of(kinds))
     z = middle.clone().requires_grad_()
-    optimiser = torch.optim.Adam([z], lr=RATE)
+    optimiser = UncompiledAdam([z], lr=RATE)
 
     def losses() -> Tensor:
         squares, spread = (records - decoder(z, kinds)).square(), decoder.log_variance(kinds)

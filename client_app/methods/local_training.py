@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.augmentation import draw
 from fedsurrogate.common.models.networks import build, of_target, split_input
+from fedsurrogate.common.models.optimizers import UncompiledSGD
 from fedsurrogate.common.models.parameters import Tensors
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def train(
         if parameter.requires_grad
     ]
     start = [parameter.detach().clone() for _, parameter in trained] if variant.mu else []
-    optimiser = torch.optim.SGD(
+    optimiser = UncompiledSGD(
         [
             {"params": [parameter], "lr": rate * variant.faster.get(name, 1.0)}
             for name, parameter in trained

@@ -9,18 +9,29 @@ installed at the site. It uses only the settings of a run.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedsurrogate.client_app.processes.app_metrics import reporting
 from fedsurrogate.client_app.processes.app_status import answering
 from fedsurrogate.client_app.processes.joining import found_data
+from fedsurrogate.client_app.processes.kernel import end_with_parent, name_process
+from fedsurrogate.client_app.processes.warm import (
+    ENDS,
+    FLAG,
+    TASK_NAME,
+    WarmStarter,
+    serve_children,
+)
 from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import without_proxy_here
@@ -32,8 +43,7 @@ if TYPE_CHECKING:
 
     from fedsurrogate.client_app.node_config import NodeConfig
 
-COMMAND = "site-app"
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+COMMAND, PARENT = "site-app", "--parent-pid"
 ENDED = "the site's app was stopped"
 log = logging.getLogger("fedsurrogate.site")
 
@@ -50,15 +60,54 @@ def serve(runtime: str, node: NodeConfig | None = None) -> None:
     """
     os.environ.update(without_proxy_here(os.environ))
     configure_log(os.environ)
-    with reporting(runtime, node), found_data(runtime, node), answering(runtime, node):
-        flower().superexec(runtime, str(Path(sys.executable).with_name(COMMAND)))
+    command = Path(sys.executable).with_name(COMMAND)
+    with (
+        reporting(runtime, node),
+        found_data(runtime, node),
+        answering(runtime, node),
+        WarmStarter(command, os.environ) as starter,
+    ):
+        flower().superexec(runtime, starter)
 
 
 @owner_only()
 def answer() -> None:
-    """The command `site-app`: runs one task, with the arguments of flwr-clientapp."""
+    """The command `site-app`: runs one task, with the arguments of flwr-clientapp. With `--warm` it
+    forks a child for each task.
+    """
     configure_log(os.environ)
+    if sys.argv[1:2] == [FLAG]:
+        descriptor, parent = map(int, sys.argv[2:4])
+        sys.argv[1:] = serve_children(descriptor, parent)
+        _end_after(answer_task)
+    name_process(TASK_NAME)
+    if PARENT in sys.argv:
+        end_with_parent(signal.SIGKILL, int(sys.argv[sys.argv.index(PARENT) + 1]))
+    answer_task()
+
+
+def answer_task() -> None:
+    """Run the task that the arguments of this process name."""
     flower().client_task(_load_installed, AnswerOnTermination())
+
+
+def _end_after(work: Callable[[], None]) -> NoReturn:
+    """End this process after the work, whatever it raises. It leaves the modules of its parent as
+    they are: to remove them would copy their memory.
+    """
+    code = 1
+    try:
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 class AnswerOnTermination:
@@ -68,14 +117,29 @@ class AnswerOnTermination:
     no other run. Signals are blocked until there is a message to answer, and while a reply is being
     sent. Threads that start meanwhile inherit this, among them the one in which Flower checks
     whether the parent process has ended; the work is then finished first.
+
+    A process that has no message yet ends with its parent, and by any signal once its SuperNode does
+    not answer: there is nothing to reply to.
     """
 
     def __init__(self) -> None:
-        self._answered = False
+        self._answered = self._received = False
+        self._handlers = dict[int, Any]()
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+
+    def unreachable(self) -> None:
+        """From now on a signal ends the process at once, until there is a message."""
+        if not self._received and threading.current_thread() is threading.main_thread():
+            for number in ENDS:
+                self._handlers.setdefault(number, signal.signal(number, signal.SIG_DFL))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
 
     def received(self, give_up: Callable[[str], None]) -> None:
         """From now on a signal ends the process, with an error as its reply."""
+        self._received = True
+        end_with_parent(0)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
         def reply() -> None:
             if not self._answered:

@@ -4,19 +4,19 @@ children end with it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import psutil
 
+from fedsurrogate.client_app.processes.kernel import end_with_parent
 from fedsurrogate.common.escapes import for_terminal
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -26,8 +26,6 @@ STEADY = 60.0
 LONGEST_LINE, LAST_LINES = 2**16, 5
 # Colours and the like, which Flower writes into its log.
 _SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_DEATH_SIGNAL = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Child:
@@ -88,7 +86,7 @@ class Child:
             env=environment,
             # Ctrl-C in a terminal then reaches only this process, which ends the others in order.
             start_new_session=True,
-            preexec_fn=_end_with_this_process if _libc is not None else None,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
         )
 
     def ended(self) -> int | None:
@@ -136,12 +134,6 @@ class Child:
         for process in self.family():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-
-
-def _end_with_this_process() -> None:
-    """Let the kernel end the new process if this one is killed. Linux only."""
-    if _libc is not None:
-        _libc.prctl(_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _group(leader: int) -> list[psutil.Process]:

@@ -72,6 +72,19 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
         os.execv(sys.executable, again)
 
 
+def serve_joined(arguments: Sequence[str]) -> None:
+    """Run the SuperNode of `site join`, which restarts it. Does not return.
+
+    Args:
+        arguments: The address of its Runtime API, then all others of `flower-supernode`.
+    """
+    threading.excepthook = _of_a_thread
+    try:
+        flower().supernode(arguments[0], arguments[1:])
+    except RunError as error:
+        sys.exit(str(error))
+
+
 def why_ended(error: str, arguments: Sequence[str]) -> str:
     """Why a SuperNode has ended: what is wrong with its connection now, and what to do.
 
@@ -116,3 +129,7 @@ def _of_a_thread(error: threading.ExceptHookArgs) -> None:
     """
     if not (isinstance(error.exc_value, ValueError) and "Channel closed" in str(error.exc_value)):
         threading.__excepthook__(error)
+
+
+if __name__ == "__main__":
+    serve_joined(sys.argv[1:])

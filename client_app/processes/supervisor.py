@@ -27,6 +27,7 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
 
+NODE_MODULE = "fedsurrogate.client_app.processes.node_process"
 ATTEMPTS = 3
 """Number of early ends of a process after which a site that was never connected gives up."""
 REFUSALS = 2
@@ -68,17 +69,13 @@ def site_commands(
     trust = [] if authority is None else ["--root-certificates", str(authority.expanduser())]
     if key is not None:
         trust += ["--auth-supernode-private-key", str(key.expanduser())]
-    node, site = (_installed(name) for name in ("flower-supernode", "site"))
+    site = _installed("site")
 
     def start_node(port: int) -> list[str]:
         link = ["--superlink", superlink, *trust, *(["--insecure"] if authority is None else [])]
-        return [
-            node,
-            *flower().supernode_flags(f"127.0.0.1:{port}"),
-            *link,
-            "--node-config",
-            node_config,
-        ]
+        # -P: files of the folder from which the site joins are no modules.
+        program = [sys.executable, "-P", "-m", NODE_MODULE]
+        return [*program, f"127.0.0.1:{port}", *link, "--node-config", node_config]
 
     def look() -> list[Finding]:
         return look_at_link(["--superlink", superlink, *trust])

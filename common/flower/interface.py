@@ -11,7 +11,7 @@ rely on:
   before its metadata show such a key. Messages and connections have limits. Writers of its
   database wait for each other, and its servers listen on Unix sockets where the arguments name
   them.
-* `superexec` starts the given command for tasks of ClientApps, and nothing for tasks of another
+* `superexec` calls the given starter for tasks of ClientApps, and for no task of another
   kind. Flower 1.42 makes others too (`TaskType.AGENT_APP`), and ignores `--plugin-type`.
 * `client_task` neither unpacks nor imports code that arrives with a run.
 * A method that cannot keep its promise raises ConfigError with the reason. A server that cannot
@@ -113,6 +113,19 @@ class TaskGuard(Protocol):
 
     def sending(self) -> AbstractContextManager[None]:
         """Entered before the reply is sent, and left when it was sent."""
+
+    def unreachable(self) -> None:
+        """The SuperNode does not answer a call."""
+
+
+class TaskStarter(Protocol):
+    """What starts a process for each task."""
+
+    def start(self, arguments: Sequence[str]) -> None:
+        """Start a process that calls `client_task` with these arguments on its command line."""
+
+    def tend(self) -> None:
+        """Called often, between the looks for tasks."""
 
 
 @dataclass(frozen=True)
@@ -226,16 +239,16 @@ class FlowerProcesses(Protocol):
             Exception: Any other end by an error, of Flower or of gRPC.
         """
 
-    def superexec(self, runtime: str, command: str) -> None:
-        """Start a program for each task of a ClientApp, and for no other task.
+    def superexec(self, runtime: str, starter: TaskStarter) -> None:
+        """Start a process for each task of a ClientApp, and for no other task.
 
         Args:
             runtime: Address of the Runtime API of the SuperNode that has the tasks.
-            command: Path of the program. It gets the arguments that `client_task` reads.
+            starter: Starts the processes.
         """
 
     def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
-        """Run one task, with the arguments of this process, which `superexec` gave it.
+        """Run one task, with the arguments of this process (`sys.argv`), which `superexec` made.
 
         Args:
             load: The app for a run whose app has this name and this version.

@@ -20,10 +20,17 @@ from fedsurrogate.common.flower.interface import (
     SuperLinkArguments,
     SuperNodeLog,
     TaskGuard,
+    TaskStarter,
 )
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
 from fedsurrogate.common.flower.v134_link import Link134
 from fedsurrogate.common.flower.v134_simulation import Simulation134
+from fedsurrogate.common.flower.v134_tasks import (
+    answer_for_ended_tasks,
+    guard_task,
+    hurry,
+    run_superexec,
+)
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -106,6 +113,8 @@ class Processes134(FlowerProcesses):
         start_client_internal._make_fleet_connection_retry_invoker = lasting(
             start_client_internal._make_fleet_connection_retry_invoker, note
         )
+        hurry(start_client_internal)
+        answer_for_ended_tasks()
         sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
         try:
             flower_supernode()
@@ -113,15 +122,9 @@ class Processes134(FlowerProcesses):
             if refused:
                 raise SignatureRefusedError(refused[0][:300])
 
-    def superexec(self, runtime: str, command: str) -> None:
-        """`flower-superexec`, whose plugin `clientapp` takes tasks of this kind only."""
-        from flwr.supercore.cli.flower_superexec import flower_superexec
-        from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
-
-        TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP] = command
-        flags = ["--insecure", "--plugin-type", "clientapp", "--appio-api-address", runtime]
-        sys.argv = ["flower-superexec", *flags]
-        flower_superexec()
+    def superexec(self, runtime: str, starter: TaskStarter) -> None:
+        """`flower-superexec` with another executor, and shorter waits."""
+        run_superexec(runtime, starter)
 
     def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
         """`flwr-clientapp` that leaves the received code packed."""
@@ -136,7 +139,7 @@ class Processes134(FlowerProcesses):
 
         task.install_from_fab = leave_packed  # type: ignore[assignment, attr-defined]
         task.get_load_client_app_fn = loader  # type: ignore[assignment, attr-defined]
-        guard_task(task, guard)
+        guard_task(task, guard, lambda to, text: Messages134().failed_reply(to, "crashed", text))
         flwr_clientapp()
 
 
@@ -300,31 +303,6 @@ def find_migrations() -> None:
     from flwr.supercore.state.alembic import utils
 
     utils.ALEMBIC_DIR = Path("flwr.supercore.state:alembic")
-
-
-def guard_task(task: Any, guard: TaskGuard) -> None:
-    """Call a guard when `task` has received its message, and around the sending of its reply.
-
-    Args:
-        task: The module `flwr.supernode.runtime.run_clientapp`.
-        guard: It may give up from then on, from any thread.
-    """
-    pull, push = task.pull_task_input, task.push_message
-
-    def pull_task_input(stub: Any) -> tuple[Any, ...]:
-        message, context, *code = pull(stub)
-
-        def give_up(text: str) -> None:
-            push(stub, Messages134().failed_reply(message, "crashed", text), context)
-
-        guard.received(give_up)
-        return message, context, *code
-
-    def push_message(*reply: Any) -> None:
-        with guard.sending():
-            push(*reply)
-
-    task.pull_task_input, task.push_message = pull_task_input, push_message
 
 
 def _named(message: Message, name: str) -> str:

@@ -53,7 +53,7 @@ class Encoder(nn.Module):
         self.scale = ENCODER_NORM / math.sqrt(dimension)
         self.layers = stack(dimension + classes, *([hidden] * 2 if hidden else []), 2 * latent)
         if not hidden:
-            nn.init.normal_(self.layers[0].weight, 0, 0.01)  # type: ignore[arg-type]
+            _draw(self.layers[0].weight, 0.01)  # type: ignore[arg-type]
 
     def forward(self, deviations: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance of the posterior of z.
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         self.latent = latent
         self.linear = nn.Linear(latent + classes, dimension, bias=not hidden)
         nn.init.zeros_(self.linear.weight)
-        nn.init.normal_(self.linear.weight[:, :latent], 0, 0.02 if hidden else 0.05)
+        _draw(self.linear.weight[:, :latent], 0.02 if hidden else 0.05)
         if not hidden:
             nn.init.zeros_(self.linear.bias)
         self.layers = stack(latent + classes, hidden, hidden, dimension) if hidden else None
@@ -240,6 +240,12 @@ class GanGenerator(nn.Module):
 
 
 AnyGenerator = Decoder | GanGenerator
+
+
+def _draw(weight: Tensor, deviation: float) -> None:
+    """Draw normal numbers, but not for a shape without memory: torch imports its compiler there."""
+    if not weight.is_meta:
+        nn.init.normal_(weight, 0, deviation)
 
 
 def stack(*sizes: int, slope: float = 0.0) -> nn.Sequential:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.models.optimizers import UncompiledAdam
+
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import HeadSettings
-
 
 Batch = tuple[Tensor, Tensor]
 
@@ -49,7 +50,7 @@ def train_head(
     deviation = deviation.masked_fill(constant, torch.inf)
     weight = torch.zeros(classes, len(mean), device=mean.device, requires_grad=True)
     bias = torch.zeros(classes, device=mean.device, requires_grad=True)
-    optimiser = torch.optim.Adam([weight, bias], lr=settings.learning_rate, fused=True)
+    optimiser = UncompiledAdam([weight, bias], lr=settings.learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, steps))
     for features, labels in batches:
         # Standardising the weights instead of every batch gives the same logits with a hundredth of

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.head_training import shuffled_batches
+from fedsurrogate.common.models.optimizers import UncompiledAdamW
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.closed_form.solvers import LEAST_PRIOR, QuadraticSolution
@@ -118,7 +119,7 @@ def _trained(
     """Softmax regression by AdamW from zero weights: weight (classes, k) and bias (classes,)."""
     weight, bias = torch.zeros(classes, features.shape[1]), torch.zeros(classes)
     parameters = [weight.requires_grad_(), bias.requires_grad_()]
-    optimiser = torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY, fused=True)
+    optimiser = UncompiledAdamW(parameters, lr=RATE, weight_decay=DECAY, fused=True)
     for _ in range(EPOCHS):
         for rows, own in shuffled_batches(features, labels, BATCH, generator):
             optimiser.zero_grad()

@@ -289,6 +289,7 @@ def test_the_app_of_a_task_works_for_this_account_only(monkeypatch: pytest.Monke
     module = fedsurrogate.client_app.processes.app_process
     monkeypatch.setattr(module, "flower", Flower)
     monkeypatch.setattr(module, "AnswerOnTermination", lambda: None)
+    monkeypatch.setattr(module.sys, "argv", ["site-app"])
     with open_umask():
         module.answer()
     assert seen == [0o077]

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from fedsurrogate.client_app.processes.warm import TASK_NAME
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import stop_process
 from tests.e2e.hospitals import CLASSES, Hospital
@@ -103,11 +104,9 @@ def apps(of: Popen[bytes]) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(of.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if any(
-                name in part
-                for part in process.cmdline()
-                for name in ("flwr-clientapp", "site-app")
-            ):
+            # The warm process, whose children run the tasks, is none.
+            works = process.name() == TASK_NAME
+            if works or any("flwr-clientapp" in part for part in process.cmdline()):
                 found.append(process)
     return found
 

@@ -11,6 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
 from fedsurrogate.common.models.generators import AnyGenerator, Decoder, Encoder, GanGenerator, elbo
+from fedsurrogate.common.models.optimizers import UncompiledAdam, UncompiledSGD
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
 from fedsurrogate.common.privacy.secret_numbers import system_normals
@@ -141,8 +142,8 @@ class GanTrainer:
             settings.batch_size,
         )
         self._shares = shares.double().clamp_min(0) + 1e-9
-        self._critic = torch.optim.Adam(judge.parameters(), lr=rate, betas=GAN_BETAS)
-        self._made = torch.optim.Adam(maker.parameters(), lr=rate, betas=GAN_BETAS)
+        self._critic = UncompiledAdam(judge.parameters(), lr=rate, betas=GAN_BETAS)
+        self._made = UncompiledAdam(maker.parameters(), lr=rate, betas=GAN_BETAS)
 
     def noise(self, count: int) -> Tensor:
         """An empty tensor (count, 0): these losses need no noise."""
@@ -251,8 +252,8 @@ def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict
 
 def _optimiser(modules: nn.Module, settings: DPCVAESettings, rate: float) -> torch.optim.Optimizer:
     makers: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "sgd": torch.optim.SGD,
+        "adam": UncompiledAdam,
+        "sgd": UncompiledSGD,
     }
     return makers[settings.optimiser](modules.parameters(), lr=rate)
 

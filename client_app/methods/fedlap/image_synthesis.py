@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from fedsurrogate.client_app.methods.fedlap.statistics import GRADIENT, Statistic
 from fedsurrogate.common.models.augmentation import Change
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance, gradient
+from fedsurrogate.common.models.optimizers import UncompiledSGD
 from fedsurrogate.common.models.parameters import Tensors
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def synthesise(
     """
     synthesis, settings = Synthesis(), matching.settings
     values = begin.values.clone().requires_grad_()
-    optimiser = torch.optim.SGD(
+    optimiser = UncompiledSGD(
         [values], lr=settings.image_learning_rate, momentum=settings.image_momentum
     )
     for _ in range(settings.trajectories):

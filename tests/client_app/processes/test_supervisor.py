@@ -18,8 +18,9 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 from fedsurrogate.client_app.cli.join import check_settings
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.processes.child_process import Child
-from fedsurrogate.client_app.processes.supervisor import site_commands
+from fedsurrogate.client_app.processes.supervisor import NODE_MODULE, site_commands
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
+from fedsurrogate.common.flower import flower
 from fedsurrogate.common.settings.flat import parse_overrides
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, heed_signals, until
@@ -159,9 +160,10 @@ def test_a_supernode_is_never_started_without_process_isolation(tmp_path: Path) 
         "fl.example.org:9092", config, tmp_path / "ca.crt", tmp_path / "site.key"
     )
     for commands, insecure in ((plain, True), (secured, False)):
-        program, *arguments = commands.node(4321)
+        *program, runtime = commands.node(4321)[:5]
+        assert program == [sys.executable, "-P", "-m", NODE_MODULE]
+        arguments = [*flower().supernode_flags(runtime), *commands.node(4321)[5:]]
         parsed = supernode_arguments().parse_args(arguments)
-        assert Path(program).name == "flower-supernode"
         assert (parsed.isolation, parsed.runtime_api_address) == ("process", "127.0.0.1:4321")
         assert (parsed.insecure, parsed.node_config) == (insecure, config)
         assert commands.app(4321)[1:] == ["app", "--runtime", "127.0.0.1:4321"]
