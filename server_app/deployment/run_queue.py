@@ -134,7 +134,9 @@ def remove(output: Path, id_: str) -> QueuedRun:
     """
     found = [each for each in read(output) if id_ and each.id.startswith(id_)]
     if len(found) != 1:
-        raise ConfigError(f"{len(found)} runs of the queue have an id that begins with {id_[:40]!r}")
+        raise ConfigError(
+            f"{len(found)} runs of the queue have an id that begins with {id_[:40]!r}"
+        )
     if found[0].started:
         raise ConfigError(f"run {id_} has started; `coordinator stop` ends one that runs")
     for ending in (".state", ".json"):
