@@ -97,6 +97,8 @@ def _shown(value: object) -> str:
         return ", ".join(value) or "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return value
     # As TOML: large limits stay readable, and can be copied into a policy.
     return f"{value:_}" if isinstance(value, int) else f"{value:g}"
 
