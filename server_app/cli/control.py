@@ -10,7 +10,7 @@ import typer
 
 from fedsurrogate.common.command_line import RunSettings, console, stderr_console
 from fedsurrogate.server_app.cli.options import MetricsAsJson, Preset
-from fedsurrogate.server_app.cli.proposals import ProposalFile, keys_of
+from fedsurrogate.server_app.cli.proposals import ProposalFile, keys_of, put_into_queue
 
 Control = Annotated[
     str,
@@ -58,7 +58,8 @@ def register(
 
     check_connection(control, root_certificates)
     allowed_by = _check_keys_allowed(folder, "register", None, proposal)
-    note(folder, "register", {"sites": keys_of(folder, None), "allowed_by": allowed_by})
+    if new := keys_of(folder, None):
+        note(folder, "register", {"sites": new, "allowed_by": allowed_by})
     for site, what in register_keys(folder, control, root_certificates, wait).items():
         console.print(f"{what:<11}{site}")
         if what == "taken back":
@@ -118,8 +119,8 @@ def unregister(
 def _check_keys_allowed(
     folder: Path, action: Literal["register", "unregister"], site: str | None, file: Path | None
 ) -> list[str]:
-    """Who has allowed it. Raises ConfigError if the federation asks for signatures that the proposal
-    in `file` has not.
+    """Who has allowed it; none if nothing would change. Raises ConfigError if the federation asks for
+    signatures that the proposal in `file` has not.
     """
     from fedsurrogate.common.security.proposals import Proposal
     from fedsurrogate.server_app.deployment.federation_rules import (
@@ -129,11 +130,11 @@ def _check_keys_allowed(
     )
     from fedsurrogate.server_app.deployment.supernodes import table_file
 
-    rules = table_file(folder).parent
-    if file is None and not approvals_needed(rules):
+    rules, keys = table_file(folder).parent, keys_of(folder, site)
+    if not keys or (file is None and not approvals_needed(rules)):
         return []
     signed = read_proposal(file) if file else None
-    done = Proposal.fresh(action, keys_of(folder, site), "this command", 1)
+    done = Proposal.fresh(action, keys, "this command", 1)
     return check_allowed(rules, action, done.digest(), signed)
 
 
@@ -143,6 +144,13 @@ def run(
     proposal: ProposalFile = None,
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="Do not start it now: put it into the queue.")
+    ] = False,
+    at: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="With --queue: when it may start, such as 22:00."),
+    ] = "",
     as_json: MetricsAsJson = False,
 ) -> None:
     """Run a federation with the connected sites, and watch it. Exits with 0 only when it finished.
@@ -172,6 +180,11 @@ def run(
         signed = read_proposal(proposal)
         overrides = {**signed.proposal.content, **overrides, "approval": signed.setting()}
     config = parse_run(overrides)
+    if at and not queue:
+        raise typer.BadParameter("needs --queue", param_hint="--at")
+    if queue:
+        put_into_queue(overrides, proposal, Path(config.settings.output_dir), at)
+        return
     check_connection(control, root_certificates)
     if root_certificates is not None:
         rules = table_file(root_certificates.parent).parent

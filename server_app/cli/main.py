@@ -35,6 +35,7 @@ from fedsurrogate.server_app.cli.offline import key as show_key
 from fedsurrogate.server_app.cli.options import Preset, RunArgument, complete_runs
 from fedsurrogate.server_app.cli.proposals import approve, approver, propose
 from fedsurrogate.server_app.cli.public_map import public_map
+from fedsurrogate.server_app.cli.queue import queue
 from fedsurrogate.server_app.cli.runs import attach, runs, sites, stop
 from fedsurrogate.server_app.cli.sample_data import sample_data
 from fedsurrogate.server_app.cli.settings import preset as show_preset
@@ -268,6 +269,7 @@ for command in (
     approver,
     audit_log,
     run,
+    queue,
     runs,
     attach,
     stop,

@@ -67,6 +67,8 @@ def propose(
         content: Mapping[str, Scalar] = {k: v for k, v in given.items() if k != "approval"}
     else:
         content = keys_of(folder, site if what == What.unregister else None)
+        if not content:
+            raise ConfigError(f"all keys in {folder} are registered already")
     proposal = Proposal.fresh(what.value, content, purpose, days)
     # Before it is signed: settings that do not agree are refused here.
     proposal.digest()
@@ -83,21 +85,22 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
 
     Args:
         folder: of `coordinator certs`.
-        site: one site; None for all.
+        site: one site, to revoke its key; None for all keys that are not registered yet.
 
     Raises:
         ConfigError: no folder is given, or it has no such key.
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.server_app.deployment.certificates import papers
+    from fedsurrogate.server_app.deployment.supernodes import not_registered
 
     if folder is None:
         raise ConfigError("name the folder of the keys with --folder")
+    if site is None:
+        return dict(not_registered(folder))
     keys = {paper.name: paper.fingerprint for paper in papers(folder) if paper.kind == "site"}
-    if site is None and keys:
-        return dict(keys)
-    if site is None or site not in keys:
-        raise ConfigError(f"{folder} has no key of site {site!r}" if site else f"{folder}: no keys")
+    if site not in keys:
+        raise ConfigError(f"{folder} has no key of site {site[:80]!r}")
     return {site: keys[site]}
 
 
@@ -172,3 +175,35 @@ def approver(
     if len(private) != SEED_BYTES:
         raise ConfigError(f"{file} is there, and is no key of `coordinator approver`")
     print(f"{json.dumps(name, ensure_ascii=False)} = {json.dumps(public_key(private).hex())}")
+
+
+def put_into_queue(
+    settings: Mapping[str, Scalar], proposal: Path | None, output: Path, at: str
+) -> None:
+    """Put a run into the queue, and print how to go on.
+
+    Args:
+        settings: of the run, flat, if there is no proposal.
+        proposal: a file of `coordinator propose`; None makes a proposal.
+        output: folder of all runs.
+        at: when it may start, as a person types it; empty: at once.
+    """
+    from datetime import datetime
+
+    from fedsurrogate.common.security.proposals import Proposal, SignedProposal
+    from fedsurrogate.server_app.deployment import run_queue
+    from fedsurrogate.server_app.deployment.federation_rules import read_proposal
+
+    signed = (
+        read_proposal(proposal)
+        if proposal
+        else SignedProposal(Proposal.fresh("run", settings, "queued by the coordinator", 30))
+    )
+    after = run_queue.moment(at, datetime.now().astimezone()) if at else ""
+    file = run_queue.add(output, signed, after)
+    when = f", not before {after[:16].replace('T', ' ')}" if after else ""
+    console.print(
+        f"queued as {signed.proposal.id[:8]}{when}; `coordinator queue --serve` starts it, and "
+        f"`coordinator approve {file}` signs it",
+        soft_wrap=True,
+    )

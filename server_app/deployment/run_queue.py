@@ -281,4 +281,4 @@ def _file(output: Path, id_: str) -> Path:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    return datetime.now(UTC).isoformat(timespec="microseconds")

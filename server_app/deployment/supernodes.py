@@ -13,6 +13,7 @@ from pathlib import Path
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import Control, FlowerNode
+from fedsurrogate.common.security.fingerprints import key_fingerprint
 from fedsurrogate.common.wire.validation import SITE_NAME
 from fedsurrogate.server_app.deployment.enrolment import valid_until
 from fedsurrogate.server_app.deployment.fleet_guard import key_bytes
@@ -83,6 +84,26 @@ def register(
             f"{table}: the table of registered sites cannot be written ({error.strerror})"
         ) from None
     return states
+
+
+def not_registered(folder: Path) -> dict[str, str]:
+    """Sites whose key `register` would let in, and the key's fingerprint: those that the table does
+    not have with this key.
+
+    Args:
+        folder: of `coordinator certs`.
+
+    Raises:
+        ConfigError: the folder has no keys.
+        RunError: the table cannot be read.
+    """
+    table = table_file(folder)
+    known = read_table(table) if table.is_file() else {}
+    return {
+        name: key_fingerprint(key.encode())
+        for name, key in _keys(folder).items()
+        if name not in known or known[name].key != key
+    }
 
 
 def forget(folder: Path, site: str, address: str, authority: Path | None) -> bool:

@@ -99,7 +99,6 @@ def test_a_run_is_what_people_have_allowed_and_each_hospital_decides(
     assert "approvals = 1, so this needs a proposal" in refused.stderr
     unsigned = coordinator(*run, cwd=home)
     assert "has 0 signatures of the 1 people" in unsigned.stderr
-    assert "allowed" not in (home / "runs").name
 
     shown = ok("approve", proposal, "--key", "ada.key", "--yes", cwd=home)
     assert "cats and dogs, spring" in shown
@@ -141,6 +140,33 @@ def test_a_run_that_another_program_submits_needs_the_signatures_too(
     assert [len(each.charges()) for each in hospitals.values()] == before
 
 
+def test_a_queued_run_waits_for_its_signature_and_then_for_its_turn(
+    home: Path, hospitals: dict[str, Hospital], running: Federation
+) -> None:
+    settings = f"{SETTINGS} seed=7"
+    ok("propose", "night.json", "--purpose", "by night", "-c", settings, cwd=home)
+    ok("run", "--proposal", "night.json", "--queue", cwd=home)
+
+    def listed() -> list[dict[str, str]]:
+        return json.loads(ok("queue", "--json", *running.control, cwd=home))  # type: ignore[no-any-return]
+
+    (row,) = listed()
+    assert (row["state"], row["purpose"]) == ("waiting for approval", "by night")
+    ok("queue", "--once", *running.control, cwd=home)
+    assert listed()[0]["state"] == "waiting for approval"
+    (file,) = (home / "runs" / "queue").glob("*.json")
+    ok("approve", str(file), "--key", "ada.key", "--yes", cwd=home)
+    assert listed()[0]["state"] == "queued"
+    for name in NAMES:
+        node = ["--node-config", hospitals[name].node_config]
+        assert site_command("approve", str(file), "--officer", "Dr. N", *node).returncode == 0
+    ok("queue", "--once", *running.control, cwd=home)
+    (row,) = listed()
+    assert (row["state"], row["status"]) == ("ended", "finished")
+    card = json.loads((home / "runs" / row["run"] / "metrics.json").read_text())["card"]
+    assert card["used"] == sorted(NAMES)
+
+
 def test_who_is_in_changes_only_with_a_signature(home: Path, running: Federation) -> None:
     command = ["unregister", "papers", "west", *running.control]
     refused = coordinator(*command, cwd=home)
@@ -163,7 +189,7 @@ def test_the_audit_log_has_what_was_done_and_shows_a_changed_line(home: Path) ->
     file = home / "papers" / NAME
     done = [entry["action"] for entry, _ in entries(file)]
     assert done[:5] == ["certify", "accept", "accept", "accept", "register"]
-    assert done[5:] == ["start", "end", "start", "end", "revoke"]
+    assert done[5:] == ["start", "end", "start", "end", "start", "end", "revoke"]
     started = [entry["facts"] for entry, _ in entries(file) if entry["action"] == "start"]
     assert all(each["proposal"] for each in started)
     honest = file.read_bytes()

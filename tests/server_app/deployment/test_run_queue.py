@@ -1,0 +1,173 @@
+"""The queue starts each run once, in its order, when it may start; a restart loses and repeats none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_setting
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.deployment import run_queue
+from fedsurrogate.server_app.deployment.run_queue import QueuedRun, add, moment, read, serve
+
+NOW = datetime.now(UTC)
+DELAYS = st.none() | st.integers(-5, 5).filter(bool)
+
+
+def proposed(number: int) -> SignedProposal:
+    content: dict[str, Scalar] = {"method": "fedpft", "seed": number}
+    return SignedProposal(Proposal.fresh("run", content, f"run {number}", 30))
+
+
+class Killed(BaseException):
+    """A process that ends without a word."""
+
+
+class Runs:
+    """Stands for a SuperLink: keeps which runs were started and followed, and makes run folders."""
+
+    def __init__(self, output: Path) -> None:
+        self.output, self.started, self.followed = output, list[int](), list[str]()
+        self.kill, self.fail, self.with_folder = set[int](), set[int](), True
+
+    def start(self, settings: Mapping[str, Scalar]) -> None:
+        number = int(settings["seed"])
+        self.started.append(number)
+        if self.with_folder:
+            folder = self.output / f"2026-{number}"
+            folder.mkdir()
+            (folder / "manifest.json").write_text(
+                json.dumps({"settings": {"approval": settings["approval"]}})
+            )
+        if number in self.kill:
+            raise Killed
+        if number in self.fail:
+            raise RunError("quorum missed")
+
+    def follow(self, folder: Path) -> None:
+        self.followed.append(folder.name)
+
+
+@given(st.lists(st.tuples(DELAYS, st.booleans()), min_size=1, max_size=6), st.data())
+def test_each_run_is_started_once_in_its_order_when_it_may_however_often_it_is_restarted(
+    tmp_path_factory: pytest.TempPathFactory,
+    runs: list[tuple[int | None, bool]],
+    data: st.DataObject,
+) -> None:
+    output = tmp_path_factory.mktemp("runs")
+    superlink = Runs(output)
+    superlink.with_folder = data.draw(st.booleans())
+    allowed_ids = set[str]()
+    may = []
+    for number, (hours, allowed) in enumerate(runs):
+        signed = proposed(number)
+        at = (NOW + timedelta(hours=hours)).isoformat() if hours else ""
+        add(output, signed, at)
+        if allowed:
+            allowed_ids.add(signed.proposal.id)
+        if allowed and not (hours and hours > 0):
+            may.append(number)
+    superlink.kill = set(data.draw(st.lists(st.sampled_from(may)))) if may else set()
+    superlink.fail = set(data.draw(st.lists(st.sampled_from(may)))) if may else set()
+    for _ in range(len(runs) + 1):
+        try:
+            serve(
+                output,
+                lambda each: each.id in allowed_ids,
+                superlink.start,
+                superlink.follow,
+                False,
+            )
+            break
+        except Killed:
+            continue
+    assert superlink.started == may
+    followed = [f"2026-{number}" for number in may if number in superlink.kill]
+    assert superlink.followed == (followed if superlink.with_folder else [])
+    states = {}
+    for number, each in enumerate(read(output)):
+        states[number] = each.state(each.id in allowed_ids, NOW)
+        if number in may:
+            lost = number in superlink.kill and not superlink.with_folder
+            failed = number in superlink.fail and number not in superlink.kill
+            status = run_queue.UNKNOWN if lost else "quorum missed" if failed else "finished"
+            assert each.status == status
+    for number, (hours, allowed) in enumerate(runs):
+        later = "scheduled" if hours and hours > 0 else "ended"
+        assert states[number] == (later if allowed else "waiting for approval")
+
+
+def test_a_run_carries_the_signatures_that_it_had_when_it_started(tmp_path: Path) -> None:
+    file = add(tmp_path, proposed(1))
+    signed = run_queue.read_proposal(file).sign(b"a" * 32)
+    file.write_text(signed.text())
+    seen = list[SignedProposal]()
+    serve(
+        tmp_path,
+        lambda _: True,
+        lambda settings: seen.append(read_setting(str(settings["approval"]))),
+        lambda _: None,
+        forever=False,
+    )
+    assert seen == [signed]
+
+
+def test_two_processes_do_not_serve_one_queue(tmp_path: Path) -> None:
+    (tmp_path / "queue").mkdir()
+    with (
+        FileLock(tmp_path / "queue" / ".lock"),
+        pytest.raises(RunError, match="another process serves"),
+    ):
+        serve(tmp_path, lambda _: True, lambda _: None, lambda _: None, forever=False)
+
+
+def test_a_run_is_removed_before_it_starts_and_not_after(tmp_path: Path) -> None:
+    first, second = proposed(1), proposed(2)
+    add(tmp_path, first)
+    add(tmp_path, second)
+    with pytest.raises(ConfigError, match="in the queue already"):
+        add(tmp_path, first)
+    assert run_queue.remove(tmp_path, second.proposal.id[:9]).id == second.proposal.id
+    serve(tmp_path, lambda _: True, lambda _: None, lambda _: None, forever=False)
+    with pytest.raises(ConfigError, match="has started"):
+        run_queue.remove(tmp_path, first.proposal.id)
+    for wrong in ("", "zz"):
+        with pytest.raises(ConfigError, match="0 runs of the queue"):
+            run_queue.remove(tmp_path, wrong)
+    assert [each.id for each in read(tmp_path)] == [first.proposal.id]
+
+
+@given(st.integers(0, 23), st.integers(0, 59), st.datetimes(timezones=st.just(UTC)))
+def test_a_time_of_the_clock_is_the_next_one(hour: int, minute: int, now: datetime) -> None:
+    if now.year == 9999:
+        return
+    at = datetime.fromisoformat(moment(f"{hour}:{minute:02}", now))
+    assert (at.hour, at.minute) == (hour, minute)
+    assert timedelta(0) < at - now <= timedelta(days=1)
+    assert moment(at.isoformat(), now) == at.isoformat()
+
+
+@pytest.mark.parametrize("text", ["", "24:00", "tonight", "7", "22:60"])
+def test_another_time_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--at"):
+        moment(text, NOW)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    add(tmp_path, proposed(1))
+    (file,) = (tmp_path / "queue").glob("*.state")
+    file.write_text("{")
+    with pytest.raises(RunError, match=file.name):
+        read(tmp_path)
+    file.write_text(json.dumps({"id": "x"}))
+    with pytest.raises(RunError, match=file.name):
+        read(tmp_path)
+    assert QueuedRun("x", "").state(True, NOW) == "queued"
