@@ -75,7 +75,17 @@ def in_forks(
                 time.sleep(EVERY)
         finally:
             for child in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGTERM)
+            # A moment in which a fork ends its own forks.
+            time.sleep(1.0 if running else 0.0)
+            for child in running:
                 _end(child)
+
+
+def end_forks_when_ended() -> None:
+    """Let a process that is asked to end take its forks, and theirs, with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def _work(work: Callable[[Any, Path], int], job: Any, file: Path) -> NoReturn:

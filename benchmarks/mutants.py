@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks._executed import Test, recorded
-from benchmarks._forks import Killer, in_forks, pytest_exit
+from benchmarks._forks import Killer, end_forks_when_ended, in_forks, pytest_exit
 from benchmarks._mutations import Mutant, draw, every
 from benchmarks._operators import Facts, facts_of
 from benchmarks._planting import in_a_function, plant_in_function, plant_in_import
@@ -111,6 +111,7 @@ def main() -> int:
     arguments.add_argument("--only", nargs="+", help="try these instead of a draw", metavar="ID")
     arguments.add_argument("--tests", nargs="+", help="files of tests, not all", metavar="FILE")
     chosen = arguments.parse_args()
+    end_forks_when_ended()
     began = time.monotonic()
     tree = Tree(HERE.parent, PACKAGES, ROOMS)
     if chosen.root:

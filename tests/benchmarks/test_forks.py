@@ -1,72 +1,83 @@
-"""Nothing that a job does in its fork stops the process that runs the jobs, or is left behind."""
+"""Forks of the harness: how one ends says what became of a fault, and none outlives its run."""
 
-import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
-
+from benchmarks._forks import outcome
 from tests.grid import ROOT
 
-# What a job does, and what must become of it.
-JOBS = {
-    "pass": ("pass", "survived"),
-    "fails": ("return 1", "killed"),
-    "raises": ("raise ValueError", "error"),
-    "exits": ("os._exit(3)", "killed"),
-    "kills its group": ("os.killpg(os.getpgrp(), signal.SIGTERM)", "killed"),
-    # Without the end of the lock no signal handler of Python runs.
-    "hangs": ("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(60)", "timeout"),
-    "eats memory": ("kept = bytearray(2**29); kept[::4096] = b'1' * 2**17; time.sleep(60)", "timeout"),
-    "leaves a process": (
-        "child = os.fork() or time.sleep(60) or 1; file.write_text(str(child))",
-        "survived",
-    ),
-}  # fmt: skip
-PROGRAM = """
-import json, os, signal, sys, time
-from benchmarks import _forks
 
-_forks.MOST_MEMORY = 2**28
+def test_what_pytest_returns_says_what_became_of_a_fault() -> None:
+    wanted = {0: "survived", 1: "killed", 2: "killed", 4: "error", 5: "survived", 99: "error"}
+    assert {code: outcome(code << 8) for code in wanted} == wanted
+    assert outcome(signal.SIGXCPU) == outcome(signal.SIGKILL) == "timeout"
+    assert outcome(signal.SIGSEGV) == "killed"
 
-def work(code, file):
-    names = globals() | {"file": file}
-    exec("def job():\\n    " + code + "\\n    return 0", names)
-    return names["job"]()
 
-found = []
-_forks.in_forks(json.loads(sys.argv[1]), 2, work, lambda *each: found.append(each), longest=2)
-print(json.dumps(found))
+def test_the_first_example_that_fails_is_the_last(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "from hypothesis import given, settings, strategies as st\n"
+        "from pathlib import Path\n\n"
+        "@settings(max_examples=50, database=None)\n"
+        "@given(st.integers())\n"
+        "def test_it(x):\n"
+        "    with Path(__file__).with_name('tried').open('a') as file:\n"
+        "        file.write(f'{x}\\n')\n"
+        "    assert abs(x) < 100\n"
+    )
+    code = "import hypothesis, sys; from benchmarks._forks import pytest_exit; "
+    code += "sys.exit(pytest_exit([sys.argv[1]]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    assert done.returncode == 1
+    failing = [abs(int(x)) >= 100 for x in (tmp_path / "tried").read_text().split()]
+    # Hypothesis repeats the example to see that it fails again, and looks for no smaller one.
+    assert 1 <= sum(failing) <= 4
+    assert not any(failing[: failing.index(True)])
+    assert all(failing[failing.index(True) :])
+
+
+# A process with a fork that has a fork, which writes who they are.
+NESTED = """
+import os, sys, time
+from pathlib import Path
+from benchmarks._forks import end_forks_when_ended, in_forks
+
+def sleep(_, __):
+    Path(sys.argv[1]).write_text(f"{os.getppid()} {os.getpid()}\\n")
+    time.sleep(60)
+
+def work(_, __):
+    in_forks([None], 1, sleep, lambda *_: None)
+
+end_forks_when_ended()
+in_forks([None], 1, work, lambda *_: None)
 """
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_a_job_has_its_outcome_and_the_next_one_runs(name: str) -> None:
-    code, outcome = JOBS[name]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([code, "pass", "pass"])],
-        capture_output=True,
-        text=True,
-        check=True,
+def test_a_run_that_is_ended_takes_its_forks_with_it(tmp_path: Path) -> None:
+    """A fork that stays would hold locks of the run, and the processor."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", NESTED, str(tmp_path / "forks")],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-    found = {job: (how, content) for job, how, content in json.loads(done.stdout)}
-    assert {job: how for job, (how, _) in found.items()} == {"pass": "survived", code: outcome}
-    if content := found[code][1]:
-        # The parent of an ended process may take a moment to collect it.
-        for _ in range(100):
-            if not _alive(int(content)):
-                break
+    while not (tmp_path / "forks").is_file() or not (tmp_path / "forks").read_text().strip():
+        assert run.poll() is None
+        time.sleep(0.05)
+    forks = [int(each) for each in (tmp_path / "forks").read_text().split()]
+    run.terminate()
+    run.wait()
+    assert len(forks) == 2
+    for each in forks:
+        # What has ended may wait for its parent, init, to see it.
+        status = Path(f"/proc/{each}/stat")
+        while status.is_file() and status.read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.05)
-        assert not _alive(int(content))
-
-
-def _alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from benchmarks import _executed, _mutations, _operators, _planting
 from benchmarks import mutants as harness
-from benchmarks._forks import outcome
 from benchmarks.mutants import FAR, PACKAGES, ROOMS, Journal, Tree, Tried, in_order, show, trusted
 from tests.grid import ROOT
 
@@ -449,37 +447,3 @@ def test_a_limit_is_no_test_unless_the_tests_keep_it_without_the_fault(
     ]
     found = trusted(tried, {}, harness.Nearness(TREE), 1)
     assert [each.status for each in found] == ["survived", "timeout", "survived"]
-
-
-def test_what_pytest_returns_says_what_became_of_a_fault() -> None:
-    wanted = {0: "survived", 1: "killed", 2: "killed", 4: "error", 5: "survived", 99: "error"}
-    assert {code: outcome(code << 8) for code in wanted} == wanted
-    assert outcome(signal.SIGXCPU) == outcome(signal.SIGKILL) == "timeout"
-    assert outcome(signal.SIGSEGV) == "killed"
-
-
-def test_the_first_example_that_fails_is_the_last(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "from hypothesis import given, settings, strategies as st\n"
-        "from pathlib import Path\n\n"
-        "@settings(max_examples=50, database=None)\n"
-        "@given(st.integers())\n"
-        "def test_it(x):\n"
-        "    with Path(__file__).with_name('tried').open('a') as file:\n"
-        "        file.write(f'{x}\\n')\n"
-        "    assert abs(x) < 100\n"
-    )
-    code = "import hypothesis, sys; from benchmarks._forks import pytest_exit; "
-    code += "sys.exit(pytest_exit([sys.argv[1]]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    )
-    assert done.returncode == 1
-    failing = [abs(int(x)) >= 100 for x in (tmp_path / "tried").read_text().split()]
-    # Hypothesis repeats the example to see that it fails again, and looks for no smaller one.
-    assert 1 <= sum(failing) <= 4
-    assert not any(failing[: failing.index(True)])
-    assert all(failing[failing.index(True) :])
