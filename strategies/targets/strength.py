@@ -1,5 +1,5 @@
-"""The strength of a ridge from sums alone: generalised cross-validation without noise, empirical
-Bayes with it.
+"""The strength of a ridge from sums alone: generalised cross-validation without noise, means
+over priors with it.
 """
 
 from __future__ import annotations
