@@ -138,6 +138,8 @@ def new_app(text: str | None, main: bool = True) -> App:
     return App(
         cls=_Group,
         no_args_is_help=True,
+        # click suggests a similar one by itself; typer would say it again.
+        suggest_commands=False,
         add_completion=main,
         pretty_exceptions_enable=False,
         # Rich would cut long names of options and variables at 80 columns, which a reader then

@@ -40,6 +40,12 @@ def register_backbone(name: str, module: nn.Module, transform: Transform | None 
 
     Raises:
         ConfigError: for a name that the product uses, or what is no module.
+
+    Example:
+        >>> import numpy as np
+        >>> register_backbone("flat", nn.Flatten())
+        >>> features(np.zeros((4, 1, 8, 8)), "flat").shape
+        torch.Size([4, 64])
     """
     if not isinstance(name, str) or name in ("pixels", "own", "") or ":" in name:
         raise ConfigError(

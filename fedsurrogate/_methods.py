@@ -25,6 +25,11 @@ class MethodTable:
     Attributes:
         rows: of each its name, its title, when sites send, whether it has a mechanism of privacy,
             and its source.
+
+    Example:
+        >>> table = methods()
+        >>> len(table), sorted(table.rows[0])
+        (28, ['method', 'paper', 'privacy', 'sends', 'title'])
     """
 
     rows: tuple[dict[str, Any], ...]

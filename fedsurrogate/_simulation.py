@@ -46,6 +46,15 @@ class Result:
         folder: its run folder.
         metrics: the content of metrics.json.
         values: the labels of each entry by class name, as the user has them.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> with TemporaryDirectory() as runs:
+        ...     result = simulate([(x[::2], y[::2]), (x[1::2], y[1::2])], output_dir=runs)
+        >>> sorted(result.metrics["quality"]["averages"])[:2]
+        ['accuracy', 'balanced_accuracy']
     """
 
     folder: Path
@@ -340,6 +349,15 @@ def simulate(
     Raises:
         FedSurrogateError: for settings that do not agree, data that cannot be read, or a run that
             fails.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> with TemporaryDirectory() as runs:
+        ...     result = simulate([(x[k::3], y[k::3]) for k in range(3)], output_dir=runs)
+        >>> result.accuracy > 0.9, result.metrics["sites"]["used"]
+        (True, 3)
     """
     _check_sites(sites)
     settings = with_columns(settings, [data] if isinstance(sites, int) else sites)

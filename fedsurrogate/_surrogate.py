@@ -48,6 +48,12 @@ class Surrogate:
         dimension: of the features.
         values: the classes by name, as the user has them: predictions have their type. Empty for a
             surrogate that was read from a file.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> sent = fit(*load_iris(return_X_y=True), site="north")
+        >>> isinstance(sent.payload, bytes), sent.header.site
+        (True, 'north')
     """
 
     payload: bytes
@@ -292,6 +298,16 @@ def load(path: str | Path, kind: type[Any] | None = None, **settings: Any) -> Su
             the kind.
         SealError: for a `.fedsurrogate` file whose signature does not fit.
         ConfigError: for settings that do not agree.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> with TemporaryDirectory() as folder:
+        ...     file = learn([fit(x, y)]).save(f"{folder}/model.safetensors")
+        ...     model = load(f"{folder}/model.safetensors")
+        >>> model.score(x, y) > 0.9
+        True
     """
     if not (kind is None or (isinstance(kind, type) and issubclass(kind, Model | Surrogate))):
         raise ConfigError(f"kind = {shown(kind)}: must be Model, ImageModel or Surrogate")

@@ -44,6 +44,16 @@ class Sweep:
     Attributes:
         trials: its runs, those that failed too.
         file: their rows as JSON.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> with TemporaryDirectory() as runs:
+        ...     table = sweep([(x[::2], y[::2]), (x[1::2], y[1::2])], grid={"shrinkage": [0.1, 0.5]},
+        ...         seeds=1, output_dir=runs, progress=False)
+        >>> len(table.rows), len(table.failed)
+        (2, 0)
     """
 
     trials: tuple[Trial, ...]
@@ -144,6 +154,16 @@ def sweep(
     Raises:
         ConfigError: if no run could start.
         DataError: if no run could start.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> with TemporaryDirectory() as runs:
+        ...     table = sweep([(x[::2], y[::2]), (x[1::2], y[1::2])], grid={"method": ["fedpft", "afl"]},
+        ...         seeds=1, output_dir=runs, progress=False)
+        >>> [row["accuracy"] > 0.8 for row in table.rows]
+        [True, True]
     """
     fixed = {"method": "fedpft"} | settings
     output = Path(str(fixed.pop("output_dir", "runs"))).expanduser().absolute()

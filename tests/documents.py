@@ -58,7 +58,7 @@ def masked(text: str) -> list[str]:
     """The lines of an output without what differs from one machine or hour to another: numbers, paths,
     digests, and how wide a table is.
     """
-    plain = re.sub(r"\S*/\S+|\b[0-9a-f]{6,}\b", "PATH", text)
+    plain = re.sub(r"\S*/\S+|\b(?=\d*[a-f])[0-9a-f]{6,}\b", "PATH", text)
     plain = re.sub(r"[-+]?\d[\d.,]*", "#", plain)
     plain = re.sub(r"[\u2500-\u257f]+", "|", plain)
     plain = re.sub(r"# (?:s|ms|min)\b", "#", plain)

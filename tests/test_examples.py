@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 from importlib import import_module
 
 import pytest
 import torch
 
+import fedsurrogate as fs
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.methods.method import load
 from tests.imports import modules
 
 WITH_EXAMPLES = sorted(name for name, path in modules().items() if ">>> " in path.read_text())
@@ -40,6 +44,19 @@ def test_examples_give_what_they_show(module: str) -> None:
                 each, out=printed.append
             )
             assert not outcome.failed, "".join(printed)
+
+
+def test_every_public_function_and_every_strategy_has_an_example() -> None:
+    public = [getattr(fs, name) for name in fs.__all__]
+    functions = [each for each in public if inspect.isfunction(each)]
+    classes = [each for each in public if inspect.isclass(each) and not issubclass(each, Exception)]
+    strategies = {load(method.usual.combination.strategy) for method in METHODS.values()}
+    assert len(functions) > 10
+    assert len(strategies) > 10
+    # A model of a signed file needs the file: tutorials make it.
+    wanted = [*functions, *(set(classes) - {fs.ImageModel}), *strategies]
+    without = [each.__name__ for each in wanted if ">>> " not in (each.__doc__ or "")]
+    assert not without
 
 
 @pytest.mark.parametrize("name", sorted(FIRST_MET))

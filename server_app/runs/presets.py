@@ -5,6 +5,7 @@ papers.
 from __future__ import annotations
 
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,11 @@ def preset_settings(name: str) -> dict[str, Scalar]:
     if not name:
         return {}
     if name not in presets():
-        raise ConfigError(f"preset {name!r} is unknown; the presets are {', '.join(presets())}")
+        close = get_close_matches(name, presets(), n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(
+            f"preset {name!r} is unknown; the presets are {', '.join(presets())}{meant}"
+        )
     return tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))
 
 

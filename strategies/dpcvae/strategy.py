@@ -24,6 +24,13 @@ from fedsurrogate.strategies.robustness.defence import cap_sums, defend_updates
 class DPCVAE(SharedGenerator, Rounds[Parameters]):
     """Training in `dpcvae.rounds` rounds. In the first, sites send class sizes and sums; in the
     others, decoder updates.
+
+    Example:
+        In a ServerApp, `strategy.run(grid)` runs it with all connected sites.
+
+        >>> strategy = DPCVAE({"method": "dpcvae", "dpcvae.rounds": 2})
+        >>> strategy.config.plan.kind, [each.name for each in strategy.config.plan.messages.sends]
+        ('rounds', ['decoder'])
     """
 
     def _begin(self, grid: Grid, deadline: float) -> Training:

@@ -20,7 +20,15 @@ from fedsurrogate.strategies.fedavg.strategy import Updates
 
 
 class Representation(Updates):
-    """Training of a shared body in `fedavg.rounds` rounds."""
+    """Training of a shared body in `fedavg.rounds` rounds.
+
+    Example:
+        In a ServerApp, `strategy.run(grid)` runs it with all connected sites.
+
+        >>> strategy = Representation({"method": "fedrep", "fedavg.rounds": 3})
+        >>> strategy.config.plan.kind, [each.name for each in strategy.config.plan.messages.sends]
+        ('rounds', ['parameters'])
+    """
 
     def _begin(self, grid: Grid, deadline: float) -> Training:
         training = super()._begin(grid, deadline)

@@ -21,7 +21,15 @@ from fedsurrogate.strategies.robustness.defence import defend_updates
 
 
 class Updates(Rounds[Parameters]):
-    """FedAvg and related methods: a reply is the change of the model in a site's training."""
+    """FedAvg and related methods: a reply is the change of the model in a site's training.
+
+    Example:
+        In a ServerApp, `strategy.run(grid)` runs it with all connected sites.
+
+        >>> strategy = Updates({"method": "fedavg", "fedavg.rounds": 3})
+        >>> strategy.config.plan.kind, [each.name for each in strategy.config.plan.messages.sends]
+        ('rounds', ['parameters'])
+    """
 
     def _begin(self, grid: Grid, deadline: float) -> Training:
         training = super()._begin(grid, deadline)

@@ -22,7 +22,15 @@ SHEETS = ("first", "middle", "last")
 
 
 class FedLAP(Rounds[Synthetic]):
-    """Training in `fedlap.rounds` rounds."""
+    """Training in `fedlap.rounds` rounds.
+
+    Example:
+        In a ServerApp, `strategy.run(grid)` runs it with all connected sites.
+
+        >>> strategy = FedLAP({"method": "fedlap", "fedlap.rounds": 2})
+        >>> strategy.config.plan.kind, [each.name for each in strategy.config.plan.messages.sends]
+        ('rounds', ['images', 'labels'])
+    """
 
     def parse(self, payload: bytes, training: Training) -> Synthetic:
         """Parse one site's synthetic records.

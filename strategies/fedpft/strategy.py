@@ -45,7 +45,18 @@ from fedsurrogate.strategies.robustness.defence import defend_surrogates
 
 
 class FedPFT(OneShot[AnySurrogate]):
-    """One-shot parametric feature transfer (Beitollahi et al. 2024, algorithm 1)."""
+    """One-shot parametric feature transfer (Beitollahi et al. 2024, algorithm 1).
+
+    Example:
+        >>> import fedsurrogate as fs
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> strategy = FedPFT({"method": "fedpft"})
+        >>> sent = [fs.fit(x[k::3], y[k::3], site=str(k), method="fedpft") for k in range(3)]
+        >>> learned = strategy.learn([strategy.unpack(each.payload) for each in sent], ())
+        >>> type(learned.model).__name__, learned.model.header.classes
+        ('Head', ('0', '1', '2'))
+    """
 
     def __init__(
         self,

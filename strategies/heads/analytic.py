@@ -11,11 +11,33 @@ from fedsurrogate.strategies.closed_form.strategy import FromStatistics, Made
 
 
 class Analytic(FromStatistics):
-    """Least squares on the records of all sites together (AFL, He et al. 2025)."""
+    """Least squares on the records of all sites together (AFL, He et al. 2025).
+
+    Example:
+        >>> import fedsurrogate as fs
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> strategy = Analytic({"method": "afl"})
+        >>> sent = [fs.fit(x[k::3], y[k::3], site=str(k), method="afl") for k in range(3)]
+        >>> learned = strategy.learn([strategy.unpack(each.payload) for each in sent], ())
+        >>> type(learned.model).__name__, learned.model.header.classes
+        ('Head', ('0', '1', '2'))
+    """
 
 
 class GlobalStatistics(FromStatistics):
-    """The global model of FedCGS (Guan et al. 2025), without training."""
+    """The global model of FedCGS (Guan et al. 2025), without training.
+
+    Example:
+        >>> import fedsurrogate as fs
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> strategy = GlobalStatistics({"method": "fedcgs"})
+        >>> sent = [fs.fit(x[k::3], y[k::3], site=str(k), method="fedcgs") for k in range(3)]
+        >>> learned = strategy.learn([strategy.unpack(each.payload) for each in sent], ())
+        >>> type(learned.model).__name__, learned.model.header.classes
+        ('Head', ('0', '1', '2'))
+    """
 
 
 def afl_model(statistics: Statistics, header: Header, shrinkage: float) -> Made:

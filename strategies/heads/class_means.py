@@ -23,7 +23,18 @@ from fedsurrogate.strategies.pooling.site_weights import shares_kept
 
 
 class ClassMeans(Heads):
-    """A head from class means alone (FedCOF, Goswami et al. 2025, algorithm 1)."""
+    """A head from class means alone (FedCOF, Goswami et al. 2025, algorithm 1).
+
+    Example:
+        >>> import fedsurrogate as fs
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> strategy = ClassMeans({"method": "fedcof"})
+        >>> sent = [fs.fit(x[k::3], y[k::3], site=str(k), method="fedcof") for k in range(3)]
+        >>> learned = strategy.learn([strategy.unpack(each.payload) for each in sent], ())
+        >>> type(learned.model).__name__, learned.model.header.classes
+        ('Head', ('0', '1', '2'))
+    """
 
     # Most groups of a site with few records are missing. No limit but the format's own.
     most_with_zeros = sys.maxsize

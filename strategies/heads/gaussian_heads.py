@@ -30,7 +30,18 @@ ABSENT = -1e4
 
 
 class GaussianHeads(FromStatistics):
-    """A head of the GH-OFL family (Turazza et al. 2026)."""
+    """A head of the GH-OFL family (Turazza et al. 2026).
+
+    Example:
+        >>> import fedsurrogate as fs
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> strategy = GaussianHeads({"method": "gh-ofl"})
+        >>> sent = [fs.fit(x[k::3], y[k::3], site=str(k), method="gh-ofl") for k in range(3)]
+        >>> learned = strategy.learn([strategy.unpack(each.payload) for each in sent], ())
+        >>> type(learned.model).__name__, learned.model.header.classes
+        ('Head', ('0', '1', '2'))
+    """
 
 
 def nb_diag(statistics: Statistics, header: Header) -> Made:

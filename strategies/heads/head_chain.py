@@ -14,7 +14,15 @@ from fedsurrogate.strategies.base.introductions import Group
 
 
 class HeadChain(Chain):
-    """A relay is one head; the last site's head is the run's model."""
+    """A relay is one head; the last site's head is the run's model.
+
+    Example:
+        In a ServerApp, `strategy.run(grid)` runs it with all connected sites.
+
+        >>> strategy = HeadChain({"method": "kd"})
+        >>> strategy.config.plan.kind, [each.name for each in strategy.config.plan.messages.sends]
+        ('chain', ['weight', 'bias'])
+    """
 
     def last_reply(
         self, payload: bytes, relay: bytes | None, place: Expectation, group: Group

@@ -17,7 +17,15 @@ from fedsurrogate.strategies.flower.records import check_no_settings
 
 
 class Local(Federation):
-    """No federation: every site trains a head and evaluates it. Only the accuracy leaves the site."""
+    """No federation: every site trains a head and evaluates it. Only the accuracy leaves the site.
+
+    Example:
+        In a ServerApp, `strategy.run(grid)` runs it with all connected sites.
+
+        >>> strategy = Local({"method": "local"})
+        >>> strategy.config.plan.kind, [each.name for each in strategy.config.plan.messages.sends]
+        ('alone', [])
+    """
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Ask every site for the accuracy of its own head.

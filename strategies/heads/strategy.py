@@ -25,6 +25,16 @@ class Heads(OneShot[Parameters]):
     Attributes:
         most_with_zeros: numbers in a message that leaves zeros out, if these are more than its
             bytes. A small payload must not need far more memory; here at most 16 MB.
+
+    Example:
+        >>> import fedsurrogate as fs
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> strategy = Heads({"method": "ensemble"})
+        >>> sent = [fs.fit(x[k::3], y[k::3], site=str(k), method="ensemble") for k in range(3)]
+        >>> learned = strategy.learn([strategy.unpack(each.payload) for each in sent], ())
+        >>> type(learned.model).__name__, learned.model.header.classes
+        ('Ensemble', ('0', '1', '2'))
     """
 
     most_with_zeros = 2**22

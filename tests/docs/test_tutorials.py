@@ -30,6 +30,15 @@ def make_images(folder: Path) -> None:
             )
 
 
+def check_shown(expected: str, printed: str) -> int:
+    """Each line that a page shows is printed, in this order, up to its numbers; returns how many."""
+    left, lines = masked(printed), masked(expected)
+    for line in lines:
+        assert line in left, f"{line!r} is not printed:\n{printed}"
+        left = left[left.index(line) + 1 :]
+    return len(lines)
+
+
 def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,8 +64,11 @@ def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_i
     assert "witness" in opened
     assert "epsilon" in tried
     assert "nothing has left yet" in left
+    for (_, expected), printed in zip(shown_after(BUDGET), shown, strict=True):
+        assert check_shown(expected, printed)
 
 
+@pytest.mark.timeout(400)
 def test_the_walk_from_a_folder_to_a_decision_prints_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,26 +92,25 @@ def test_the_walk_from_a_folder_to_a_decision_prints_what_the_page_shows(
             assert command(monkeypatch, *typed) == 0, capsys.readouterr().err
             printed += capsys.readouterr().out
         assert expected, f"no output is shown after {lines}"
-        left = masked(printed)
-        for line in masked(expected):
-            assert line in left, f"{line!r} is not printed by {lines}:\n{printed}"
-            # In this order.
-            left = left[left.index(line) + 1 :]
-            seen += 1
+        seen += check_shown(expected, printed)
     assert seen > 30
     assert len(Path("predictions.csv").read_text().splitlines()) == 201
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", ["findings", "time-to-event"])
 def test_a_tutorial_on_drawn_pictures_can_be_typed(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With fewer pictures than a reader draws."""
     monkeypatch.chdir(tmp_path)
-    document = DOCS / "tutorials" / f"{page}.md"
-    for line in (line for block in commands(document) for line in block):
+    monkeypatch.setattr(cli.console, "width", 200)
+    document, seen = DOCS / "tutorials" / f"{page}.md", 0
+    for (line,), expected in shown_after(document):
         typed = words(line.replace("--images 1500", "--images 150 --size 32"))
         assert coordinator(monkeypatch, *typed[1:]) == 0, capsys.readouterr().err
+        seen += check_shown(expected, capsys.readouterr().out)
+    assert seen > 5
     (code,) = blocks(document, "python")
     capsys.readouterr()
     exec(compile(code, document.name, "exec"), {})

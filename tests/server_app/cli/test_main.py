@@ -291,7 +291,15 @@ def test_the_table_shows_accuracies_beside_bytes(run: Path) -> None:
     metrics["bytes"]["compare"] = {"oracle": 184064}
     text = io.StringIO()
     Console(file=text, width=100).print(cli.result_table(metrics))
-    for word in ("fedpft, 2 of 2 sites", "this run", "oracle", "94.12%", "at site 0", "at site 1"):
+    for word in (
+        "fedpft, 2 of 2 sites",
+        "this run",
+        "pooled head",
+        "ensemble of heads",
+        "94.12%",
+        "at site 0",
+        "at site 1",
+    ):
         assert word in text.getvalue()
 
 

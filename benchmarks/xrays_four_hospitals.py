@@ -1,0 +1,96 @@
+"""Real chest X-rays at four hospitals with nothing set: the first commands of the README, on the
+sample images and MobileNetV2.
+
+The images (28 x 28 pixels, 3,882 to train and 624 to test, in the files' own split) are written as a
+folder of PNG files, dealt to four sites at random, and each run is a whole simulation.
+"""
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import shared
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.runs.json_files import METRICS, read_json
+
+SITES, CLASSES, DELTA = 4, ("normal", "pneumonia"), 1e-5
+MEASURES = ("accuracy", "balanced_accuracy", "macro_auroc")
+
+
+def write_folder(folder: Path) -> None:
+    """The images as train/CLASS and test/CLASS."""
+    archive = np.load(shared("data/pneumonia/pneumonia-28px.npz"))
+    for part in ("train", "test"):
+        labels = archive[f"{part}_labels"].ravel().astype(int)
+        for number, (image, label) in enumerate(
+            zip(archive[f"{part}_images"], labels, strict=True)
+        ):
+            file = folder / part / CLASSES[label] / f"{number:05}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image.astype(np.uint8)).save(file)
+
+
+def measured(settings: dict[str, Scalar]) -> dict[str, Any]:
+    """Metrics of a run."""
+    return read_json(simulate_here(SITES, settings, lambda event: None, report=False), METRICS)
+
+
+def row_of(epsilon: float, runs: list[dict[str, Any]]) -> tuple[Any, ...]:
+    """Means over the seeds: the largest class, measures in %, sensitivity and specificity for the
+    finding, and kB of all sites.
+    """
+    quality = [run["quality"] for run in runs]
+    finding = [each["per_class"][1]["measures"] for each in quality]
+    values = [
+        *([each["averages"][name]["value"] for each in quality] for name in MEASURES),
+        *([each[name]["value"] for each in finding] for name in ("sensitivity", "specificity")),
+    ]
+    percent = (round(100 * statistics.mean(each), 1) for each in values)
+    sent = round(statistics.mean(run["bytes"]["up"] for run in runs) / 1000, 1)
+    majority = round(100 * quality[0]["majority"], 1)
+    return (epsilon or "none", majority, *percent, sent)
+
+
+def main() -> None:
+    parser = described(__doc__)
+    parser.add_argument("--epsilons", type=float, nargs="*", default=[0.0, 8.0, 2.0, 1.0])
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_folder(folder / "xrays")
+        common: dict[str, Scalar] = {
+            "data": "imagefolder",
+            "data-dir": str(folder / "xrays"),
+            "backbone": "torchvision:mobilenet_v2",
+            "weights-path": str(shared("weights/mobilenet_v2-imagenet.safetensors")),
+            "partition": "iid",
+            "output-dir": str(folder / "runs"),
+        }
+        for epsilon in options.epsilons:
+            private: dict[str, Scalar] = (
+                {"epsilon": epsilon, "delta": DELTA, "classes": ",".join(CLASSES)}
+                if epsilon
+                else {}
+            )
+            runs = [measured(common | private | {"seed": seed}) for seed in range(options.seeds)]
+            rows.append(row_of(epsilon, runs))
+            print(rows[-1], flush=True)
+    columns = (
+        *("epsilon", "largest class", "accuracy", "balanced accuracy", "AUROC"),
+        *("sensitivity", "specificity", "kB sent by all sites"),
+    )
+    title = f"X-rays at {SITES} sites, nothing set, MobileNetV2: in %, delta {DELTA:g}"
+    report("xrays-four-hospitals", title, columns, rows, seeds=options.seeds)
+
+
+if __name__ == "__main__":
+    main()
