@@ -71,6 +71,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/governance/policy.py:load_policy",
         "client_app/offline/keys.py:coordinator_key",
         "common/backbones/backbone_names.py:check_weights_file",
+        "common/metrics_page.py:expiry",
         "common/backbones/backbones.py:_check_archive",
         "common/backbones/backbones.py:read_weights",
         "server_app/sweep.py:done_before",

@@ -24,6 +24,8 @@ ENDED = "FEDSURROGATE_NODE_ENDED"
 """Variable of the environment with the error by which the SuperNode before this one ended."""
 LONGEST_ERROR = 2000
 LINK_OPTIONS = ("--superlink", "--root-certificates", "--auth-supernode-private-key")
+_logged: list[str] = []
+"""The last error in Flower's log."""
 TWIN = (
     "the coordinator knows this site's key, but a node with this key is connected already; stop the "
     "other one, or wait a minute if it has just ended; each machine needs a kit of its own"
@@ -68,7 +70,9 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
     except Exception as error:
         # A new process finds out why: Flower's servers and threads do not start twice in one, and
         # Flower ends this one within seconds.
-        os.environ[ENDED] = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+        os.environ[ENDED] = "; ".join((f"{type(error).__name__}: {error}", *_logged))[
+            :LONGEST_ERROR
+        ]
         os.execv(sys.executable, again)
 
 
@@ -116,10 +120,14 @@ def why_ended(error: str, arguments: Sequence[str]) -> str:
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """Replace an error of a connection, which has many lines, by its code and its text."""
+    """Replace an error of a connection, which has many lines, by its code and its text; remember the
+    last error, because Flower ends a node with another one.
+    """
     error = record.msg
     if isinstance(error, Exception) and callable(code := getattr(error, "code", None)):
         record.msg, record.args = f"{getattr(code(), 'name', '')}: {error.details()}", ()  # type: ignore[attr-defined]
+    if record.levelno >= logging.ERROR:
+        _logged[:] = [record.getMessage()]
     return True
 
 

@@ -38,7 +38,7 @@ from fedsurrogate.server_app.deployment.submit import (
 )
 from fedsurrogate.server_app.interrupted_runs import complete_interrupted, final_metrics
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
-from fedsurrogate.server_app.lifecycle.resume import continuation
+from fedsurrogate.server_app.lifecycle.resume import can_continue, continuation
 
 NAME = "coordinator"
 STOPPED = "stopped with `coordinator stop`"
@@ -247,6 +247,6 @@ def ended(folder: Path, status: str) -> RunError:
     interrupted = final_metrics(folder).get("status") == "interrupted"
     how = "was interrupted" if interrupted else f"ended as {status}"
     lines = [f"the run {how}: {failure(folder)}", f"run folder: {folder}"]
-    if interrupted:
+    if interrupted or can_continue(folder):
         lines.append(continuation(folder))
     return RunError("\n".join(filter(None, lines)))

@@ -139,6 +139,11 @@ def continuation(folder: Path) -> str:
     return f"nothing is left to continue from; start it again: {command}"
 
 
+def can_continue(folder: Path) -> bool:
+    """Whether a run that has ended has completed rounds, or chain steps, from which it can continue."""
+    return any((folder / checkpoint).is_file() for checkpoint in CHECKPOINTS.values())
+
+
 def command_of(
     words: Sequence[str], overrides: Mapping[str, Scalar], folder: Path | None
 ) -> tuple[str, bool]:

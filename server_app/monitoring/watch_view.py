@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedsurrogate.common.number_format import human_bytes, human_seconds, percent
-from fedsurrogate.server_app.lifecycle.resume import continuation
+from fedsurrogate.server_app.lifecycle.resume import can_continue, continuation
 from fedsurrogate.server_app.monitoring.progress import progress_line
 from fedsurrogate.server_app.runs.json_values import natural_order
 from fedsurrogate.server_app.runs.reader import LiveRun
@@ -65,7 +65,8 @@ def summary(run: LiveRun) -> list[str]:
         lines.append(f"stopped early: {state.stopped}")
     if state.failure:
         lines.append(state.failure if state.status == "interrupted" else f"failed: {state.failure}")
-    if state.status == "interrupted" and (how := continuation(run.folder)):
+    unfinished = state.status == "failed" and can_continue(run.folder)
+    if (state.status == "interrupted" or unfinished) and (how := continuation(run.folder)):
         lines.append(how)
     return lines
 

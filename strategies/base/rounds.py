@@ -301,9 +301,7 @@ class Rounds(Federation, Generic[R]):
                     if site.name in training.confirmed:
                         site.fate, site.reason = "used", ""
                 return None
-            raise RunError(
-                f"round {number}: {error}; continue from its checkpoint with resume"
-            ) from None
+            raise RunError(f"round {number}: {error}") from None
         # The order of arrival must not matter: floating-point sums depend on the order.
         replies.sort(key=lambda reply: (len(reply.header.site), reply.header.site))
         defended = self.defend(training, replies)
