@@ -33,6 +33,7 @@ from fedsurrogate.server_app.deployment.submit import flower_environment, stop_p
 
 CLASSES = ",".join(map(str, range(10)))
 RUNS = {
+    "FedAvg, 8 rounds": 'method="fedavg" fedavg.rounds=8',
     "FedAvg, 50 rounds": 'method="fedavg" fedavg.rounds=50',
     "DP-CVAE, 11 rounds": f'method="dpcvae" dpcvae.rounds=11 classes="{CLASSES}"',
     "FedLAP, 20 rounds": (

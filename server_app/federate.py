@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from fedsurrogate.common.errors import FedSurrogateError, RunError
+from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.signed_models.making import make_signed_model
@@ -81,23 +81,23 @@ def federate(
 
 
 def fail_before_start(
-    config: Run, flower_run_id: int, reason: str, simulated: bool = True
+    config: Run, flower_run_id: int, error: FedSurrogateError, simulated: bool = True
 ) -> NoReturn:
     """Leave the run folder of a run that failed before any request to a site.
 
     Args:
         config: the run.
         flower_run_id: the number of the run in Flower.
-        reason: of the failure, for people.
-        simulated: whether the run is a simulation.
+        error: why it failed.
+        simulated: whether it is a simulation.
 
     Raises:
-        RunError: always, with the reason.
+        FedSurrogateError: always, the error.
     """
-    folder = RunWriter(config, flower_run_id, simulated=simulated)
+    folder = RunWriter(config, flower_run_id, simulated)
     log.info("Run folder: %s", folder.path)
-    with finished(folder, strategy_of(config.plan)(config, folder)):
-        raise RunError(reason)
+    with finished(folder, strategy_of(config.plan)(config, folder, pick_device("cpu"))):
+        raise error
 
 
 def _signer(config: Run, flower_run_id: int) -> Callable[[Outcome], SignedModel]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.logs.output import configure_log
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.flat import Scalar
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run one federation. An invalid setting stops it before it starts."""
+    """Run one federation. An invalid setting stops it before any request to a site."""
     configure_log(os.environ)
-    config = parse_run(context.run_config)
-    if simulated := flower().is_simulation(grid):
+    simulated = flower().is_simulation(grid)
+    config = _checked(context, simulated)
+    if simulated:
         _wait_for_ray(config, context.run_id)
     flower().outlast_interruptions(grid, config.settings.deadline)
     from fedsurrogate.server_app.federate import federate
@@ -48,15 +52,44 @@ def _check_allowed(config: Run, run_id: int, rules: Path) -> None:
         rules: folder of the federation's rules.
 
     Raises:
-        RunError: with the reason, which the run folder has, too.
+        FedSurrogateError: with the reason, which the run folder has, too.
     """
     from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
     from fedsurrogate.server_app.federate import fail_before_start
 
     try:
         check_run_allowed(rules, config.full_digest, config.settings.approval)
-    except ConfigError as error:
-        fail_before_start(config, run_id, str(error), simulated=False)
+    except FedSurrogateError as error:
+        fail_before_start(config, run_id, error, simulated=False)
+
+
+def _checked(context: Context, simulated: bool) -> Run:
+    """The run. If its settings cannot work, a run folder says why, because `flwr run` does not;
+    raises FedSurrogateError.
+    """
+    from fedsurrogate.server_app.lifecycle.before_start import check_output, check_start
+
+    try:
+        config = parse_run(context.run_config)
+        check_start(config, simulated)
+        return config
+    except FedSurrogateError as error:
+        from fedsurrogate.server_app.federate import fail_before_start
+
+        nearest = _nearest(context.run_config)
+        try:
+            check_output(nearest.settings.output_dir)
+        except FedSurrogateError:
+            raise error from None
+        fail_before_start(nearest, context.run_id, error, simulated)
+
+
+def _nearest(settings: Mapping[str, Scalar]) -> Run:
+    """A run with these settings; without the others where they cannot work."""
+    for names in (settings.keys(), ("output-dir", "method"), ("output-dir",)):
+        with suppress(FedSurrogateError):
+            return parse_run({name: settings[name] for name in names if name in settings})
+    return parse_run({})
 
 
 def _wait_for_ray(config: Run, run_id: int) -> None:
@@ -69,5 +102,5 @@ def _wait_for_ray(config: Run, run_id: int) -> None:
         if problem:
             from fedsurrogate.server_app.federate import fail_before_start
 
-            fail_before_start(config, run_id, problem)
+            fail_before_start(config, run_id, RunError(problem))
     flower().replace_killed_workers()

@@ -14,6 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower.pace import REMOTE, Pace
 
 POLL_SECONDS = 0.3
 # How long a run waits at its start for sites to connect; the deadline if that is shorter.
@@ -93,6 +94,7 @@ class Collection:
             if message.metadata.message_id in pushed
         }
         self._away: dict[int, float] = {}
+        self._pace = Pace(REMOTE)
         self._end = time.monotonic() + deadline
 
     def __iter__(self) -> Iterator[Message]:
@@ -103,10 +105,11 @@ class Collection:
             names = self._askable()
             for reply in self._grid.pull_messages(names) if names else ():
                 self.unanswered.pop(reply.metadata.reply_to_message_id, None)
+                self._pace.worked()
                 yield reply
             if over or not self.unanswered:
                 break
-            time.sleep(POLL_SECONDS)
+            self._pace.sleep(POLL_SECONDS)
 
     def _askable(self) -> list[str]:
         """The messages to pull replies for now. Nodes that disconnected a moment ago are left out.

@@ -80,7 +80,7 @@ def test_a_ray_that_hangs_is_not_waited_for_without_end() -> None:
 
 def test_the_run_folder_has_the_status_failed_and_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no luck"):
-        fail_before_start(parse_run({"output-dir": str(tmp_path)}), 7, "no luck")
+        fail_before_start(parse_run({"output-dir": str(tmp_path)}), 7, RunError("no luck"))
     (folder,) = run_folders(tmp_path)
     assert (metrics_of(folder)["status"], metrics_of(folder)["failure"]) == ("failed", "no luck")
     assert events_of(folder)[-1]["reason"] == "no luck"
