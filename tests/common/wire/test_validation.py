@@ -267,15 +267,21 @@ def test_a_mixture_with_a_number_that_is_none_is_refused(name: str, bad: float) 
 
 def test_means_and_variances_have_room_to_be_learned_from() -> None:
     run, surrogate = made("diag", **{"fedpft.components": 1})
+    # Shares of classes that are powers of two, so that no rounding moves a mean past its limit.
+    counts = surrogate.mixtures.counts
+    powers = [1, *(2**k for k in range(len(counts) - 1))]
+    surrogate = changed_mixtures(surrogate, counts=8 * torch.tensor(powers).to(counts))
     covariance = surrogate.mixtures.covariance
     for share, taken in ((0.9, True), (1.0, False), (1.1, False)):
         means = surrogate.mixtures.means.clone()
         means[:, 1] = -share * LARGEST_NUMBER
         wide = covariance.variances.clone()
         wide[:, 1] = share * LARGEST_NUMBER**2
+        # Around zero, so that no rounding moves the variance past its limit.
+        none = torch.zeros_like(means)
         for changed in (
             changed_mixtures(surrogate, means=means),
-            changed_mixtures(surrogate, covariance=replace(covariance, variances=wide)),
+            changed_mixtures(surrogate, means=none, covariance=replace(covariance, variances=wide)),
         ):
             if taken:
                 check(changed, run)
