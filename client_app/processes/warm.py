@@ -83,12 +83,14 @@ class WarmStarter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """The warm process ends."""
+        """The warm process ends, and no other begins."""
+        self._pending.clear()
         self._retire()
 
     def start(self, arguments: Sequence[str]) -> None:
         """Start a process for a task, with these arguments."""
-        if self._version and self._version != installed():
+        self.tend()
+        if self._version and self._version != installed() and not self._pending:
             self._retire()
         self._begin()
         try:
@@ -157,6 +159,8 @@ def serve_children(descriptor: int, parent: int) -> list[str]:
     end_with_parent(signal.SIGTERM, parent)
     name_process(READY_NAME)
     control = socket.socket(fileno=descriptor)
+    # A kernel without them raises before there is a child.
+    os.close(os.pidfd_open(os.getpid()))
     import_all()
     gc.collect()
     # Objects that the collector does not touch are on pages that children share.
@@ -174,8 +178,8 @@ def serve_children(descriptor: int, parent: int) -> list[str]:
         if not (request := control.recv(LONGEST)):
             raise SystemExit(0)
         if child := _fork():
-            children[os.pidfd_open(child)] = child
             control.send(b"1")
+            children[os.pidfd_open(child)] = child
             continue
         for each in children:
             os.close(each)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedsurrogate.client_app.processes import warm
+from fedsurrogate.client_app.processes import installed, warm
 from fedsurrogate.client_app.processes.warm import READY_NAME, TASK_NAME, WarmStarter
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, until
@@ -25,7 +25,10 @@ from fedsurrogate.client_app.processes import app_process, warm
 from fedsurrogate.common.files import owner_only
 def task(file, code):
     found = {{}}
-    exec(code, found)
+    try:
+        exec(code, found)
+    except Exception as error:
+        found["result"] = repr(error)
     pathlib.Path(file + ".new").write_text(json.dumps([found.get("result"), os.getpid(), os.getppid()]))
     pathlib.Path(file + ".new").rename(file)
 with owner_only():
@@ -95,7 +98,7 @@ class Tasks:
             self.starter.tend()
             return file.exists()
 
-        until(there, 60)
+        until(there)
         found: list[Any] = json.loads(file.read_text())
         return found
 
@@ -104,6 +107,8 @@ class Tasks:
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
     """With few imports."""
     monkeypatch.setenv("LIGHT", "1")
+    # Another program may install something during a test.
+    monkeypatch.setattr(warm, "installed", lambda: (0,))
     monkeypatch.setenv("PYTHONPATH", str(APP_FOLDER))
     made = Tasks(tmp_path)
     with made.starter:
@@ -114,6 +119,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tasks]:
     """With all imports of a site."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm, "installed", lambda: (0,))
         patch.setenv("PYTHONPATH", str(APP_FOLDER))
         # As many threads as a library wants.
         patch.delenv("OMP_NUM_THREADS", raising=False)
@@ -200,7 +206,7 @@ result = [mask, threading.active_count(), [str(signal.getsignal(each)) for each 
         "import sys; sys.exit(3)",
         "raise BaseException('as a panic in Rust')",
         "import ctypes; ctypes.string_at(0)",
-        "import os, time; os.kill(os.getpid(), 15); time.sleep(60)",
+        "import os, time; os.kill(os.getpid(), 15); time.sleep(600)",
         "raise KeyboardInterrupt",
     ],
 )
@@ -261,6 +267,27 @@ def test_a_new_version_is_used_from_the_next_task_on(
     until(lambda: _ended(before))
 
 
+def test_an_upgrade_changes_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in ("common", "client_app"):
+        (tmp_path / room / "part").mkdir(parents=True)
+        (tmp_path / room / "part" / "a.py").write_text("1")
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    monkeypatch.setattr(installed, "PACKAGE", tmp_path)
+    monkeypatch.setattr(installed.sysconfig, "get_path", lambda name: str(packages))
+    seen = [installed.installed()]
+    assert installed.installed() == seen[0]
+    (tmp_path / "common" / "part" / "a.py").write_text("22")
+    seen.append(installed.installed())
+    (tmp_path / "client_app" / "b.py").touch()
+    seen.append(installed.installed())
+    (packages / "torch-9.dist-info").mkdir()
+    seen.append(installed.installed())
+    assert len(set(seen)) == 4
+
+
 def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(APP_FOLDER))
     with (made := Tasks(tmp_path, **{warm.SWITCH: "0"})).starter:
@@ -278,7 +305,7 @@ def test_nothing_is_left_when_its_parent_ends(
     works = (
         "from fedsurrogate.client_app.processes.kernel import end_with_parent\nend_with_parent(0)\n"
     )
-    code = begun + (works + "time.sleep(2)" if phase == "works" else "time.sleep(60)")
+    code = begun + (works + "time.sleep(2)" if phase == "works" else "time.sleep(600)")
     environment = os.environ | {"PYTHONPATH": str(APP_FOLDER), "LIGHT": "1"}
     host = subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path), code], env=environment)
     own = psutil.Process(host.pid)
@@ -289,7 +316,7 @@ def test_nothing_is_left_when_its_parent_ends(
     left = own.children(recursive=True)
     host.send_signal(number)
     host.wait(PATIENCE)
-    _, alive = psutil.wait_procs(left, 20)
+    _, alive = psutil.wait_procs(left, 60)
     assert alive == []
     assert (tmp_path / "done").exists() == (phase == "works")
 
