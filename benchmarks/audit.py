@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -133,6 +133,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "class sums, diag": _sums("diag", "half of the noise", alone),
     "class sums, lowrank": _sums("lowrank", "features not clipped", alone),
     "class sums, gram": _sums("gram", "half of the noise", alone),
+    "class sums, own mean left out": _sums(
+        "spherical", "features not clipped", partial(one_a_class, dimension=64)
+    ),
     "class sums, patients": _sums("spherical", "each record counts, not each patient", patients),
     "class sums, bags": Mechanism(
         SPHERICAL | {"features.bag": "mean"}, bags, by_sums, "each image counts, not each bag", 1000, 4

@@ -34,6 +34,7 @@ from fedsurrogate.common.surrogates.surrogates import (
 from fedsurrogate.common.wire.validation import check_class_number
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.closed_form.received import of_mixtures, pooled_by_class
+from fedsurrogate.strategies.closed_form.score_slope import calibrated
 from fedsurrogate.strategies.closed_form.site_differences import SiteDifferences
 from fedsurrogate.strategies.closed_form.solvers import (
     Solution,
@@ -56,6 +57,10 @@ SOLVERS = {
     BALANCED_RIDGE: balanced_ridge,
     "naive-bayes": naive_bayes,
 }
+
+
+# Those whose covariance is that of all records.
+LEAST_SQUARES = ("ridge", BALANCED_RIDGE)
 
 
 @dataclass(frozen=True)
@@ -206,7 +211,7 @@ def given_shrinkage(head: HeadSettings) -> float | None:
 
 
 def solution(statistics: Statistics, how: str, shrinkage: float | None) -> Solution:
-    """The solution of a solver.
+    """The solution of a solver, with a slope that makes its scores log odds on new records.
 
     Args:
         statistics: of all records.
@@ -221,7 +226,7 @@ def solution(statistics: Statistics, how: str, shrinkage: float | None) -> Solut
             "head.solver = 'ridge' needs two classes, and the sites have one; use head.solver = "
             "'lda'"
         )
-    return SOLVERS[how](statistics, shrinkage)
+    return calibrated(SOLVERS[how](statistics, shrinkage), statistics, how in LEAST_SQUARES)
 
 
 def _with_enough_records(

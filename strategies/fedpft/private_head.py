@@ -22,7 +22,8 @@ from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.shared_covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.strategies.closed_form.cleaned import cleaned
-from fedsurrogate.strategies.fedpft.calibrated import Scores, slope_of, spread_of
+from fedsurrogate.strategies.closed_form.score_slope import Scores, slope_of
+from fedsurrogate.strategies.fedpft.calibrated import of_classes, spread_of
 from fedsurrogate.strategies.fedpft.cleaned_covariance import expected
 from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, robust, shrink
 from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_mean
@@ -80,16 +81,12 @@ def learn_from_sums(
         shrunk, differ = shrink(by_site(surrogates))
         components = shrunk if differ > SITES_DIFFER else pool(surrogates)
     found = observed_within(surrogates, components, family, rank, rule)
-    covariance = found.covariance
     if family == "joint":
-        components, covariance = expected(components, covariance)
+        components, covariance = expected(components, found.covariance)
+        found = Within(covariance)
     combined = _least_squares if differ > SITES_DIFFER else _discriminant
-    solved = combined(components, covariance)
-    weight, bias = (
-        (solved.weight, solved.bias)
-        if family == "joint"
-        else _calibrated(solved, components, found)
-    )
+    solved = combined(components, found.covariance)
+    weight, bias = _calibrated(solved, components, found, family == "joint")
     first = surrogates[0]
     header = Header(
         first.header.method,
@@ -99,7 +96,7 @@ def learn_from_sums(
         components.classes,
     )
     head = Head(header, weight.float(), bias.float(), first.claim.clip)
-    return head, _gaussians(components, covariance)
+    return head, _gaussians(components, found.covariance)
 
 
 def unused(surrogates: Sequence[SumsSurrogate], gaussians: Mixtures) -> str:
@@ -178,7 +175,9 @@ def _discriminant(components: Components, covariance: LowRank) -> Combined:
     return Combined(weight, torch.eye(len(weight), dtype=weight.dtype), bias, trace)
 
 
-def _calibrated(solved: Combined, components: Components, found: Within) -> tuple[Tensor, Tensor]:
+def _calibrated(
+    solved: Combined, components: Components, found: Within, joint: bool
+) -> tuple[Tensor, Tensor]:
     """Weight (C, d) and bias (C,) whose probabilities mean what they say.
 
     Discriminant analysis takes its weights and its covariance for true. New records differ less than
@@ -188,8 +187,8 @@ def _calibrated(solved: Combined, components: Components, found: Within) -> tupl
     directions, mixing = solved.directions, solved.mixing
     noise = components.noise * solved.trace
     means = mixing @ (directions @ components.means.T - noise) + solved.bias[:, None]
-    spread = spread_of(directions, found.covariance, noise, found.matrix)
-    scores = Scores(means, mixing @ spread @ mixing.T).of_classes(components)
+    spread = spread_of(directions, found.covariance, noise, found.matrix, joint)
+    scores = of_classes(Scores(means, mixing @ spread @ mixing.T), components)
     shares = components.records / components.records.sum()
     priors = shares @ one_hot(components.labels, len(components.classes)).to(shares)
     slope = slope_of(scores, priors)

@@ -48,6 +48,8 @@ TABLES = [
     ("docs/methods/fedpft.md", "| released | accuracy | uplink, all sites", "statistics-runs"),
     ("docs/methods/fedpft.md", "| data | F |", "defaults"),
     ("docs/methods/fedpft.md", "| nothing set |", "defaults-families"),
+    ("docs/methods/fedpft.md", "| mean of columns |", "defaults-own-mean"),
+    ("docs/methods/fedpft.md", "| calibration |", "calibration"),
     (
         "docs/methods/fedpft.md",
         "| released | accuracy | difference | uplink",

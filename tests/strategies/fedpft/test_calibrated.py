@@ -19,12 +19,8 @@ from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.shared_covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
-from fedsurrogate.strategies.fedpft.calibrated import (
-    LEAST,
-    Scores,
-    slope_of,
-    spread_of,
-)
+from fedsurrogate.strategies.closed_form.score_slope import LEAST, Scores, slope_of
+from fedsurrogate.strategies.fedpft.calibrated import of_classes, spread_of
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
 from fedsurrogate.strategies.pooling.class_means import Components
 
@@ -102,7 +98,7 @@ def test_components_of_one_class_add_their_differences_to_the_spread() -> None:
         torch.tensor([0.5, 0.25, 0.25]).double(),
     )
     of_components = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 5.0]]).double()
-    found = Scores(of_components, torch.eye(2).double()).of_classes(components)
+    found = of_classes(Scores(of_components, torch.eye(2).double()), components)
     assert found.means.tolist() == [[1.0, 1.0], [0.0, 4.0]]
     assert found.spread.tolist() == [[1.5, 0.5], [0.5, 1.5]]
 

@@ -1,0 +1,101 @@
+"""Expected calibration error of heads in closed form on test records, with and without their slope.
+
+    python benchmarks/calibration.py
+
+One draw of each data set; nothing set but the data, or the budget and the classes. The slope changes
+no decision, so there is one accuracy. Written after every row.
+"""
+
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.defaults_beside import federation, sets
+from benchmarks.harness.federation import Federation, measure
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from fedsurrogate.strategies.closed_form import score_slope
+from fedsurrogate.strategies.fedpft import private_head
+
+SETS = ("X-rays", "digits", "PACS, photo and sketch", "CIFAR-10, Dirichlet 0.1")
+COLUMNS = ("data", "epsilon", "accuracy %", "error before", "error", "loss before", "loss")
+BINS = 15
+
+
+def calibration_error(chances: torch.Tensor, labels: torch.Tensor) -> float:
+    """Mean distance of confidence and accuracy over bins of confidence.
+
+    Args:
+        chances: of the classes, (n, C).
+        labels: (n,).
+    """
+    sure, most = chances.max(1)
+    right, bins = (most == labels).double(), (sure * BINS).long().clamp_max(BINS - 1)
+    sums = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, right - sure)
+    return float(sums.abs().sum()) / len(labels)
+
+
+def row(name: str, epsilon: float) -> tuple[Any, ...]:
+    """Accuracy, and errors and log losses without the slope and with it."""
+    settings, _ = sets()[name]
+    power = 1.0 if epsilon else 0.5
+    data = federation(name, 0, power)
+    changed = {"features.power": power} if "features.power" in settings else {}
+    own: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
+    public = {"features.records": sum(data.sizes), "sites": len(data.sites)}
+    found: list[float] = []
+    learned = score_slope.slope_of
+
+    def noted(scores: score_slope.Scores, priors: torch.Tensor) -> float:
+        found.append(learned(scores, priors))
+        return found[-1]
+
+    with (
+        patch.object(score_slope, "slope_of", noted),
+        patch.object(private_head, "slope_of", noted),
+    ):
+        model = measure(settings | changed | public | {"seed": 0}, data.named(own), data).model
+    assert model is not None
+    scores, labels = _scores(model, data)
+    figures = []
+    for slope in (found[-1], 1.0):
+        chances = (scores / slope).softmax(1)
+        loss = -chances.gather(1, labels[:, None]).clamp_min(1e-12).log().mean()
+        figures.append((round(calibration_error(chances, labels), 3), round(float(loss), 2)))
+    accuracy = 100 * float((scores.argmax(1) == labels).double().mean())
+    (before, cost), (error, less) = figures
+    return (
+        name,
+        f"{epsilon:g}" if epsilon else "none",
+        round(accuracy, 2),
+        before,
+        error,
+        cost,
+        less,
+    )
+
+
+def _scores(model: Any, data: Federation) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores (n, C) of the test records, the lowest for classes that the model lacks, and labels."""
+    names = [data.classes.index(each) for each in model.header.classes]
+    scores = torch.full((len(data.test.labels), len(data.classes)), -1e9, dtype=torch.float64)
+    scores[:, names] = model.scores(data.test.features).double()
+    return scores, data.test.labels
+
+
+def main() -> None:
+    """Measure every data set, and write the table."""
+    options = described(__doc__)
+    options.add_argument("--epsilons", type=float, nargs="+", default=[0.0, 1.0, 2.0, 8.0])
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    rows: list[tuple[Any, ...]] = []
+    for name in SETS:
+        for epsilon in given.epsilons:
+            rows.append(row(name, epsilon))
+            report("calibration", "Calibration on test records, one draw", COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()
