@@ -22,6 +22,7 @@ from fedsurrogate.common.security.proposals import SignedProposal, read_setting
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.deployment.federation_rules import read_proposal
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.runs.json_files import MANIFEST
 from fedsurrogate.server_app.runs.reader import run_folders
 
 FOLDER = "queue"
@@ -241,7 +242,7 @@ def folder_of(output: Path, id_: str) -> Path | None:
     """
     for folder in run_folders(output):
         try:
-            text = json.loads((folder / "manifest.json").read_text())["settings"]["approval"]
+            text = json.loads((folder / MANIFEST).read_text())["config"]["approval"]
             if text and read_setting(text).proposal.id == id_:
                 return folder
         except (OSError, ValueError, LookupError, TypeError, ConfigError):

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_setting
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.deployment import run_queue
 from fedsurrogate.server_app.deployment.run_queue import QueuedRun, add, moment, read, serve
+from fedsurrogate.server_app.runs.writer import RunWriter
 
 NOW = datetime.now(UTC)
 DELAYS = st.none() | st.integers(-5, 5).filter(bool)
@@ -37,16 +39,14 @@ class Runs:
     def __init__(self, output: Path) -> None:
         self.output, self.started, self.followed = output, list[int](), list[str]()
         self.kill, self.fail, self.with_folder = set[int](), set[int](), True
+        self.folders = dict[int, str]()
 
     def start(self, settings: Mapping[str, Scalar]) -> None:
         number = int(settings["seed"])
         self.started.append(number)
         if self.with_folder:
-            folder = self.output / f"2026-{number}"
-            folder.mkdir()
-            (folder / "manifest.json").write_text(
-                json.dumps({"settings": {"approval": settings["approval"]}})
-            )
+            run = parse_run({**settings, "output-dir": str(self.output)})
+            self.folders[number] = RunWriter(run, number).path.name
         if number in self.kill:
             raise Killed
         if number in self.fail:
@@ -90,7 +90,7 @@ def test_each_run_is_started_once_in_its_order_when_it_may_however_often_it_is_r
         except Killed:
             continue
     assert superlink.started == may
-    followed = [f"2026-{number}" for number in may if number in superlink.kill]
+    followed = [superlink.folders.get(number) for number in may if number in superlink.kill]
     assert superlink.followed == (followed if superlink.with_folder else [])
     states = {}
     for number, each in enumerate(read(output)):
