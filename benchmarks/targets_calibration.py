@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks._target_data import Labelled, attributes
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
-from fedsurrogate.client_app.model_use.metrics import calibration_error
+from fedsurrogate.common.models.class_measures import calibration_error
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.target import CODE, SQUARES, SUMS

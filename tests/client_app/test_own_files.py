@@ -24,6 +24,7 @@ from fedsurrogate.client_app.model_use.store import models_folder, read_index
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.own_files import close_to_others, own_files, readable_by_others
 from fedsurrogate.common import files
+from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 from fedsurrogate.common.settings.flat import parse_overrides
 from fedsurrogate.server_app.offline import make_request
 from tests.client_app.methods.dpcvae.test_downstream import generator_file
@@ -45,7 +46,7 @@ RUN = (
     'fedpft.covariance="spherical"'
 )
 # Programs that run until they are stopped.
-SERVE = {"join", "app", "node"}
+SERVE = {"join", "app", "node", "metrics"}
 
 
 @contextmanager
@@ -158,6 +159,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "evaluate": ("MODEL", "--data-dir", "HOME/labelled", "--node-config", "NODE", "--out", "OUT/evaluation",
                  "--positive", "7", "--sensitivity", "0.9", "--store"),
     "adapt": ("MODEL", "--data-dir", "HOME/labelled", "--node-config", "NODE", "--store"),
+    "enrol": ("north", "--hospital", "North", "--contact", "it@north.example", "--out", "OUT/north"),
+    "approve": ("HOME/proposal.json", "--officer", "Dr. N", "--node-config", "NODE"),
     "audit": ("--node-config", "NODE", "-c", RUN, "--seconds", "0", "--out", "OUT/audit"),
     "disclose": ("--node-config", "NODE", "-c", RUN),
     "synthesize": ("GENERATOR", "--per-class", "150", "--out", "OUT/set.safetensors"),
@@ -219,6 +222,9 @@ def test_no_command_leaves_a_file_that_other_accounts_can_read(
         (home / "request.json").unlink(missing_ok=True)
         make_request(settings, home / "request.json", COORDINATOR)
         own += f' coordinator-key="{key}"'
+    if name == "approve":
+        proposal = SignedProposal(Proposal.fresh("run", FAST | PRIVATE, "a test", 30))
+        (home / "proposal.json").write_text(proposal.text())
     (model,) = list(read_index(node_of(home)).models)
     if name == "models add":
         file = models_folder(node_of(home)) / f"{model}.fedsurrogate"

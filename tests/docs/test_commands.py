@@ -47,7 +47,6 @@ RUN_BY = {
     "coordinator sites": "faults/test_handles.py",
     "coordinator certs": "server_app/deployment/test_certificates.py",
     "coordinator register": "e2e/test_tls.py",
-    "coordinator unregister": "e2e/test_tls.py",
     "coordinator enrol": "e2e/test_tls.py",
     "coordinator propose": "e2e/test_hospitals_decide.py",
     "coordinator approve": "e2e/test_hospitals_decide.py",

@@ -323,7 +323,7 @@ def test_private_sums_of_features_in_a_file_are_those_in_memory_bit_for_bit(
     for task in tasks(data, parse_run({})):
         train = task.found.train
         clipped = Clipped.of(
-            train.features, train.labels, None, 0.0, torch.full((40,), 0.1), train.folder
+            train.features, train.labels, None, 0.0, lambda rows: rows - 0.1, train.folder
         )
         found.append(statistics(clipped.features, clipped.labels, clipped.weights, 3, family))
     for ours, theirs in zip(*found, strict=True):

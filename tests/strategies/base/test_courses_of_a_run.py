@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.flower import pace
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
@@ -141,7 +142,9 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
     courses: list[Course],
     quorum: float,
 ) -> None:
-    monkeypatch.setattr(collection, "time", Clock())
+    clock = Clock()
+    monkeypatch.setattr(collection, "time", clock)
+    monkeypatch.setattr(pace, "time", clock)
     folder = str(tmp_path_factory.mktemp("runs"))
     run = parse_run(SMALL | {"quorum": quorum, "output-dir": folder})
     kept = Kept()
@@ -205,7 +208,9 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
 def test_every_site_that_is_asked_for_its_introduction_is_recorded_once(
     monkeypatch: pytest.MonkeyPatch, sends: list[str]
 ) -> None:
-    monkeypatch.setattr(collection, "time", Clock())
+    clock = Clock()
+    monkeypatch.setattr(collection, "time", clock)
+    monkeypatch.setattr(pace, "time", clock)
     run, kept = parse_run(SMALL | {"quorum": 0.1}), Kept()
     strategy = FedPFT(run, kept)  # type: ignore[arg-type]
     # Two of one backbone are more than any other backbone has.

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower import pace
 from fedsurrogate.common.limits import largest_parameter
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.common.run import Run, parse_run
@@ -107,7 +108,9 @@ def test_who_does_not_fit_is_never_asked_to_train_and_all_others_are_in_each_rou
     kept, grid = Kept(), Sites(run, courses)
     strategy = Updates(run, kept)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collection, "time", Clock())
+        clock = Clock()
+        for module in (collection, pace):
+            patch.setattr(module, "time", clock)
         strategy.run(grid)
     every = range(1, ROUNDS + 1)
     for k, (hello, trains) in enumerate(courses):
