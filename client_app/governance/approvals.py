@@ -18,7 +18,7 @@ from fedsurrogate.client_app.governance.entries import Entry
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.security.proposals import check_signed, read_setting
+from fedsurrogate.common.security.proposals import SignedProposal, check_signed, read_setting
 from fedsurrogate.common.security.sealing import read_keys
 
 # In the state folder: what this site's officer has decided, by the digest of a run's settings.
@@ -79,42 +79,49 @@ class Approvals:
             PolicyError: too few have, or this site's officer has refused it.
             ConfigError: a file of the site cannot be read.
         """
-        fewest = self._policy.require_approval
         decision = decisions(self._state).get(digest)
         if decision is not None and decision.answer == "refused":
             raise PolicyError(
                 f"{decision.officer}, an officer of this site, has refused this run on "
                 f"{decision.time[:10]}"
             )
-        if decision is None and self._policy.require_officer:
+        signed = _proposal(approval)
+        names = self._signers(digest, signed) if self._policy.require_approval else []
+        proposal = "" if signed is None else signed.proposal.id
+        # An approval is of one proposal, not of all that have its settings.
+        if decision is not None and proposal in ("", decision.proposal):
+            names.append(f"here {decision.officer}")
+            proposal = decision.proposal
+        elif self._policy.require_officer:
             raise PolicyError(
-                "require-officer = true: no officer of this site has approved this run (`site "
+                "require-officer = true: no officer of this site has approved this proposal (`site "
                 "approve`)"
             )
-        names, proposal = list[str](), ""
-        if fewest:
-            names, proposal = self._signers(digest, approval, fewest)
-        if decision is not None:
-            names.append(f"here {decision.officer}")
-            proposal = proposal or decision.proposal
-        return Allowed(proposal, ", ".join(names))
+        return Allowed(proposal if names else "", ", ".join(names))
 
-    def _signers(self, digest: str, approval: str, fewest: int) -> tuple[list[str], str]:
+    def _signers(self, digest: str, signed: SignedProposal | None) -> list[str]:
+        fewest = self._policy.require_approval
         known = read_keys(self._folder / self._policy.approvers)
-        if not approval:
+        if signed is None:
             raise PolicyError(
                 f"require-approval = {fewest}: the run has no signed proposal (`coordinator "
                 "propose`)"
             )
         try:
-            signed = read_setting(approval)
-            if signed.proposal.action != "run":
-                raise ConfigError(f"the proposal is to {signed.proposal.action} sites")
-            today = datetime.now(UTC).date()
-            names = check_signed(signed, digest, known, fewest, today)
+            return check_signed(signed, digest, known, fewest, datetime.now(UTC).date())
         except ConfigError as error:
             raise PolicyError(f"require-approval = {fewest}: {error}") from None
-        return names, signed.proposal.id
+
+
+def _proposal(approval: str) -> SignedProposal | None:
+    """The proposal of a run; None without one. Raises PolicyError."""
+    try:
+        signed = read_setting(approval) if approval else None
+    except ConfigError as error:
+        raise PolicyError(str(error)) from None
+    if signed is not None and signed.proposal.action != "run":
+        raise PolicyError(f"approval: the proposal is to {signed.proposal.action} sites")
+    return signed
 
 
 def check_used_once(entries: Sequence[Entry], proposal: str, round_: int, flower_run: str) -> None:

@@ -46,7 +46,11 @@ ANSWERS = st.sampled_from([None, "approved", "refused"])
 
 
 @given(
-    st.booleans(), st.booleans(), st.sampled_from(["none", "unsigned", "signed", "other"]), ANSWERS
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["none", "unsigned", "signed", "other"]),
+    ANSWERS,
+    st.booleans(),
 )
 def test_a_run_is_allowed_if_and_only_if_all_who_are_needed_have_allowed_it(
     tmp_path_factory: pytest.TempPathFactory,
@@ -54,26 +58,31 @@ def test_a_run_is_allowed_if_and_only_if_all_who_are_needed_have_allowed_it(
     needs_officer: bool,
     has: str,
     answer: str | None,
+    right_proposal: bool,
 ) -> None:
     home = tmp_path_factory.mktemp("site")
     (home / "approvers.toml").write_text(LINE)
     other = {**RUN, "epsilon": 0.5}
     given_ = {"none": None, "unsigned": signed(keys=()), "signed": signed(), "other": signed(other)}
     run = with_text(given_[has])
+    own = given_[has].proposal.id if given_[has] else "any"  # type: ignore[union-attr]
     # A decision about another run changes nothing here.
     decide(home, parse_run(other).full_digest, Decision("refused", "Eve", "", "2026-01-01"))  # type: ignore[arg-type]
     if answer:
-        decide(home, run.full_digest, Decision(answer, "Olga", "", "2026-01-01"))  # type: ignore[arg-type]
+        about = own if right_proposal else "another"
+        decide(home, run.full_digest, Decision(answer, "Olga", about, "2026-01-01"))  # type: ignore[arg-type]
     policy = Policy(require_approval=int(needs_people), require_officer=needs_officer)
     rules = Approvals(policy, home, home)
     right = has == "signed" or not needs_people
-    if answer == "refused" or (needs_officer and not answer) or not right:
+    # An officer approves a proposal; who refuses, refuses the settings.
+    approved = answer == "approved" and (right_proposal or has == "none")
+    if answer == "refused" or (needs_officer and not approved) or not right:
         with pytest.raises(PolicyError):
             rules.check(run.full_digest, run.settings.approval)
         return
     allowed = rules.check(run.full_digest, run.settings.approval)
     assert ("Ada" in allowed.by) == needs_people
-    assert ("here Olga" in allowed.by) == (answer == "approved")
+    assert ("here Olga" in allowed.by) == approved
 
 
 def site(tmp_path: Path, policy: str) -> dict[str, str]:
