@@ -95,8 +95,8 @@ def test_a_run_leaves_every_file_of_the_contract(compared: tuple[InProcessGrid, 
 def test_metrics_keep_their_schema(compared: tuple[InProcessGrid, Path]) -> None:
     metrics = metrics_of(compared[1])
     assert set(metrics) == {
-        "schema", "method", "status", "sites", "card", "accuracy", "bytes", "data", "learning", "privacy", "rounds",
-        "seconds", "versions",
+        "schema", "method", "status", "sites", "card", "accuracy", "bytes", "data", "learning", "privacy", "quality",
+        "rounds", "seconds", "versions",
     }  # fmt: skip
     assert metrics["learning"]["solver"] == "lda"
     assert (metrics["schema"], metrics["method"], metrics["status"]) == (1, "fedpft", "ok")
@@ -276,7 +276,10 @@ def test_a_wrong_setting_stops_the_run_before_any_message(tmp_path: Path) -> Non
             run_federation(tmp_path, grid, **wrong)
         assert "\n" not in str(caught.value)
         assert grid.sent == []
-    assert not (tmp_path / "runs").exists()
+        # `flwr run` shows no reason; the run folder does.
+        newest = max((tmp_path / "runs").iterdir(), key=lambda each: each.stat().st_mtime_ns)
+        metrics = metrics_of(newest)
+        assert (metrics["status"], word in metrics["failure"]) == ("failed", True)
 
 
 def test_no_site_at_all_ends_the_run_with_a_complete_folder(tmp_path: Path) -> None:
