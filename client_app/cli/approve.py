@@ -29,15 +29,10 @@ def approve(
     from fedsurrogate.client_app.governance.approvals import Decision, decide
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.escapes import for_terminal
-    from fedsurrogate.common.security.proposals import LARGEST, read_signed
+    from fedsurrogate.common.security.proposals import read_proposal
 
     node = node_of(node_config)
-    try:
-        with file.open() as stream:
-            signed = read_signed(stream.read(LARGEST + 1))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read ({type(error).__name__})") from None
-    proposal = signed.proposal
+    proposal = read_proposal(file).proposal
     if proposal.action != "run":
         raise ConfigError(f"{file} is a proposal to {proposal.action} sites, not of a run")
     run = proposal.run()

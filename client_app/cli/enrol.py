@@ -35,19 +35,15 @@ def enrol(
         KEY,
         PUBLIC,
         READABLE,
+        check_site_name,
         new_node_key,
         new_request,
         read_node_key,
         read_request,
     )
     from fedsurrogate.common.security.fingerprints import in_groups
-    from fedsurrogate.common.wire.validation import SITE_NAME
 
-    if not SITE_NAME.fullmatch(name):
-        raise ConfigError(
-            f"site {name[:80]!r}: must be 1 to 64 letters, digits and . _ -, and begin with a "
-            "letter or a digit"
-        )
+    check_site_name(name)
     folder = out or Path(name)
     papers, request = folder / "papers", folder / f"{name}.csr"
     try:

@@ -131,14 +131,14 @@ def check_used_once(entries: Sequence[Entry], proposal: str, round_: int, flower
 
     Args:
         entries: of the ledger.
-        proposal: its id; empty without one.
+        proposal: its id.
         round_: number of the round.
         flower_run: id of the run.
 
     Raises:
         PolicyError: another run has had this round.
     """
-    for entry in entries if proposal else ():
+    for entry in entries:
         if (
             entry.get("proposal") == proposal
             and entry["round"] == round_

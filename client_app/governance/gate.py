@@ -233,7 +233,9 @@ class Gate:
         needed = self.policy.require_approval or self.policy.require_officer
         if needed and release.run not in self._allowed:
             raise PolicyError(f"run {release.run[:16]} was not checked before its release")
-        check_used_once(self.ledger.entries(), allowed.proposal, release.round, release.flower_run)
+        if allowed.proposal:
+            entries = self.ledger.entries()
+            check_used_once(entries, allowed.proposal, release.round, release.flower_run)
         return replace(release, proposal=allowed.proposal, allowed_by=allowed.by)
 
     def _check_size(self, release: Release) -> None:

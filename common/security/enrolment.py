@@ -55,11 +55,7 @@ class Enrolment:
     key: ec.EllipticCurvePublicKey
 
     def __post_init__(self) -> None:
-        if not SITE_NAME.fullmatch(self.site):
-            raise ConfigError(
-                f"site {self.site[:80]!r}: must be 1 to 64 letters, digits and . _ -, and begin "
-                "with a letter or a digit"
-            )
+        check_site_name(self.site)
         printable = all(
             unicodedata.category(each)[0] not in "CZ" or each == " " for each in self.hospital
         )
@@ -95,6 +91,15 @@ class Enrolment:
     def fingerprint(self) -> str:
         """SHA-256 of the public key, hex."""
         return key_fingerprint(self.line().encode())
+
+
+def check_site_name(name: str) -> None:
+    """Raise ConfigError for a name that a site cannot have, such as a path."""
+    if not SITE_NAME.fullmatch(name):
+        raise ConfigError(
+            f"site {name[:80]!r}: must be 1 to 64 letters, digits and . _ -, and begin with a "
+            "letter or a digit"
+        )
 
 
 def new_node_key(folder: Path, site: str) -> None:

@@ -16,11 +16,12 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Literal, get_args
 
 from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
+from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, public_key, sign, verify
 from fedsurrogate.common.settings.flat import Scalar
 
 Action = Literal["run", "register", "unregister"]
@@ -191,6 +192,36 @@ def read_signed(text: str) -> SignedProposal:
             f"signatures: must be at most {MOST_SIGNATURES} of `coordinator approve`, by key"
         )
     return SignedProposal(Proposal(**content), signatures)
+
+
+def read_proposal(file: Path) -> SignedProposal:
+    """A file of `coordinator propose`.
+
+    Raises:
+        ConfigError: it cannot be read, or is no proposal.
+    """
+    try:
+        with file.open() as stream:
+            return read_signed(stream.read(LARGEST + 1))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read ({type(error).__name__})") from None
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def read_approver_key(file: Path) -> bytes:
+    """The private key of a person, as `coordinator approver` makes it.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such key.
+    """
+    try:
+        key = file.expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror})") from None
+    if len(key) != SEED_BYTES:
+        raise ConfigError(f"{file} is no key of `coordinator approver`")
+    return key
 
 
 def read_setting(text: str) -> SignedProposal:

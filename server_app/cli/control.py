@@ -122,12 +122,8 @@ def _check_keys_allowed(
     """Who has allowed it; none if nothing would change. Raises ConfigError if the federation asks for
     signatures that the proposal in `file` has not.
     """
-    from fedsurrogate.common.security.proposals import Proposal
-    from fedsurrogate.server_app.deployment.federation_rules import (
-        approvals_needed,
-        check_allowed,
-        read_proposal,
-    )
+    from fedsurrogate.common.security.proposals import Proposal, read_proposal
+    from fedsurrogate.server_app.deployment.federation_rules import approvals_needed, check_allowed
     from fedsurrogate.server_app.deployment.supernodes import table_file
 
     rules, keys = table_file(folder).parent, keys_of(folder, site)
@@ -161,13 +157,11 @@ def run(
     """
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.run import parse_run
+    from fedsurrogate.common.security.proposals import read_proposal
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.deployment.control import check_connection
     from fedsurrogate.server_app.deployment.control import run as start
-    from fedsurrogate.server_app.deployment.federation_rules import (
-        check_run_allowed,
-        read_proposal,
-    )
+    from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
     from fedsurrogate.server_app.deployment.submit import remark
     from fedsurrogate.server_app.deployment.supernodes import table_file
     from fedsurrogate.server_app.lifecycle.before_start import check_submission, own_folders

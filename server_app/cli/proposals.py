@@ -135,23 +135,17 @@ def approve(
     What you sign is what is shown: a run with other settings that change its releases needs another
     proposal.
     """
-    from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import READABLE, replace_file
-    from fedsurrogate.common.security.sealing import SEED_BYTES
-    from fedsurrogate.server_app.deployment.federation_rules import read_proposal
+    from fedsurrogate.common.security.proposals import read_approver_key, read_proposal
 
     signed = read_proposal(file)
     show_proposal(signed.proposal)
-    try:
-        private = key.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{key} cannot be read ({error.strerror})") from None
-    if len(private) != SEED_BYTES:
-        raise ConfigError(f"{key} is no key of `coordinator approver`")
+    private = read_approver_key(key)
     if not (yes or typer.confirm("Allow this?")):
         raise typer.Exit(1)
-    replace_file(file, signed.sign(private).text() + "\n", mode=READABLE)
-    console.print(f"signed; {file} has {len(signed.sign(private).signatures)} signatures")
+    signed = signed.sign(private)
+    replace_file(file, signed.text() + "\n", mode=READABLE)
+    console.print(f"signed; {file} has {len(signed.signatures)} signatures")
 
 
 def approver(
@@ -190,9 +184,8 @@ def put_into_queue(
     """
     from datetime import datetime
 
-    from fedsurrogate.common.security.proposals import Proposal, SignedProposal
+    from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_proposal
     from fedsurrogate.server_app.deployment import run_queue
-    from fedsurrogate.server_app.deployment.federation_rules import read_proposal
 
     signed = (
         read_proposal(proposal)

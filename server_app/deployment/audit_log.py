@@ -21,8 +21,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fedsurrogate.common.errors import ConfigError, RunError, SealError
-from fedsurrogate.common.security.sealing import SEED_BYTES, public_key, sign, verify
+from fedsurrogate.common.errors import RunError, SealError
+from fedsurrogate.common.security.proposals import read_approver_key
+from fedsurrogate.common.security.sealing import public_key, sign, verify
 from fedsurrogate.server_app.deployment.supernodes import table_file
 
 NAME = "audit-log.jsonl"
@@ -167,12 +168,4 @@ def _account() -> str:
 def _operator_key() -> bytes:
     """The key of the person at work; empty without one. Raises ConfigError."""
     named = os.environ.get(OPERATOR)
-    if not named:
-        return b""
-    try:
-        key = Path(named).expanduser().read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{OPERATOR} = {named!r} cannot be read ({error.strerror})") from None
-    if len(key) != SEED_BYTES:
-        raise ConfigError(f"{OPERATOR} = {named!r} is no key of `coordinator approver`")
-    return key
+    return read_approver_key(Path(named)) if named else b""

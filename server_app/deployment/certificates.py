@@ -26,6 +26,7 @@ from fedsurrogate.common.security.enrolment import (
     CERTIFICATE,
     KEY,
     Enrolment,
+    check_site_name,
     new_node_key,
 )
 from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
@@ -101,11 +102,7 @@ def issue(
     for host in hosts:
         _alternative(host)
     for site in sites:
-        if not SITE_NAME.fullmatch(site):
-            raise ConfigError(
-                f"site {site[:80]!r}: must be 1 to 64 letters, digits and . _ -, and begin with a "
-                "letter or a digit"
-            )
+        check_site_name(site)
     has, had = (folder / "server.crt").is_file(), hosts_of(folder)
     if not (has or hosts):
         raise ConfigError(

@@ -16,12 +16,10 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.security.proposals import (
-    LARGEST,
     Action,
     SignedProposal,
     check_signed,
     read_setting,
-    read_signed,
 )
 from fedsurrogate.common.security.sealing import read_keys
 
@@ -106,18 +104,3 @@ def check_run_allowed(folder: Path, digest: str, approval: str) -> list[str]:
         ConfigError: too few have.
     """
     return check_allowed(folder, "run", digest, read_setting(approval) if approval else None)
-
-
-def read_proposal(file: Path) -> SignedProposal:
-    """A file of `coordinator propose`.
-
-    Raises:
-        ConfigError: it cannot be read, or is no proposal.
-    """
-    try:
-        with file.open() as stream:
-            return read_signed(stream.read(LARGEST + 1))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read ({type(error).__name__})") from None
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None

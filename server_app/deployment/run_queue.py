@@ -18,9 +18,8 @@ from filelock import FileLock, Timeout
 
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError, RunError
 from fedsurrogate.common.files import READABLE, replace_file
-from fedsurrogate.common.security.proposals import SignedProposal, read_setting
+from fedsurrogate.common.security.proposals import SignedProposal, read_proposal, read_setting
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.server_app.deployment.federation_rules import read_proposal
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
 from fedsurrogate.server_app.runs.json_files import MANIFEST
 from fedsurrogate.server_app.runs.reader import run_folders
