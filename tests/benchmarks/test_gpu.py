@@ -123,8 +123,11 @@ def test_the_gpu_benchmark_runs_on_a_bare_machine_and_reports_every_part(tmp_pat
         assert any(name.startswith(part) for name in names), f"no row for {part!r}"
     assert not [row for row in found["rows"] if row["reason"]]
     # Both sides are the same processor; with another memory layout, some processors round in
-    # another order.
-    assert all(row["ours"] < 1e-6 for row in found["rows"] if row["against"] == "tolerance")
+    # another order. A loop in double precision differs by the rounding of single precision.
+    apart = {row["name"]: row["ours"] for row in found["rows"] if row["against"] == "tolerance"}
+    double = apart.pop("DP-SGD, against a loop in float64")
+    assert all(difference < 1e-6 for difference in apart.values()), apart
+    assert 0 < double < 1e-5
     assert any("scikit-learn is not installed" in each for each in found["left_out"])
     assert all(name in done.stdout for name in names), "every row is in the table"
     assert done.stdout.startswith("device "), "the machine comes first"
