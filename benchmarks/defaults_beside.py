@@ -13,10 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 
 from benchmarks.harness.federation import (
     Federation,
     LabelledFeatures,
+    joined,
     load_seed,
     measure,
     site,
@@ -48,6 +51,7 @@ EPSILONS = (1.0, 2.0, 8.0)
 OWN_MEAN: Mapping[str, Given] = {"default": NOTHING, "mean kept": {"features.projection": ""}}
 OWN_MEAN_SETS = ("CIFAR-10, Dirichlet 0.1", "PACS, photo and sketch", "X-rays", "digits")
 BACKBONE: Given = {"features.power": 0.5}
+PEER = "scikit-learn LogisticRegression, pooled"
 
 
 def xrays(sites: int, seed: int) -> Federation:
@@ -140,6 +144,39 @@ def write(
     report(file, title, ("data", "seeds", *rows), table, accuracy=kept)
 
 
+def ranked(seeds: int) -> None:
+    """What the shares of the classes are worth on the X-rays, whose test records have other shares:
+    the area under the ROC curve does not know them, and a hospital that knows its own can say so.
+    """
+    values: dict[str, list[tuple[float, ...]]] = {}
+    for seed in range(seeds):
+        data = federation("X-rays", seed, 0.5)
+        train = joined([each.train for each in data.sites])
+        change = torch.bincount(data.test.labels) / torch.bincount(train.labels)
+        scores = {}
+        for name in ("default", "lowrank r=64, 8 bits", "pooled head", "ensemble"):
+            own = FAMILIES[name]
+            given = None if own is None else data.named(own)
+            model = measure({"data": "digits", "seed": seed}, given, data).model
+            assert model is not None
+            scores[name] = model.scores(data.test.features).double().log_softmax(1)
+        peer = LogisticRegression(C=1.0, max_iter=500).fit(train.features, train.labels)
+        scores[PEER] = torch.from_numpy(peer.predict_log_proba(data.test.features)).double()
+        for name, each in scores.items():
+            right = [
+                float((kind.argmax(1) == data.test.labels).double().mean())
+                for kind in (each, each + change.double().log())
+            ]
+            area = roc_auc_score(data.test.labels, each[:, 1] - each[:, 0])
+            values.setdefault(name, []).append((100 * right[0], float(area), 100 * right[1]))
+    rows = [
+        (name, *(round(statistics.mean(each), 4) for each in zip(*found, strict=True)))
+        for name, found in values.items()
+    ]
+    columns = ("X-rays", "accuracy %", "AUROC", "accuracy with the test's shares %")
+    report("defaults-ranking", "The X-rays' test records have other shares", columns, rows)
+
+
 def at_budgets(rows: Mapping[str, Given], budgets: Sequence[float]) -> dict[str, Given]:
     """The rows at each epsilon."""
     return {
@@ -163,6 +200,8 @@ def main() -> None:
     if "private" in given.parts:
         rows, title = at_budgets(PRIVATE, EPSILONS), "Budget and classes alone, accuracy %"
         measured("defaults-private", title, rows, given.seeds, given.only)
+    if "ranking" in given.parts:
+        ranked(given.seeds)
     if "own-mean" in given.parts:
         rows = at_budgets(OWN_MEAN, (1.0, 2.0, 4.0, 8.0))
         title = "With and without the mean of a record's columns, accuracy %"

@@ -207,7 +207,8 @@ def released(run: Run, features: Tensor, labels: Tensor, classes: Classes) -> An
 def centralised(run: Run, data: Federation) -> Measured:
     """One head on the real features of all sites: the upper reference for federated methods."""
     records = joined([each.train for each in data.sites])
-    return Measured(data.judge(_own_head(run, data, records)), 2 * records.features.numel())
+    head = _own_head(run, data, records)
+    return Measured(data.judge(head), 2 * records.features.numel(), model=head)
 
 
 def measure(settings: Settings, own: Settings | None, data: Federation) -> Measured:
