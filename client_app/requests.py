@@ -290,7 +290,9 @@ def _head(request: SiteRequest) -> Answer:
         )
     made = MethodOutput(
         pack_classifier(
-            kept_head(Task(run, node, site, load_site(run, node, gate.policy.cache_mib), info=info))
+            kept_head(
+                Task(run, node, site, load_site(run, node, gate.policy.cache_mib), info=info).state
+            )
         )
     )
     gate.let_out(entry(run, request.flower_run, made))

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -72,6 +73,23 @@ RunSettings = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+# Of what serves figures to Prometheus, at a site and at the coordinator.
+ListenPort = Annotated[
+    int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")
+]
+ListenHost = Annotated[
+    str, typer.Option(help="The address to listen on; only a loopback address without --exposed.")
+]
+Exposed = Annotated[
+    bool,
+    typer.Option(
+        "--exposed", help="Allow an address that other machines reach. No password protects it."
+    ),
+]
+WatchedCertificates = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="A certificate whose end is reported; may be repeated."),
+]
 
 
 def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:

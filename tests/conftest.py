@@ -12,7 +12,9 @@ the test that asks, so that a bound of a few standard deviations holds always or
 the same examples each time.
 
 In the process of the tests nothing waits for the disk, because no test cuts the power; a descriptor
-that cannot be flushed still raises.
+that cannot be flushed still raises. And each command line is built once, as in a process of a user.
+
+The noise of training, which takes seconds to find, is found once for all processes of a run.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,9 +31,11 @@ from typing import IO, Any
 import numpy as np
 import pytest
 import torch
+import typer.main
 from hypothesis import settings
 
-from fedsurrogate.common.privacy import secret_numbers
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.privacy import mechanism, secret_numbers
 from tests import quick
 from tests.samples import Samples, sample
 
@@ -124,9 +128,25 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(quick)
     secret_numbers.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
     os.fsync = _flush
+    typer.main.get_command = cache(typer.main.get_command)
     _heed_signals()
     if not hasattr(config, "workerinput"):
         _own_home(config)
+    mechanism._calibrated = _found_once(mechanism._calibrated, Path.home() / "noise")
+
+
+def _found_once(find: Callable[..., float], folder: Path) -> Callable[..., float]:
+    """A function of numbers whose values the processes of this run share in a folder."""
+    folder.mkdir(exist_ok=True)
+
+    @cache
+    def found(*arguments: object) -> float:
+        file = folder / hashlib.sha256(repr(arguments).encode()).hexdigest()
+        if not file.exists():
+            replace_file(file, repr(find(*arguments)).encode())
+        return float(file.read_text())
+
+    return found
 
 
 def _flush(file: int | IO[Any]) -> None:

@@ -59,8 +59,9 @@ UNPICKLERS = {
 }
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
-# Functions that take all settings of a run, read at most two attributes, and never pass them on. Most
-# are called alike with others that read more: plans, and what plans name.
+# Functions that take all settings of a run, or a request or a training that holds them, read at most
+# two values, and never pass them on. Those that remain are called alike with others that read more,
+# as plans and what plans name are; read more of the settings than the rule sees; or read them twice.
 MOST_TAKERS = 9
 HEAVY = (
     "torchvision",
@@ -131,7 +132,7 @@ def test_rooms_import_only_what_they_may(path: str) -> None:
     assert rooms(path) <= MAY_IMPORT[room]
 
 
-@pytest.mark.parametrize("path", sources(*ROOMS, "benchmarks", "examples", "tests", "docs"))
+@holds_for(sources(*ROOMS, "benchmarks", "examples", "tests", "docs"))
 def test_rooms_are_imported_by_one_name_only(path: str) -> None:
     """`common` and `fedsurrogate.common` would be two modules, and the first another package's."""
     assert not packages(path) & (set(ROOMS) - {OWN}), f"write {OWN}.common and so on"
@@ -454,6 +455,15 @@ def test_functions_that_take_all_settings_to_read_few_are_told_from_others(tmp_p
         "def none(run: 'Run'): return 0\n"
         "def perhaps(*, run: Run | None): return run.digest\n"
         "async def plan(run: Settings, /) -> Plan: return Plan(run.seed)\n"
+        "def asked(task: Task): return task.run.settings.seed + task.found.rows + task.found.name\n"
+        "def three(task: Task): return task.run.settings.seed + task.run.settings.alpha + task.site\n"
+        "def on(task: Task): return few(task.run.settings)\n"
+        "def on_too(task: Task):\n    run, site = task.run, task.site\n    return few(run.settings)\n"
+        "def renamed(task: Task):\n    own = task.run.settings\n    return own.seed, own.alpha\n"
+        "class Base:\n    def hook(self, training: Training): return 0\n"
+        "class Below(Base):\n"
+        "    def hook(self, training: Training): return training.round\n"
+        "    def own(self, training: Training): return training.round\n"
     )
     assert [each.partition(" ")[2] for each in takers_of_all_settings(tmp_path)] == [
         "few(run)",
@@ -462,6 +472,9 @@ def test_functions_that_take_all_settings_to_read_few_are_told_from_others(tmp_p
         "none(run)",
         "perhaps(run)",
         "plan(run)",
+        "asked(task)",
+        "renamed(task)",
+        "own(training)",
     ]
 
 

@@ -368,7 +368,7 @@ def _along(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
         _keep(made.keep)
         relay = made.payload
         sent += len(relay)
-        heads.append(kept_head(asked))
+        heads.append(kept_head(asked.state))
         curve.append((sent, data.judge(heads[-1])))
     # The last site does not send its surrogate.
     return Measured(curve[-1][1], sent - len(relay or b""), _own(heads, data), curve)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.audit.nearest import means_of
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.class_measures import ranking_samples
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean
@@ -185,10 +186,14 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
 
     drawn, areas = np.random.default_rng(seed), []
     pairs, count = len(ratios) // 2, members.shape[1]
+    truth, scores = members[: 2 * pairs].ravel(), ratios[: 2 * pairs].ravel()
     for _ in range(RESAMPLES):
-        first = 2 * drawn.integers(0, pairs, pairs)
-        cells = np.ix_(np.concatenate([first, first + 1]), drawn.integers(0, count, count))
-        areas.append(float(roc_auc_score(members[cells].ravel(), ratios[cells].ravel())))
+        # How often each pair, and each record, is drawn.
+        times, records = (
+            np.bincount(drawn.integers(0, most, most), minlength=most) for most in (pairs, count)
+        )
+        weights = np.outer(np.repeat(times, 2), records).reshape(1, -1)
+        areas.append(ranking_samples(truth, scores, weights.astype(np.float64))[0].item())
     low, high = np.percentile(areas, [2.5, 97.5])
     false = np.logspace(-4, 0, 60)
     fixed = _rates(ratios, members, np.array([0.01, 0.001]))

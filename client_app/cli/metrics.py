@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsurrogate.client_app.cli.options import MaybeNode, node_of
-from fedsurrogate.common.command_line import console, stderr_console, wait_for_interrupt
+from fedsurrogate.common.command_line import (
+    Exposed,
+    ListenHost,
+    ListenPort,
+    WatchedCertificates,
+    console,
+    stderr_console,
+    wait_for_interrupt,
+)
 from fedsurrogate.common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,23 +33,10 @@ def metrics(
             help="The socket of `site node`: the running `site app` then gives the figures.",
         ),
     ] = "",
-    certificate: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="A certificate whose end is reported; may be repeated."),
-    ] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")
-    ] = 9464,
-    host: Annotated[
-        str,
-        typer.Option(help="The address to listen on; only a loopback address without --exposed."),
-    ] = "127.0.0.1",
-    exposed: Annotated[
-        bool,
-        typer.Option(
-            "--exposed", help="Allow an address that other machines reach. No password protects it."
-        ),
-    ] = False,
+    certificate: WatchedCertificates = None,
+    port: ListenPort = 9464,
+    host: ListenHost = "127.0.0.1",
+    exposed: Exposed = False,
 ) -> None:
     """Serve this site to Prometheus, at http://HOST:PORT/metrics, until interrupted: budget, ledger,
     data, disks, certificates.

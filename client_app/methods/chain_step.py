@@ -4,12 +4,13 @@ relay on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from fedsurrogate.client_app.methods.pooled_baselines import compare
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import private_key, received_keys
 from fedsurrogate.common.errors import DataError, SealError
 from fedsurrogate.common.models.classifiers import Classifier, Head
@@ -18,6 +19,7 @@ from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classif
 from fedsurrogate.common.wire.records import Info
 
 Step = Callable[[Task], tuple[MethodOutput, Head]]
+OPEN_HEAD = "head.pb"
 
 
 def pass_on(task: Task, step: Step) -> MethodOutput:
@@ -35,56 +37,52 @@ def pass_on(task: Task, step: Step) -> MethodOutput:
     made, head = step(replace(task, payload=payload))
     if sealed:
         named = str(task.info.get("readers", "")).split(",")
-        readers = {name: key for name, key in _keys(task).items() if name in named}
-        context = _context(task, task.site, task.info.get("hop"))
+        readers = {name: key for name, key in _keys(task.node, task.info).items() if name in named}
+        context = _context(task.run.digest, task.lineage, task.site, task.info.get("hop"))
         made = replace(
             made,
             payload=seal(made.payload, private_key(task.node, task.site), readers, context),
             sealed=True,
         )
-    return replace(made, answer=_worth(task, head), keep=_kept(task, head))
+    # Only the head of an open chain can be requested later. A head from sealed or private relays
+    # has another file name, so no later request finds it, whatever settings that request has.
+    confidential = sealed or task.run.private
+    file = task.state / ("confidential-head.pb" if confidential else OPEN_HEAD)
+    return replace(made, answer=_worth(task, head), keep={file: pack_classifier(head)})
 
 
-def kept_head(task: Task) -> Classifier:
-    """The head that this site kept from its step of an unsealed chain. Raises DataError when it has
-    none.
+def kept_head(state: Path) -> Classifier:
+    """The head that this site kept from its step of an unsealed chain.
+
+    Args:
+        state: folder of the run at this site.
+
+    Raises:
+        DataError: when it has none.
     """
-    file = task.state / "head.pb"
+    file = state / OPEN_HEAD
     if not file.is_file():
         raise DataError(f"no head of this run in {str(file)!r}")
     return unpack_classifier(file.read_bytes())
 
 
 def _opened(task: Task) -> bytes:
-    sender, keys = str(task.info.get("sender", "")), _keys(task)
+    sender, keys = str(task.info.get("sender", "")), _keys(task.node, task.info)
     if sender not in keys:
         raise SealError(f"a sealed relay from {sender[:64]!r}, whose key was not received")
     assert task.payload is not None
-    context = _context(task, sender, task.info.get("sent-hop"))
+    context = _context(task.run.digest, task.lineage, sender, task.info.get("sent-hop"))
     return open_sealed(
         task.payload, task.site, private_key(task.node, task.site), keys[sender], context
     )
 
 
-def _keys(task: Task) -> dict[str, bytes]:
-    return received_keys(task.node, task.info.get("keys", "{}"))
+def _keys(node: NodeConfig, info: Mapping[str, object]) -> dict[str, bytes]:
+    return received_keys(node, info.get("keys", "{}"))
 
 
-def _context(task: Task, sender: str, number: object) -> bytes:
-    return "\0".join((task.run.digest, task.lineage, sender, str(number))).encode()
-
-
-def _kept(task: Task, head: Head) -> dict[Path, bytes]:
-    """File and content of the site's own head, written to its disk once the release has been
-    charged.
-
-    Only the head of an open chain can be requested later. A head from sealed or private relays has
-    another file name, so no later request finds it, whatever settings that request has.
-    """
-    confidential = task.run.settings.fedpft.seal or task.run.settings.epsilon
-    return {
-        task.state / ("confidential-head.pb" if confidential else "head.pb"): pack_classifier(head)
-    }
+def _context(run: str, lineage: str, sender: str, number: object) -> bytes:
+    return "\0".join((run, lineage, sender, str(number))).encode()
 
 
 def _worth(task: Task, head: Head) -> Info:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.features.columns import frame_of, framed
 from fedsurrogate.client_app.features.on_disk import clipped_features, forget
+from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.client_app.methods.sums import ROWS, second_moment
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import DataError
@@ -68,7 +70,7 @@ def released_sums(task: Task) -> MethodOutput:
     target = task.run.target
     assert target is not None
     if task.run.mechanism is None:
-        own, frame = _in_frame(task, _released(task, target))
+        own, frame = _in_frame(_released(task, target), task.found.train.folder)
         if len(own.features) < max(1, task.limits.smallest_class):
             raise DataError(
                 f"{len(own.features)} training records with a target; the policy's smallest-class "
@@ -178,7 +180,7 @@ def _released(task: Task, target: Target) -> CodedRecords:
     Raises:
         DataError: for a target of which no exact sum of this site may leave.
     """
-    train, values = task.found.train, target.of_site(values_of(task), task.site)
+    train, values = task.found.train, target.of_site(values_of(task.found.train), task.site)
     code, why = target.large_enough(
         target.code(values), task.limits.smallest_class, task.run.settings.secure_sum
     )
@@ -187,21 +189,20 @@ def _released(task: Task, target: Target) -> CodedRecords:
     return CodedRecords(train.features.float(), code)
 
 
-def _in_frame(task: Task, own: CodedRecords) -> tuple[CodedRecords, bytes]:
+def _in_frame(own: CodedRecords, folder: Path | None) -> tuple[CodedRecords, bytes]:
     """The records with their features in a frame of this site's own, which says more of its columns
     than public ranges do; and that frame, empty where columns need none.
     """
     found = frame_of(own.features)
     frame = b"" if found is None else found.packed()
-    return replace(own, features=framed(own.features, frame, task.found.train.folder)), frame
+    return replace(own, features=framed(own.features, frame, folder)), frame
 
 
-def values_of(task: Task) -> Tensor:
-    """The values of the training records, (n, k). Raises DataError without them."""
-    values = task.found.train.values
-    if values is None:
-        raise DataError("the training records have no values of the run's target")
-    return values
+def values_of(records: LabelledFeatures) -> Tensor:
+    """The values of records, (n, k). Raises DataError without them."""
+    if records.values is None:
+        raise DataError("the records have no values of the run's target")
+    return records.values
 
 
 def bounded_sums(
@@ -232,5 +233,5 @@ def bounded_sums(
     done = [forget] if train.folder is not None else []
     chosen = claim.noise if names is None else names
     bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in chosen}
-    code = target.code(values_of(task))
+    code = target.code(values_of(train))
     return coded_statistics(features, code, weights, bounds, *done), claim

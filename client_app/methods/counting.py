@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures
+from fedsurrogate.client_app.methods.coded_sums import values_of
 from fedsurrogate.client_app.methods.evaluation import checked_classifier
 from fedsurrogate.client_app.methods.target_counts import (
     count_answers,
@@ -34,6 +35,7 @@ from fedsurrogate.common.models.classifiers import Classifier, Ensemble, class_i
 from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.counted import counted
 from fedsurrogate.common.targets.target import Target
 
@@ -60,7 +62,9 @@ def summed_counts(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     """
     exact, claim = {name: table.value for name, table in _tables(task).items()}, task.mechanism()
     if claim is None:
-        exact = {name: table.double() for name, table in _large_enough(task, exact).items()}
+        own = task.run.settings.counting
+        whole = _large_enough(exact, task.smallest_cell, task.run.target, own)
+        exact = {name: table.double() for name, table in whole.items()}
     return exact, claim
 
 
@@ -73,9 +77,10 @@ def _tables(task: Task) -> dict[str, IntegerSum]:
 
 def _surveyed(task: Task) -> dict[str, IntegerSum]:
     """The number of training records of each class of the run."""
-    labels = _labels(task, task.found.train)
-    weights = _weights(task, task.found.train) * (labels >= 0)
-    counted = ExactSum((len(task.run.settings.classes),), 1.0)
+    train, classes = task.found.train, task.run.settings.classes
+    labels = class_indices(classes, task.found.classes)[train.labels]
+    weights = _weights(train, task.protects_patients) * (labels >= 0)
+    counted = ExactSum((len(classes),), 1.0)
     counted.add_at(labels.clamp_min(0), weights)
     return {"records": counted.total}
 
@@ -83,24 +88,22 @@ def _surveyed(task: Task) -> dict[str, IntegerSum]:
 def _evaluated(task: Task) -> dict[str, IntegerSum]:
     """Decisions and scores of the received model on this site's held-out records."""
     model = _received(task)
-    test = task.found.test
-    labels = _labels(task, test)
+    test, settings = task.found.test, task.run.settings
+    labels = class_indices(settings.classes, task.found.classes)[test.labels]
     scores = scores_alone(model, test.features)
     known, finite = labels >= 0, scores.isfinite().all(1)
     # In a secure sum, no model decides which sites leave out a class: the difference of two sums
     # would show one of them.
-    good = (
-        _in_large_classes(task, labels, known if task.run.settings.secure_sum else known & finite)
-        & finite
-    )
-    weights = _weights(task, test) * good
+    good = known if settings.secure_sum else known & finite
+    good = _in_large_classes(labels, good, len(settings.classes), task.smallest_cell) & finite
+    weights = _weights(test, task.protects_patients) * good
     kept = weights > 0
     return count_decisions(
         scores[kept],
         labels[kept],
         weights[kept],
-        len(task.run.settings.classes),
-        task.run.settings.counting.bins,
+        len(settings.classes),
+        settings.counting.bins,
     )
 
 
@@ -108,21 +111,19 @@ def _valued(task: Task) -> dict[str, IntegerSum]:
     """The number of held-out records, and of right decisions of each received head, whose heads
     come as an ensemble.
     """
-    model, test = _received(task), task.found.test
+    model, test, settings = _received(task), task.found.test, task.run.settings
     heads = model.heads if isinstance(model, Ensemble) else (model,)
-    if len(heads) != task.run.settings.counting.models:
+    if len(heads) != settings.counting.models:
         raise SurrogateError(
-            f"{len(heads)} models, but counting.models = {task.run.settings.counting.models}"
+            f"{len(heads)} models, but counting.models = {settings.counting.models}"
         )
-    labels = _labels(task, test)
+    labels = class_indices(settings.classes, task.found.classes)[test.labels]
     # In a secure sum the same records as in an evaluation: the difference of both would show the
     # small classes.
-    good = (
-        _in_large_classes(task, labels, labels >= 0)
-        if task.run.settings.secure_sum
-        else labels >= 0
-    )
-    weights = _weights(task, test) * good
+    good = labels >= 0
+    if settings.secure_sum:
+        good = _in_large_classes(labels, good, len(settings.classes), task.smallest_cell)
+    weights = _weights(test, task.protects_patients) * good
     kept = weights > 0
     right = ExactSum((1 + len(heads),), 1.0)
     right.add_at(torch.zeros(int(kept.sum()), dtype=torch.int64), weights[kept])
@@ -137,12 +138,12 @@ def _of_target(task: Task, target: Target) -> dict[str, IntegerSum]:
     own, train = task.run.settings.counting, task.found.train
     how = counted(target, own)
     if own.kind == "survey":
-        values = target.of_site(_values(train), task.site)
-        return {"records": count_cells(how, values, _weights(task, train))}
+        values = target.of_site(values_of(train), task.site)
+        return {"records": count_cells(how, values, _weights(train, task.protects_patients))}
     model, test = of_target(_received(task), target), task.found.test
     if wrong := [name for name in model.header.classes if name not in target.outputs]:
         raise SurrogateError(f"a model that answers {wrong[0][:100]!r}, which is not in the target")
-    values = target.of_site(_values(test), task.site)
+    values = target.of_site(values_of(test), task.site)
     scores = scores_alone(model, test.features)
     finite = scores.isfinite().all(1)
     topics = torch.ones(how.table.shape[0], dtype=torch.bool)
@@ -150,25 +151,15 @@ def _of_target(task: Task, target: Target) -> dict[str, IntegerSum]:
         # As for classes: in a secure sum, no model decides which sites leave out a topic.
         judged = torch.ones_like(finite) if task.run.settings.secure_sum else finite
         topics = large_topics(how, values, judged, task.limits.smallest_cell)
-    weights = _weights(task, test)[finite]
+    weights = _weights(test, task.protects_patients)[finite]
     table = count_answers(how, model, scores[finite], values[finite], weights, topics)
     return {how.table.name: table}
 
 
-def _values(records: LabelledFeatures) -> Tensor:
-    if records.values is None:
-        raise DataError("the records have no values of the run's target")
-    return records.values
-
-
-def _in_large_classes(task: Task, labels: Tensor, kept: Tensor) -> Tensor:
-    """Of the records `kept` (n,), those of classes with as many of them as exact counts need; with
-    noise, all.
-    """
-    if task.run.settings.epsilon:
-        return kept
-    sizes = torch.bincount(labels[kept], minlength=len(task.run.settings.classes))
-    return kept & (sizes[labels.clamp_min(0)] >= task.limits.smallest_cell)
+def _in_large_classes(labels: Tensor, kept: Tensor, classes: int, least: int) -> Tensor:
+    """Of the records `kept` (n,), those of classes with at least so many of them."""
+    sizes = torch.bincount(labels[kept], minlength=classes)
+    return kept & (sizes[labels.clamp_min(0)] >= least)
 
 
 def scores_alone(model: Classifier, features: Tensor) -> Tensor:
@@ -266,19 +257,13 @@ def _received(task: Task) -> Classifier:
     return model
 
 
-def _labels(task: Task, records: LabelledFeatures) -> Tensor:
-    """Labels (n,) as indices of the run's classes, -1 for others."""
-    return class_indices(task.run.settings.classes, task.found.classes)[records.labels]
-
-
-def _weights(task: Task, records: LabelledFeatures) -> Tensor:
-    """The weight of each record (n,): under privacy, one over the number of its patient's, if the
-    site protects patients.
+def _weights(records: LabelledFeatures, of_patients: bool) -> Tensor:
+    """The weight of each record (n,): one over the number of its patient's, where noise hides
+    patients.
     """
-    protects = task.run.settings.epsilon and task.found.train.units is not None
-    if protects and records.units is None:
+    if of_patients and records.units is None:
         raise DataError("the held-out records have no patient IDs, but this site protects patients")
-    return unit_weights(records.units if protects else None, len(records.labels))
+    return unit_weights(records.units if of_patients else None, len(records.labels))
 
 
 def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
@@ -292,7 +277,7 @@ def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
     )
     claim = task.mechanism()
     if claim is None:
-        whole = _large_enough(task, exact)
+        whole = _large_enough(exact, task.smallest_cell, run.target, run.settings.counting)
         if not any(bool(table.any()) for table in whole.values()):
             what = (
                 "there are fewer held-out records"
@@ -312,21 +297,18 @@ def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
     return MethodOutput(payload, claim, facts, dict(reported))
 
 
-def _large_enough(task: Task, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Exact tables as whole numbers, without classes of fewer records than the site's smallest
-    cell.
+def _large_enough(
+    exact: Mapping[str, Tensor], least: int, target: Target | None, own: CountingSettings
+) -> dict[str, Tensor]:
+    """Exact tables as whole numbers, without classes of fewer records than `least`.
 
     Such a class looks like one without records. An evaluation has left their records out already.
     """
-    whole, least = (
-        {name: table.round().long() for name, table in exact.items()},
-        task.limits.smallest_cell,
-    )
+    whole = {name: table.round().long() for name, table in exact.items()}
     if "right" in whole:
         return {"right": whole["right"] * (whole["right"][0] >= least)}
-    if "records" in whole and task.run.target is not None:
-        how = counted(task.run.target, task.run.settings.counting)
-        return {"records": large_cells(how, whole["records"], least)}
+    if "records" in whole and target is not None:
+        return {"records": large_cells(counted(target, own), whole["records"], least)}
     if "records" in whole:
         return {"records": whole["records"] * (whole["records"] >= least)}
     return whole

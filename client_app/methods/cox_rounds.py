@@ -68,13 +68,13 @@ def released_round(task: Task) -> MethodOutput:
         DataError: where the sums would be of fewer records than the policy asks for.
         SurrogateError: for a point that is not this run's.
     """
-    parts, (sums, records) = course_of(task).parts, _sums(task)
+    parts, (sums, records) = course_of(task.run.target, task.run.private).parts, _sums(task)
     tensors = {
         part: tensor
         for name, whole in sums.items()
         for part, tensor in in_parts(name, whole, parts).items()
     }
-    header = task.header(time_of(task).rows, task.public_frame)
+    header = task.header(time_of(task.run.target).rows, task.public_frame)
     return MethodOutput(pack_parameters(Parameters(header, task.round, tensors, records)))
 
 
@@ -134,9 +134,9 @@ def even_bins(bins: Tensor, weights: Tensor, count: int, least: int) -> Tensor:
 
 def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
     """The sums of a round, and the number of records in them."""
-    target, point = time_of(task), _received(task)
+    target, point = time_of(task.run.target), _received(task)
     kept, places = large_cells(task, target)
-    values = values_of(task)[kept]
+    values = values_of(task.found.train)[kept]
     features = in_frame(task.found.train.features[kept], task.public_frame).double()
     cells = places[target.cells(values)]
     bins = torch.where(cells < target.bins, cells, cells - target.bins)
@@ -158,9 +158,11 @@ def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
 
 def _received(task: Task) -> Point:
     """The point of this round. Raises SurrogateError for one that is not this run's."""
-    parts, target = course_of(task).parts, time_of(task)
-    if not 1 <= task.round <= course_of(task).rounds:
-        raise SurrogateError(f"round {task.round} of a run of {course_of(task).rounds}")
+    parts, target = course_of(task.run.target, task.run.private).parts, time_of(task.run.target)
+    if not 1 <= task.round <= course_of(task.run.target, task.run.private).rounds:
+        raise SurrogateError(
+            f"round {task.round} of a run of {course_of(task.run.target, task.run.private).rounds}"
+        )
     tensors = task.received_model().tensors
     try:
         beta, offset, hazard = (joined(name, tensors, parts) for name in (BETA, OFFSET, HAZARD))

@@ -46,8 +46,8 @@ def released_round(task: Task) -> MethodOutput:
         DataError: without noise, where too few records have, or lack, an event.
         SurrogateError: for values that are not this run's.
     """
-    names = sums_of(course_of(task), task.round)
-    header = task.header(time_of(task).rows, task.public_frame)
+    names = sums_of(course_of(task.run.target, task.run.private), task.round)
+    header = task.header(time_of(task.run.target).rows, task.public_frame)
     if task.run.mechanism is None:
         own = _exact(task)
         count = len(own.features)
@@ -71,7 +71,7 @@ def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     Returns:
         The sums of the round, float64; and the claim.
     """
-    names = sums_of(course_of(task), task.round)
+    names = sums_of(course_of(task.run.target, task.run.private), task.round)
     if task.run.mechanism is not None:
         bounded, claim = bounded_sums(task, _target(task), PublicMap(), names)
         return {each.name: each.value for each in bounded}, claim
@@ -80,16 +80,15 @@ def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     return {name: sums[name] for name in names}, None
 
 
-def time_of(task: Task) -> Time:
+def time_of(target: Target | None) -> Time:
     """The target of a run, which is a time."""
-    target = task.run.target
     assert isinstance(target, Time)
     return target
 
 
-def course_of(task: Task) -> Course:
-    """What the run's target needs in each round."""
-    course = time_of(task).course(task.run.private)
+def course_of(target: Target | None, private: bool) -> Course:
+    """What a run's target needs in each round."""
+    course = time_of(target).course(private)
     assert course is not None
     return course
 
@@ -116,7 +115,7 @@ def large_cells(task: Task, target: Time) -> tuple[Tensor, Tensor]:
         DataError: where fewer have an event, or all together, than the policy asks for. In a secure
             sum nothing may show that, so none are left there.
     """
-    cells = target.cells(values_of(task))
+    cells = target.cells(values_of(task.found.train))
     counts = torch.bincount(cells, minlength=2 * target.bins + 1)
     places = torch.arange(len(counts))
     least = max(task.limits.smallest_class, task.limits.smallest_cell)
@@ -162,29 +161,31 @@ def merged_code(target: Time, values: Tensor, places: Tensor) -> Tensor:
 
 def _exact(task: Task) -> CodedRecords:
     """The records whose exact sums may leave, with their code in this round."""
-    target = time_of(task)
+    target = time_of(task.run.target)
     kept, places = large_cells(task, target)
-    values = values_of(task)[kept]
+    values = values_of(task.found.train)[kept]
     features = in_frame(task.found.train.features[kept].float(), task.public_frame)
     if _counts(task):
         return CodedRecords(features, merged_code(target, values, places))
-    return CodedRecords(features, scored(target, _received(task)[places]).code(values))
+    return CodedRecords(
+        features, scored(target, _received(task.received_model(), target)[places]).code(values)
+    )
 
 
 def _target(task: Task) -> Target:
     """The target whose code is summed in this round, with noise."""
-    return time_of(task) if _counts(task) else scored(time_of(task), _received(task))
+    target = time_of(task.run.target)
+    return target if _counts(task) else scored(target, _received(task.received_model(), target))
 
 
 def _counts(task: Task) -> bool:
     """Whether this round only counts."""
-    return sums_of(course_of(task), task.round) == (CODE,)
+    return sums_of(course_of(task.run.target, task.run.private), task.round) == (CODE,)
 
 
-def _received(task: Task) -> Tensor:
+def _received(model: Parameters, target: Time) -> Tensor:
     """The value of each cell, (2 B + 1,), float64. Raises SurrogateError for other values."""
-    values = task.received_model().tensors.get(VALUES)
-    cells = 2 * time_of(task).bins + 1
-    if values is None or values.shape != (cells,):
+    values = model.tensors.get(VALUES)
+    if values is None or values.shape != (2 * target.bins + 1,):
         raise SurrogateError("a second round without the value of each cell")
     return values.double()

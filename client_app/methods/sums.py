@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.features.on_disk import clipped_features, forget
+from fedsurrogate.client_app.features.site_features import SiteFeatures
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
@@ -47,9 +48,10 @@ def released_sums(task: Task) -> MethodOutput:
     it from the sums.
     """
     names = {field.name for field in task.run.plan.messages.sends}
-    if task.run.mechanism is None:
+    claim = task.mechanism(centre_digest(PublicMap().centre))
+    if claim is None:
         return _exact(task, names)
-    bounded, claim = _bounded(task, PublicMap(), task.found.classes, names)
+    bounded = _bounded(task.found, claim, PublicMap(), task.found.classes, names)
     noisy = with_noise(bounded, claim)
     tensors = {each.name: each.value for each in noisy}
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
@@ -72,8 +74,9 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     """
     public, classes = unpack_map(task.payload or b""), task.run.settings.classes
     names = {each.name for each in task.run.plan.combination.sums}
-    if task.run.mechanism is not None:
-        bounded, claim = _bounded(task, public, classes, names)
+    claim = task.mechanism(centre_digest(public.centre))
+    if claim is not None:
+        bounded = _bounded(task.found, claim, public, classes, names)
         return {each.name: each.value for each in bounded}, claim
     features, labels = task.training_data(classes)
     features = public.apply(features)
@@ -153,16 +156,17 @@ def _exact(task: Task, names: Collection[str]) -> MethodOutput:
 
 
 def _bounded(
-    task: Task, public: PublicMap, classes: tuple[str, ...], names: Collection[str]
-) -> tuple[list[BoundedSum], Mechanism]:
-    """Sums of features that are clipped as for noisy class sums, without the noise; and the claim."""
-    train = task.found.train
-    claim = task.mechanism(centre_digest(public.centre))
-    assert claim is not None
-    labels = class_indices(classes, task.found.classes)[train.labels]
+    found: SiteFeatures,
+    claim: Mechanism,
+    public: PublicMap,
+    classes: tuple[str, ...],
+    names: Collection[str],
+) -> list[BoundedSum]:
+    """Sums of features that are clipped as for noisy class sums, without the noise."""
+    train = found.train
+    labels = class_indices(classes, found.classes)[train.labels]
     features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     done = [forget] if train.folder is not None else []
     family = "joint" if "squares" in names else "spherical"
-    bounded = statistics(features, labels.clamp_min(0), weights, len(classes), family, *done)
-    return bounded, claim
+    return statistics(features, labels.clamp_min(0), weights, len(classes), family, *done)

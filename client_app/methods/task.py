@@ -97,6 +97,16 @@ class Task:
             if size >= self.limits.smallest_class
         )
 
+    @property
+    def protects_patients(self) -> bool:
+        """Whether the noise of a private run hides a patient with all records, and not a record."""
+        return self.run.private and self.found.train.units is not None
+
+    @property
+    def smallest_cell(self) -> int:
+        """The records that a count needs to leave this site; none with noise."""
+        return 0 if self.run.private else self.limits.smallest_cell
+
     def mechanism(self, centre: str = "") -> Mechanism | None:
         """The run's privacy mechanism for the unit that this site protects: a patient, where its
         records have patients, or a record. None without a budget.

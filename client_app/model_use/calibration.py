@@ -173,8 +173,6 @@ def threshold_for(
         >>> threshold_for(chances, truth, 0.5), threshold_for(chances, truth, 1.0)
         (0.9, 0.4)
     """
-    from sklearn.metrics import roc_curve
-
     if not 0 < sensitivity <= 1:
         raise ConfigError(f"sensitivity = {sensitivity:g}: must be above 0 and at most 1")
     if not positive.any():
@@ -182,9 +180,9 @@ def threshold_for(
             "no record of the positive class, so no threshold gives a sensitivity; choose another "
             "class with --positive, or give records of this one with --data-dir"
         )
-    _, rates, thresholds = roc_curve(positive, probability, drop_intermediate=False)
-    first = int(np.argmax(rates >= sensitivity))
-    return float(np.clip(thresholds[first], 1e-6, 1 - 1e-6))
+    values = np.unique(probability)
+    reached = values[_share_at(probability[positive], values) >= sensitivity]
+    return float(np.clip(reached.max(), 1e-6, 1 - 1e-6))
 
 
 def threshold_at(
@@ -212,10 +210,14 @@ def threshold_at(
             "no record of the negative class, so no threshold gives a specificity; give records "
             "without it with --data-dir"
         )
-    negative, values = np.sort(probability[~positive]), np.unique(probability)
-    false = 1 - np.searchsorted(negative, values) / len(negative)
-    allowed = values[false <= 1 - specificity + 1e-12]
+    values = np.unique(probability)
+    allowed = values[_share_at(probability[~positive], values) <= 1 - specificity + 1e-12]
     return float(np.clip(allowed.min(initial=np.inf), 1e-6, 1 - 1e-6))
+
+
+def _share_at(own: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The share of probabilities (n,) that are at each of these values, or above it."""
+    return np.asarray((len(own) - np.searchsorted(np.sort(own), values)) / len(own))
 
 
 def abstain_limit(scores: Tensor, share: float) -> float:

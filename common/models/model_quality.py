@@ -38,7 +38,7 @@ Curve = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class ModelQuality:
-    """Measures of a model on test records, by scikit-learn, each with a 95 % interval.
+    """Measures of a model on test records, as scikit-learn defines them, each with a 95 % interval.
 
     Attributes:
         classes: names of C classes.

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsurrogate.common.command_line import console, stderr_console, wait_for_interrupt
+from fedsurrogate.common.command_line import (
+    Exposed,
+    ListenHost,
+    ListenPort,
+    WatchedCertificates,
+    console,
+    stderr_console,
+    wait_for_interrupt,
+)
 from fedsurrogate.server_app.cli.options import complete_runs
 
 if TYPE_CHECKING:
@@ -72,19 +80,9 @@ def metrics(
     runs: Annotated[
         Path, typer.Argument(metavar="RUNS", help="The folder of all runs, or one run folder.")
     ],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")
-    ] = 9464,
-    host: Annotated[
-        str,
-        typer.Option(help="The address to listen on; only a loopback address without --exposed."),
-    ] = "127.0.0.1",
-    exposed: Annotated[
-        bool,
-        typer.Option(
-            "--exposed", help="Allow an address that other machines reach. No password protects it."
-        ),
-    ] = False,
+    port: ListenPort = 9464,
+    host: ListenHost = "127.0.0.1",
+    exposed: Exposed = False,
     newest: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to report, newest first.")
     ] = 20,
@@ -95,10 +93,7 @@ def metrics(
             help="The SuperLink's Control API, for connected sites and waiting runs; empty: none.",
         ),
     ] = "",
-    certificate: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="A certificate whose end is reported; may be repeated."),
-    ] = None,
+    certificate: WatchedCertificates = None,
 ) -> None:
     """Serve the state of runs to Prometheus, at http://HOST:PORT/metrics, until interrupted.
 

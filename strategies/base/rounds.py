@@ -164,7 +164,7 @@ class Rounds(Federation, Generic[R]):
         self.summary()
         training = self._begun(grid)
         training.model = tensors_like(training.model, self.initial)
-        while not self._over(training):
+        while not self._over(training.round, training.asked):
             number = training.round + 1
             messages = self.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
             self._finish_round(
@@ -196,7 +196,7 @@ class Rounds(Federation, Generic[R]):
         check_no_settings(config, "train_config")
         self._grid, training = grid, self._begun(grid)
         training.model = tensors_like(training.model, arrays)
-        if self._over(training):
+        if self._over(training.round, training.asked):
             return []
         asked, mute = self._present(grid, training, self.deadline)
         training.asked += bool(asked)
@@ -243,13 +243,13 @@ class Rounds(Federation, Generic[R]):
             )
         return self._training
 
-    def _over(self, training: Training) -> bool:
+    def _over(self, done: int, asked: int) -> bool:
         """Whether no round remains: all are done, or the privacy budget allows no more."""
         rounds, affordable = self.config.planned_rounds, self.config.rounds
-        if self.outcome.stopped or training.round >= (self.last_round or rounds):
+        if self.outcome.stopped or done >= (self.last_round or rounds):
             return True
-        if self.config.settings.epsilon and training.asked >= affordable:
-            paid = f"{training.round} are done, {training.asked} are charged"
+        if self.config.settings.epsilon and asked >= affordable:
+            paid = f"{done} are done, {asked} are charged"
             self._stop(
                 f"epsilon = {self.config.settings.epsilon:g} allows {affordable} of {rounds} "
                 f"rounds; {paid}"

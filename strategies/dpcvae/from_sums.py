@@ -45,6 +45,6 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
             total, len(summed), 0.0 if training.config.settings.dpcvae.weights == "records" else 1.0
         )
         training.model = moved_by(
-            training, by_name(total.tensors["update"] / weight, expected_shapes(training))
+            training.model, by_name(total.tensors["update"] / weight, expected_shapes(training))
         )
     training.finish_round(summed)

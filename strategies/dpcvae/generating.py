@@ -100,7 +100,7 @@ def take_in(training: Training, replies: Sequence[Parameters]) -> None:
         }
         training.model = with_classes(training, replies)
     else:
-        training.model = moved_by(training, _pooled(training, replies))
+        training.model = moved_by(training.model, _pooled(training, replies))
     training.finish_round(reply.header.site for reply in replies)
 
 
@@ -126,16 +126,16 @@ def with_classes(
     return model
 
 
-def moved_by(training: Training, moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def moved_by(model: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The model with a change added to its parameters, in single precision.
 
     Args:
-        training: whose model is meant; not changed.
+        model: not changed.
         moved: the change by parameter. Parameters that are not in it stay as they are.
     """
     return {
         name: tensor + moved[name].float() if name in moved else tensor
-        for name, tensor in training.model.items()
+        for name, tensor in model.items()
     }
 
 
@@ -209,22 +209,19 @@ def class_means(
 
 def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tensor]:
     """The mean of the updates, weighted by site size, or their robust mean."""
-    weights, rule = _weights(training, replies), training.config.defence
+    rule, equal = training.config.defence, training.config.settings.dpcvae.weights == "equal"
+    weights = [1.0] * len(replies) if equal else _weights(training.memory, replies)
     if rule not in POOLED:
         return average([reply.tensors for reply in replies], weights)
     return robust_tensors([reply.tensors for reply in replies], rule)
 
 
-def _weights(training: Training, replies: Sequence[Parameters]) -> list[float]:
+def _weights(memory: Mapping[str, Tensor], replies: Sequence[Parameters]) -> list[float]:
     """Weight of each site: its reported size, or the median size for a site that joined too late to
     report one.
     """
-    if training.config.settings.dpcvae.weights == "equal":
-        return [1.0] * len(replies)
     sizes = {
-        key: max(1.0, float(value.sum()))
-        for key, value in training.memory.items()
-        if key.startswith(SIZES)
+        key: max(1.0, float(value.sum())) for key, value in memory.items() if key.startswith(SIZES)
     }
     usual = float(torch.tensor(list(sizes.values())).median()) if sizes else 1.0
     return [sizes.get(SIZES + reply.header.site, usual) for reply in replies]

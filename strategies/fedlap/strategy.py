@@ -94,7 +94,7 @@ class FedLAP(Rounds[Synthetic]):
         raised = [site for site, radius in limited_radii(radii).items() if radius > radii[site]]
         if raised:
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
-        self._keep_sheets(training, replies)
+        self._keep_sheets(training.round + 1, replies)
         step = learn(training, replies, self.device)
         facts = {
             "radius": step.radius,
@@ -108,11 +108,11 @@ class FedLAP(Rounds[Synthetic]):
         own = self.config.settings.fedlap
         return gradient_of(training.model, training.inputs, training.classes, synthetic, own)
 
-    def _keep_sheets(self, training: Training, replies: Sequence[Synthetic]) -> None:
+    def _keep_sheets(self, number: int, replies: Sequence[Synthetic]) -> None:
         """Store the synthetic records of the first, middle and last round for inspection."""
         from safetensors.torch import save
 
-        number, rounds = training.round + 1, self.config.settings.fedlap.rounds
+        rounds = self.config.settings.fedlap.rounds
         due = dict(zip(SHEETS, (number == 1, number == (rounds + 1) // 2, True), strict=True))
         tensors = {each.header.site: each.values.half() for each in replies}
         labels = {f"{each.header.site} labels": each.labels for each in replies}

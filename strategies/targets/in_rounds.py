@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from flwr.serverapp import Grid
@@ -92,7 +92,7 @@ class TargetRounds(Rounds[Parameters]):
             training: before the round.
             replies: checked sums, sorted by site.
         """
-        shares = self._shares(training, replies)
+        shares = self._shares(training.memory, replies)
         capped = {
             each.header.site: share
             for each, share in zip(replies, shares, strict=True)
@@ -107,7 +107,7 @@ class TargetRounds(Rounds[Parameters]):
             training: before the round; changed.
             replies: that the defence keeps, sorted by site.
         """
-        shares = self._shares(training, replies)
+        shares = self._shares(training.memory, replies)
         names = [each.header.site for each in replies]
         steps = steps_of(self.config)
         facts = steps.absorb(training, steps.pooled(replies, shares))
@@ -123,7 +123,7 @@ class TargetRounds(Rounds[Parameters]):
         """The model of the target after any round."""
         return steps_of(self.config).head(training)
 
-    def _shares(self, training: Training, replies: Sequence[Parameters]) -> list[float]:
+    def _shares(self, memory: Mapping[str, Tensor], replies: Sequence[Parameters]) -> list[float]:
         """The share of its weight that each site keeps: by this round's records, or an earlier
         one's.
         """
@@ -132,7 +132,7 @@ class TargetRounds(Rounds[Parameters]):
         if len(rows) == len(replies):
             power = 2.0 if own.private else 1.0
             return shares_kept(rows, own.settings.max_share, power)
-        first = (training.memory.get(SHARE + each.header.site) for each in replies)
+        first = (memory.get(SHARE + each.header.site) for each in replies)
         return [1.0 if share is None else float(share) for share in first]
 
     def _accuracy(self, grid: Grid) -> float | None:

@@ -32,6 +32,7 @@ from fedsurrogate.common.models.generators import (
 from fedsurrogate.common.models.networks import parameters_of
 from fedsurrogate.common.models.parameters import Parameters, Tensors, flat
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, clip, with_noise
+from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.class_sums import class_sums
@@ -138,16 +139,19 @@ def trained(task: Task) -> Trained:
     random = stream(run.settings.seed, run.settings.method, task.site, task.round)
     round = (task.round, run.rounds)
     trainer = trainer_of(shared, companion, run.settings.dpcvae, round, counts, private, random)
+    claim = task.mechanism()
     facts: dict[str, float] = {}
     if private:
-        facts = _train_privately(task, trainer, (embeddings, labels, units), counts)
+        assert claim is not None
+        facts = _train_privately(
+            trainer, (embeddings, labels, units), counts, run.settings.dpcvae, claim
+        )
     else:
         for rows in _batches(len(labels), run.settings.dpcvae, random):
             trainer.step(exact_gradient(trainer, embeddings[rows], labels[rows]))
     moved = {
         name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()
     }
-    claim = task.mechanism()
     reply = Parameters(
         task.header(classes), task.round, moved, 0 if private else len(labels), claim
     )
@@ -189,7 +193,11 @@ def _opening(
 
 
 def _train_privately(
-    task: Task, trainer: Trainer, data: tuple[Tensor, Tensor, Units], counts: Tensor
+    trainer: Trainer,
+    data: tuple[Tensor, Tensor, Units],
+    counts: Tensor,
+    settings: DPCVAESettings,
+    claim: Mechanism,
 ) -> dict[str, float]:
     """Train by DP-SGD (Abadi et al. 2016); return facts that stay at the site.
 
@@ -197,9 +205,7 @@ def _train_privately(
     It divides the noisy sum of clipped gradients by the expected number of units, which is computed
     from the released class sizes.
     """
-    settings, claim = task.run.settings.dpcvae, task.mechanism()
     embeddings, labels, units = data
-    assert claim is not None
     records = float(counts.clamp_min(0).sum())
     expected = max(1.0, settings.sample_rate * records if records else settings.batch_size)
     clipped = drawn = 0
@@ -230,8 +236,8 @@ def _batches(count: int, settings: DPCVAESettings, generator: torch.Generator) -
         yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)
 
 
-def _file(task: Task, round: int) -> Path:
-    return task.state / f"kept-{round}.safetensors"
+def _file(state: Path, round: int) -> Path:
+    return state / f"kept-{round}.safetensors"
 
 
 def _kept(task: Task, companion: nn.Module, counts: Tensor) -> dict[Path, bytes]:
@@ -245,7 +251,7 @@ def _kept(task: Task, companion: nn.Module, counts: Tensor) -> dict[Path, bytes]
         for name, tensor in parameters_of(companion).items()
     }
     content: bytes = save({**tensors, COUNTS: counts}, {"run": task.run.digest})
-    return {_file(task, task.round): content}
+    return {_file(task.state, task.round): content}
 
 
 def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
@@ -260,7 +266,7 @@ def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
 
     if not task.confirmed:
         return torch.zeros(classes)
-    file = _file(task, task.confirmed)
+    file = _file(task.state, task.confirmed)
     try:
         with safe_open(file, "pt") as content:
             if (content.metadata() or {}).get("run") != task.run.digest:

@@ -37,6 +37,7 @@ from fedsurrogate.common.models.parameters import (
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
 from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.settings import Model
 from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.wire.model_proto import pack_parameters
 
@@ -126,7 +127,7 @@ def _trained(task: Task, received: Parameters) -> Parameters:
     features, labels = task.training_data(received.header.classes, frame)
     start, common = split_control(received.tensors)
     settings, kind = run.settings.fedavg, run.settings.fedavg.kind
-    module = _network(task, features.shape[1], received, start)
+    module = _network(run.objective, kind, features.shape[1], received, start)
     objective = run.objective
     rate = step_length(kind, settings, features, objective.rates.site if objective else 0.0)
     own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
@@ -190,15 +191,17 @@ def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Modu
     if kind == "linear":
         features = clip(features, 0.0)[0].float()
     units = Units.of(task.training_units(received.header.classes), len(labels))
-    module = _network(task, features.shape[1], received, received.tensors)
+    module = _network(task.run.objective, kind, features.shape[1], received, received.tensors)
     return claim, module, UnitRecords(features, labels, units)
 
 
-def _network(task: Task, inputs: int, received: Parameters, tensors: Tensors) -> nn.Module:
+def _network(
+    objective: Objective | None, kind: Model, inputs: int, received: Parameters, tensors: Tensors
+) -> nn.Module:
     """The network with the parameters that were received. Raises SurrogateError."""
-    if task.run.objective is not None:
-        return network_of_target(task.run.objective, inputs, tensors)
-    return network(task.run.settings.fedavg.kind, inputs, len(received.header.classes), tensors)
+    if objective is not None:
+        return network_of_target(objective, inputs, tensors)
+    return network(kind, inputs, len(received.header.classes), tensors)
 
 
 def _losses(objective: Objective | None) -> Losses:

@@ -55,7 +55,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     MOST_DRAWS.
     """
     received = _received(task)
-    names = _names(task, received)
+    names = _names(task.classes, received)
     features, labels = task.training_data(names)
     draws = max(
         1,
@@ -76,7 +76,9 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
         torch.cat([labels.repeat(draws), *(y for _, y in drawn)]),
     )
     if task.run.settings.epsilon:
-        made = fedpft.make_surrogate(fedpft.SiteData.of(task), task.run, task.limits)
+        made = fedpft.make_surrogate(
+            fedpft.SiteData.of(task.found, task.site), task.run, task.limits
+        )
         relay: list[AnySurrogate] = [*received, made.surrogate]
     else:
         generator = stream(task.run.settings.seed, "chain", task.site, "")
@@ -123,9 +125,9 @@ def _received(task: Task) -> list[AnySurrogate]:
     return surrogates
 
 
-def _names(task: Task, received: list[AnySurrogate]) -> tuple[str, ...]:
+def _names(own: tuple[str, ...], received: list[AnySurrogate]) -> tuple[str, ...]:
     """This site's classes, then those that only other sites have."""
-    names = list(task.classes)
+    names = list(own)
     for surrogate in received:
         names += [name for name in surrogate.header.classes if name not in names]
     return tuple(names)

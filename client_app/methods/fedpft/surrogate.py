@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsurrogate.client_app.features.columns import frame_of, framed
 from fedsurrogate.client_app.features.on_disk import forget
 from fedsurrogate.client_app.features.progress import progress
-from fedsurrogate.client_app.features.site_features import site_device
+from fedsurrogate.client_app.features.site_features import SiteFeatures, site_device
 from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
 from fedsurrogate.client_app.methods.fedpft.private_surrogate import (
     Clipped,
@@ -82,15 +82,15 @@ class SiteData:
     frame: bytes = b""
 
     @classmethod
-    def of(cls, task: Task) -> SiteData:
-        """The training records of a site."""
-        site_features, train = task.found, task.found.train
+    def of(cls, site_features: SiteFeatures, site: str) -> SiteData:
+        """The training records of a site of this name."""
+        train = site_features.train
         return cls(
             train.features,
             train.labels,
             site_features.classes,
             site_features.fingerprint,
-            task.site,
+            site,
             train.units,
             train.folder,
         )
@@ -290,7 +290,7 @@ def _fit(
 
 def fedpft_surrogate(task: Task) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
-    data, centre = SiteData.of(task), unpack_question(task.payload)
+    data, centre = SiteData.of(task.found, task.site), unpack_question(task.payload)
     if task.run.frames:
         data = data.in_own_frame(task.limits.smallest_class)
     if data.folder is None:

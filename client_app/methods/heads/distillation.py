@@ -5,6 +5,7 @@ site's records.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
 
     Source: Hinton et al. 2015.
     """
-    classes = _classes(task)
+    classes = _classes(task.info)
     features, labels = task.training_data(classes)
     run = task.run
     if task.payload is None:
@@ -64,8 +65,13 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
             private=False,
         )
         lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
-        weight, bias = _train(
-            task, features, torch.cat([labels[:, None].float(), lessons], 1), len(classes)
+        weight, bias = train_on_features(
+            features,
+            torch.cat([labels[:, None].float(), lessons], 1),
+            len(classes),
+            run.settings.head,
+            run.settings.seed,
+            _loss(run.settings.baseline.temperature, run.settings.baseline.received),
         )
     head = Head(task.header(classes), weight, bias)
     made = MethodOutput(
@@ -74,9 +80,10 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
     return made, head
 
 
-def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the head. targets (n, 1 + C): the label and the teacher's logits."""
-    t, share = task.run.settings.baseline.temperature, task.run.settings.baseline.received
+def _loss(t: float, share: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of logits (n, C) for targets (n, 1 + C), the label and the teacher's logits, at
+    temperature t with that share for the teacher.
+    """
 
     def loss(logits: Tensor, wanted: Tensor) -> Tensor:
         own = torch.nn.functional.cross_entropy(logits, wanted[:, 0].long())
@@ -88,15 +95,13 @@ def _train(task: Task, features: Tensor, targets: Tensor, classes: int) -> tuple
         )
         return (1 - share) * own + share * t**2 * taught
 
-    return train_on_features(
-        features, targets, classes, task.run.settings.head, task.run.settings.seed, loss
-    )
+    return loss
 
 
-def _classes(task: Task) -> tuple[str, ...]:
+def _classes(info: Mapping[str, object]) -> tuple[str, ...]:
     """The classes of all sites, as the coordinator collected them."""
     try:
-        named = json.loads(str(task.info.get("classes", "")))
+        named = json.loads(str(info.get("classes", "")))
     except (ValueError, RecursionError):
         named = None
     if not isinstance(named, list) or not all(isinstance(name, str) and name for name in named):

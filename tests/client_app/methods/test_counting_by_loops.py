@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.coded_sums import CodedRecords, exact_sums, in_block
 from fedsurrogate.client_app.methods.counting import (
     _in_large_classes,
@@ -21,6 +22,8 @@ from fedsurrogate.client_app.methods.counting import (
     count_decisions,
     histogram_bins,
 )
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.common.settings import CountingSettings
 
 few = settings(max_examples=40, deadline=None)
 WEIGHTS = st.sampled_from([1.0, 0.5, 0.25])
@@ -71,13 +74,6 @@ def test_scores_that_are_no_numbers_are_in_the_middle_or_at_an_end() -> None:
     assert places == [2, 2, 3, 0]
 
 
-def task_of(epsilon: float, classes: int, least: int) -> Any:
-    run = SimpleNamespace(
-        settings=SimpleNamespace(epsilon=epsilon, classes=tuple("abcd"[:classes])), target=None
-    )
-    return SimpleNamespace(run=run, limits=SimpleNamespace(smallest_cell=least))
-
-
 @few
 @given(
     rows=st.lists(st.tuples(st.integers(-1, 2), st.booleans()), max_size=12),
@@ -90,7 +86,10 @@ def test_only_classes_with_enough_records_are_judged_without_noise(
     labels = torch.tensor([label for label, _ in rows], dtype=torch.int64)
     # Records of no class of the run are never kept.
     kept = torch.tensor([good and label >= 0 for label, good in rows], dtype=torch.bool)
-    found = _in_large_classes(task_of(epsilon, 3, least), labels, kept).tolist()
+    run: Any = SimpleNamespace(private=bool(epsilon))
+    nothing: Any = None
+    task = Task(run, nothing, "site", nothing, SiteLimits(smallest_cell=least))
+    found = _in_large_classes(labels, kept, 3, task.smallest_cell).tolist()
     own = [label for label, good in rows if good and label >= 0]
     assert found == [
         good and label >= 0 and (bool(epsilon) or own.count(label) >= least) for label, good in rows
@@ -100,10 +99,10 @@ def test_only_classes_with_enough_records_are_judged_without_noise(
 @few
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=3), st.integers(0, 6))
 def test_counts_of_few_records_look_like_none(counts: list[int], least: int) -> None:
-    task, table = task_of(0.0, 3, least), torch.tensor(counts).double()
+    table = torch.tensor(counts).double()
 
     def left(name: str) -> list[int]:
-        found = _large_enough(task, {name: table + 1e-9})
+        found = _large_enough({name: table + 1e-9}, least, None, CountingSettings())
         assert found.keys() == {name}
         assert found[name].dtype == torch.int64
         return found[name].tolist()

@@ -138,9 +138,7 @@ def test_a_generator_divides_by_the_records_that_were_released(
     """By noisy numbers that have left already, never by those that were drawn."""
     asked: list[tuple[int, float]] = []
     steps = SimpleNamespace(sample_rate=rate, batch_size=7, private_steps=4)
-    chosen = SimpleNamespace(dpcvae=steps)
     claim = SimpleNamespace(clip=CLIP, noise_multiplier=1.0)
-    task = SimpleNamespace(run=SimpleNamespace(settings=chosen), mechanism=lambda: claim)
 
     def gradient(
         trainer: Any, x: Tensor, y: Tensor, clip: float, noise: float, by: float, own: Any
@@ -152,10 +150,11 @@ def test_a_generator_divides_by_the_records_that_were_released(
         patch.setattr(dpcvae, "private_gradient", gradient)
         trainer = SimpleNamespace(step=lambda mean: None)
         dpcvae._train_privately(
-            task,  # type: ignore[arg-type]
             trainer,  # type: ignore[arg-type]
             (torch.zeros(200, 2), torch.zeros(200, dtype=torch.int64), Units(200)),
             torch.tensor(counts),
+            steps,  # type: ignore[arg-type]
+            claim,  # type: ignore[arg-type]
         )
     records = sum(max(0.0, each) for each in counts)
     due = max(1.0, rate * records if records else 7)
