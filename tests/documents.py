@@ -58,11 +58,21 @@ def masked(text: str) -> list[str]:
     """The lines of an output without what differs from one machine or hour to another: numbers, paths,
     digests, and how wide a table is.
     """
-    plain = re.sub(r"\S*/\S+|\b(?=\d*[a-f])[0-9a-f]{6,}\b", "PATH", text)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    plain = re.sub(r"\S*/\S+|\b(?=\d*[a-f])[0-9a-f]{6,}\b", "PATH", plain)
     plain = re.sub(r"[-+]?\d[\d.,]*", "#", plain)
     plain = re.sub(r"[\u2500-\u257f]+", "|", plain)
     plain = re.sub(r"# (?:s|ms|min)\b", "#", plain)
     return [" ".join(line.split()) for line in plain.splitlines() if line.strip()]
+
+
+def check_shown(expected: str, printed: str) -> int:
+    """Each line that a page shows is printed, in this order, up to its numbers; returns how many."""
+    left, lines = masked(printed), masked(expected)
+    for line in lines:
+        assert line in left, f"{line!r} is not printed:\n{printed}"
+        left = left[left.index(line) + 1 :]
+    return len(lines)
 
 
 def words(line: str) -> list[str]:
