@@ -75,6 +75,22 @@ def check_shown(expected: str, printed: str) -> int:
     return len(lines)
 
 
+def check_percents(expected: str, printed: str, most: float = 1.0) -> int:
+    """The percents that a page shows, and no noise or clock decides, are printed up to so many points;
+    returns how many.
+    """
+    compared = 0
+    left = [line for line in printed.splitlines() if line.strip()]
+    for line in (line for line in expected.splitlines() if line.strip()):
+        place = next(at for at, other in enumerate(left) if masked(other) == masked(line))
+        shown, found = (re.findall(r"([\d.]+)%", each) for each in (line, left[place]))
+        assert len(shown) == len(found)
+        for one, other in zip(map(float, shown), map(float, found), strict=True):
+            assert abs(one - other) <= most, f"{line!r} is shown, {left[place]!r} printed"
+        compared, left = compared + len(shown), left[place + 1 :]
+    return compared
+
+
 def words(line: str) -> list[str]:
     """The words of a command line, without a comment behind it."""
     return shlex.split(line, comments=True)
