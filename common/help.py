@@ -211,7 +211,8 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.0f}" if value == int(value) else f"{value:g}"
+    whole = value == int(value) and abs(value) < 1e15
+    return f"{value:.0f}" if whole else f"{value:g}"
 
 
 def _suggestion(key: str, rows: Iterable[Description], command: str) -> str:

@@ -113,6 +113,8 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         for key, value in given.arguments.items():
             check(key, value)
         for key, value in settings.items():
+            if "grid" in signature.parameters:
+                _check_one_value(key, value)
             if value is not None:
                 check(key, value)
         return function(*args, **kwargs)
@@ -120,6 +122,17 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     # So that it can be pickled by its public name.
     call.__module__ = "fedsurrogate"
     return call
+
+
+def _check_one_value(key: str, value: object) -> None:
+    """Raise ConfigError for a list of numbers where all runs of a sweep share one."""
+    if key == "classes" or not isinstance(value, list | tuple):
+        return
+    if all(isinstance(each, int | float) for each in value):
+        raise ConfigError(
+            f"{key} = {short(str(value))}: all runs share one value; to try each write "
+            f"grid={{{key!r}: [...]}}"
+        )
 
 
 def check(name: str, value: object) -> None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
 from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.signed_models.run_folders import MODEL_FILE, settings_of_run
 from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.targets.measures import measured, metrics_of
@@ -26,7 +27,8 @@ from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.defended import Suspect
-from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, in_order
+from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, Learned, OneShot, in_order
+from fedsurrogate.strategies.base.outcome import PointSource
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
@@ -69,9 +71,7 @@ def relearn(
             "the last surrogate of a chain stands for the records of all its sites, and one site "
             "cannot be removed from it; run again without that site"
         )
-    strategy = stored_strategy(config)(
-        config, Unrecorded(), pick_device(config.settings.device), stored_centre(run)
-    )
+    strategy = _strategy(run, config)
     stored = [strategy.unpack(payload) for payload in read_payloads(run)]
     sites = [sent.header.site for sent in stored]
     if missing := set(without) - set(sites):
@@ -163,6 +163,35 @@ def scores_of(run: Path, model: Classifier) -> RelearnedScores | None:
     )
     count = int(known.sum())
     return RelearnedScores(count, right / count, before / count)
+
+
+def stored_source(run: Path) -> PointSource | None:
+    """What draws synthetic features from the surrogates of a stored run, as it does at the end of a run.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The source; None where the run has stored nothing to draw from.
+
+    Raises:
+        SurrogateError: for stored surrogates that cannot be read.
+    """
+    config = settings_of_run(run)
+    try:
+        strategy = _strategy(run, config)
+        payloads = read_payloads(run)
+    except RunError:
+        return None
+    stored = strategy.in_one_frame([strategy.unpack(each) for each in payloads])
+    learned: Learned = strategy.learn(in_order(stored), config.settings.classes)
+    return learned.source
+
+
+def _strategy(run: Path, config: Run) -> OneShot[Any]:
+    """What learns again from what a run stored. Raises RunError for a method that stores nothing."""
+    device = pick_device(config.settings.device)
+    return stored_strategy(config)(config, Unrecorded(), device, stored_centre(run))
 
 
 def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:

@@ -58,11 +58,37 @@ def masked(text: str) -> list[str]:
     """The lines of an output without what differs from one machine or hour to another: numbers, paths,
     digests, and how wide a table is.
     """
-    plain = re.sub(r"\S*/\S+|\b(?=\d*[a-f])[0-9a-f]{6,}\b", "PATH", text)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    plain = re.sub(r"\S*/\S+|\b(?=\d*[a-f])[0-9a-f]{6,}\b", "PATH", plain)
     plain = re.sub(r"[-+]?\d[\d.,]*", "#", plain)
     plain = re.sub(r"[\u2500-\u257f]+", "|", plain)
     plain = re.sub(r"# (?:s|ms|min)\b", "#", plain)
     return [" ".join(line.split()) for line in plain.splitlines() if line.strip()]
+
+
+def check_shown(expected: str, printed: str) -> int:
+    """Each line that a page shows is printed, in this order, up to its numbers; returns how many."""
+    left, lines = masked(printed), masked(expected)
+    for line in lines:
+        assert line in left, f"{line!r} is not printed:\n{printed}"
+        left = left[left.index(line) + 1 :]
+    return len(lines)
+
+
+def check_percents(expected: str, printed: str, most: float = 1.0) -> int:
+    """The percents that a page shows, and no noise or clock decides, are printed up to so many points;
+    returns how many.
+    """
+    compared = 0
+    left = [line for line in printed.splitlines() if line.strip()]
+    for line in (line for line in expected.splitlines() if line.strip()):
+        place = next(at for at, other in enumerate(left) if masked(other) == masked(line))
+        shown, found = (re.findall(r"([\d.]+)%", each) for each in (line, left[place]))
+        assert len(shown) == len(found)
+        for one, other in zip(map(float, shown), map(float, found), strict=True):
+            assert abs(one - other) <= most, f"{line!r} is shown, {left[place]!r} printed"
+        compared, left = compared + len(shown), left[place + 1 :]
+    return compared
 
 
 def words(line: str) -> list[str]:

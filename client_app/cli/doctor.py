@@ -96,10 +96,10 @@ def doctor(
     ):
         findings.append(each)
         if not as_json:
-            line = Text.assemble((each.state, STYLES[each.state]), f"  {each.what:<12}{each.found}")
+            line = Text.assemble((each.state, STYLES[each.state]), f"  {each.what:<16}{each.found}")
             console.print(line, soft_wrap=True)
             if each.remedy:
-                console.print(f"{'':<18}{each.remedy}", style="italic", soft_wrap=True)
+                console.print(f"{'':<22}{each.remedy}", style="italic", soft_wrap=True)
     if as_json:
         print(json.dumps([asdict(each) for each in findings], indent=2))
     if any(each.state == "FAIL" for each in findings):

@@ -82,7 +82,7 @@ Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.d
 {% if e.out_of_distribution %}
 <section class="card"><h2>Out-of-distribution scores of these records</h2><div class="scroll"><table>
 <thead><tr><th>score</th><th class="number">median</th><th class="number">90 %</th><th class="number">95 %</th><th class="number">99 %</th></tr></thead><tbody>
-{% for score in ("mahalanobis", "relative") %}<tr><td>{{ score }}</td>{% for level, value in e.out_of_distribution[score].items() %}<td class="number">{{ "%.4g" | format(value) }}</td>{% endfor %}</tr>{% endfor %}
+{% for score in ("mahalanobis", "relative") %}<tr><td style="overflow-wrap: break-word">{{ score }}</td>{% for level, value in e.out_of_distribution[score].items() %}<td class="number">{{ "%.4g" | format(value) }}</td>{% endfor %}</tr>{% endfor %}
 </tbody></table></div><p class="after quiet">Against {{ e.out_of_distribution.against }}. {% if e.out_of_distribution.abstained is not none %}The model abstains where the {{ e.calibration.score }} score is above {{ "%.4g" | format(e.calibration.abstain_above) }}: from {{ "%.1f" | format(100 * e.out_of_distribution.abstained) }} % of the judged records, which all measures on this page count like the others.{% else %}--abstain 0.05 --store chooses a number from which the model abstains, so that one such record in twenty has no decision.{% endif %}</p></section>
 {% endif %}
 <footer class="card"><dl>

@@ -302,7 +302,7 @@ def _first_sentence(error: Exception) -> str:
 def _no_download(name: str, error: Exception) -> BackboneError:
     return BackboneError(
         f"cannot fetch the weights of {name!r} ({_first_sentence(error)}); on a machine without internet "
-        "put them in a file and name it in weights-path"
+        "put them in a file and name it in weights-path; a hospital names it in its node-config"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import new_key
-from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.making import Sampler, make_signed_model
 from fedsurrogate.common.signed_models.signed_model import (
     SUFFIX,
     SignedModel,
@@ -52,15 +52,17 @@ def is_simulated(run: Path) -> bool:
     return _object(run, "manifest.json").get("simulated") is True
 
 
-def signed_from_run(run: Path, private: bytes) -> SignedModel:
+def signed_from_run(run: Path, private: bytes, sampler: Sampler | None = None) -> SignedModel:
     """Sign the model of a run folder that holds no signed one.
 
     Args:
         run: the run folder.
         private: the key that signs.
+        sampler: draws synthetic features and labels from what the model was learned from; None for
+            a model without Gaussians.
 
     Returns:
-        The model, without Gaussians.
+        The model.
 
     Raises:
         RunError: the run has no model.
@@ -78,7 +80,7 @@ def signed_from_run(run: Path, private: bytes) -> SignedModel:
     return make_signed_model(
         load_model(run / MODEL_FILE),
         config,
-        None,
+        sampler,
         str(manifest.get("flower_run_id", "")),
         used if isinstance(used, int) else 0,
         private,

@@ -32,6 +32,7 @@ def test_every_key_has_a_sentence_a_kind_a_range_and_a_method(row: Description) 
     )
     assert row.kind
     assert row.range
+    assert max(map(len, row.range.split())) < 40, "no number of hundreds of digits"
     assert row.methods
     assert set(row.methods) <= METHODS.keys() | KINDS_OF_COUNTS.keys()
 

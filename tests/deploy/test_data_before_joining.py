@@ -238,4 +238,4 @@ def test_the_doctor_of_a_node_shows_whether_its_app_has_data(containers: Contain
     words = ("doctor", "--link-only", "--superlink", "127.0.0.1:9", "--runtime", containers.runtime)
     assert "FAIL  data        this site stays away" in site(*words).stdout
     with ready(containers.runtime):
-        assert "PASS  data        the app runs" in site(*words).stdout
+        assert "PASS  data            the app runs" in site(*words).stdout

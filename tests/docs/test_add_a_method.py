@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +26,7 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.strategies import strategy_of
+from tests.documents import check_shown, masked, shown_after, words
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 
 PAGE = ROOT / "docs" / "tutorials" / "add-a-method.md"
@@ -65,6 +68,41 @@ def added(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
         method = getattr(made[f"fedsurrogate.common.methods.{name}"], variable)
         monkeypatch.setitem(METHODS, method.name, method)
     return made
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_its_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a copy of the repository with the four files of the page, as a reader has them."""
+    copy = tmp_path / "copy"
+    kept = shutil.ignore_patterns(".*", "build", "runs", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, copy, ignore=kept)
+    for path, text in blocks().items():
+        (copy / path).write_text(text)
+    registry = copy / "common" / "methods" / "__init__.py"
+    names = {"nearest_mean": "NEAREST_MEAN", "fedavgm": "FEDAVGM"}
+    imports = "".join(
+        f"from fedsurrogate.common.methods.{file} import {name}\n" for file, name in names.items()
+    )
+    listed = registry.read_text().replace("*TRAINED),", f"*TRAINED, {', '.join(names.values())}),")
+    registry.write_text(listed.replace("\nMETHODS:", f"\n{imports}METHODS:"))
+    readme = copy / "README.md"
+    readme.write_text(readme.read_text() + "\n`nearest-mean`, `fedavgm`\n")
+    monkeypatch.setenv("PYTHONPATH", str(copy))
+    pairs = [(lines, text) for lines, text in shown_after(PAGE) if text]
+    assert len(pairs) == 2
+    commands = {
+        "coordinator": [sys.executable, "-m", "fedsurrogate.server_app.cli.main"],
+        "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts="],
+    }
+    for (line,), expected in pairs:
+        program, *given = words(line)
+        done = subprocess.run(
+            [*commands[program], *given], cwd=copy, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        assert check_shown(expected, done.stdout.replace("=", "")) == len(masked(expected))
 
 
 def test_each_method_is_two_files_of_less_than_eighty_lines() -> None:

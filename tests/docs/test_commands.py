@@ -108,8 +108,10 @@ def leaf(found: click.Command, arguments: list[str]) -> tuple[click.Command, lis
 
 
 def complete(text: str) -> bool:
-    """Whether settings are shown in full: "..." stands for what a reader fills in."""
-    return "..." not in text
+    """Whether settings are shown in full: "..." stands for what a reader fills in, and one page adds
+    its method before it runs it.
+    """
+    return "..." not in text and "nearest-mean" not in text
 
 
 @pytest.mark.parametrize(

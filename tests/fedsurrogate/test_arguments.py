@@ -74,6 +74,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         "epsilon = None: must be a list",
     ),
     "sweep(grid={3: [1]})": (lambda: fs.sweep(SITES, grid={3: [1]}), "must be lists by setting"),  # type: ignore[dict-item]
+    "sweep(epsilon=[1.0, 8.0])": (
+        lambda: fs.sweep(SITES, epsilon=[1.0, 8.0], delta=1e-5),
+        r"to try each write grid=\{'epsilon': \[...\]\}",
+    ),
     "sweep(2.5)": (lambda: fs.sweep(2.5), "sites = 2.5"),  # type: ignore[arg-type]
     "plot in no folder": (
         lambda: fs.Sweep((), Path("x")).plot("/nowhere/x.png"),

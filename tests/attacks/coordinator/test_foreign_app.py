@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,21 @@ def main(grid, context):
 
 
 def deployment_commands(page: Path) -> list[str]:
-    """The commands of the page's one block that starts a coordinator, as typed."""
+    """The commands of the page's one block that starts a coordinator, as typed, and of the blocks
+    after it that start hospitals or a run and nothing else.
+    """
+    blocks = documents.commands(page)
     found = [
-        block
-        for block in documents.commands(page)
+        number
+        for number, block in enumerate(blocks)
         if any(line.startswith(SUPERLINK) for line in block)
     ]
     assert len(found) == 1, f"{page} has {len(found)} blocks that start a coordinator"
-    return found[0]
+    after = takewhile(
+        lambda block: all(line.startswith((*HOSPITAL, *RUN)) for line in block),
+        blocks[found[0] + 1 :],
+    )
+    return [line for block in (blocks[found[0]], *after) for line in block]
 
 
 @dataclass
@@ -310,6 +318,7 @@ def test_on_localhost_no_foreign_code_is_started_and_the_run_finishes(tmp_path: 
     with deployment(home, ONE_MACHINE, {}) as running:
         sites = len(running.hospitals)
         assert sites == 3
+        _, started, joined, finished_run = documents.shown_after(ONE_MACHINE)
         theft = Theft.prepare(tmp_path / "theft", home)
         running.attack(theft, "--run-config", f"nodes={sites}")
         got = theft.result()
@@ -322,6 +331,10 @@ def test_on_localhost_no_foreign_code_is_started_and_the_run_finishes(tmp_path: 
         for line in running.run_commands:
             done = running.shell(line, 400)
             assert done.returncode == 0, done.stdout + done.stderr
+            assert documents.check_shown(finished_run[1], done.stderr + done.stdout) == 5
+        logs = [file.read_text() for file in sorted(home.glob("log-*.txt"))]
+        assert documents.check_shown(started[1], logs[0]) == 2
+        assert [documents.check_shown(joined[1], log) for log in logs[1:]] == [5] * sites
         assert newest(home / "runs")[1]["sites"]["used"] == sites
         running.charge_and_release()
         assert_a_bare_supernode_starts_it(running, Theft.prepare(tmp_path / "bare", home))

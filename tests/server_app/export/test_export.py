@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from fedsurrogate.common.signed_models.signed_model import SignedModel, read_sig
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.server_app.export.classifier_modules import module_of
 from fedsurrogate.server_app.export.graph import check_onnx, graph_of, write_graph
+from fedsurrogate.server_app.export.source import signed_model_of
 from tests import commands
 from tests.client_app.model_use.hospitals import federation
 
@@ -195,6 +197,34 @@ def test_the_command_writes_file_card_graph_and_crate(
         for value in each.get(key, [])
     ]
     assert set(used) <= identities
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epsilon": 1.0, "fedpft.covariance": "spherical"},
+        {"epsilon": 0.5},
+        {"epsilon": 8.0, "fedpft.covariance": "diag"},
+    ],
+    ids=str,
+)
+def test_the_model_of_a_private_run_has_the_same_gaussians_signed_at_its_end_or_later(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    _, folder = federation(tmp_path, decided=False, **settings)
+    at_the_end = folder / "model.fedsurrogate"
+    first = read_signed_model(at_the_end)
+    at_the_end.unlink()
+    later = signed_model_of(folder)
+    assert first.gaussians is not None
+    assert later.gaussians is not None
+    points = torch.randn(20, first.classifier.dimension)
+    for one, other in zip(
+        first.gaussians.scores(points), later.gaussians.scores(points), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    shutil.rmtree(folder / "surrogates")
+    assert signed_model_of(folder).gaussians is None, "nothing is left to draw from"
 
 
 def test_a_run_that_is_not_signed_is_signed_at_export(
