@@ -21,6 +21,7 @@ IN_STATE = (
     "audited",
     "data-report-*.json",
     "decisions.json",
+    "decisions.lock",
     "disclosures",
     "generators",
     "held",

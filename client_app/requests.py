@@ -77,6 +77,9 @@ LARGEST_MODEL = 2**30
 # Requests that may contain a model; the others have no payload.
 WITH_MODEL = ("surrogate", "evaluation", "comparison", "sum-shares", "sum-list", "sum-open")
 
+# Number in the ledger of what a site reports before the first round.
+BEFORE_ROUNDS = 0
+
 Answer = tuple[bytes | None, Info]
 
 log = logging.getLogger("fedsurrogate.site")
@@ -247,9 +250,8 @@ def _introduction(request: SiteRequest) -> Answer:
         limits = SiteLimits(smallest_class=gate.smallest_class(run.plan.mechanism_name))
         facts = _facts(Task(run, node, site, site_features, limits))
         if facts and not site_features.simulated:
-            gate.let_out(
-                entry(run, request.flower_run, MethodOutput("".join(facts.values()).encode()))
-            )
+            made = MethodOutput("".join(facts.values()).encode())
+            gate.let_out(entry(run, request.flower_run, made, BEFORE_ROUNDS))
         reported |= facts
     if run.settings.fedpft.seal:
         reported["key"] = public_key(private_key(node, site)).hex()
@@ -295,7 +297,7 @@ def _head(request: SiteRequest) -> Answer:
             )
         )
     )
-    gate.let_out(entry(run, request.flower_run, made))
+    gate.let_out(entry(run, request.flower_run, made, run.last_round + 1))
     return made.payload, {}
 
 
@@ -334,7 +336,8 @@ def _evaluation(request: SiteRequest) -> Answer:
             reported["tested"],
         )
     if not site_features.simulated:
-        gate.let_out(entry(run, request.flower_run, MethodOutput(json.dumps(reported).encode())))
+        made = MethodOutput(json.dumps(reported).encode())
+        gate.let_out(entry(run, request.flower_run, made, run.last_round + 1))
     return None, reported | {"simulated": site_features.simulated}
 
 

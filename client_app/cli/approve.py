@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -37,13 +37,15 @@ def approve(
         raise ConfigError(f"{file} is a proposal to {proposal.action} sites, not of a run")
     run = proposal.run()
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    decision = Decision("refused" if refuse else "approved", officer, proposal.id, now)
+    answer: Literal["refused", "approved"] = "refused" if refuse else "approved"
+    text, expires = proposal.text_digest(), proposal.expires
+    decision = Decision(answer, officer, proposal.id, now, text, expires)
     decide(node.state, run.full_digest, decision)
     own = run.settings
     privacy = f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "no privacy"
     console.print(
-        f"{decision.answer} by {for_terminal(officer)}: {own.method}, {privacy}, purpose: "
-        f"{for_terminal(proposal.purpose)}",
+        f"{decision.answer} by {for_terminal(officer)}: {own.method}, {privacy}, until "
+        f"{proposal.expires}, purpose: {for_terminal(proposal.purpose)}",
         soft_wrap=True,
         markup=False,
     )

@@ -8,13 +8,13 @@ functions of settings and of this site's own files, so a refusal shows nothing o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Literal
 
-from fedsurrogate.client_app.governance.entries import Entry
+from filelock import FileLock
+
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
@@ -22,7 +22,7 @@ from fedsurrogate.common.security.proposals import SignedProposal, check_signed,
 from fedsurrogate.common.security.sealing import read_keys
 
 # In the state folder: what this site's officer has decided, by the digest of a run's settings.
-DECISIONS = "decisions.json"
+DECISIONS, LOCK = "decisions.json", "decisions.lock"
 LONGEST_NAME = 100
 
 
@@ -35,12 +35,30 @@ class Decision:
         officer: name of the person.
         proposal: id of the proposal that the person has read.
         time: ISO 8601.
+        text: SHA-256 of that proposal, with its purpose; empty for any with its id.
+        expires: its last day; empty for none.
     """
 
     answer: Literal["approved", "refused"]
     officer: str
     proposal: str
     time: str
+    text: str = ""
+    expires: str = ""
+
+    def covers(self, signed: SignedProposal | None, today: date) -> bool:
+        """Whether it is about a proposal, and in time. Who chooses an id can choose one twice.
+
+        Args:
+            signed: the proposal that came with the run; None where only its settings came.
+            today: the day.
+        """
+        if self.expires and today > date.fromisoformat(self.expires):
+            return False
+        if signed is None:
+            return True
+        same_text = self.text in ("", signed.proposal.text_digest())
+        return signed.proposal.id == self.proposal and same_text
 
 
 @dataclass(frozen=True)
@@ -50,10 +68,21 @@ class Allowed:
     Attributes:
         proposal: id of the proposal; empty without one.
         by: in words; empty if nobody was asked.
+        rounds: that the settings plan. Round 0 is what a site reports before, and the one after
+            the last is its evaluation.
     """
 
     proposal: str = ""
     by: str = ""
+    rounds: int = 0
+
+    def check_round(self, number: int) -> None:
+        """Raise PolicyError for a round that nobody has proposed."""
+        if self.proposal and not 0 <= number <= self.rounds + 1:
+            raise PolicyError(
+                f"proposal {self.proposal[:8]} is for {self.rounds} rounds, and this is round "
+                f"{number}"
+            )
 
 
 class Approvals:
@@ -89,13 +118,13 @@ class Approvals:
         names = self._signers(digest, signed) if self._policy.require_approval else []
         proposal = "" if signed is None else signed.proposal.id
         # An approval is of one proposal, not of all that have its settings.
-        if decision is not None and proposal in ("", decision.proposal):
+        if decision is not None and decision.covers(signed, datetime.now(UTC).date()):
             names.append(f"here {decision.officer}")
             proposal = decision.proposal
         elif self._policy.require_officer:
             raise PolicyError(
-                "require-officer = true: no officer of this site has approved this proposal (`site "
-                "approve`)"
+                "require-officer = true: no officer of this site has approved this proposal, or its "
+                "last day has passed (`site approve`)"
             )
         return Allowed(proposal if names else "", ", ".join(names))
 
@@ -122,32 +151,6 @@ def _proposal(approval: str) -> SignedProposal | None:
     if signed is not None and signed.proposal.action != "run":
         raise PolicyError(f"approval: the proposal is to {signed.proposal.action} sites")
     return signed
-
-
-def check_used_once(entries: Sequence[Entry], proposal: str, round_: int, flower_run: str) -> None:
-    """Refuse a round that a proposal has already paid for in another run: people allowed one.
-
-    A run that is resumed goes on with later rounds of the same proposal.
-
-    Args:
-        entries: of the ledger.
-        proposal: its id.
-        round_: number of the round.
-        flower_run: id of the run.
-
-    Raises:
-        PolicyError: another run has had this round.
-    """
-    for entry in entries:
-        if (
-            entry.get("proposal") == proposal
-            and entry["round"] == round_
-            and entry["flower_run"] != flower_run
-        ):
-            raise PolicyError(
-                f"proposal {proposal[:8]} allows one run, and run {entry['flower_run']} has had "
-                f"round {round_} of it; another run needs a proposal of its own"
-            )
 
 
 def decisions(state: Path) -> dict[str, Decision]:
@@ -186,9 +189,12 @@ def decide(state: Path, digest: str, decision: Decision) -> None:
         raise ConfigError(
             f"officer {decision.officer[:80]!r}: must be a name of 1 to {LONGEST_NAME} characters"
         )
-    known = decisions(state) | {digest: decision}
-    content = {key: asdict(each) for key, each in known.items()}
     try:
-        replace_file(state / DECISIONS, json.dumps(content, indent=2, sort_keys=True) + "\n")
+        state.mkdir(parents=True, exist_ok=True)
+        # Of two people who decide at once, neither loses what the other has decided.
+        with FileLock(state / LOCK):
+            known = decisions(state) | {digest: decision}
+            content = {key: asdict(each) for key, each in known.items()}
+            replace_file(state / DECISIONS, json.dumps(content, indent=2, sort_keys=True) + "\n")
     except OSError as error:
         raise ConfigError(f"{state / DECISIONS} cannot be written ({error.strerror})") from None

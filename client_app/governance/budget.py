@@ -19,6 +19,8 @@ share them. Such a name fixes no plan: a coordinator could choose between both s
 first result. Entries with such names are one plan only where all releases are equal, because then
 the first one alone fixes the sequence. All others are counted by Renyi divergences, which hold for
 any choice and cost more.
+
+A proposal that people have signed pays for one run, of any method.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from fedsurrogate.client_app.governance.entries import (
     events_of,
     non_private_releases,
 )
-from fedsurrogate.common.errors import BudgetError
+from fedsurrogate.common.errors import BudgetError, PolicyError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.privacy_filter import PrivacyFilter, composed
@@ -131,7 +133,9 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
         BudgetError: when the total or the run's budget would be exceeded, or the release is not in
             the plan of its run. Also when an earlier release had no privacy, or, for a guarantee to
             patients, protected single records only.
+        PolicyError: when another run has used its proposal.
     """
+    _check_used_once(entries, release)
     if not release.events:
         return spent(entries, budget)
     if (count := non_private_releases(entries)) and not budget.after_open:
@@ -176,6 +180,29 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
             f"{in_run:.4g}"
         )
     return total
+
+
+def _check_used_once(entries: Sequence[Entry], release: Release) -> None:
+    """Raise PolicyError for a round that a proposal has paid for in another run: people allowed one.
+
+    A run that is resumed goes on with later rounds of the same proposal. What a site reports before
+    the first round may be reported again.
+    """
+    if not (used := release.proposal):
+        return
+    for entry in entries:
+        if used in entry.get("proposals", ()):
+            raise PolicyError(
+                f"proposal {used[:8]} was used before this ledger was reopened; another run needs a "
+                "proposal of its own"
+            )
+        elsewhere = entry["flower_run"] != release.flower_run
+        same_round = entry.get("round") == release.round != 0
+        if entry.get("proposal") == used and same_round and elsewhere:
+            raise PolicyError(
+                f"proposal {used[:8]} allows one run, and run {entry['flower_run']} has had "
+                f"round {release.round} of it; another run needs a proposal of its own"
+            )
 
 
 def _check_plan(entries: Sequence[Entry], this: Entry) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from fedsurrogate.client_app.governance.approvals import Allowed, Approvals, check_used_once
+from fedsurrogate.client_app.governance.approvals import Allowed, Approvals
 from fedsurrogate.client_app.governance.budget import check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.ledger import Ledger
@@ -60,20 +60,22 @@ class Gate:
         self._check_policy(run)
         if self._approvals is not None:
             digest = run.full_digest
-            self._allowed[digest] = self._approvals.check(digest, run.settings.approval)
+            allowed = self._approvals.check(digest, run.settings.approval)
+            self._allowed[digest] = replace(allowed, rounds=run.last_round)
         self.ledger.check()
 
     def check_planned(self, release: Release) -> None:
-        """Raise BudgetError if the budget cannot pay for a private release; called before its work.
+        """Raise BudgetError if the budget cannot pay for a private release, PolicyError if another
+        run has used its proposal; called before its work.
 
-        The check depends on settings and ledger, never on the data. The charge checks the budget
-        once more.
+        The check depends on settings and ledger, never on the data. The charge checks both once
+        more.
 
         Args:
             release: its entry as far as settings fix it, see `release.planned`.
         """
         release = self._with_who_allowed(release)
-        if release.events:
+        if release.events or release.proposal:
             check_budget(self.ledger.entries(), release, budget_of(self.policy))
 
     def _check_policy(self, run: Run) -> None:
@@ -233,9 +235,7 @@ class Gate:
         needed = self.policy.require_approval or self.policy.require_officer
         if needed and release.run not in self._allowed:
             raise PolicyError(f"run {release.run[:16]} was not checked before its release")
-        if allowed.proposal:
-            entries = self.ledger.entries()
-            check_used_once(entries, allowed.proposal, release.round, release.flower_run)
+        allowed.check_round(release.round)
         return replace(release, proposal=allowed.proposal, allowed_by=allowed.by)
 
     def _check_size(self, release: Release) -> None:

@@ -46,6 +46,8 @@ FORMAT = 1
 LOCK_SECONDS = 60
 # Name of the run of a request by file, see client_app/offline/bundle_writer.py.
 BY_FILE = re.compile(r"bundle-[0-9a-f]{16}")
+# Id of a proposal in a line: nothing else in quotes has 32 digits.
+PROPOSAL = re.compile(r'"([0-9a-f]{32})"')
 REMEDY = (
     "nothing leaves until a person has looked at it; `site reopen-ledger` starts a new one "
     "and keeps the old"
@@ -142,6 +144,7 @@ class Ledger:
         Raises:
             BudgetError: and nothing is recorded, if the release would exceed the budget, see
                 `check_budget`.
+            PolicyError: and nothing is recorded, if another run has used its proposal.
         """
         with self._locked():
             entries = self._read()
@@ -186,13 +189,16 @@ class Ledger:
         with self._locked():
             stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
             aside, answered = {}, self.witness.answered() if self.witness is not None else set()
+            proposals = set[str]()
             for file in (self.path, self.head):
                 if file.exists():
                     kept, content = file.with_name(f"{file.name}.{stamp}"), file.read_bytes()
                     aside[kept.name] = hashlib.sha256(content).hexdigest()
                     replace_file(kept, content)
                     # Works for a damaged ledger too, and includes names in its own decisions.
-                    answered |= set(BY_FILE.findall(content.decode("ascii", "replace")))
+                    text = content.decode("ascii", "replace")
+                    answered |= set(BY_FILE.findall(text))
+                    proposals |= set(PROPOSAL.findall(text))
             entries = (
                 Ledger(self.path.parent, self.dataset)._read()
                 if keep
@@ -216,6 +222,8 @@ class Ledger:
                     "events": events,
                     "aside": aside,
                     "answered": sorted(answered),
+                    # A ledger that is kept has the runs that used them.
+                    "proposals": [] if keep else sorted(proposals),
                     "flower_run": "",
                 },
             )

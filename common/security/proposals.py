@@ -69,14 +69,17 @@ class Proposal:
             for key, value in self.content.items()
         ):
             raise ConfigError(f"content: must be 1 to {MOST_VALUES} texts, numbers, true or false")
-        plain = all(unicodedata.category(each)[0] != "C" for each in self.purpose)
+        plain = all(
+            unicodedata.category(each)[0] not in "CZ" or each == " " for each in self.purpose
+        )
         if not (self.purpose.strip() and plain and len(self.purpose) <= LONGEST_PURPOSE):
             raise ConfigError(
                 f"purpose: must be one line of 1 to {LONGEST_PURPOSE} characters, which says to "
                 "the people who decide what the run is for"
             )
         try:
-            date.fromisoformat(self.expires)
+            if date.fromisoformat(self.expires).isoformat() != self.expires:
+                raise ValueError
         except ValueError:
             raise ConfigError(
                 f"expires = {self.expires[:40]!r}: must be a date such as 2026-03-31"
@@ -100,6 +103,10 @@ class Proposal:
     def body(self) -> bytes:
         """The signed bytes. The same proposal always gives the same bytes."""
         return json.dumps(self._fields(), sort_keys=True, separators=(",", ":")).encode()
+
+    def text_digest(self) -> str:
+        """SHA-256 of all that people read, with the purpose and the last day."""
+        return hashlib.sha256(self.body()).hexdigest()
 
     def _fields(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in FIELDS} | {"content": dict(self.content)}
@@ -176,7 +183,7 @@ def read_signed(text: str) -> SignedProposal:
     if len(text) > LARGEST:
         raise ConfigError(f"no proposal of `coordinator propose`: over {LARGEST} characters")
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"no proposal of `coordinator propose` ({type(error).__name__})"
@@ -275,6 +282,14 @@ def check_signed(
             f"who may allow it, and needs {fewest}"
         )
     return names
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object whose keys differ: of equal ones people may read one, and programs another."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key that stands twice")
+    return found
 
 
 def _are_signatures(found: object) -> bool:

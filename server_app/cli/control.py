@@ -10,7 +10,13 @@ import typer
 
 from fedsurrogate.common.command_line import RunSettings, console, stderr_console
 from fedsurrogate.server_app.cli.options import MetricsAsJson, Preset
-from fedsurrogate.server_app.cli.proposals import ProposalFile, keys_of, put_into_queue
+from fedsurrogate.server_app.cli.proposals import (
+    ProposalFile,
+    check_run_signed,
+    keys_of,
+    put_into_queue,
+    settings_of,
+)
 
 Control = Annotated[
     str,
@@ -157,22 +163,19 @@ def run(
     """
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.common.security.proposals import read_proposal
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.deployment.control import check_connection
     from fedsurrogate.server_app.deployment.control import run as start
-    from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
     from fedsurrogate.server_app.deployment.submit import remark
-    from fedsurrogate.server_app.deployment.supernodes import table_file
     from fedsurrogate.server_app.lifecycle.before_start import check_submission, own_folders
     from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
     from fedsurrogate.server_app.monitoring.progress import Progress
     from fedsurrogate.server_app.runs.presets import preset_settings
 
-    overrides = preset_settings(preset) | parse_overrides(run_config or [])
-    if proposal is not None:
-        signed = read_proposal(proposal)
-        overrides = {**signed.proposal.content, **overrides, "approval": signed.setting()}
+    given, proposed = parse_overrides(run_config or []), settings_of(proposal)
+    overrides = {**proposed, **preset_settings(preset), **given}
+    if proposed:
+        overrides["approval"] = proposed["approval"]
     config = parse_run(overrides)
     if at and not queue:
         raise typer.BadParameter("needs --queue", param_hint="--at")
@@ -180,9 +183,7 @@ def run(
         put_into_queue(overrides, proposal, Path(config.settings.output_dir), at)
         return
     check_connection(control, root_certificates)
-    if root_certificates is not None:
-        rules = table_file(root_certificates.parent).parent
-        check_run_allowed(rules, config.full_digest, config.settings.approval)
+    check_run_signed(config, root_certificates)
     check_submission(config, control)
     output = Path(config.settings.output_dir).expanduser().absolute()
     output_console, progress = stderr_console(), Progress()

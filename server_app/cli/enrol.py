@@ -53,14 +53,20 @@ def enrol(
     from fedsurrogate.common.security.fingerprints import in_groups
     from fedsurrogate.server_app.deployment.audit_log import note
     from fedsurrogate.server_app.deployment.enrolment import accept as accept_request
-    from fedsurrogate.server_app.deployment.enrolment import request_in, standing, valid_until
+    from fedsurrogate.server_app.deployment.enrolment import (
+        check_typed,
+        request_in,
+        standing,
+        valid_until,
+    )
 
-    asks, _ = request_in(request)
+    asks, content = request_in(request)
     means = MEANS[standing(folder, asks)]
     if accept:
+        check_typed(asks, accept)
         facts = {"site": asks.site, "hospital": asks.hospital, "fingerprint": asks.fingerprint()}
         note(folder, "accept", facts)
-        accept_request(folder, request, accept, days)
+        accept_request(folder, asks, content, days)
     rows = {
         "site": asks.site,
         "hospital": asks.hospital,

@@ -18,6 +18,15 @@ from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.server_app.cli.control import Authority, Control
 from fedsurrogate.server_app.cli.options import RunArgument, complete_runs
+from fedsurrogate.server_app.cli.proposals import (
+    ProposalFile,
+    ProposeFile,
+    Purpose,
+    as_proposed,
+    check_run_signed,
+    settings_of,
+    write_proposal,
+)
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings.flat import Scalar
@@ -51,6 +60,9 @@ def evaluate(
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
+    proposal: ProposalFile = None,
+    propose: ProposeFile = None,
+    purpose: Purpose = "",
     as_json: Json = False,
 ) -> None:
     """Ask the sites how good a model is on their held-out records: noisy counts of decisions and
@@ -63,7 +75,11 @@ def evaluate(
     from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings
 
     settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
-    folder = _run(settings | parse_overrides(run_config or []), sites, control, root_certificates)
+    settings = as_proposed(settings, proposal) | parse_overrides(run_config or [])
+    if propose is not None:
+        write_proposal(propose, "run", settings, purpose)
+        return
+    folder = _run(settings, sites, control, root_certificates)
     result = _result(folder, "evaluation")
     if model.is_dir():
         # For `coordinator report RUN`.
@@ -111,6 +127,9 @@ def value(
     secure_sum: Summed = False,
     control: Control = "127.0.0.1:9093",
     root_certificates: Authority = None,
+    proposal: ProposalFile = None,
+    propose: ProposeFile = None,
+    purpose: Purpose = "",
     as_json: Json = False,
 ) -> None:
     """The value of each hospital of a run: by how much the model is better with it. From stored
@@ -127,19 +146,24 @@ def value(
         value_settings,
     )
 
-    if epsilon:
+    if epsilon or proposal is not None:
         from fedsurrogate.common.signed_models.run_folders import settings_of_run
         from fedsurrogate.server_app.counting import CountingBudget
 
-        settings, _ = value_settings(run, CountingBudget(epsilon, delta, secure_sum))
+        settings, _ = value_settings(run, CountingBudget(epsilon or 1.0, delta, secure_sum))
+        settings = as_proposed(settings, proposal)
+        if propose is not None:
+            write_proposal(propose, "run", settings, purpose)
+            return
         folder = _run(settings, 0, control, root_certificates)
         sites = list(stored(settings_of_run(run), run)[1])
         result = noisy_values(
             run, sites, _result(folder, "values"), str(settings["classes"]).count(",") + 1
         )
-    elif secure_sum:
+    elif secure_sum or propose is not None:
         raise ConfigError(
-            "--secure-sum sums the counts of --epsilon; without it, nothing is asked of the sites"
+            f"{'--secure-sum' if secure_sum else '--propose'} is for the counts of --epsilon; "
+            "without it, nothing is asked of the sites"
         )
     else:
         result = value_of_sites(run)
@@ -200,6 +224,9 @@ def survey(
     dimension: Annotated[
         int, typer.Option(min=2, max=4096, help="Else: numbers in the features of a record.")
     ] = 128,
+    proposal: ProposalFile = None,
+    propose: ProposeFile = None,
+    purpose: Purpose = "",
     as_json: Json = False,
 ) -> None:
     """Ask the sites how many records of which classes they have, and estimate what accuracy a run
@@ -218,12 +245,14 @@ def survey(
     from fedsurrogate.server_app.survey_estimate import estimate_of, features_like, features_with
 
     try:
-        names = split_names(classes)
+        names = split_names(classes or str(settings_of(proposal).get("classes", "")))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
-    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum)) | parse_overrides(
-        run_config or []
-    )
+    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum))
+    settings = as_proposed(settings, proposal) | parse_overrides(run_config or [])
+    if propose is not None:
+        write_proposal(propose, "run", settings, purpose)
+        return
     of_target = settings.get("target", "class") != "class"
     if of_target and (names or like is not None):
         raise ConfigError(
@@ -298,6 +327,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
 
         return simulate_here(sites, settings, show)
     check_connection(control, authority)
+    check_run_signed(config, authority)
     check_submission(config, control)
     folder = start(settings, output, control, authority, show)
     if folder is None:

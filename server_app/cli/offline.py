@@ -5,13 +5,18 @@ connection.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsurrogate.common.command_line import RunSettings, console
 from fedsurrogate.server_app.cli.options import MetricsAsJson
+from fedsurrogate.server_app.cli.proposals import ProposalFile, settings_of
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.settings.flat import Scalar
 
 Folder = Annotated[
     Path,
@@ -40,6 +45,7 @@ def request(
         int,
         typer.Option(min=0, max=3650, help="Days until the request expires; 0: it never expires."),
     ] = 90,
+    proposal: ProposalFile = None,
 ) -> None:
     """Write a signed request for sites without a network connection; `site release` replies with a
     bundle.
@@ -48,7 +54,9 @@ def request(
     from fedsurrogate.server_app.deployment.request_key import read_request_key
     from fedsurrogate.server_app.offline import make_request
 
-    made = make_request(parse_overrides(run_config or []), out, read_request_key(folder), days)
+    settings = {**settings_of(proposal), **parse_overrides(run_config or [])}
+    _check_and_note(folder, "request", settings)
+    made = make_request(settings, out, read_request_key(folder), days)
     until = f", valid until {made.expires}" if made.expires else ""
     console.print(f"request {made.id}{until}: {out}", soft_wrap=True)
 
@@ -130,6 +138,7 @@ def exchange(
     days: Annotated[
         int, typer.Option(min=1, max=365, help="Days that sites have to answer one step.")
     ] = 30,
+    proposal: ProposalFile = None,
     as_json: MetricsAsJson = False,
 ) -> None:
     """Run a federation whose messages are carried as files: every method, also in rounds, and
@@ -147,7 +156,8 @@ def exchange(
     def show(line: str) -> None:
         console.print(line, soft_wrap=True)
 
-    overrides = parse_overrides(run_config or [])
+    overrides = {**settings_of(proposal), **parse_overrides(run_config or [])}
+    _check_and_note(folder, "start", overrides)
     try:
         with interruptible():
             made = run_by_files(overrides, folder, keys, out, days, show)
@@ -158,3 +168,14 @@ def exchange(
         )
         raise typer.Exit(stop.exit_code) from None
     show_result(made, made.parent, as_json, True)
+
+
+def _check_and_note(folder: Path, action: str, settings: Mapping[str, Scalar]) -> None:
+    """Check that enough people have signed what sites are about to be asked, and note it."""
+    from fedsurrogate.common.run import parse_run
+    from fedsurrogate.server_app.cli.proposals import check_run_signed
+    from fedsurrogate.server_app.deployment.audit_log import note
+    from fedsurrogate.server_app.deployment.control import facts_of_run
+
+    check_run_signed(parse_run(settings), folder / "ca.crt")
+    note(folder, action, facts_of_run(settings))

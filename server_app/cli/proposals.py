@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
 from fedsurrogate.common.command_line import RunSettings, console
@@ -16,7 +17,8 @@ from fedsurrogate.server_app.cli.options import Preset
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedsurrogate.common.security.proposals import Proposal
+    from fedsurrogate.common.run import Run
+    from fedsurrogate.common.security.proposals import Action, Proposal
     from fedsurrogate.common.settings.flat import Scalar
 
 ProposalFile = Annotated[
@@ -25,6 +27,17 @@ ProposalFile = Annotated[
         "--proposal", metavar="FILE", help="A proposal that enough people have signed, if needed."
     ),
 ]
+ProposeFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--propose",
+        metavar="FILE",
+        help="Ask the sites nothing: write down what would be asked, for people who allow it.",
+    ),
+]
+Purpose = Annotated[str, typer.Option(help="With --propose: what it is for, in words.")]
+# Options that a proposal decides.
+BUDGET = ("epsilon", "delta", "secure_sum")
 
 
 class What(StrEnum):
@@ -57,8 +70,6 @@ def propose(
     Example: coordinator propose spring.json --purpose 'pneumonia, spring' -c 'epsilon=1.0 ...'
     """
     from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.files import READABLE, replace_file
-    from fedsurrogate.common.security.proposals import Proposal, SignedProposal
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.runs.presets import preset_settings
 
@@ -69,7 +80,29 @@ def propose(
         content = keys_of(folder, site if what == What.unregister else None)
         if not content:
             raise ConfigError(f"all keys in {folder} are registered already")
-    proposal = Proposal.fresh(what.value, content, purpose, days)
+    write_proposal(out, what.value, content, purpose, days)
+
+
+def write_proposal(
+    out: Path, action: Action, content: Mapping[str, Scalar], purpose: str, days: int = 30
+) -> None:
+    """Write a proposal, and print it.
+
+    Args:
+        out: the file.
+        action: what is proposed.
+        content: its settings, flat, or keys.
+        purpose: in words.
+        days: within which it may be started.
+
+    Raises:
+        ConfigError: settings that do not agree, or a file that cannot be written.
+    """
+    from fedsurrogate.common.errors import ConfigError
+    from fedsurrogate.common.files import READABLE, replace_file
+    from fedsurrogate.common.security.proposals import Proposal, SignedProposal
+
+    proposal = Proposal.fresh(action, content, purpose, days)
     # Before it is signed: settings that do not agree are refused here.
     proposal.digest()
     try:
@@ -78,6 +111,62 @@ def propose(
         raise ConfigError(f"{out} cannot be written ({error.strerror})") from None
     show_proposal(proposal)
     console.print(f"{out}: send it to the people who decide; `coordinator approve` signs it")
+
+
+def settings_of(proposal: Path | None) -> dict[str, Scalar]:
+    """The settings that a proposal names, with itself as `approval`; none without one."""
+    from fedsurrogate.common.security.proposals import read_proposal
+
+    if proposal is None:
+        return {}
+    signed = read_proposal(proposal)
+    return {**signed.proposal.content, "approval": signed.setting()}
+
+
+def as_proposed(settings: Mapping[str, Scalar], proposal: Path | None) -> dict[str, Scalar]:
+    """What a command that counts asks for: with a proposal its settings, of the same thing.
+
+    Args:
+        settings: that the command has computed.
+        proposal: a file of `--propose`; None without one.
+
+    Raises:
+        ConfigError: the proposal is of something else, or a budget is given as well.
+    """
+    from fedsurrogate.common.errors import ConfigError
+
+    if proposal is None:
+        return dict(settings)
+    proposed = settings_of(proposal)
+    for key in ("counting.kind", "counting.digest"):
+        if proposed.get(key) != settings.get(key):
+            raise ConfigError(
+                f"{proposal} proposes {key} = {proposed.get(key)!r}, and this command asks for "
+                f"{settings.get(key)!r}; make a proposal for it with --propose"
+            )
+    source = click.get_current_context().get_parameter_source
+    for name in BUDGET:
+        if source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: {proposal} has the budget that people have signed; "
+                "leave the option out"
+            )
+    return proposed
+
+
+def check_run_signed(config: Run, authority: Path | None) -> None:
+    """Raise ConfigError if the federation asks for signatures that a run has not.
+
+    Args:
+        config: the run.
+        authority: the certificate, in the folder of `coordinator certs`; None without TLS.
+    """
+    from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
+    from fedsurrogate.server_app.deployment.supernodes import table_file
+
+    if authority is not None:
+        rules = table_file(authority.parent).parent
+        check_run_allowed(rules, config.full_digest, config.settings.approval)
 
 
 def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:

@@ -14,7 +14,6 @@ from fedsurrogate.server_app.cli.control import Authority, Control
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings.flat import Scalar
-    from fedsurrogate.server_app.deployment.run_queue import QueuedRun
 
 
 def queue(
@@ -46,12 +45,14 @@ def queue(
     from rich.table import Column, Table
 
     from fedsurrogate.server_app.deployment import run_queue
+    from fedsurrogate.server_app.deployment.supernodes import table_file
 
     if remove:
         gone = run_queue.remove(output, remove)
         console.print(f"removed {gone.id}")
         return
-    allowed = _allowed(output, root_certificates)
+    rules = None if root_certificates is None else table_file(root_certificates.parent).parent
+    allowed = run_queue.may_start(output, rules)
     if serve or once:
         start, follow = _work(output, control, root_certificates)
         run_queue.serve(output, allowed, start, follow, forever=serve)
@@ -78,27 +79,6 @@ def queue(
         end = "; ".join(filter(None, (row["run"], row["status"])))
         table.add_row(row["id"][:8], row["state"], row["not_before"][:16], row["purpose"], end)
     console.print(table)
-
-
-def _allowed(output: Path, authority: Path | None) -> Callable[[QueuedRun], bool]:
-    """Whether enough people have signed a run of the queue."""
-    from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
-    from fedsurrogate.server_app.deployment.run_queue import proposal_of
-    from fedsurrogate.server_app.deployment.supernodes import table_file
-
-    def allowed(queued: QueuedRun) -> bool:
-        if authority is None:
-            return True
-        signed = proposal_of(output, queued)
-        try:
-            rules = table_file(authority.parent).parent
-            check_run_allowed(rules, signed.proposal.digest(), signed.setting())
-        except ConfigError:
-            return False
-        return True
-
-    return allowed
 
 
 def _work(

@@ -113,7 +113,7 @@ def run(
     """
     _check_listening(address)
     papers = None if authority is None else authority.parent
-    note(papers, "start", _facts(overrides))
+    note(papers, "start", facts_of_run(overrides))
     shown: list[dict[str, Any]] = []
 
     def show(event: dict[str, Any]) -> None:
@@ -149,8 +149,12 @@ def run(
     return folder
 
 
-def _facts(overrides: Mapping[str, Scalar]) -> dict[str, object]:
-    """What the audit log says of a run: its settings, and its digest by which sites know it."""
+def facts_of_run(overrides: Mapping[str, Scalar]) -> dict[str, object]:
+    """What the audit log says of a run: its settings, and its digest by which sites know it.
+
+    Args:
+        overrides: its settings, flat.
+    """
     shown = {key: value for key, value in overrides.items() if key != "approval"}
     run = parse_run(overrides)
     proposal = run.settings.approval

@@ -59,7 +59,8 @@ def standing(folder: Path, asks: Enrolment) -> Standing:
         key": it knows it with another.
 
     Raises:
-        ConfigError: another site has this key, or a certificate in the folder cannot be read.
+        ConfigError: another site has this key, or this name but for capitals; or a certificate in
+            the folder cannot be read.
     """
     known = {paper.name: paper.fingerprint for paper in papers(folder) if paper.kind == "site"}
     fingerprint = asks.fingerprint()
@@ -70,34 +71,49 @@ def standing(folder: Path, asks: Enrolment) -> Standing:
             f"site {others[0]!r} has the key of this request of {asks.site!r}; each site needs a "
             "key of its own"
         )
+    if alike := [
+        name for name in known if name != asks.site and name.casefold() == asks.site.casefold()
+    ]:
+        raise ConfigError(
+            f"site {alike[0]!r} is known, and {asks.site!r} differs from it only in capitals; the "
+            "hospital asks again with another name"
+        )
     if asks.site not in known:
         return "new"
     return "renewal" if known[asks.site] == fingerprint else "other key"
 
 
-def accept(folder: Path, request: Path, typed: str, days: int) -> Enrolment:
+def check_typed(asks: Enrolment, typed: str) -> None:
+    """Check what a hospital has said.
+
+    Args:
+        asks: the site and its key.
+        typed: the key's fingerprint, as the hospital has said it on another way.
+
+    Raises:
+        ConfigError: it is the fingerprint of another key.
+    """
+    if not is_fingerprint(typed, asks.fingerprint()):
+        raise ConfigError(
+            f"--accept {typed[:80]!r}: not the {COMPARED} digits of the key in this request; if the "
+            "hospital has read out these, the request was changed on its way"
+        )
+
+
+def accept(folder: Path, asks: Enrolment, content: bytes, days: int) -> None:
     """Put a site's public key and its certificate into the folder, where `coordinator register`
     takes them.
 
     Args:
         folder: of the certificates and keys, with the authority's key.
-        request: file of `site enrol`.
-        typed: the key's fingerprint, as the hospital has said it on another way.
+        asks: the site, of `request_in`; its fingerprint was compared.
+        content: of its request.
         days: for which its certificate is valid.
-
-    Returns:
-        The site.
 
     Raises:
         ConfigError: before anything is written.
     """
-    asks, content = request_in(request)
     standing(folder, asks)
-    if not is_fingerprint(typed, asks.fingerprint()):
-        raise ConfigError(
-            f"--accept {typed[:80]!r}: not the {COMPARED} digits of the key in {request}; if the "
-            "hospital has read out these, the request was changed on its way"
-        )
     certificate, site = certify(folder, asks, days), folder / "sites" / asks.site
     # Last, what makes the site one of the federation.
     for name, each in (
@@ -109,7 +125,6 @@ def accept(folder: Path, request: Path, typed: str, days: int) -> Enrolment:
         replace_file(site / name, each, mode=PUBLIC)
     # Of a key that the coordinator had made for this site.
     (site / KEY).unlink(missing_ok=True)
-    return asks
 
 
 def valid_until(site: Path) -> str:

@@ -6,7 +6,9 @@ Each is a proposal, which people can sign while it waits. One process starts the
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +22,15 @@ from fedsurrogate.common.errors import ConfigError, FedSurrogateError, RunError
 from fedsurrogate.common.files import READABLE, replace_file
 from fedsurrogate.common.security.proposals import SignedProposal, read_proposal, read_setting
 from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
 from fedsurrogate.server_app.runs.json_files import MANIFEST
 from fedsurrogate.server_app.runs.reader import run_folders
 
-FOLDER = "queue"
+FOLDER, LOCK = "queue", ".lock"
+# Whoever asks whether a queue is served holds its lock for an instant.
+LOCK_SECONDS = 1.0
+STATES = ("queued", "scheduled", "waiting for approval", "running", "ended")
 LOOK_SECONDS = 5.0
 CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 UNKNOWN = (
@@ -61,7 +67,7 @@ class QueuedRun:
             now: the time.
 
         Returns:
-            "ended", "running", "waiting for approval", "scheduled" or "queued".
+            One of `STATES`.
         """
         if self.ended or self.started:
             return "ended" if self.ended else "running"
@@ -149,6 +155,45 @@ def proposal_of(output: Path, queued: QueuedRun) -> SignedProposal:
     return read_proposal(_file(output, queued.id))
 
 
+def may_start(output: Path, rules: Path | None) -> Callable[[QueuedRun], bool]:
+    """Whether enough people have signed a run of a queue.
+
+    Args:
+        output: folder of all runs.
+        rules: folder of the federation's rules; None where it has none.
+    """
+
+    def allowed(queued: QueuedRun) -> bool:
+        try:
+            if rules is not None:
+                signed = proposal_of(output, queued)
+                check_run_allowed(rules, signed.proposal.digest(), signed.setting())
+        except ConfigError:
+            return False
+        return True
+
+    return allowed
+
+
+def is_served(output: Path) -> bool:
+    """Whether a process starts the runs of a queue.
+
+    Args:
+        output: folder of all runs; it may be read-only.
+    """
+    try:
+        lock = os.open(output / FOLDER / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def next_one(
     queue: Sequence[QueuedRun], allowed: Callable[[QueuedRun], bool], now: datetime
 ) -> QueuedRun | None:
@@ -185,7 +230,7 @@ def serve(
     """
     (output / FOLDER).mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(output / FOLDER / ".lock", timeout=0):
+        with FileLock(output / FOLDER / LOCK, timeout=LOCK_SECONDS):
             for each in read(output):
                 if each.started and not each.ended:
                     _follow(output, each, follow)

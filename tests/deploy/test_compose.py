@@ -274,6 +274,23 @@ def test_a_hospitals_data_is_in_its_app_alone(compose: dict[str, Any]) -> None:
     assert all(not one & other for index, one in enumerate(lines) for other in lines[:index])
 
 
+def test_where_people_type_commands_the_audit_log_can_be_written(compose: dict[str, Any]) -> None:
+    """`coordinator run` in the SuperLink's container starts nothing without its line."""
+    logs = set()
+    for service in compose["services"].values():
+        if words(service.get("command", ""))[:2] not in (
+            ["coordinator", "superlink"], ["coordinator", "register"],
+        ):  # fmt: skip
+            continue
+        known = service["environment"]
+        log = known.get("FEDSURROGATE_AUDIT_LOG")
+        folder = str(Path(log or known["FEDSURROGATE_REGISTERED"]).parent)
+        (where,) = [each for each in volumes(service).values() if each.split(":")[0] == folder]
+        assert not where.endswith(":ro")
+        logs.add((log, dict(map(reversed, volumes(service).items()))[where]))
+    assert len(logs) <= 1, "one log"
+
+
 def test_every_container_has_limits_on_memory_and_processes(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         assert 256 <= service["pids_limit"] <= 4096, name

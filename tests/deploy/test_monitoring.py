@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fedsurrogate.common.metrics_page import MachineCollector
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from fedsurrogate.server_app.monitoring.prometheus import RunCollector
+from fedsurrogate.server_app.monitoring.queue_metrics import QueueCollector
 from fedsurrogate.server_app.monitoring.superlink_metrics import run_series, site_series, up_series
 from tests.deploy.test_compose import DEPLOY, interpolated, settings_of_a_kit, volumes
 from tests.e2e.hospitals import CLASSES, Hospital
@@ -74,6 +75,7 @@ def test_every_query_names_only_what_a_page_has(tmp_path: Path) -> None:
         RunCollector(tmp_path, 5),
         MachineCollector((Path("none.crt"),), {}),
         SiteCollector(lambda: figures, lambda: True),
+        QueueCollector(tmp_path, None),
     )
     served = set[str]().union(*(names_of(list(each.collect())) for each in collectors))
     served |= names_of([up_series(1.0), *site_series([]), run_series({})])
@@ -115,6 +117,7 @@ def test_dashboards_show_what_operators_ask_for() -> None:
         "fedsurrogate_site_connected",
         "fedsurrogate_budget_left_ratio",
         "fedsurrogate_superlink_runs",
+        "fedsurrogate_queue_runs",
         "fedsurrogate_site_bytes_up",
         "fedsurrogate_certificate_expiry_timestamp_seconds",
         "fedsurrogate_data_present",
@@ -172,25 +175,13 @@ class Case:
             self.alerts.setdefault(alert, []).append(labels)
 
 
-share = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.0999, 0.1, 0.1999, 0.2, 1.0]))
-flag = st.sampled_from([0.0, 1.0])
-
-
-@given(
-    connected=st.lists(flag, max_size=3),
-    status=st.sampled_from(["running", "ok", "failed", "interrupted"]),
-    hours=st.floats(0.5, 60),
-    waiting=st.integers(0, 2),
-    days=st.sampled_from([-3.0, 0.0, 13.0, 13.9, 14.1, 30.0, 400.0]),
-    free=share, left=share, ledger=flag, present=flag, found=flag, app=flag, up=flag, link=flag,
-)  # fmt: skip
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_each_alert_fires_exactly_when_its_condition_has_lasted(
-    connected: list[float], status: str, hours: float, waiting: int, days: float, free: float,
-    left: float, ledger: float, present: float, found: float, app: float, up: float, link: float,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:  # fmt: skip
-    tool, case, now = program("promtool"), Case(), 3600.0
+def machine(
+    connected: list[float], status: str, hours: float, waiting: int, queued: int, served: float,
+    unread: float, days: float, free: float, left: float, ledger: float, present: float, found: float,
+    app: float, up: float, link: float,
+) -> Case:  # fmt: skip
+    """A machine in one state, for an hour, and the alerts that are due."""
+    case, now = Case(), 3600.0
     for number, one in enumerate(connected):
         case.add("fedsurrogate_site_connected", one, "SiteSilent", one == 0, site=f"s{number}")
     for each in ("running", "ok", "failed", "interrupted"):
@@ -201,6 +192,13 @@ def test_each_alert_fires_exactly_when_its_condition_has_lasted(
         )  # fmt: skip
     case.add("fedsurrogate_run_end_timestamp_seconds", now - hours * 3600, run="r", method="m")
     case.add("fedsurrogate_superlink_runs", waiting, "RunWaits", waiting > 0, state="pending")
+    case.add(
+        "fedsurrogate_queue_runs", queued, "QueueStands", queued > 0 and served == 0,
+        state="queued",
+    )  # fmt: skip
+    case.add("fedsurrogate_queue_runs", unread, "QueueStands", unread == 1, state="unreadable")
+    case.add("fedsurrogate_queue_runs", 1, state="waiting for approval")
+    case.add("fedsurrogate_queue_served", served)
     case.add("fedsurrogate_superlink_up", link, "SuperLinkDown", link == 0)
     case.add("fedsurrogate_app_up", app, "AppDown", app == 0)
     case.add("fedsurrogate_data_present", present, "DataMissing", present == 0)
@@ -217,24 +215,90 @@ def test_each_alert_fires_exactly_when_its_condition_has_lasted(
     case.add("fedsurrogate_disk_free_bytes", free * 1000, "DiskFull", free < 0.1, folder="runs")
     case.add("fedsurrogate_disk_size_bytes", 1000, folder="runs")
     case.add("up", up, "FiguresMissing", up == 0, job="fedsurrogate")
-    folder = tmp_path_factory.mktemp("rules")
-    file = folder / "test.yml"
-    file.write_text(yaml.safe_dump(rule_test(case, folder)))
-    done = subprocess.run(
-        [tool, "test", "rules", str(file)], capture_output=True, text=True, check=False
-    )
+    return case
+
+
+share = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.0999, 0.1, 0.1999, 0.2, 1.0]))
+flag = st.sampled_from([0.0, 1.0])
+
+
+@given(
+    connected=st.lists(flag, max_size=3),
+    status=st.sampled_from(["running", "ok", "failed", "interrupted"]),
+    hours=st.floats(0.5, 60),
+    waiting=st.integers(0, 2), queued=st.integers(0, 2), served=flag, unread=flag,
+    days=st.sampled_from([-3.0, 0.0, 13.0, 13.9, 14.1, 30.0, 400.0]),
+    free=share, left=share, ledger=flag, present=flag, found=flag, app=flag, up=flag, link=flag,
+)  # fmt: skip
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_each_alert_fires_exactly_when_its_condition_has_lasted(
+    connected: list[float], status: str, hours: float, waiting: int, queued: int, served: float,
+    unread: float, days: float, free: float, left: float, ledger: float, present: float, found: float,
+    app: float, up: float, link: float, tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    case = machine(
+        connected, status, hours, waiting, queued, served, unread, days, free, left, ledger, present,
+        found, app, up, link,
+    )  # fmt: skip
+    done = judged(case, tmp_path_factory.mktemp("rules"), groups())
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def rule_test(case: Case, folder: Path) -> dict[str, Any]:
-    """What promtool reads: the series, and every alert with the labels that it then has, or none.
+def judged(case: Case, folder: Path, wrong: Any) -> subprocess.CompletedProcess[str]:
+    """What promtool says of rules in a case."""
+    (folder / "rules.yml").write_text(yaml.safe_dump(wrong))
+    (folder / "test.yml").write_text(yaml.safe_dump(rule_test(case)))
+    return subprocess.run(
+        [program("promtool"), "test", "rules", str(folder / "test.yml")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
-    The rules are without their texts, which `promtool check` reads; else each would stand here again.
-    """
-    groups = yaml.safe_load(ALERTS.read_text())
-    for rule in (rule for group in groups["groups"] for rule in group["rules"]):
+
+def groups() -> dict[str, Any]:
+    """The rules without their texts, which `promtool check` reads; else each would stand here again."""
+    found = yaml.safe_load(ALERTS.read_text())
+    for rule in (rule for group in found["groups"] for rule in group["rules"]):
         del rule["annotations"]
-    (folder / "rules.yml").write_text(yaml.safe_dump(groups))
+    return dict(found)
+
+
+def turned(text: str) -> str:
+    """The first comparison the other way round."""
+    signs = {"==": "!=", "<": ">", ">": "<"}
+    return re.sub(r" (==|<|>) ", lambda found: f" {signs[found[1]]} ", text, count=1)
+
+
+FAULTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "the comparison turned": lambda rule: {"expr": turned(rule["expr"])},
+    "never": lambda rule: {"expr": f"({rule['expr']}) and on () vector(1) == 0"},
+    "a series that no page has": lambda rule: {
+        "expr": re.sub(r"\b(fedsurrogate_\w+|up)\b", r"\1_now", rule["expr"])
+    },
+    "too late": lambda _: {"for": "2h"},
+    "another severity": lambda _: {"labels": {"severity": "none"}},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_any_rule_is_noticed(fault: str, tmp_path: Path) -> None:
+    """All that can be wrong is, next to one of each kind that is not."""
+    case = machine(
+        connected=[0, 1], status="failed", hours=2, waiting=1, queued=1, served=0, unread=0,
+        days=3, free=0.01, left=0.1, ledger=0, present=0, found=1, app=0, up=0, link=0,
+    )  # fmt: skip
+    case.add("fedsurrogate_disk_free_bytes", 900, folder="state")
+    case.add("fedsurrogate_disk_size_bytes", 1000, folder="state")
+    assert judged(case, tmp_path, groups()).returncode == 0
+    wrong = groups()
+    for rule in (rule for group in wrong["groups"] for rule in group["rules"]):
+        rule |= FAULTS[fault](rule)
+    done = judged(case, tmp_path, wrong)
+    assert done.returncode == 1
+    assert set(re.findall(r"alertname: (\w+)", done.stdout + done.stderr)) == set(rules())
+
+
+def rule_test(case: Case) -> dict[str, Any]:
+    """What promtool reads: the series, and every alert with the labels that it then has, or none."""
     expected = [
         {
             "eval_time": "60m",

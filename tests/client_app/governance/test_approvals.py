@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.approvals import (
@@ -15,18 +22,20 @@ from fedsurrogate.client_app.governance.approvals import (
     Approvals,
     Decision,
     decide,
+    decisions,
 )
-from fedsurrogate.client_app.governance.gate import open_gate
+from fedsurrogate.client_app.governance.gate import Gate, open_gate
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.task import MethodOutput
-from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal
+from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_signed
 from fedsurrogate.common.security.sealing import public_key
 
 RUN = {"method": "fedpft", "epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}
+ROUNDS = {**RUN, "method": "dp-fedavg", "fedavg.rounds": 3}
 KEY = b"k" * 32
 LINE = f'"Ada" = "{public_key(KEY).hex()}"\n'
 
@@ -100,32 +109,92 @@ def site(tmp_path: Path, policy: str) -> dict[str, str]:
     }
 
 
+def leave(
+    node: NodeConfig, run: Run, flower_run: str, number: int, gate: Gate | None = None
+) -> None:
+    """What a run that asks this site for a round does."""
+    gate = gate or open_gate(node, "safetensors", flower_run)
+    gate.check_request(run)
+    gate.let_out(entry(run, flower_run, MethodOutput(b"x", run.mechanism_for("record")), number))
+
+
+def opened(tmp_path: Path) -> NodeConfig:
+    node = parse_node_config(site(tmp_path, "require-approval = 1\nepsilon-total = 100.0\n"))
+    open_gate(node, "safetensors", "7").ledger.open()
+    return node
+
+
 def test_the_ledger_says_who_has_allowed_each_release_and_a_proposal_is_for_one_run(
     tmp_path: Path,
 ) -> None:
-    node = parse_node_config(site(tmp_path, "require-approval = 1\n"))
-    gate = open_gate(node, "safetensors", "7")
-    gate.ledger.open()
-    proposal = signed()
-    run = with_text(proposal)
-
-    def let_out(flower_run: str, number: int) -> None:
-        again = open_gate(node, "safetensors", flower_run)
-        again.check_request(run)
-        claim = run.mechanism_for("record")
-        again.let_out(entry(run, flower_run, MethodOutput(b"x", claim), number))
-
-    let_out("7", 1)
-    first = gate.ledger.entries()[0]
+    node, proposal = opened(tmp_path), signed(ROUNDS)
+    run, ledger = with_text(proposal, ROUNDS), open_gate(node, "safetensors", "7").ledger
+    leave(node, run, "7", 1)
+    first = ledger.entries()[0]
     assert (first["proposal"], first["allowed_by"]) == (proposal.proposal.id, "Ada")
     # A coordinator that starts the same run once more, as often as the budget lasts.
     with pytest.raises(PolicyError, match="allows one run, and run 7 has had round 1"):
-        let_out("8", 1)
+        leave(node, run, "8", 1)
     # A run that is resumed goes on with its later rounds.
-    let_out("8", 2)
+    leave(node, run, "8", 2)
     with pytest.raises(PolicyError, match="allows one run"):
-        let_out("7", 2)
-    assert len(gate.ledger.entries()) == 2
+        leave(node, run, "7", 2)
+    assert len(ledger.entries()) == 2
+
+
+@given(orders=st.lists(st.tuples(st.sampled_from("789"), st.integers(-1, 6)), max_size=12))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_runs_ask_for_one_proposal_pays_for_the_rounds_that_it_names_once_each(
+    tmp_path_factory: pytest.TempPathFactory, orders: list[tuple[str, int]]
+) -> None:
+    """The number of a round comes from the coordinator: a one-shot run has no second round."""
+    node = opened(tmp_path_factory.mktemp("site"))
+    run, had = with_text(signed(ROUNDS), ROUNDS), dict[int, str]()
+    for flower_run, number in orders:
+        with suppress(PolicyError, BudgetError):
+            leave(node, run, flower_run, number)
+            assert 0 <= number <= run.last_round + 1
+            assert number == 0 or had.setdefault(number, flower_run) == flower_run
+
+
+@given(st.lists(st.integers(1, 2), min_size=2, max_size=5))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_runs_that_ask_at_the_same_instant_share_no_round_of_a_proposal(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[int]
+) -> None:
+    node = opened(tmp_path_factory.mktemp("site"))
+    run, looked = with_text(signed(ROUNDS), ROUNDS), Barrier(len(numbers))
+    gates = [open_gate(node, "safetensors", str(each)) for each in range(len(numbers))]
+    for gate in gates:
+        # The latest instant at which all have looked, and none has charged.
+        gate.ledger.charge = partial(at_once, looked, gate.ledger.charge)  # type: ignore[method-assign]
+
+    def ask(index: int) -> None:
+        with suppress(PolicyError):
+            leave(node, run, str(index), numbers[index], gates[index])
+
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        list(pool.map(ask, range(len(numbers))))
+    had = [each["round"] for each in gates[0].ledger.entries()]
+    assert sorted(had) == sorted(set(numbers))
+
+
+def at_once(looked: Barrier, charge: Callable[..., float], *words: Any) -> float:
+    looked.wait(30)
+    return charge(*words)
+
+
+def test_a_ledger_that_was_reopened_knows_the_proposals_that_were_used(tmp_path: Path) -> None:
+    node, run = opened(tmp_path), with_text(signed(ROUNDS), ROUNDS)
+    leave(node, run, "7", 1)
+    ledger = open_gate(node, "safetensors", "7").ledger
+    ledger.reopen("moved to another machine", 1.0, 1e-5)
+    ledger.reopen("and once more", 1.0, 1e-5)
+    with pytest.raises(PolicyError, match="was used before this ledger was reopened"):
+        leave(node, run, "8", 1)
+    leave(node, with_text(signed(ROUNDS), ROUNDS), "8", 1)
+    ledger.reopen("kept as it is", 0.0, 1e-5, keep=True)
+    assert ledger.entries()[-1]["proposals"] == []
 
 
 def test_nothing_leaves_for_a_run_that_was_not_checked(tmp_path: Path) -> None:
@@ -158,3 +227,68 @@ def test_a_later_decision_replaces_an_earlier_one(tmp_path: Path) -> None:
         else:
             assert rules.check(run.full_digest, run.settings.approval).by == "here Olga"
     assert set(json.loads((tmp_path / DECISIONS).read_text())) == {run.full_digest}
+
+
+def test_an_approval_is_of_the_text_that_was_read_and_ends_with_its_last_day(
+    tmp_path: Path,
+) -> None:
+    """Who writes a proposal chooses its id, and can choose one twice."""
+    rules, read_ = Approvals(Policy(require_officer=True), tmp_path, tmp_path), signed()
+    run, text = with_text(read_), read_.proposal.text_digest()
+    today = datetime.now(UTC).date()
+    for last, may in ((today, True), (today - timedelta(1), False)):
+        made = Decision("approved", "Olga", read_.proposal.id, "", text, last.isoformat())
+        decide(tmp_path, run.full_digest, made)
+        for approval in (run.settings.approval, ""):
+            if may:
+                assert rules.check(run.full_digest, approval).by == "here Olga"
+                continue
+            with pytest.raises(PolicyError, match="its last day has passed"):
+                rules.check(run.full_digest, approval)
+    decide(tmp_path, run.full_digest, Decision("approved", "Olga", read_.proposal.id, "", text))
+    for change in ({"purpose": "something else"}, {"expires": "2999-01-01"}):
+        other = SignedProposal(replace(read_.proposal, **change))
+        assert other.proposal.digest() == run.full_digest
+        with pytest.raises(PolicyError, match="has approved this proposal"):
+            rules.check(run.full_digest, other.setting())
+
+
+def test_of_decisions_at_the_same_time_none_is_lost(tmp_path: Path) -> None:
+    def refuse(number: int) -> None:
+        decide(tmp_path, f"{number}", Decision("refused", "Olga", "", "2026-01-01"))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(refuse, range(40)))
+    assert set(decisions(tmp_path)) == {f"{number}" for number in range(40)}
+
+
+@given(signed_with=st.lists(st.sampled_from([KEY, b"m" * 32]), max_size=2), what=st.integers(0, 4))
+def test_a_proposal_that_was_changed_after_it_was_signed_allows_nothing(
+    signed_with: list[bytes], what: int
+) -> None:
+    made = signed(keys=tuple(signed_with))
+    changes: list[dict[str, Any]] = [
+        {"content": {**RUN, "epsilon": 8.0}},
+        {"purpose": "another"},
+        {"expires": "2999-12-31"},
+        {"id": "0" * 32},
+        {},
+    ]
+    changed = SignedProposal(replace(made.proposal, **changes[what]), made.signatures)
+    order = dict(reversed(changed.proposal.content.items()))
+    turned = SignedProposal(replace(changed.proposal, content=order), made.signatures)
+    expected = ["Ada"] if KEY in signed_with and not changes[what] else []
+    for each in (changed, turned, read_signed(turned.text())):
+        assert each.signers({"Ada": public_key(KEY)}) == expected
+
+
+def test_a_text_in_which_a_key_stands_twice_is_no_proposal() -> None:
+    text = signed().text()
+    for key, value in (("purpose", '"a test"'), ("epsilon", "1.0")):
+        twice = text.replace(f'"{key}": {value}', f'"{key}": 0, "{key}": {value}')
+        assert twice != text
+        with pytest.raises(ConfigError, match="no proposal"):
+            read_signed(twice)
+    for change in ({"purpose": "one\u2028two"}, {"expires": "2026-W10-1"}):
+        with pytest.raises(ConfigError, match=next(iter(change))):
+            replace(signed().proposal, **change)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fedsurrogate.common.security.proposals import read_proposal
+from fedsurrogate.common.security.sealing import public_key
+from fedsurrogate.common.signed_models.signed_model import SUFFIX, save_signed_model
+from fedsurrogate.server_app.deployment.federation_rules import APPROVERS, RULES
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.export.source import signed_model_of
 from tests.commands import coordinator
 
 
@@ -77,12 +83,97 @@ def test_survey_prints_counts_and_an_estimate(
     assert result["estimate"]["accuracy"].keys() == {"1", "2", "4"}
 
 
+@pytest.fixture
+def federation(tmp_path: Path) -> Path:
+    """A folder of `coordinator certs` whose rules ask for one signature; and a person's key."""
+    papers = tmp_path / "papers"
+    papers.mkdir()
+    (papers / "ca.crt").write_text("a certificate")
+    (papers / RULES).write_text("approvals = 1\n")
+    (papers / APPROVERS).write_text(f'"Ada" = "{public_key(b"k" * 32).hex()}"\n')
+    (tmp_path / "ada.key").write_bytes(b"k" * 32)
+    return papers
+
+
+@pytest.fixture(scope="module")
+def model(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("model") / f"model{SUFFIX}"
+    file.write_bytes(save_signed_model(signed_model_of(run)))
+    return file
+
+
+COUNTING: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
+    "evaluate": lambda _, model: ("evaluate", model),
+    "survey": lambda *_: ("survey", "--classes", "0,1,2"),
+    "value": lambda run, _: ("value", run, "--epsilon", "0.5"),
+}
+
+
+@pytest.mark.parametrize("command", COUNTING)
+def test_what_counts_at_sites_needs_the_signatures_of_a_run(
+    command: str,
+    run: Path,
+    model: Path,
+    federation: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words, proposal = COUNTING[command](run, model), tmp_path / "counts.json"
+    link = ("--root-certificates", federation / "ca.crt", "--control", "127.0.0.1:1")
+
+    def refused(*more: object) -> str:
+        assert coordinator(monkeypatch, *words, *link, *more) == 1
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "approvals = 1, so this needs a proposal" in refused()
+    asked = ("--propose", proposal, "--purpose", "how good it is")
+    assert coordinator(monkeypatch, *words, *link, *asked) == 0
+    shown = capsys.readouterr().out
+    assert "how good it is" in shown
+    assert (
+        f"counting.kind = {read_proposal(proposal).proposal.run().settings.counting.kind}" in shown
+    )
+    if command == "value":
+        words = words[:2]
+    assert "has 0 signatures of the 1 people" in refused("--proposal", proposal)
+    assert (
+        coordinator(monkeypatch, "approve", proposal, "--key", tmp_path / "ada.key", "--yes") == 0
+    )
+    capsys.readouterr()
+    assert "no SuperLink listens there" in refused("--proposal", proposal)
+    # The budget is the proposal's: another one is not passed over in silence.
+    other = refused("--proposal", proposal, "--epsilon", "2")
+    assert "has the budget that people have signed" in other
+    changed = refused("--proposal", proposal, *OTHER.get(command, ()))
+    assert ("allows something else" in changed) == (command in OTHER)
+
+
+OTHER = {"evaluate": ("-c", "epsilon=2.0"), "survey": ("-c", "epsilon=2.0")}
+
+
+def test_a_proposal_is_of_one_model(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file, asked = tmp_path / "counts.json", ("--purpose", "how many")
+    assert coordinator(monkeypatch, "survey", "--classes", "0,1", "--propose", file, *asked) == 0
+    assert coordinator(monkeypatch, "evaluate", model, "--proposal", file) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "proposes counting.kind = 'survey', and this command asks for 'evaluation'" in shown
+    assert coordinator(monkeypatch, "survey", "--classes", "0,1", "--propose", file) == 1
+    assert "purpose: must be one line" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (("evaluate", "nowhere"), "neither a run folder nor a model file"),
         (("survey", "--classes", ","), "--classes"),
-        (("value", ".", "--secure-sum"), "--secure-sum sums the counts of --epsilon"),
+        (("value", ".", "--secure-sum"), "--secure-sum is for the counts of --epsilon"),
+        (("value", ".", "--propose", "x"), "--propose is for the counts of --epsilon"),
         (("survey", "--classes", "0,1", "--like", "nowhere", "--simulate", "2"), "nowhere"),
     ],
 )

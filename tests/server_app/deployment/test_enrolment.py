@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.diagnostics import certificate_check
 from fedsurrogate.common.flower.interface import FleetRequest
+from fedsurrogate.server_app.deployment.audit_log import NAME, entries
 from fedsurrogate.server_app.deployment.certificates import issue, papers
 from fedsurrogate.server_app.deployment.fleet_guard import EXPIRED, Validity, key_bytes
 from fedsurrogate.server_app.deployment.supernodes import _keys
@@ -152,6 +153,35 @@ def test_two_sites_cannot_have_one_key(folder: Path, commands: Commands) -> None
     assert commands.accepted("west/west.csr", fingerprint) == 1
     assert "'north' has the key of this request of 'west'" in commands.printed()
     assert "west" not in listed(folder)
+
+
+def test_a_name_that_differs_from_a_known_one_only_in_capitals_is_refused(
+    folder: Path, commands: Commands
+) -> None:
+    fingerprint = commands.asked("East")
+    assert commands.accepted("East/East.csr", fingerprint) == 1
+    assert "differs from it only in capitals" in commands.printed()
+    assert set(listed(folder)) == {"east"}
+
+
+def test_the_audit_log_has_what_was_accepted_and_no_more(folder: Path, commands: Commands) -> None:
+    """A request whose fingerprint was not the one that the hospital said was not accepted."""
+    fingerprint = commands.asked("north")
+    assert commands.accepted("north/north.csr", "0" * 32) == 1
+    assert not (folder / NAME).exists()
+    assert commands.accepted("north/north.csr", fingerprint) == 0
+    ((entry, _),) = entries(folder / NAME)
+    assert (entry["action"], entry["facts"]["site"]) == ("accept", "north")
+
+
+def test_a_request_that_is_replayed_lets_in_nobody_else(folder: Path, commands: Commands) -> None:
+    """Its certificate is for the key of the hospital. That a revoked key stays out, however often
+    it is certified, is the SuperLink's memory: tests/e2e/test_tls.py.
+    """
+    fingerprint = commands.asked("north")
+    for _ in range(2):
+        assert commands.accepted("north/north.csr", fingerprint) == 0
+    assert set(_keys(folder)) == {"east", "north"}
 
 
 NOW = datetime.now(UTC)
