@@ -1,4 +1,5 @@
 # make setup | make demo | make demo-compose | make test | make test-all | make test-samples | make test-fresh | make test-oldest
+# make flower-newest
 # make lint | make docs | make faults | make mutants | make fuzz | make audit | make statistics | make gpu | make bench
 # make lock | make outdated | make airgap
 # Each sets up what it needs. VENV=/path takes another environment, TORCH=cpu a torch without libraries for GPUs.
@@ -20,7 +21,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GRPC_ENABLE_FORK_SUPPORT = 0
 
-.PHONY: setup lock outdated airgap demo demo-compose test test-all test-samples test-fresh test-oldest faults mutants fuzz audit \
+.PHONY: setup lock outdated airgap demo demo-compose test test-all test-samples test-fresh test-oldest flower-newest faults mutants fuzz audit \
 	statistics gpu lint docs bench proto
 
 # Prints what it does, and nothing where the environment has all versions of the lock.
@@ -85,6 +86,18 @@ test-oldest: setup
 	@test "$(OLDEST).lock" -nt pyproject.toml || $(RUN) deploy/lock.py oldest "$(OLDEST).lock"
 	@"$(PYTHON)" deploy/environment.py "$(OLDEST)" --lock "$(OLDEST).lock" --torch $(TORCH) --torch-index "$(TORCH_INDEX)"
 	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" "$(OLDEST)/bin/python" $(PYTEST) --quick -m "not faults and not slow and not samples" $(TESTS)
+
+# Tests of all that touches Flower with the newest one that common/flower has a file for. It lies in a folder of its own, before
+# the environment's packages: flwr and what it needs beyond the lock, without a second torch. Made once, from pip's index.
+NEWEST ?= build/flower-newest
+NEWEST_LOCK := deploy/flower-newest.lock
+ON_NEWEST := tests/common/flower tests/client_app/processes tests/server_app/deployment tests/server_app/control_api \
+	tests/attacks/coordinator/test_runtime_sockets.py tests/e2e/test_two_flowers.py
+flower-newest: setup
+	@test "$(NEWEST)/flwr" -nt $(NEWEST_LOCK) || { rm -rf "$(NEWEST)" && "$(VENV)/bin/python" -m pip install -q --no-deps \
+		--require-hashes --only-binary :all: --target "$(NEWEST)" -r $(NEWEST_LOCK) && touch "$(NEWEST)/flwr"; }
+	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR):$(abspath $(NEWEST))" "$(VENV)/bin/python" $(PYTEST) -rs -m "not faults and not samples" \
+		$(or $(TESTS),$(ON_NEWEST))
 
 # Processes are killed, lines cut and disks filled, as in a real deployment; they mostly wait, but for minutes each. And all
 # pairs of neighbours, of which `make test-all` examines a third.

@@ -33,6 +33,7 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.counting.counts_proto import unpack_counts
 from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
+from fedsurrogate.common.flower.v142_http import read_fleet_key, read_fleet_request
 from fedsurrogate.common.models.model_quality import (
     ModelQuality,
     packed_quality,
@@ -244,6 +245,21 @@ def _texts() -> Iterator[Parser]:
         read_request,
         (ConfigError,),
         [new_request("north", "St. Mary", "it@mary.example", ec.derive_private_key(7, CURVE()))],
+        of_bytes,
+    )
+    yield Parser(
+        "request of a SuperNode over HTTP",
+        lambda content: read_fleet_request("/v1/fleet/push-messages", content, b"key"),
+        REFUSES,
+        # Node 7 sends a message whose sender is node 7.
+        [b"\n\x02\x08\x07\x12\x04\n\x02\x18\x07"],
+        of_bytes,
+    )
+    yield Parser(
+        "key in a header of HTTP",
+        lambda content: read_fleet_key([content]),
+        (),
+        [base64.b64encode(b"a public key")],
         of_bytes,
     )
     node = SimpleNamespace(peers="")

@@ -252,7 +252,8 @@ def _standing(link: Link) -> Finding:
         "silent": Finding(
             "key",
             "FAIL",
-            "the reply is not that of a Flower 1.34 coordinator",
-            "check that this port is its Fleet API",
+            "the reply is not that of a coordinator to this site's Flower",
+            "check the port: a coordinator has one for sites of Flower 1.34 (gRPC), and may have "
+            "another for sites of 1.42 (HTTP)",
         ),
     }[standing]

@@ -31,6 +31,7 @@ from fedsurrogate.client_app.processes.kernel import (
     end_with_parent,
     name_process,
 )
+from fedsurrogate.common.flower import flower
 
 FLAG = "--warm"
 SWITCH = "FEDSURROGATE_WARM"
@@ -49,7 +50,6 @@ MODULES = (
     "sklearn.mixture",
     "sklearn.linear_model",
     "flwr.supernode.cli.flwr_clientapp",
-    "fedsurrogate.common.flower.v134",
     "fedsurrogate.client_app.clientapp",
     "fedsurrogate.client_app.requests",
 )
@@ -190,6 +190,7 @@ def serve_children(descriptor: int, parent: int) -> list[str]:
 
 def import_all() -> None:
     """Import what a task of any method needs: installed code only."""
+    flower()
     for name in MODULES:
         importlib.import_module(name)
     for package in PACKAGES:

@@ -19,8 +19,14 @@ def _v134() -> Flower:
     return Flower134()
 
 
+def _v142() -> Flower:
+    from fedsurrogate.common.flower.v142 import Flower142
+
+    return Flower142()
+
+
 # By major and minor number.
-VERSIONS: dict[str, Callable[[], Flower]] = {"1.34": _v134}
+VERSIONS: dict[str, Callable[[], Flower]] = {"1.34": _v134, "1.42": _v142}
 
 
 @cache

@@ -103,11 +103,17 @@ def no_proxy_option(address: str) -> list[tuple[str, int]]:
 
 
 def without_proxy_here(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which gRPC uses the same proxy as in this one, but none to this machine.
+    """An environment in which gRPC uses the same proxy as in this one, but none to this machine; and
+    so does HTTP.
 
-    gRPC reads `no_grpc_proxy`, and `no_proxy` only without it.
+    gRPC reads `no_grpc_proxy`, and `no_proxy` only without it; HTTP reads `no_proxy`, in any letters.
     """
-    if not any(environment.get(name) for name in PROXIES):
-        return {}
-    listed = environment.get("no_grpc_proxy", environment.get("no_proxy", ""))
-    return {"no_grpc_proxy": ",".join(filter(None, [listed, *HERE]))}
+    found = {}
+    listed = environment.get("no_proxy", "")
+    if any(environment.get(name) for name in PROXIES):
+        grpc = environment.get("no_grpc_proxy", listed)
+        found["no_grpc_proxy"] = ",".join(filter(None, [grpc, *HERE]))
+    if any(environment.get(name) or environment.get(name.upper()) for name in PROXIES[1:]):
+        plain = listed or environment.get("NO_PROXY", "")
+        found["no_proxy"] = ",".join(filter(None, [plain, *HERE]))
+    return found

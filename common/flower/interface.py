@@ -17,12 +17,9 @@ rely on:
 * A method that cannot keep its promise raises ConfigError with the reason. A server that cannot
   listen on a Unix socket is such a case: its API would be open to every user of the machine.
 
-What Flower 1.42 does otherwise, and where it belongs: `flower-supernode` and `flower-superlink`
-take `--host` and `--port` in place of the addresses of their Runtime APIs (`supernode_flags`,
-`simulation_flags`); the Control API and the Fleet API speak HTTP, and gRPC only with
-`FLWR_INTERNAL_GRPC_CONTROL_API=1` and `FLWR_INTERNAL_GRPC_FLEET_API=1` (`superlink`, `control`,
-`key_standing`); the SuperNode writes other lines (`supernode_log`); a `Message` needs a
-`TaskIdentity` (`local_run`).
+What Flower 1.42 does otherwise: its servers speak HTTP, and its SuperLink gRPC too, with a variable
+of the environment; one address serves the coordinator's commands, its apps and the sites. Its
+commands take `--host` and `--port` in place of the addresses of 1.34, which ours take with both.
 """
 
 from __future__ import annotations
@@ -43,6 +40,8 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 FINISHED = "finished"
+HTTP_OPTION = "--fleet-http-address"
+"""Of a SuperLink: address for SuperNodes that speak HTTP, where its Flower has them."""
 Standing = Literal["registered", "unknown", "clock", "open", "silent"]
 Failure = Literal["raised", "crashed", "unavailable"]
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.flower.interface import (
+    HTTP_OPTION,
     Failure,
     FleetRequest,
     Flower,
@@ -67,7 +68,16 @@ class Processes134(FlowerProcesses):
         add_exit_handler(action)
 
     def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
-        """Flower's own parser reads them."""
+        """Flower's own parser reads them.
+
+        Raises:
+            ConfigError: An address for HTTP is among them.
+        """
+        if any(each.partition("=")[0] == HTTP_OPTION for each in arguments):
+            raise ConfigError(
+                f"{HTTP_OPTION}: this SuperLink speaks gRPC only; leave it out, or install flwr 1.42 "
+                "for sites that use it"
+            )
         parsed = _parsed(arguments)
         file = parsed.ssl_certfile
         certificate = Path(file).expanduser().absolute() if file else None
@@ -131,16 +141,26 @@ class Processes134(FlowerProcesses):
         from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
         from flwr.supernode.runtime import run_clientapp as task
 
-        def leave_packed(content: bytes, **_: object) -> None:
-            """Ignore the received code."""
-
-        def loader(**_: object) -> Callable[[str, str, str], ClientApp]:
-            return lambda name, version, digest: load(name, version)
-
-        task.install_from_fab = leave_packed  # type: ignore[assignment, attr-defined]
-        task.get_load_client_app_fn = loader  # type: ignore[assignment, attr-defined]
+        install_loader(task, load)
         guard_task(task, guard, lambda to, text: Messages134().failed_reply(to, "crashed", text))
         flwr_clientapp()
+
+
+def install_loader(task: Any, load: Callable[[str, str], ClientApp]) -> None:
+    """Let a task leave the received code packed, and run an app that is installed here.
+
+    Args:
+        task: The module `flwr.supernode.runtime.run_clientapp`.
+        load: The app for a run whose app has this name and this version.
+    """
+
+    def leave_packed(content: bytes, **_: object) -> None:
+        """Ignore the received code."""
+
+    def loader(**_: object) -> Callable[[str, str, str], ClientApp]:
+        return lambda name, version, digest: load(name, version)
+
+    task.install_from_fab, task.get_load_client_app_fn = leave_packed, loader
 
 
 class Messages134(FlowerMessages):

@@ -60,7 +60,7 @@ def guard_fleet(refusal: Callable[[FleetRequest], str], registered_only: bool) -
             raise _StrangerError
 
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
-            if reason := refusal(_fleet_request(request, key)):
+            if reason := refusal(fleet_request(request, key)):
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
             return handler.unary_unary(request, context)
 
@@ -128,7 +128,13 @@ def limit_fleet() -> None:
     superlink.generic_create_grpc_server = create_limited
 
 
-def _fleet_request(request: Any, key: bytes) -> FleetRequest:
+def fleet_request(request: Any, key: bytes) -> FleetRequest:
+    """What a request of the Fleet API contains that a guard looks at.
+
+    Args:
+        request: A message of `flwr.proto.fleet_pb2`.
+        key: Public key of its signature.
+    """
     from flwr.proto import fleet_pb2
 
     if isinstance(request, fleet_pb2.ActivateNodeRequest | fleet_pb2.RegisterNodeFleetRequest):

@@ -102,41 +102,46 @@ def hurry(node: Any) -> None:
     node.time = SimpleNamespace(sleep=sleep)
 
 
-def answer_for_ended_tasks() -> None:
+def answer_for_ended_tasks(apologise: Callable[..., None] | None = None) -> None:
     """Let a SuperNode go on when the process of a task ends before its reply.
 
     Flower answers only for a process that has fetched its message and then stays silent. For one
     that ends before, or that reports its failure itself, Flower 1.34 waits for ever, connected and
     without work. Here a message that was not fetched is a task again; one that was fetched gets an
     error as its reply.
+
+    Args:
+        apologise: As for `_settle`; None: Flower's own.
     """
     from flwr.common.constant import SubStatus
     from flwr.proto.task_pb2 import Task
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState as State
 
     finish = State.finish_task
+    replies: Callable[..., None] = apologise or State._store_error_replies
 
     def _on_task_tokens_expired(state: InMemoryNodeState, tasks: list[Task]) -> None:
         # The caller holds the lock of the tasks.
-        _settle(state, tasks)
+        _settle(state, tasks, replies)
 
     def finish_task(state: InMemoryNodeState, task_id: int, sub_status: str, details: str) -> bool:
         done = finish(state, task_id, sub_status, details)
         if done and sub_status != SubStatus.COMPLETED:
             with state.lock_task_store:
-                _settle(state, [state.task_store[task_id]])
+                _settle(state, [state.task_store[task_id]], replies)
         return done
 
     State._on_task_tokens_expired = _on_task_tokens_expired  # type: ignore[method-assign, assignment]
     State.finish_task = finish_task  # type: ignore[method-assign, assignment]
 
 
-def _settle(state: InMemoryNodeState, ended: list[Any]) -> None:
+def _settle(state: InMemoryNodeState, ended: list[Any], apologise: Callable[..., None]) -> None:
     """Give the messages of tasks that have ended a reply, or another task.
 
     Args:
         state: Its tasks are locked.
         ended: Tasks.
+        apologise: Stores errors as the replies of runs; takes the state, and the runs' ids.
     """
     from flwr.common.constant import Status
     from flwr.proto.task_pb2 import Task, TaskStatus
@@ -157,7 +162,7 @@ def _settle(state: InMemoryNodeState, ended: list[Any]) -> None:
                 and entry.message.metadata.message_id not in answered
             ]
             if any(entry.is_retrieved for entry in open_entries):
-                state._store_error_replies({task.run_id})
+                apologise(state, {task.run_id})
         if all(entry.is_retrieved for entry in open_entries):
             continue
         again = Task()
@@ -169,19 +174,21 @@ def _settle(state: InMemoryNodeState, ended: list[Any]) -> None:
         state.task_store[again.task_id] = again
 
 
-def guard_task(task: Any, guard: TaskGuard, failed: Callable[[Message, str], Message]) -> None:
+def guard_task(
+    task: Any,
+    guard: TaskGuard,
+    failed: Callable[[Message, str], Message],
+    invokers: str = "make_simple_grpc_retry_invoker",
+) -> None:
     """Call a guard when `task` has received its message, and around the sending of its reply.
 
     Args:
         task: The module `flwr.supernode.runtime.run_clientapp`.
         guard: It may give up from then on, from any thread.
         failed: Makes a reply with this text as its error.
+        invokers: Name of the module's function that makes what repeats its calls.
     """
-    pull, push, make = (
-        task.pull_task_input,
-        task.push_message,
-        task.make_simple_grpc_retry_invoker,
-    )
+    pull, push, make = task.pull_task_input, task.push_message, getattr(task, invokers)
 
     def pull_task_input(stub: Any) -> tuple[Any, ...]:
         message, context, *code = pull(stub)
@@ -196,7 +203,7 @@ def guard_task(task: Any, guard: TaskGuard, failed: Callable[[Message, str], Mes
         with guard.sending():
             push(*reply)
 
-    def make_simple_grpc_retry_invoker() -> RetryInvoker:
+    def make_invoker() -> RetryInvoker:
         invoker: RetryInvoker = make()
         invoker.max_time = PATIENCE
         gives_up = invoker.should_giveup
@@ -209,4 +216,4 @@ def guard_task(task: Any, guard: TaskGuard, failed: Callable[[Message, str], Mes
         return invoker
 
     task.pull_task_input, task.push_message = pull_task_input, push_message
-    task.make_simple_grpc_retry_invoker = make_simple_grpc_retry_invoker
+    setattr(task, invokers, make_invoker)

@@ -202,5 +202,9 @@ def test_a_proxy_that_grpc_cannot_use_is_refused_without_its_password() -> None:
 def test_processes_of_one_machine_talk_without_the_proxy() -> None:
     assert without_proxy_here({}) == {}
     known = without_proxy_here({"https_proxy": "http://p:1", "no_proxy": "example.org"})
-    assert known == {"no_grpc_proxy": "example.org,localhost,127.0.0.1,::1"}
+    names = "example.org,localhost,127.0.0.1,::1"
+    assert known == {"no_grpc_proxy": names, "no_proxy": names}
+    here = "localhost,127.0.0.1,::1"
+    assert without_proxy_here({"grpc_proxy": "http://p:1"}) == {"no_grpc_proxy": here}
+    assert without_proxy_here({"HTTPS_PROXY": "http://p:1"}) == {"no_proxy": here}
     assert proxy_for("127.0.0.1", {"https_proxy": "http://p:1"} | known) is None

@@ -28,19 +28,24 @@ def test_the_installed_flower_is_supported() -> None:
     assert flower() is flower()
 
 
-@pytest.mark.parametrize("number", ["1.34.0", "1.34.9", "1.34.0.dev1"])
-def test_the_last_number_does_not_matter(installed: Callable[[str], None], number: str) -> None:
-    installed(number)
-    assert type(flower()).__name__ == "Flower134"
+@pytest.mark.parametrize("last", ["0", "9", "0.dev1"])
+@pytest.mark.parametrize("number", VERSIONS)
+def test_the_last_number_does_not_matter(
+    installed: Callable[[str], None], number: str, last: str
+) -> None:
+    installed(f"{number}.{last}")
+    assert type(flower()).__name__ == f"Flower{number.replace('.', '')}"
 
 
-@pytest.mark.parametrize("number", ["1.3.4", "1.33.0", "1.35.0", "1.340.0", "1.42.0", "2.34.0"])
+@pytest.mark.parametrize(
+    "number", ["1.3.4", "1.33.0", "1.35.0", "1.340.0", "1.41.9", "1.43.0", "2.42.0"]
+)
 def test_another_version_is_named_with_those_that_work(
     installed: Callable[[str], None], number: str
 ) -> None:
     installed(number)
     with pytest.raises(
-        ConfigError, match=rf"flwr {number} is installed.* works with flwr 1\.34\.x"
+        ConfigError, match=rf"flwr {number} is installed.* works with flwr 1\.34\.x, 1\.42\.x"
     ):
         flower()
 

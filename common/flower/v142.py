@@ -1,0 +1,183 @@
+"""Flower 1.42: its processes, and its messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower.environment import UNIX
+from fedsurrogate.common.flower.interface import (
+    FleetRequest,
+    Flower,
+    SignatureRefusedError,
+    SuperLinkArguments,
+    SuperNodeLog,
+    TaskGuard,
+    TaskStarter,
+)
+from fedsurrogate.common.flower.v134 import (
+    Messages134,
+    Processes134,
+    find_migrations,
+    install_loader,
+    let_writers_wait,
+)
+from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
+from fedsurrogate.common.flower.v134_simulation import Simulation134
+from fedsurrogate.common.flower.v134_tasks import guard_task, hurry
+from fedsurrogate.common.flower.v142_http import own_sockets, read_addresses, serve
+from fedsurrogate.common.flower.v142_link import Link142, reach_unix_sockets, reason
+from fedsurrogate.common.flower.v142_tasks import (
+    answer_for_ended_tasks,
+    refuse_other_tasks,
+    run_superexec,
+)
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+
+GRPC_FLEET = "FLWR_INTERNAL_GRPC_FLEET_API"
+"""Variable with which the SuperLink also speaks gRPC with SuperNodes."""
+
+
+class Processes142(Processes134):
+    """Commands of Flower 1.42, whose servers speak HTTP; the SuperLink also gRPC, with sites of 1.34."""
+
+    supernode_log = SuperNodeLog(
+        listens="Application startup complete",
+        connected="SuperNode ID:",
+        port_taken="cannot be listened on",
+        receives="Receiving:",
+        done=("Sent successfully", "Failed to send", "Failed to receive", "Ignoring"),
+        inactive="Failed to activate SuperNode",
+    )
+
+    def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
+        """Without the addresses, which Flower has under other names."""
+        return super().parse_superlink(read_addresses(arguments).rest)
+
+    def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
+        """`flower-superlink` with the changes of 1.34, and another address for SuperNodes."""
+        addresses = read_addresses(arguments)
+        registered_only = self.parse_superlink(arguments).authenticates
+        os.environ[GRPC_FLEET] = "1"
+        let_writers_wait()
+        find_migrations()
+        guard_fleet(refusal, registered_only)
+        limit_fleet()
+        # By its name: the package has a function of this name, too.
+        module: Any = import_module("flwr.superlink.cli.flower_superlink")
+        module.uvicorn = serve(module.uvicorn, addresses, refusal, registered_only)
+        sys.argv = ["flower-superlink", *addresses.rest]
+        module.flower_superlink()
+
+    def simulation_flags(self, control: str) -> list[str]:
+        """One address for all."""
+        host, _, port = control.rpartition(":")
+        return [
+            *("--insecure", "--simulation", "--isolation", "subprocess"),
+            *("--host", host, "--port", port),
+        ]
+
+    def supernode_flags(self, runtime: str) -> list[str]:
+        """Without the first two it starts the code that a run brings."""
+        flags = ["--isolation", "process"]
+        if runtime.startswith(UNIX):
+            return flags
+        host, _, port = runtime.rpartition(":")
+        return [*flags, "--host", host.strip("[]"), "--port", port]
+
+    def supernode(self, runtime: str, arguments: Sequence[str]) -> None:
+        """`flower-supernode`, also on a Unix socket. Flower itself repeats interrupted calls.
+
+        Flower ends a node whose signature is refused as if a person had, with exit code 0.
+        """
+        import httpx
+        from flwr.supernode import node_auth_http_interceptor, start_client_internal
+
+        command: Any = import_module("flwr.supernode.cli.flower_supernode")
+        command.uvicorn = own_sockets(command.uvicorn, runtime)
+        refused = list[str]()
+        signer: Any = node_auth_http_interceptor.NodeAuthHttpInterceptor
+        sign = signer.intercept
+
+        def intercept(self: Any, *call: Any) -> httpx.Response:
+            answer: httpx.Response = sign(self, *call)
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                refused.append(answer.text)
+            return answer
+
+        signer.intercept = intercept
+        refuse_other_tasks(start_client_internal)
+        hurry(start_client_internal)
+        answer_for_ended_tasks()
+        sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
+        try:
+            command.flower_supernode()
+        finally:
+            if refused:
+                raise SignatureRefusedError(refused[0][:300])
+
+    def superexec(self, runtime: str, starter: TaskStarter) -> None:
+        """`flower-superexec` with another executor, and shorter waits."""
+        reach_unix_sockets()
+        run_superexec(runtime, starter)
+
+    def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
+        """`flwr-clientapp` that leaves the received code packed."""
+        from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+        from flwr.supernode.runtime import run_clientapp as task
+
+        reach_unix_sockets()
+        install_loader(task, load)
+        guard_task(
+            task,
+            guard,
+            lambda to, text: Messages142().failed_reply(to, "crashed", text),
+            "make_simple_http_retry_invoker",
+        )
+        flwr_clientapp()
+
+
+class Messages142(Messages134):
+    """Messages of Flower 1.42, which know the task that makes them."""
+
+    def local_run(self, run_id: int) -> Any:
+        """A `Run`, whose messages this process makes from now on."""
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.task_id, TaskIdentity.run_id = 1, run_id
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+        return super().local_run(run_id)
+
+    def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
+        """Flower itself repeats calls for ever."""
+        import httpx
+
+        if not hasattr(grid, "_retry_invoker"):
+            return
+        invoker: Any = grid._retry_invoker
+        call, invoker.max_time = invoker.invoke, seconds
+
+        def invoke(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+                    raise
+                raise RunError(
+                    f"the SuperLink has not answered for {seconds:g} s ({reason(error)}); see its "
+                    "log"
+                ) from None
+
+        invoker.invoke = invoke
+
+
+class Flower142(Processes142, Link142, Messages142, Simulation134, Flower):
+    """Flower 1.42."""
