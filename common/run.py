@@ -493,9 +493,7 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
 
 
 def _with_records(settings: Settings) -> Settings:
-    """The settings, with room in a secure sum for a site that has the records of all sites, if more
-    are known in public than the default has room for.
-    """
+    """The settings, with room in a secure sum for one site with all records known in public."""
     usual = Settings.model_fields["secure_sum_records"].default
     if settings.secure_sum_records != usual or settings.features.records <= usual:
         return settings

@@ -177,5 +177,6 @@ def _check_and_note(folder: Path, action: str, settings: Mapping[str, Scalar]) -
     from fedsurrogate.server_app.deployment.audit_log import note
     from fedsurrogate.server_app.deployment.control import facts_of_run
 
-    check_run_signed(parse_run(settings), folder / "ca.crt")
+    run = parse_run(settings)
+    check_run_signed(run.full_digest, run.settings.approval, folder / "ca.crt")
     note(folder, action, facts_of_run(settings))

@@ -17,7 +17,6 @@ from fedsurrogate.server_app.cli.options import Preset
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedsurrogate.common.run import Run
     from fedsurrogate.common.security.proposals import Action, Proposal
     from fedsurrogate.common.settings.flat import Scalar
 
@@ -154,11 +153,12 @@ def as_proposed(settings: Mapping[str, Scalar], proposal: Path | None) -> dict[s
     return proposed
 
 
-def check_run_signed(config: Run, authority: Path | None) -> None:
+def check_run_signed(digest: str, approval: str, authority: Path | None) -> None:
     """Raise ConfigError if the federation asks for signatures that a run has not.
 
     Args:
-        config: the run.
+        digest: the run's, of 64 digits.
+        approval: of the run, as its settings have it.
         authority: the certificate, in the folder of `coordinator certs`; None without TLS.
     """
     from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
@@ -166,7 +166,7 @@ def check_run_signed(config: Run, authority: Path | None) -> None:
 
     if authority is not None:
         rules = table_file(authority.parent).parent
-        check_run_allowed(rules, config.full_digest, config.settings.approval)
+        check_run_allowed(rules, digest, approval)
 
 
 def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
