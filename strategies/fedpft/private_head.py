@@ -25,7 +25,16 @@ from fedsurrogate.strategies.closed_form.cleaned import cleaned
 from fedsurrogate.strategies.closed_form.score_slope import Scores, slope_of
 from fedsurrogate.strategies.fedpft.calibrated import of_classes, spread_of
 from fedsurrogate.strategies.fedpft.cleaned_covariance import expected
-from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, robust, shrink
+from fedsurrogate.strategies.pooling.class_means import (
+    Components,
+    by_site,
+    differ_across,
+    noise_of_counts_and_sums,
+    pool,
+    robust,
+    shrink,
+)
+from fedsurrogate.strategies.pooling.mean_lengths import even_lengths
 from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_mean
 
 # If chance leaves more than this share of the differences between sites' class means unexplained,
@@ -78,8 +87,7 @@ def learn_from_sums(
     if rule in POOLED:
         components, differ = robust(by_site(surrogates), rule), 0.0
     else:
-        shrunk, differ = shrink(by_site(surrogates))
-        components = shrunk if differ > SITES_DIFFER else pool(surrogates)
+        components, differ = _pooled(surrogates, family)
     found = observed_within(surrogates, components, family, rank, rule)
     if family == "joint":
         components, covariance = expected(components, found.covariance)
@@ -97,6 +105,18 @@ def learn_from_sums(
     )
     head = Head(header, weight.float(), bias.float(), first.claim.clip)
     return head, _gaussians(components, found.covariance)
+
+
+def _pooled(surrogates: Sequence[SumsSurrogate], family: str) -> tuple[Components, float]:
+    """Class means of all sites, or of each where they differ; and by how much they do."""
+    own = by_site(surrogates)
+    shrunk, share = shrink(own)
+    differ = min(share, differ_across(own, noise_of_counts_and_sums(surrogates)[1]))
+    if differ > SITES_DIFFER:
+        return shrunk, differ
+    pooled = pool(surrogates)
+    # One joint noise is small, and `expected` shrinks its means.
+    return (pooled if family == "joint" else even_lengths(pooled, surrogates)), differ
 
 
 def unused(surrogates: Sequence[SumsSurrogate], gaussians: Mixtures) -> str:

@@ -17,6 +17,9 @@ from fedsurrogate.common.surrogates.class_sums import PRESENT
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.strategies.pooling.robust_centres import robust_mean
 
+# By how many standard deviations chance may exceed its expectation.
+DEVIATIONS = 3.0
+
 
 @dataclass(frozen=True)
 class Components:
@@ -57,10 +60,8 @@ def by_site(surrogates: Sequence[SumsSurrogate]) -> Components:
         torch.stack([getattr(s.sums, name) for s in surrogates]).double()
         for name in ("counts", "sums")
     )
-    sigmas = torch.tensor(
-        [[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float64
-    )
-    present = counts > PRESENT * sigmas[:, :1]
+    sigmas = _sigmas(surrogates)
+    present = _present(surrogates)
     if not present.any():
         raise RunError(
             "no class stands out from the privacy noise; more records, more sites or a larger "
@@ -86,6 +87,33 @@ def by_site(surrogates: Sequence[SumsSurrogate]) -> Components:
         records,
         weights / weights.sum(),
     )
+
+
+def noise_of_counts_and_sums(surrogates: Sequence[SumsSurrogate]) -> tuple[Tensor, Tensor]:
+    """Standard deviations of the noise in the counts and in the sums of the components of `by_site`.
+
+    Args:
+        surrogates: as in `by_site`.
+
+    Returns:
+        Of the count of each component, and of an entry of its sum, (J,) each.
+    """
+    site, _ = _present(surrogates).nonzero().T
+    of_count, of_sum = _sigmas(surrogates)[site].T
+    return of_count, of_sum
+
+
+def _sigmas(surrogates: Sequence[SumsSurrogate]) -> Tensor:
+    """Standard deviations of the noise in counts and in sums by site, (J, 2)."""
+    return torch.tensor(
+        [[s.sums.sigmas["counts"], s.sums.sigmas["sums"]] for s in surrogates], dtype=torch.float64
+    )
+
+
+def _present(surrogates: Sequence[SumsSurrogate]) -> Tensor:
+    """Whether a class stands out from the noise at a site, (sites, classes)."""
+    counts = torch.stack([s.sums.counts for s in surrogates]).double()
+    return counts > PRESENT * _sigmas(surrogates)[:, :1]
 
 
 def pool(surrogates: Sequence[SumsSurrogate]) -> Components:
@@ -138,6 +166,37 @@ def shrink(own: Components) -> tuple[Components, float]:
     return replace(own, means=mixing @ own.means, noise=mixing @ own.noise @ mixing.T), share
 
 
+def differ_across(own: Components, of_sum: Tensor) -> float:
+    """The share of the differences between sites' means of a class that chance does not explain,
+    across the class mean. Chance may be three standard deviations above what is expected of it.
+
+    A noisy count makes a mean longer or shorter, and little else, and does so by much where a site
+    has few records. So the part of a difference along the class mean says little of sites.
+
+    Args:
+        own: one per class and site, as from `by_site`.
+        of_sum: standard deviation of the noise in an entry of each sum, (J,).
+
+    Returns:
+        The share, from 0 to 1.
+    """
+    mixing = _mixing(own, 2.0)
+    pooled = torch.nn.functional.normalize((mixing @ own.means)[own.labels], dim=1)
+    apart = torch.eye(len(own.labels), dtype=torch.float64) - mixing[own.labels]
+    differences = apart @ own.means
+    across = differences - (differences * pooled).sum(1, keepdim=True) * pooled
+    d = own.means.shape[1]
+    chance = (of_sum / own.records).square() + _within(own) / d / own.records
+    # The sum is a quadratic form of normal means: its mean and variance under chance alone.
+    root = own.records.sqrt()[:, None] * apart * chance.sqrt()
+    form = root.T @ root
+    expected = (d - 1) * float(form.trace()) + DEVIATIONS * math.sqrt(2 * (d - 1)) * float(
+        form.norm()
+    )
+    seen = float(own.records @ across.square().sum(1))
+    return max(0.0, 1 - expected / seen) if seen > 0 else 0.0
+
+
 def robust(own: Components, rule: str) -> Components:
     """One mean per class by a robust rule over its sites.
 
@@ -171,14 +230,20 @@ def _unexplained(own: Components, mixing: Tensor) -> float:
     """The share of the differences between sites' means of a class, weighed by records, that chance
     does not explain.
     """
-    noise, d = own.noise.diagonal(), own.means.shape[1]
-    # For features of unit norm, variance is one minus the mean's squared length; for clipped
-    # features, at most that.
-    within = max(
-        0.0, 1 - float(own.records @ (own.means.square().sum(1) - d * noise) / own.records.sum())
-    )
-    chance = own.noise + (within / d / own.records).diag()
+    d = own.means.shape[1]
+    chance = own.noise + (_within(own) / d / own.records).diag()
     apart = torch.eye(len(own.labels), dtype=torch.float64) - mixing[own.labels]
     differences = float(own.records @ (apart @ own.means).square().sum(1))
     expected = d * float(own.records @ (apart @ chance @ apart.T).diagonal())
     return max(0.0, 1 - expected / differences) if differences > 0 else 0.0
+
+
+def _within(own: Components) -> float:
+    """Variance of records around the mean of their class and site, over all dimensions together.
+
+    For features of unit norm it is one minus the mean's squared length; for clipped features, at
+    most that.
+    """
+    noise, d = own.noise.diagonal(), own.means.shape[1]
+    lengths = own.means.square().sum(1) - d * noise
+    return max(0.0, 1 - float(own.records @ lengths / own.records.sum()))
