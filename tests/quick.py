@@ -3,7 +3,7 @@
 * Of a test that runs every method, one method of each family runs. A family is the methods whose
   coordinator runs the same strategy: they differ by their plan.
 * Of another test whose cases run federations, ask hospitals or draw reports, a third of the cases
-  runs, and two at least.
+  runs, and two at least. Of the rest, which take less time each, a third and twelve at least.
 * Of the examples that a test generates, a quarter is tried: the first of those that all are.
 
 The name of the test chooses methods and cases, so that other tests run others. pytest without
@@ -22,12 +22,12 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
-# Of the cases of a test that runs federations, and of the examples of a test; and how many at least
-# where there are as many.
-CASES, FEWEST_CASES = 1 / 3, 2
+# Of the cases of a test, and of the examples of a test; and how many at least where there are as
+# many: of cases that run federations, and of others.
+CASES, FEWEST_RUNS, FEWEST_CASES = 1 / 3, 2, 12
 EXAMPLES, FEWEST_EXAMPLES = 1 / 4, 5
 # What runs a federation, the steps of one at the hospitals of a test, or draws its report.
-RUNS = {"run_federation", "Hospitals", "write_report"}
+RUNS = {"run_federation", "simulate", "Hospitals", "write_report"}
 # Where Hypothesis keeps what `@settings` says; a profile changes only what that leaves open.
 SETTINGS = "_hypothesis_internal_use_settings"
 
@@ -84,6 +84,7 @@ def left_out(items: Sequence[pytest.Item]) -> set[str]:
     """Ids of the methods and cases that are left to `make test-all`."""
     families: dict[tuple[str, ...], list[str]] = defaultdict(list)
     cases: dict[str, list[str]] = defaultdict(list)
+    fewest = dict[str, int]()
     of_member: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for item in items:
         test, case, _ = item.nodeid.partition("[")
@@ -92,14 +93,15 @@ def left_out(items: Sequence[pytest.Item]) -> set[str]:
         if family := item.get_closest_marker("family"):
             families[test, family.args[0]].append(family.args[1])
             of_member[test, *family.args].append(item.nodeid)
-        elif runs(item):
+        else:
+            fewest[test] = FEWEST_RUNS if runs(item) else FEWEST_CASES
             cases[test].append(item.nodeid)
     found = set[str]()
     for (test, family), members in families.items():
         for member in set(members) - chosen(test, sorted(set(members)), 1):
             found.update(of_member[test, family, member])
     for test, all_cases in cases.items():
-        number = max(FEWEST_CASES, math.ceil(len(all_cases) * CASES))
+        number = max(fewest[test], math.ceil(len(all_cases) * CASES))
         found.update(set(all_cases) - chosen(test, all_cases, number))
     return found
 

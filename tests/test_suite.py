@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedsurrogate as public
 from fedsurrogate.server_app.report import build
 from tests import conftest, grid, quick
 from tests.attacks.coordinator import test_secure_sums
@@ -218,7 +219,7 @@ class Case(Item):
             self.add_marker(mark)
 
 
-def test_the_quick_part_has_a_method_of_each_family_and_a_third_of_the_cases_of_runs(
+def test_the_quick_part_has_a_method_of_each_family_and_a_third_of_many_cases(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(quick, "runs", lambda item: "runs" in item.nodeid)
@@ -226,6 +227,8 @@ def test_the_quick_part_has_a_method_of_each_family_and_a_third_of_the_cases_of_
         *(Case(f"test_runs[{number}]") for number in range(9)),
         *(Case(f"test_runs_twice[{number}]") for number in range(2)),
         *(Case(f"test_cheap[{number}]") for number in range(9)),
+        *(Case(f"test_many[{number}]") for number in range(30)),
+        *(Case(f"test_very_many[{number}]") for number in range(60)),
         Case("test_runs_once"),
         Case("test_methods[gan]", pytest.mark.slow, pytest.mark.family("odd", "gan")),
         *(
@@ -241,6 +244,8 @@ def test_the_quick_part_has_a_method_of_each_family_and_a_third_of_the_cases_of_
         "test_runs": 3,
         "test_runs_twice": 2,
         "test_cheap": 9,
+        "test_many": 12,
+        "test_very_many": 20,
         "test_runs_once": 1,
         # Both ways of two methods, and the slow one, which `-m` leaves out.
         "test_methods": 5,
@@ -257,7 +262,7 @@ def test_the_quick_part_sees_which_tests_run_federations() -> None:
     assert quick.RUNS & quick._reached(lambda: run_federation(Path(), []))
     assert not quick.RUNS & quick._reached(collected)
     for name in quick.RUNS:
-        assert any(hasattr(module, name) for module in (grid, test_secure_sums, build))
+        assert any(hasattr(module, name) for module in (grid, test_secure_sums, build, public))
 
 
 def test_the_quick_part_tries_a_quarter_of_the_examples() -> None:

@@ -295,22 +295,31 @@ def ranking_samples(truth: NDArray[np.bool_], chance: Array, weights: Array) -> 
     Returns:
         Both for each row of weights, (draws,).
     """
-    if not len(truth):
+    if not truth.any():
         return np.full(len(weights), np.nan), np.full(len(weights), np.nan)
     order = np.argsort(-chance, kind="stable")
-    ordered = chance[order]
+    ordered, right = chance[order], truth[order]
+    # Records of one probability are a group, of which those with a record of the class count.
     ends = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)
+    group = np.searchsorted(ends, np.flatnonzero(right))
+    last = np.flatnonzero(np.append(np.diff(group), 1))
+    end = ends[group[last]] + 1
+    begin = np.append(0, ends + 1)[group[last]]
     step = max(1, ROOM // max(1, len(truth)))
     areas, precisions = [], []
     for start in range(0, len(weights), step):
         part = weights[start : start + step, order]
-        tp = np.cumsum(part * truth[order], 1)[:, ends]
-        fp = np.cumsum(part * ~truth[order], 1)[:, ends]
-        tp0, fp0 = (np.concatenate([np.zeros((len(part), 1)), each], 1) for each in (tp, fp))
-        area = (np.diff(fp0, axis=1) * (tp0[:, 1:] + tp0[:, :-1]) / 2).sum(1)
-        areas.append(_ratio(area, tp[:, -1] * fp[:, -1]))
-        precision = np.divide(tp, tp + fp, out=np.zeros_like(tp), where=tp + fp > 0)
-        precisions.append(_ratio((np.diff(tp0, axis=1) * precision).sum(1), tp[:, -1]))
+        above = np.cumsum(part, 1)
+        above = np.concatenate([np.zeros((len(part), 1)), above], 1)
+        tp = np.cumsum(part[:, right], 1)[:, last]
+        gained = np.diff(tp, axis=1, prepend=0)
+        positive, negative = tp[:, -1], above[:, -1] - tp[:, -1]
+        # Of the other records, those below the group, and half of those in it.
+        tied = above[:, end] - above[:, begin] - gained
+        below = negative[:, None] - (above[:, end] - tp) + tied / 2
+        areas.append(_ratio((gained * below).sum(1), positive * negative))
+        precision = np.divide(tp, above[:, end], out=np.zeros_like(tp), where=tp > 0)
+        precisions.append(_ratio((gained * precision).sum(1), positive))
     return np.concatenate(areas), np.concatenate(precisions)
 
 

@@ -130,6 +130,16 @@ def test_what_once_took_all_records_with_it_takes_itself_alone(
     assert not one.units - other.units
 
 
+def tried(examples: int) -> settings:
+    """So many examples, however long one takes."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 def _used(site: SiteFeatures, _: NodeConfig) -> tuple[Counter[Any], dict[str, Tensor]]:
     train = site.train
     names = train.units or tuple(map(str, range(len(train.labels))))
@@ -164,12 +174,7 @@ def check(one: Used, other: Used) -> None:
 def test_one_odd_record_changes_what_is_used_by_itself_alone(
     kind: str, unit: str, examples: int, reads: Reads
 ) -> None:
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @tried(examples)
     @given(cases(kind))
     def alone(case: Case) -> None:
         one, other = reads(case, unit)
@@ -188,12 +193,7 @@ def test_one_odd_record_changes_what_is_used_by_itself_alone(
 def test_one_odd_image_changes_its_own_bag_alone(
     kind: str, unit: str, examples: int, reads: Reads
 ) -> None:
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @tried(examples)
     @given(cases(kind))
     def alone(case: Case) -> None:
         check(*reads(case, unit, pooled=True))

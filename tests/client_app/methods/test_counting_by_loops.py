@@ -14,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.coded_sums import CodedRecords, exact_sums, in_block
 from fedsurrogate.client_app.methods.counting import (
     _in_large_classes,
     _large_enough,
+    _surveyed,
     count_decisions,
     histogram_bins,
 )
@@ -94,6 +96,27 @@ def test_only_classes_with_enough_records_are_judged_without_noise(
     assert found == [
         good and label >= 0 and (bool(epsilon) or own.count(label) >= least) for label, good in rows
     ]
+
+
+@few
+@given(
+    rows=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1)), min_size=1, max_size=9),
+    known=st.booleans(),
+    private=st.booleans(),
+)
+def test_a_patient_counts_as_one_where_noise_hides_patients_and_each_record_elsewhere(
+    rows: list[tuple[str, int]], known: bool, private: bool
+) -> None:
+    names, labels = [name for name, _ in rows], torch.tensor([label for _, label in rows])
+    records = LabelledFeatures(torch.zeros(len(rows), 2), labels, tuple(names) if known else None)
+    run: Any = SimpleNamespace(private=private, settings=SimpleNamespace(classes=("x", "y")))
+    found: Any = SimpleNamespace(classes=("x", "y"), train=records)
+    nothing: Any = None
+    table = _surveyed(Task(run, nothing, "site", found))["records"].value
+    wanted = [0.0, 0.0]
+    for name, label in rows:
+        wanted[label] += 1 / names.count(name) if known and private else 1
+    assert table.tolist() == pytest.approx(wanted, rel=1e-6)
 
 
 @few

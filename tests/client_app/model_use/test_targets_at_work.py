@@ -136,20 +136,21 @@ def test_a_hospital_predicts_with_what_the_run_has_learned(
         assert risk[digits.target[at] > 4].mean() > risk[digits.target[at] < 5].mean()
         curve = np.array([[float(row[f"survival {t}"]) for t in (4, 8, 12)] for row in rows])
         assert (np.diff(curve) <= 0).all()
-    unseen = write_images(tmp_path / "judged", range(1200, 1500), labelled=False)
-    write_table(unseen, range(1200, 1500))
+    # Few, because concordances of samples take the time of all pairs of records.
+    unseen = write_images(tmp_path / "judged", range(1200, 1320), labelled=False)
+    write_table(unseen, range(1200, 1320))
     page = tmp_path / "page"
     judged = site("evaluate", "--data-dir", unseen, "--out", page, "--node-config", text(nodes[0]))
     assert judged.code == 0, judged.stderr
     found = json.loads((page / "evaluation.json").read_text())
-    assert found["count"] == 300
+    assert found["count"] == 120
     for own in found["measures"].values():
         assert any(each["value"] is not None for each in own.values())
     assert (page / "evaluation.html").read_text().count("data:image/png") >= 1
     own = site("adapt", "--data-dir", unseen, "--json", "--node-config", text(nodes[0]))
     assert own.code == 0, own.stderr
     adapted = json.loads(own.stdout)
-    assert adapted["records"] == 300
+    assert adapted["records"] == 120
     names = {each["name"] for each in adapted["judged"]}
     assert names == {"shared", "moved", "scaled", "corrected by a ridge"}
 
