@@ -21,13 +21,20 @@ from pydantic import BeforeValidator
 # as the NUL that pads a field; and formats, such as zero-width spaces, marks of the direction of
 # writing, and the mark at the beginning of some files.
 INVISIBLE = ("Cc", "Cf")
-# What stands for a missing value in a text: the list of pandas (`read_csv`, na_values), and NaT.
+# What stands for a missing value in a text: the list of pandas (`read_csv`, na_values), NaT, and what
+# spreadsheets write for a formula that failed.
 NO_VALUE = frozenset(
     {
         "",
         "#N/A",
         "#N/A N/A",
         "#NA",
+        "#DIV/0!",
+        "#NAME?",
+        "#NULL!",
+        "#NUM!",
+        "#REF!",
+        "#VALUE!",
         "-1.#IND",
         "-1.#QNAN",
         "-NaN",
@@ -111,7 +118,8 @@ def name_of(value: object, names: Iterable[str] = ()) -> str | None:
         return None
     if type(value).__name__ in ("bool", "bool_"):
         return str(bool(value))
-    if isinstance(value, Real | Decimal):
+    # To numpy a duration is a whole number.
+    if isinstance(value, Real | Decimal) and type(value).__name__ != "timedelta64":
         try:
             # Otherwise their own text: single precision has fewer digits than double precision.
             number = int(value)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import fold, statistics
+from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.sum_proto import unpack_map
@@ -53,7 +54,7 @@ def released_sums(task: Task) -> MethodOutput:
     noisy = with_noise(bounded, claim)
     tensors = {each.name: each.value for each in noisy}
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
-    sent = Parameters(task.header(task.found.classes), 1, tensors, 0, claim)
+    sent = Parameters(task.header(task.found.classes, task.public_frame), 1, tensors, 0, claim)
     return MethodOutput(pack_parameters(sent), claim, facts)
 
 
@@ -75,7 +76,7 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     if task.run.mechanism is not None:
         bounded, claim = _bounded(task, public, classes, names)
         return {each.name: each.value for each in bounded}, claim
-    features, labels = task.training_data(classes)
+    features, labels = task.training_data(classes, task.public_frame)
     features = public.apply(features)
     counts, sums = class_sums(features, labels, len(classes))
     moments = {"counts": counts, "sums": sums}
@@ -160,7 +161,13 @@ def _bounded(
     claim = task.mechanism(centre_digest(public.centre))
     assert claim is not None
     labels = class_indices(classes, task.found.classes)[train.labels]
-    features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
+    frame = task.public_frame
+    features, _ = clipped_features(
+        train.features,
+        claim.clip,
+        train.folder,
+        lambda rows: public.apply(in_frame(rows, frame).to(rows)),
+    )
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     done = [forget] if train.folder is not None else []
     family = "joint" if "squares" in names else "spherical"

@@ -94,6 +94,7 @@ def learn_from_sums(
         "coordinator",
         first.header.fingerprint,
         components.classes,
+        first.header.frame,
     )
     head = Head(header, weight.float(), bias.float(), first.claim.clip)
     return head, _gaussians(components, found.covariance)
