@@ -56,6 +56,8 @@ NO_VALUE = frozenset(
 # A whole number as libraries write it in a column of floating point.
 WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
 
+ROUNDED = re.compile(r"[0-9]([.,][0-9]+)?[eE]\+[0-9]+")
+
 
 def normal(text: str) -> str:
     """The normal form of a name: NFC, without whitespace of any kind at its ends.
@@ -174,6 +176,19 @@ def _folded(name: str) -> str:
     seen = (each for each in text if unicodedata.category(each) != "Cf")
     folded = " ".join("".join(seen).split())
     return folded.lstrip("0") or "0" if folded.isdecimal() else folded
+
+
+def rounded(name: str) -> bool:
+    """Whether a name is a number in the short form of spreadsheets, which has lost its last digits.
+
+    Args:
+        name: in normal form.
+
+    Example:
+        >>> rounded("1.2E+11"), rounded("1,2E+11"), rounded("12e4"), rounded("120000000000")
+        (True, True, False, False)
+    """
+    return ROUNDED.fullmatch(name) is not None
 
 
 # A name in settings: of a column or a site.
