@@ -21,13 +21,20 @@ from pydantic import BeforeValidator
 # as the NUL that pads a field; and formats, such as zero-width spaces, marks of the direction of
 # writing, and the mark at the beginning of some files.
 INVISIBLE = ("Cc", "Cf")
-# What stands for a missing value in a text: the list of pandas (`read_csv`, na_values), and NaT.
+# What stands for a missing value in a text: the list of pandas (`read_csv`, na_values), NaT, and what
+# spreadsheets write for a formula that failed.
 NO_VALUE = frozenset(
     {
         "",
         "#N/A",
         "#N/A N/A",
         "#NA",
+        "#DIV/0!",
+        "#NAME?",
+        "#NULL!",
+        "#NUM!",
+        "#REF!",
+        "#VALUE!",
         "-1.#IND",
         "-1.#QNAN",
         "-NaN",
@@ -48,6 +55,8 @@ NO_VALUE = frozenset(
 )
 # A whole number as libraries write it in a column of floating point.
 WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
+
+ROUNDED = re.compile(r"[0-9]([.,][0-9]+)?[eE]\+[0-9]+")
 
 
 def normal(text: str) -> str:
@@ -111,7 +120,8 @@ def name_of(value: object, names: Iterable[str] = ()) -> str | None:
         return None
     if type(value).__name__ in ("bool", "bool_"):
         return str(bool(value))
-    if isinstance(value, Real | Decimal):
+    # To numpy a duration is a whole number.
+    if isinstance(value, Real | Decimal) and type(value).__name__ != "timedelta64":
         try:
             # Otherwise their own text: single precision has fewer digits than double precision.
             number = int(value)  # type: ignore[arg-type]
@@ -166,6 +176,19 @@ def _folded(name: str) -> str:
     seen = (each for each in text if unicodedata.category(each) != "Cf")
     folded = " ".join("".join(seen).split())
     return folded.lstrip("0") or "0" if folded.isdecimal() else folded
+
+
+def rounded(name: str) -> bool:
+    """Whether a name is a number in the short form of spreadsheets, which has lost its last digits.
+
+    Args:
+        name: in normal form.
+
+    Example:
+        >>> rounded("1.2E+11"), rounded("1,2E+11"), rounded("12e4"), rounded("120000000000")
+        (True, True, False, False)
+    """
+    return ROUNDED.fullmatch(name) is not None
 
 
 # A name in settings: of a column or a site.

@@ -180,7 +180,8 @@ class Run:
         if not own.secure_sum or own.features.projection != AUTO:
             return bool(own.features.given_projection)
         summed = {each.name for each in self.plan.combination.sums}
-        noisy = self.plan.mechanism_name == JOINT_SUMS
+        # Of columns of a table, which have ranges, a mean says nothing.
+        noisy = self.plan.mechanism_name == JOINT_SUMS and not own.features.ranges
         of_classes = {"sums", "squares"} <= summed or self.plan.sent_by_solver
         return noisy and self.target is None and of_classes
 
@@ -349,11 +350,13 @@ class Run:
         own = self.settings
         if not own.features.ranges:
             return
-        if self.target is None or self.method.trains is not None:
+        if not self.plan.ranges:
+            names = [each.name for each in METHODS.values() if each.usual.ranges]
+            names = ["fedpft", "afl"] if self.target is not None else names
             raise ConfigError(
-                f"features.ranges = {own.features.ranges[:100]!r} is for targets other than 'class' "
-                "that are learned from sums (method = 'fedpft' or 'afl'); scale the columns at the "
-                "sites, or remove it"
+                f"features.ranges = {own.features.ranges[:100]!r}, but method = {own.method!r} with "
+                f"these settings moves no features first, as {', '.join(names)} do; use one of "
+                "these, or scale the columns at all sites alike, or remove it"
             )
         for key, given in (
             ("features.projection", own.features.given_projection),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,7 @@ def numbers_of(values: Array) -> np.ndarray[Any, np.dtype[np.float32]]:
     """
     columns = [str(name) for name in getattr(values, "columns", ())]
     if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.to_dense() if values.layout != torch.strided else values
-        values = values.float() if values.dtype == torch.bfloat16 else values.resolve_conj().numpy()
+        values = _of_tensor(values)
     elif hasattr(values, "toarray"):
         values = values.toarray()
     masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
@@ -68,9 +67,29 @@ def numbers_of(values: Array) -> np.ndarray[Any, np.dtype[np.float32]]:
         raise DataError(f"{array.dtype} of shape {array.shape} holds no real numbers; {ACCEPTED}")
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(array, dtype=np.float32)
+    if array.dtype == np.float64 and array.ndim == 2 and array.size:
+        largest = np.abs(array).max(axis=0)
+        lost = np.flatnonzero((largest > 0) & (largest < np.finfo(np.float32).tiny))
+        if len(lost):
+            raise DataError(
+                f"column {lost[0]} has no number above {largest[lost[0]]:g}, too small for single "
+                "precision; measure it in another unit"
+            )
     if masked is not None and masked.any():
         single = np.where(masked, np.float32(np.nan), single)
     return single if single.flags.writeable else single.copy()
+
+
+def _of_tensor(values: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor of any device, layout and type as an array. Raises DataError for one without data."""
+    try:
+        values = values.detach().cpu()
+        values = values.dequantize() if values.is_quantized else values.to_dense()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+        return values.resolve_conj().resolve_neg().numpy()
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        why = str(error).partition("\n")[0]
+        raise DataError(f"a tensor of {values.dtype} on {values.device}: {why}") from None
 
 
 def _of_objects(
@@ -132,15 +151,20 @@ def names_of(values: Array, count: int, what: str = "label", known: Sequence[str
             raise DataError(f"record {number}: its {what} is no text in Unicode; rename it")
         names.append(name)
         own.setdefault(name, value)
+    truths = [type(value).__name__ in ("bool", "bool_") for value in listed]
+    if any(truths) and not all(truths):
+        numbers = (
+            isinstance(each, Real) and not truth for each, truth in zip(listed, truths, strict=True)
+        )
+        if any(numbers):
+            raise DataError(f"{what}s are truth values and numbers, mixed; use one of both")
     return Labels(names, own)
 
 
 def _listed(values: Array, what: str) -> list[Any] | None:
     """The values one by one, None where masked; None instead of a list for another shape."""
     if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values
-        values = values.resolve_conj().to_dense().numpy()
+        values = _of_tensor(values)
     elif isinstance(values, list | tuple | range):
         alone = [_alone(each) for each in values]
         if alone and all(isinstance(each, list | tuple) and len(each) == 1 for each in alone):

@@ -206,6 +206,8 @@ def are_features(values: Any) -> bool:
         return not values or (
             not isinstance(values[0], str | Path | Image.Image) and np.ndim(values[0]) <= 1
         )
+    if not hasattr(values, "shape") and hasattr(values, "__array__"):
+        values = np.asarray(values)
     return hasattr(values, "shape") and len(values.shape) <= 2
 
 

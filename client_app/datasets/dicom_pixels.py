@@ -42,6 +42,7 @@ DISPLAY = (
     *(
         "PhotometricInterpretation",
         "BitsStored",
+        "HighBit",
         "PixelRepresentation",
         "ModalityLUTSequence",
         "RescaleSlope",
@@ -60,6 +61,9 @@ DISPLAY = (
     ),
     *(f"Segmented{c}PaletteColorLookupTableData" for c in ("Red", "Green", "Blue")),
 )
+
+# Colours that are shown as if they were red, green and blue.
+RETIRED = ("HSV", "ARGB", "CMYK")
 
 
 def open_place(places: Sequence[tuple[Path, int]], index: int, _: int = 0) -> Image.Image:
@@ -133,9 +137,12 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
             if "Rows" not in header:
                 raise DataError("it holds no image, as a report or a plan")
             _check_size(header)
+            _check_kind(header)
             remedy = remedy_for(encoding.syntax)
             values = read_pixels(stream, frame, encoding)
         _take_from_groups(header, frame)
+        if header.get("RescaleSlope") == 0:
+            raise DataError("its Rescale Slope is 0, which makes all pixels one value")
         shown = _colour(values, header) if _in_colour(values, header) else _grey(values, header)
     except MemoryError:
         raise
@@ -153,6 +160,19 @@ def _check_size(header: Dataset) -> None:
     rows, columns = int(header.get("Rows") or 0), int(header.get("Columns") or 0)
     if rows * columns > LARGEST_PIXELS:
         raise ValueError(f"an image of {rows} x {columns} pixels; at most {LARGEST_PIXELS}")
+
+
+def _check_kind(header: Dataset) -> None:
+    """Raise DataError for pixels that pydicom gives as something else than what they are."""
+    stored, highest = header.get("BitsStored"), header.get("HighBit")
+    if stored and highest is not None and int(highest) != int(stored) - 1:
+        raise DataError(
+            f"its High Bit is {highest} with {stored} bits stored; DICOM allows {int(stored) - 1} only"
+        )
+    if (kind := str(header.get("PhotometricInterpretation") or "")) in RETIRED:
+        raise DataError(
+            f"its Photometric Interpretation {kind!r} is retired and cannot be converted"
+        )
 
 
 def _in_colour(values: Array, header: Dataset) -> bool:

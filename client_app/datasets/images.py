@@ -93,6 +93,11 @@ def as_rgb(image: Image.Image) -> Image.Image:
     _choose_single(image)
     # Pillow forgets how the values are stored when it decodes them.
     halved = any(";16" in str(tile.args) for tile in _waiting(image))
+    if image.format == "TIFF" and image.mode == "L" and int(_tag(image, SAMPLE, 1)) == 2:
+        # Pillow reads numbers below zero as if they were the brightest.
+        raise DataError(
+            f"its values are signed, and the file does not state which are black and white; {ADVICE}"
+        )
     image.load()
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         grey = _of_floats(image) if image.mode == "F" else _of_integers(image)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.data_report import Loss
-from fedsurrogate.common.identity import likely_one
+from fedsurrogate.common.identity import likely_one, rounded
 
 # Classes that a remark names.
 MOST_NAMED = 5
@@ -61,6 +61,11 @@ def oddities(
         sides = [{patients[i] for i in part.nonzero().flatten()} for part in (is_train, ~is_train)]
         if shared := len(sides[0] & sides[1]):
             odd.append(f"{shared} patients have records in both training and test")
+        if short := sum(map(rounded, set(patients))):
+            odd.append(
+                f"{short} patient IDs are numbers in the short form of spreadsheets, such as 1.2E+11: "
+                "several patients may have become one; export them as text"
+            )
         if alike := likely_one(patients):
             odd.append(
                 f"{len(alike)} pairs or more of patient IDs differ only by case, blanks or zeros in "

@@ -82,7 +82,12 @@ class FolderWalk:
 
         A folder inside that cannot be read, or vanishes, has none, and is counted.
         """
-        return sorted(self._below(folder, ()))
+        # A link to a folder above would give this class the images of all.
+        found = (attempt(parent.stat) for parent in folder.absolute().parents)
+        above = tuple(
+            (each.st_dev, each.st_ino) for each in found if not isinstance(each, BaseException)
+        )
+        return sorted(self._below(folder, above))
 
     def _below(self, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
         status = attempt(folder.stat)

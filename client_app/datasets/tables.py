@@ -21,6 +21,15 @@ from fedsurrogate.common.identity import normal
 # Longest line in bytes that is read when lines are left out one by one.
 LONGEST_LINE = 2**16
 BOM = b"\xef\xbb\xbf"
+# First bytes of what is given a name of a table.
+MARKS = (
+    (b"\xff\xfe", "UTF-16, or no text"),
+    (b"\xfe\xff", "UTF-16, or no text"),
+    (b"PK\3\4", "a workbook of a spreadsheet, or a ZIP archive"),
+    (b"\xd0\xcf\x11\xe0", "a workbook of a spreadsheet, in its old form"),
+    (b"\x1f\x8b", "compressed by gzip"),
+    (b"PAR1", "a parquet file"),
+)
 # How invalid bytes in a text are kept, so that different bytes stay different texts.
 KEPT_BYTES = "surrogateescape"
 # Records in row groups that stay in memory: threads decode fewer at a time.
@@ -191,14 +200,22 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
     return {name: values_of(table.column(at), left) for at, name in enumerate(names)}
 
 
+def _no_text(content: bytes) -> str:
+    """What a file is that is no CSV table, by its first bytes; empty for text."""
+    for mark, what in MARKS:
+        if content.startswith(mark):
+            return what
+    return "UTF-16, or no text" if b"\0" in content.partition(b"\n")[0] else ""
+
+
 def _text(file: Path) -> bytes:
     """The content of a CSV file. Raises DataError unless it is UTF-8."""
     content = file.read_bytes()
     try:
         content.decode()
     except UnicodeDecodeError as error:
-        if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise SourceError(f"'{file}' is UTF-16, or no text; {SAVE}") from None
+        if found := _no_text(content):
+            raise SourceError(f"'{file}' is {found}; {SAVE}") from None
         line = content.count(b"\n", 0, error.start) + 1
         raise SourceError(
             f"'{file}' is not UTF-8: line {line} holds the byte 0x{content[error.start]:02x}, as "
@@ -226,8 +243,8 @@ def _header(file: Path) -> tuple[list[str], str]:
     with file.open("rb") as lines:
         first = lines.readline(LONGEST_LINE + 4)
     line = first.removeprefix(BOM).rstrip(b"\n")
-    if first.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line:
-        raise SourceError(f"'{file}' is UTF-16, or no text; {SAVE}")
+    if found := _no_text(first):
+        raise SourceError(f"'{file}' is {found}; {SAVE}")
     try:
         line.decode()
     except UnicodeDecodeError as error:

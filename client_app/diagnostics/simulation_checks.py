@@ -72,13 +72,15 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
         if own:
             rows = len(classes) if run.target is None else len(run.target.rows)
             check_payload(run, own, rows, len(part))
+            run.public_frame(own)
         if len(classes) == 1 and run.target is None and run.settings.partition != "classes":
             remarks.append(
                 f"site {site} has training records of one class only ({classes[0]}); a larger "
                 "alpha is more even"
             )
         # Of bags, sites warn: their features are means, which are computed there.
-        if dataset.features is not None and dataset.members is None and not run.frames:
+        framed = run.frames or run.settings.features.ranges
+        if dataset.features is not None and dataset.members is None and not framed:
             chosen = raised(torch.as_tensor(dataset.features[part]).float(), run.power)
             remarks += [f"site {site}: {odd}"] if (odd := warning_of(chosen)) else []
     if (

@@ -20,6 +20,9 @@ UNEQUAL = 32.0
 # The largest number, over the smallest range. With few records some columns vary little by chance,
 # so it counts from so many records on; features of backbones then stay below 300.
 SMALLEST_SHARE, ENOUGH = 512.0, 32
+# Range of the median column, from which on squares leave what messages and solvers hold. Features of
+# backbones stay between 2^-7 and 2^7.
+LEAST, MOST = 2.0**-13, 2.0**13
 # Of these records the ranges are found.
 SAMPLE = 8192
 # A column varies if this share of the records differs from the others, by more than rounding.
@@ -27,7 +30,7 @@ SHARE, ROUNDING = 0.05, 2.0**-20
 
 
 def frame_of(features: Tensor) -> Frame | None:
-    """The mean and the deviation of every column, if any column is odd.
+    """The mean and the deviation of every column, if any column is odd, or all are tiny or huge.
 
     Args:
         features: of the training records, (n, d).
@@ -39,8 +42,10 @@ def frame_of(features: Tensor) -> Frame | None:
         >>> drawn = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
         >>> frame_of(drawn) is None, frame_of(drawn + torch.tensor([0.0, 1e4, 0.0])) is None
         (True, False)
+        >>> frame_of(1e-9 * drawn) is None
+        False
     """
-    if not odd_columns(features):
+    if not (odd_columns(features) or _tiny_or_huge(features)):
         return None
     count = len(features)
     total = torch.zeros(features.shape[1], dtype=torch.float64)
@@ -55,6 +60,14 @@ def frame_of(features: Tensor) -> Frame | None:
     # Subnormal numbers in single precision stay as they are.
     deviation = torch.where(deviation < SMALLEST, 0.0, deviation)
     return Frame(mean, deviation) if float(mean.abs().max()) <= LARGEST else None
+
+
+def _tiny_or_huge(features: Tensor) -> bool:
+    """Whether the usual column is, which a privacy clip and public ranges do not mind."""
+    few = features[:SAMPLE].cpu().double()
+    ranges = few.amax(0) - few.amin(0) if few.numel() else few.new_zeros(0)
+    ranges = ranges[ranges > 0]
+    return bool(len(ranges)) and not LEAST <= float(ranges.median()) <= MOST
 
 
 def framed(features: Tensor, frame: bytes, folder: Path | None) -> Tensor:
@@ -135,6 +148,6 @@ def warning_of(features: Tensor) -> str:
         f"column {odd[0]} of the features (counted from 0) has numbers from {float(worst.min()):.4g} "
         f"to {float(worst.max()):.4g}, unlike the others{more}; this run holds all columns on one "
         "scale, so rounding, clip or noise leaves little of the smaller ones. Give columns of a like "
-        "size: shift and divide them by numbers that are public and the same at all sites, or, for "
-        "targets other than classes, let the run do so with features.ranges"
+        "size: let the run shift and divide them by public ranges, with features.ranges, or, where the "
+        "method has no use for these, do so at all sites alike"
     )

@@ -22,6 +22,7 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import fold, statistics
+from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.sum_proto import unpack_map
@@ -51,11 +52,12 @@ def released_sums(task: Task) -> MethodOutput:
     claim = task.mechanism(centre_digest(PublicMap().centre))
     if claim is None:
         return _exact(task, names)
-    bounded = _bounded(task.found, claim, PublicMap(), task.found.classes, names)
+    frame, classes = task.public_frame, task.found.classes
+    bounded = _bounded(task.found, claim, PublicMap(), frame, classes, names)
     noisy = with_noise(bounded, claim)
     tensors = {each.name: each.value for each in noisy}
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
-    sent = Parameters(task.header(task.found.classes), 1, tensors, 0, claim)
+    sent = Parameters(task.header(classes, frame), 1, tensors, 0, claim)
     return MethodOutput(pack_parameters(sent), claim, facts)
 
 
@@ -76,9 +78,9 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     names = {each.name for each in task.run.plan.combination.sums}
     claim = task.mechanism(centre_digest(public.centre))
     if claim is not None:
-        bounded = _bounded(task.found, claim, public, classes, names)
+        bounded = _bounded(task.found, claim, public, task.public_frame, classes, names)
         return {each.name: each.value for each in bounded}, claim
-    features, labels = task.training_data(classes)
+    features, labels = task.training_data(classes, task.public_frame)
     features = public.apply(features)
     counts, sums = class_sums(features, labels, len(classes))
     moments = {"counts": counts, "sums": sums}
@@ -159,13 +161,19 @@ def _bounded(
     found: SiteFeatures,
     claim: Mechanism,
     public: PublicMap,
+    frame: bytes,
     classes: tuple[str, ...],
     names: Collection[str],
 ) -> list[BoundedSum]:
     """Sums of features that are clipped as for noisy class sums, without the noise."""
     train = found.train
     labels = class_indices(classes, found.classes)[train.labels]
-    features, _ = clipped_features(train.features, claim.clip, train.folder, public.apply)
+    features, _ = clipped_features(
+        train.features,
+        claim.clip,
+        train.folder,
+        lambda rows: public.apply(in_frame(rows, frame).to(rows)),
+    )
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     done = [forget] if train.folder is not None else []
     family = "joint" if "squares" in names else "spherical"

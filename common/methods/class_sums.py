@@ -112,4 +112,5 @@ def class_sums_plan(
         defences=Defences(reason=f", whose {what} nothing here screens; max-share limits a site")
         if privacy
         else NO_MEDIAN,
+        ranges=True,
     )

@@ -71,6 +71,7 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         refusal=_refusal(settings.features.given_projection, settings.fedpft.public),
         head="from sums over the code of the target, in rounds",
         variant=target.name,
+        ranges=True,
     )
 
 

@@ -90,6 +90,7 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             ]
         ),
         variant=target.name,
+        ranges=True,
     )
 
 

@@ -157,7 +157,8 @@ def plan(settings: Settings) -> Plan:
         head=SOLVERS_IN_WORDS[chosen.solver],
         own_mean=chosen.mechanism == SUMS
         and settings.features.projection == AUTO
-        and not own.public,
+        and not (own.public or settings.features.ranges),
+        ranges=not chain,
     )
 
 

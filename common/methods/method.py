@@ -318,6 +318,7 @@ class Plan:
         sent_by_solver: whether the head's solver decides what sites send.
         own_mean: whether sites subtract the mean over a feature's own columns before they clip it,
             where it has enough columns.
+        ranges: whether sites may move and scale features from public ranges first.
         packages: optional packages that a site needs for the settings.
         judging_packages: those that it needs to evaluate the result.
     """
@@ -336,6 +337,7 @@ class Plan:
     counts: bool = False
     sent_by_solver: bool = False
     own_mean: bool = False
+    ranges: bool = False
     packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
 

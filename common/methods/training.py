@@ -141,6 +141,7 @@ def plan_of_target(usual: Plan, own: FedAvgSettings, target: Target) -> Plan:
         combination=replace(usual.combination, evaluate=evaluate),
         refusal=usual.refusal or linear,
         variant=target.name,
+        ranges=False,
     )
 
 
@@ -199,6 +200,7 @@ def plan(settings: Settings) -> Plan:
         work=partial(_work, own, bool(settings.epsilon), False),
         defences=UPDATE_DEFENCES,
         variant=variant_of(own.kind),
+        ranges=True,
     )
 
 

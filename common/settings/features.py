@@ -49,14 +49,13 @@ class FeaturesSettings(Section):
     )
     ranges: Annotated[
         str,
-        Only("fedpft", "afl"),
         AfterValidator(check_ranges),
         Range("low,high; for several columns low,high; low,high"),
     ] = Field(
         "",
         description="Lowest and highest value of each feature, known in public: features are moved "
-        "and scaled from these to -1 and 1 first, for targets other than classes; empty leaves them "
-        "as they are.",
+        "and scaled from these to -1 and 1 first, where sites send sums or train by FedAvg; empty "
+        "leaves them as they are.",
     )
     projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
         AUTO,

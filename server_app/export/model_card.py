@@ -5,8 +5,9 @@ its number of records.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.escapes import for_markdown, for_terminal
@@ -18,7 +19,14 @@ from fedsurrogate.common.targets.answers import answer_columns, facts_of
 from fedsurrogate.common.targets.measures import IN_WORDS
 from fedsurrogate.server_app.export.measured import Measured, evaluated
 from fedsurrogate.server_app.runs.json_files import read_json
-from fedsurrogate.server_app.runs.json_values import Json, as_number, as_numbers, as_table, at
+from fedsurrogate.server_app.runs.json_values import (
+    Json,
+    as_list,
+    as_number,
+    as_numbers,
+    as_table,
+    at,
+)
 
 # Licences of published weights, as far as this project knows them. Others must be looked up.
 LICENCES = {"torchvision": ("bsd-3-clause", "torchvision's weights, BSD-3-Clause; trained on ImageNet-1k, whose terms are "
@@ -109,6 +117,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "patients.",
         "- It is right only for images like those of the sites: use the out-of-distribution "
         "scores of `site predict`, and evaluate it where it is to be used.",
+        *_without_records(metrics),
         *([CALIBRATED] if not target else LIMITS_OF_TARGETS.get(facts_of(target)["name"], [])),
         f"- {'It has' if model.gaussians is not None else 'It has no'} Gaussians for "
         "out-of-distribution "
@@ -119,6 +128,14 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "",
     ]
     return "\n".join(lines)
+
+
+def _without_records(metrics: Mapping[str, Any]) -> list[str]:
+    """Classes that the model answers and has not learned."""
+    card = as_table(metrics.get("card"))
+    names = ", ".join(for_markdown(str(name)) for name in as_list(card.get("without_records")))
+    perhaps = "Perhaps no" if card.get("records_by_class") == "noisy" else "No"
+    return [f"- {perhaps} site had a training record of {names}."] if names else []
 
 
 def _what(target: str) -> str:

@@ -100,6 +100,10 @@ class OneShot(Federation, Generic[S]):
         sent = self.parse(payload)
         if sent.header.frame:
             Frame.of(sent.header.frame).check(self.dimension(sent))
+        if self.config.hides_sites and sent.header.frame != self.config.public_frame(
+            self.dimension(sent)
+        ):
+            raise SurrogateError("numbers in a frame of columns that the settings do not give")
         check_reply(sent, self.config.plan.messages, self.expectation())
         self.check(sent)
         subtracted = self.config.plan.subtracted(self.dimension(sent), centre_digest(self._centre))

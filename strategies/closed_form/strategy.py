@@ -176,8 +176,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         raise RunError(
             "a model that is no linear head cannot be used after the public map of a secure sum"
         )
-    # Of features to which the sites applied a public map before the sum.
-    mapped = replace(model, projection=total.public.projection, centre=total.public.centre)
+    mapped = total.mapped(model, run.public_frame(total.dimension))
     return Learned(_on_clipped(mapped, run.mechanism), Defended([]), facts=facts)
 
 

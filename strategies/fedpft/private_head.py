@@ -102,6 +102,7 @@ def learn_from_sums(
         "coordinator",
         first.header.fingerprint,
         components.classes,
+        first.header.frame,
     )
     head = Head(header, weight.float(), bias.float(), first.claim.clip)
     return head, _gaussians(components, found.covariance)

@@ -204,7 +204,7 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
         statistics, header = of_total(total)
         solved = solution(statistics, how, given_shrinkage(config.settings.head))
         head, gaussians, added = solved.head(header), one_gaussian_a_class(statistics), solved.added
-    head = replace(head, projection=total.public.projection, centre=total.public.centre)
     mixtures = Surrogate(head.header, gaussians, total.claim)
+    head = total.mapped(head, config.public_frame(total.dimension))
     learned = LearnedHead(head, [mixtures], Defended([]), how, added=added)
     return Learned(head, Defended([]), learned, {"solver": how, **repair_facts(added)})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -33,3 +34,20 @@ class Total:
     public: PublicMap = field(default_factory=PublicMap)
     rounding: Mapping[str, float] = field(default_factory=dict)
     usual_rounding: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def dimension(self) -> int:
+        """Columns of the sites' features before the public map."""
+        projection = self.public.projection
+        return (self.tensors["sums"] if projection is None else projection).shape[1]
+
+    def mapped(self, head: Head, frame: bytes) -> Head:
+        """A head of the summed features, as one of the sites' own: with what was done before all else.
+
+        Args:
+            head: that was learned from the sums.
+            frame: of the columns, in which sites put their features first; empty for none.
+        """
+        header = replace(head.header, frame=frame)
+        public = self.public
+        return replace(head, header=header, projection=public.projection, centre=public.centre)

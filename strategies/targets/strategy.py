@@ -46,8 +46,6 @@ class FromCodedSums(FromStatistics):
         check_update(sent, shapes, 1, private)
         if sent.header.classes != self._target.rows:
             raise SurrogateError("sums of other rows than the target's, or in another order")
-        if private and sent.header.frame != self.config.public_frame(self.dimension(sent)):
-            raise SurrogateError("sums in a frame of columns that the settings do not give")
         if not private:
             check_exact(sent.tensors, self._target, SurrogateError)
             check_sums(of_site(sent.tensors, self._target), self._target)
@@ -173,10 +171,8 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         check_sums(sums, target, 1.0 if total.sigmas else math.inf)
     except SurrogateError as error:
         raise false_numbers(str(error)) from None
-    dimension = total.tensors[SUMS].shape[1]
-    header = replace(total.header, frame=run.public_frame(dimension))
-    model, facts = learned_by(run.plan)(sums, header, target)
-    mapped = replace(model, projection=total.public.projection, centre=total.public.centre)
+    model, facts = learned_by(run.plan)(sums, total.header, target)
+    mapped = total.mapped(model, run.public_frame(total.dimension))
     return Learned(_on_clipped(mapped, mechanism), Defended([]), facts=facts)
 
 

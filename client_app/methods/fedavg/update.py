@@ -179,7 +179,8 @@ def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, 
         name: parameter.detach() - received.tensors[name]
         for name, parameter in module.named_parameters()
     }
-    return Parameters(task.header(received.header.classes), received.round, moved, 0, claim), facts
+    header = task.header(received.header.classes, received.header.frame)
+    return Parameters(header, received.round, moved, 0, claim), facts
 
 
 def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Module, UnitRecords]:
@@ -187,7 +188,7 @@ def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Modu
     kind, claim = task.run.settings.fedavg.kind, task.mechanism()
     assert claim is not None
     # No minimum class size applies here: everything that leaves has noise.
-    features, labels = task.training_data(received.header.classes)
+    features, labels = task.training_data(received.header.classes, received.header.frame)
     if kind == "linear":
         features = clip(features, 0.0)[0].float()
     units = Units.of(task.training_units(received.header.classes), len(labels))

@@ -293,6 +293,8 @@ def fedpft_surrogate(task: Task) -> MethodOutput:
     data, centre = SiteData.of(task.found, task.site), unpack_question(task.payload)
     if task.run.frames:
         data = data.in_own_frame(task.limits.smallest_class)
+    elif frame := task.public_frame:
+        data = replace(data, features=framed(data.features, frame, data.folder), frame=frame)
     if data.folder is None:
         data = replace(
             data, features=data.features.to(site_device(task.run.settings.device, task.node))

@@ -145,3 +145,13 @@ def test_numbers_that_differ_by_zeros_in_front_are_likely_one(
     assert set(found.patients or ()) == {one, other}
     assert any("zeros in front" in each for each in found.odd)
     assert likely_one(["10", "1", "100"]) == []
+
+
+@pytest.mark.parametrize("short", ["1.2E+11", "1E+05", "1,23E+11", "1.20e+11"])
+def test_patients_that_a_spreadsheet_has_rounded_are_odd(short: str, tmp_path: Path) -> None:
+    patients = [short, short, "120000000000", "12e4", "P1", "P2"]
+    csv_source(tmp_path, {"label": ["a", "b"] * 3, "patient": patients})
+    found = read("imagefolder", tmp_path, patient_column="patient")
+    (line,) = (line for line in found.odd if "short form of spreadsheets" in line)
+    assert line.startswith("1 patient IDs")
+    assert short not in line.replace("such as 1.2E+11", "")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -128,6 +129,10 @@ MISSING: dict[str, Any] = {
     "complex": 1j,
     "bytes that are no text": b"\xff",
     "a decimal NaN": Decimal("NaN"),
+    "a failed formula": "#REF!",
+    "a date": np.datetime64("2020-01-01"),
+    "a duration": np.timedelta64(1, "D"),
+    "a duration of pandas": pd.Timedelta(1, "D"),
 }
 
 
@@ -282,7 +287,28 @@ ARRAYS: dict[str, Callable[[], Any]] = {
     "a list of tensors": lambda: list(torch.tensor(X)),
     "decimals": lambda: np.array([[Decimal(str(v)) for v in row] for row in X.tolist()]),
     "read-only": lambda: np.frombuffer(X.tobytes()).reshape(X.shape),
+    "a lazy minus": lambda: (
+        torch.complex(torch.zeros(X.shape).double(), -torch.tensor(X)).conj().imag
+    ),
+    "a compressed tensor": lambda: torch.tensor(X).to_sparse_coo().coalesce(),
+    "a memory map": lambda: np.ndarray.view(X, np.memmap),
+    "columns of columns": lambda: pd.DataFrame(
+        X, columns=pd.MultiIndex.from_product([["a"], list("bcd")])
+    ),
+    "one name for all columns": lambda: pd.DataFrame(X, columns=["a"] * 3, index=[0] * N),
+    "a table of arrow": lambda: pa.table({f"{column}": X[:, column] for column in range(3)}),
+    "an object with an array": lambda: Wrapped(X),
 }
+
+
+class Wrapped:
+    """As arrays of other libraries are."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.values, dtype)
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
@@ -323,6 +349,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "structured": (lambda: np.zeros(N, dtype=[("a", float)]), "shape"),
     "no columns": (lambda: np.zeros((N, 0)), "shape"),
     "too large": (lambda: X * 1e300, "row 0"),
+    "too small": (lambda: X * np.array([1, 1e-60, 1]), "column 1 has no number above"),
+    "no data": (lambda: torch.empty(N, 3, device="meta"), "on meta"),
+    "rows that come one by one": (lambda: (row for row in X), "object|data set|no image"),
 }
 
 
@@ -334,6 +363,13 @@ def test_what_is_no_array_of_numbers_is_refused_with_what_is_accepted(
     make, named = REFUSED[kind]
     with pytest.raises(DataError, match=named):
         OF_ARRAYS[entrance](make(), tmp_path)
+
+
+@pytest.mark.parametrize("truth", [True, np.True_])
+@pytest.mark.parametrize("other", [0, 0.0, np.int64(2)])
+def test_truth_values_next_to_numbers_are_refused(truth: Any, other: Any) -> None:
+    with pytest.raises(DataError, match="truth values and numbers, mixed"):
+        fs.fit(X, [truth, other] * (N // 2))
 
 
 anything = st.one_of(

@@ -4,6 +4,7 @@ programs read or explained, and folders of systems left out.
 
 from __future__ import annotations
 
+import gzip
 import os
 import unicodedata
 from pathlib import Path
@@ -62,6 +63,30 @@ def test_names_that_are_likely_one_are_different_and_fold_alike(names: list[str]
 def test_a_missing_value_is_what_pandas_takes_for_one() -> None:
     assert all(name_of(text) is None for text in NA)
     assert all(name_of(text, [text]) == text for text in NA)
+    assert all(name_of(f" {text} ") is None for text in FAILED)
+
+
+# What Excel and LibreOffice save for a formula that fails.
+FAILED = ("#REF!", "#VALUE!", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#N/A")
+PROGRAMS = {
+    "a workbook": (b"PK\3\4" + bytes(99), "workbook"),
+    "an old workbook": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99), "workbook"),
+    "gzip": (gzip.compress(b"path,label\n0.png,a\n"), "gzip"),
+    "parquet": (b"PAR1" + bytes(99) + b"PAR1", "parquet"),
+    "UTF-32": ("path,label\n".encode("utf-32"), "UTF-16, or no text"),
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("private", [False, True])
+def test_files_of_other_programs_with_the_name_of_a_table_are_named(
+    kind: str, private: bool, tmp_path: Path
+) -> None:
+    content, what = PROGRAMS[kind]
+    pictures(tmp_path, 1)
+    (tmp_path / "labels.csv").write_bytes(content)
+    with pytest.raises(DataError, match=f"{what}.*save it as CSV UTF-8 with commas"):
+        read("imagefolder", tmp_path, **(PRIVATE if private else {}))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -252,6 +277,9 @@ def test_a_loop_of_links_ends_and_is_counted(target: str, tmp_path: Path) -> Non
     read_files = {Path(found.where(i)).name for i in range(len(found))}
     assert read_files == {f"{number}.png" for number in range(6)}
     assert any("lead back" in loss.why for loss in found.left_out)
+    if target != "../b" and target != "../b/back":
+        # No class has the images of another one through a folder above both.
+        assert sorted(classes_of(found)) == ["a"] * 3 + ["b"] * 3
 
 
 def test_what_lies_beside_and_is_no_image_is_counted(tmp_path: Path) -> None:

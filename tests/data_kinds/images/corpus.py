@@ -243,6 +243,8 @@ def refused_kinds() -> list[Kind]:
         Kind("tif12ins32.tif", tiff(TWELVE.astype(np.int32)), None, dark),
         Kind("rgb12in16.png", png((COLOURS.astype(np.uint16) << 4), 2), None, dark, True),
         Kind("rgb8in16.png", png(COLOURS.astype(np.uint16), 2), None, dark, True),
+        Kind("tifs8.tif", tiff(LEVELS.astype(np.int8)), None, ends, True),
+        Kind("tifs8plus.tif", tiff((LEVELS >> 1).astype(np.int8), ">"), None, ends, True),
         Kind("tifs16.tif", tiff(DEEP.astype(np.int16)), None, ends),
         Kind("tifs16plus.tif", tiff((DEEP >> 1).astype(np.int16)), None, ends, True),
         Kind("tifs32minus.tif", tiff(DEEP.astype(np.int32) - 1000), None, ends),

@@ -27,6 +27,7 @@ from pydicom.uid import (
 )
 
 import fedsurrogate as fs
+from fedsurrogate._data import picture
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
 from fedsurrogate.common.errors import DataError
@@ -333,6 +334,29 @@ def test_other_compressions_without_a_decoder_name_the_package(tmp_path: Path) -
         open_dicom(save(tmp_path / "x", dataset))
     with pytest.raises(DataError, match=r"\); export it again"):
         open_dicom(save(tmp_path / "y", image(LEVELS, Rows=0)))
+
+
+@pytest.mark.parametrize(
+    ("tags", "why"),
+    [
+        ({"BitsStored": 12, "HighBit": 15}, "High Bit is 15 with 12 bits stored"),
+        ({"BitsStored": 8, "HighBit": 15}, "High Bit is 15 with 8 bits stored"),
+        ({"BitsStored": 12, "HighBit": 7}, "High Bit is 7"),
+        ({"RescaleSlope": 0, "RescaleIntercept": 5}, "Rescale Slope is 0"),
+        ({"PhotometricInterpretation": "HSV"}, "'HSV' is retired"),
+        ({"PhotometricInterpretation": "ARGB"}, "'ARGB' is retired"),
+    ],
+)
+def test_a_header_that_would_change_the_pixels_in_silence_is_refused(
+    tags: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    pixels = (np.arange(256, dtype=np.uint16) << 4).reshape(16, 16)
+    dataset = image(pixels)
+    dataset.update(tags)
+    save(tmp_path / "x.dcm", dataset)
+    for entrance in (open_dicom, lambda file: picture(file, 0)):
+        with pytest.raises(DataError, match=why):
+            entrance(tmp_path / "x.dcm")
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])

@@ -74,6 +74,15 @@ def test_no_change_of_columns_costs_a_point(name: str, change: Affine) -> None:
     assert accuracy(changed, labels, METHODS[name]) >= least
 
 
+@pytest.mark.parametrize("power", [-36, -20, -8, 6, 15, 30])
+@pytest.mark.parametrize("name", ["gram", "afl", "fedcgs", "gh-ofl"])
+def test_columns_that_are_all_tiny_or_huge_cost_nothing(name: str, power: int) -> None:
+    clean, labels = records()
+    changed = (clean.double() * 10.0**power).float()
+    assert not odd_columns(changed)
+    assert accuracy(changed, labels, METHODS[name]) >= oracle(clean, labels) - POINT
+
+
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in TRAINED])
 def test_clean_columns_have_no_frame_and_send_no_more_bytes(name: str) -> None:
     clean, labels = records()

@@ -29,6 +29,7 @@ from fedsurrogate.common.signed_models.signed_model import SignedModel, read_sig
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.server_app.export.classifier_modules import module_of
 from fedsurrogate.server_app.export.graph import check_onnx, graph_of, write_graph
+from fedsurrogate.server_app.export.model_card import model_card
 from fedsurrogate.server_app.export.source import signed_model_of
 from tests import commands
 from tests.client_app.model_use.hospitals import federation
@@ -238,3 +239,20 @@ def test_a_run_that_is_not_signed_is_signed_at_export(
     made = read_signed_model(tmp_path / "m.fedsurrogate")
     assert made.gaussians is None
     assert made.key.hex() == (tmp_path / "runs" / "signing" / "coordinator.pub").read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("known", "words"), [("exact", "- No site"), ("noisy", "- Perhaps no site")]
+)
+def test_a_model_card_names_classes_that_were_not_learned(
+    known: str, words: str, tmp_path: Path
+) -> None:
+    model = signed("pixels", size=8)
+    missing = f"{words} had a training record of "
+    for names, line in (([], ""), (["b", "|c|"], f"{missing}b, \\|c\\|.")):
+        card = {"without_records": names, "records_by_class": known}
+        (tmp_path / "metrics.json").write_text(json.dumps({"card": card}))
+        text = model_card(model, tmp_path)
+        assert [each for each in text.splitlines() if "training record of" in each] == [
+            line
+        ] * bool(line)

@@ -161,11 +161,10 @@ def test_a_frame_that_the_settings_do_not_give_is_refused_in_private_runs(
     more: dict[str, Scalar] = {"features.ranges": "-4,4; -4e5,4e5; -4,4"} if own else {}
     run = parse_run(PLAIN | more | PRIVATE)
     strategy = FromCodedSums(run)
-    sent = strategy.parse(run_site(run, x))
-    strategy.check(sent)
+    sent = strategy.unpack(run_site(run, x))
     lying = Frame(torch.randn(3, generator=draw).double(), torch.ones(3).double()).packed()
     with pytest.raises(SurrogateError, match="frame of columns"):
-        strategy.check(replace(sent, header=replace(sent.header, frame=lying)))
+        strategy.unpack(pack_parameters(replace(sent, header=replace(sent.header, frame=lying))))
 
 
 def run_site(run: Run, x: torch.Tensor) -> bytes:
@@ -223,9 +222,10 @@ def test_sums_with_other_ranges_are_other_sums_to_a_site() -> None:
 @pytest.mark.parametrize(
     ("flat", "what"),
     [
-        ({"features.ranges": "0,1"}, "for targets other than 'class'"),
+        ({"features.ranges": "0,1", "method": "fedlap"}, "moves no features first"),
+        ({"features.ranges": "0,1", "fedpft.topology": "chain"}, "moves no features first"),
         (PLAIN | {"features.ranges": "1,0"}, "the first number must be below the second"),
-        (PLAIN | {"features.ranges": "0,1", "method": "fedavg"}, "learned from sums"),
+        (PLAIN | {"features.ranges": "0,1", "method": "fedavg"}, "as fedpft, afl do"),
         (
             PLAIN
             | {
