@@ -233,6 +233,9 @@ def test_the_largest_group_with_one_backbone_takes_part(
     assert group.keys == {f"s{node}": f"{node}" for node in members}
     every = {name for node in members for name in sites[node][2]}
     assert group.classes == (wanted or tuple(sorted(every)))
+    # Two groups of one size: not who answers first decides.
+    backwards = dict(reversed(introduced.items()))
+    assert settle(backwards, wanted, fingerprint) == (group, others)
 
 
 KINDS = st.tuples(st.sampled_from("ab"), st.sampled_from([4, 8]), st.sampled_from([("x",), ("y",)]))
@@ -257,6 +260,7 @@ def test_surrogates_of_the_most_common_kind_fit(sites: dict[int, Any]) -> None:
         (kind,) = fitting
         text = ("fingerprint", "dimension", "classes")
         assert text[next(i for i in range(3) if kinds[node][i] != kind[i])] in reason
+    assert misfits(dict(reversed(kinds.items())), records) == unfit, "whoever answers first"
 
 
 GOOD: dict[str, Any] = {"fingerprint": "f" * 16, "dimension": 8, "classes": '["a", "b"]'}
