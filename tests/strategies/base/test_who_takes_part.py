@@ -184,6 +184,42 @@ def test_the_longest_receipt_of_each_of_the_latest_ledgers_is_kept(
     assert not recorder.seen
 
 
+@settings(max_examples=20, suppress_health_check=SAME_FOLDER)
+@given(course=TAKEN)
+def test_two_runs_side_by_side_lose_no_receipt_of_each_other(
+    tmp_path_factory: pytest.TempPathFactory, course: list[Any]
+) -> None:
+    folder = str(tmp_path_factory.mktemp("out"))
+    runs = [Receipts(folder, "", Events()) for _ in range(2)]  # type: ignore[arg-type]
+    longest: dict[str, dict[str, int]] = {}
+    for name, node, ledger, length, second in course:
+        runs[second].take(name, node, str(Receipt(ledger, 1, length, "a" * 64)))
+        own = longest.setdefault(name, {})
+        own[ledger] = max(own.get(ledger, 0), length)
+        shown = parse_receipts(runs[second].of(name))
+        assert {each.ledger: each.length for each in shown} == own
+    stored = stored_receipts(folder)
+    assert {
+        name: {each.ledger: each.length for each in parse_receipts(text)}
+        for name, text in stored.items()
+    } == longest
+
+
+def test_of_too_many_receipts_those_of_the_name_itself_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts_module, "MOST_RECEIPTS", 3)
+    kept = Receipts(str(tmp_path), "", Events())  # type: ignore[arg-type]
+    before, own = (
+        [Receipt(ledger, 1, 1, "a" * 64) for ledger in part] for part in (LEDGERS[:3], LEDGERS[3:])
+    )
+    for name, node, receipts in (("north", 7, before), ("south", 8, own)):
+        for receipt in receipts:
+            kept.take(name, node, str(receipt))
+    # South answers from the machine that was north's.
+    assert kept.of("south", 7) == ",".join(map(str, own))
+
+
 def test_receipts_of_another_node_come_first_and_only_known_names_are_kept(tmp_path: Path) -> None:
     kept = Receipts(str(tmp_path), "", Events())  # type: ignore[arg-type]
     one, two = (Receipt(ledger, 1, 1, "a" * 64) for ledger in LEDGERS[:2])
