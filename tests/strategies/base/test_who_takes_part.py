@@ -4,6 +4,7 @@ over generated courses of connections, tables, receipts and introductions.
 
 import json
 from collections import Counter
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,20 @@ INTRODUCED = st.dictionaries(
     st.tuples(PRINTS, st.sampled_from([4, 8]), st.lists(st.sampled_from("xyz"), unique=True)),
     max_size=8,
 )
+
+
+@given(
+    st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)),
+    st.integers(-14, 14),
+    st.sampled_from([-3600.0, -1e-6, 0.0, 1e-6, 3600.0]),
+)
+def test_a_key_ends_at_its_time_in_any_zone(moment: datetime, hours: int, later: float) -> None:
+    zoned = moment.replace(tzinfo=timezone(timedelta(hours=hours)))
+    now = (zoned + timedelta(seconds=later)).astimezone(UTC)
+    assert Registration("key", 1, zoned.isoformat()).expired(now) == (later >= 0)
+    assert not Registration("key", 1).expired(now)
+    with pytest.raises(ValueError, match="zone"):
+        Registration("key", 1, moment.isoformat())
 
 
 @settings(max_examples=100)
