@@ -117,7 +117,7 @@ class Sites(LocalGrid):
         sent = None
         if asked and how not in ("refused", "empty"):
             sent = b"no surrogate" if how == "broken" else payload(self._digest, number, how)
-            info["bytes"] = len(sent)
+            info |= {"bytes": len(sent), "fit-seconds": fit_seconds(number)}
         elif introduced and how in ("well", "other backbone"):
             own = f"backbone {number}" if how == "other backbone" else "backbone"
             info |= {"fingerprint": own, "dimension": 4, "classes": '["a", "b"]'}
@@ -128,6 +128,11 @@ class Sites(LocalGrid):
 
     def _may_arrive(self, message_id: str) -> bool:
         return message_id not in self._mute
+
+
+def fit_seconds(number: int) -> float:
+    """How long a site says that it took; the slowest is neither the first nor the last to reply."""
+    return 1.0 + 3 * number % 4
 
 
 def not_signed(outcome: Outcome) -> SignedModel:
@@ -170,6 +175,8 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
     assert len(kept.of("dropped")) == len(silent)
     assert len(kept.of("rejected")) == len(courses) - len(used) - len(silent)
     assert sorted(kept.of("replied")) == sorted(well + others)
+    slowest = max(fit_seconds(int(name[1:])) for name in well + others)
+    assert strategy.outcome.seconds["fit"] == slowest
     assert next(e for e in kept.events if e["event"] == "invited")["sites"] == len(courses)
     for number, course in enumerate(courses):
         site = strategy.outcome.sites[FIRST_NODE + number]
