@@ -3,6 +3,7 @@ who is used, what is recorded, what is learned, and what is reported of the eval
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 from fedsurrogate.strategies.base import collection
 from fedsurrogate.strategies.base.collection import has_quorum
 from fedsurrogate.strategies.base.federation import HELLO
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome, Site
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
 from tests.strategies.base.test_collecting import Clock
 
@@ -204,6 +205,19 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
     assert strategy.outcome.model is not None
     assert again.outcome.model is not None
     assert pack_classifier(again.outcome.model) == pack_classifier(strategy.outcome.model)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(["used", "dropped", "rejected"]), st.booleans())))
+def test_a_run_is_a_simulation_only_if_every_used_site_says_so(
+    tmp_path: Path, sites: list[tuple[Any, bool]]
+) -> None:
+    """One site alone could lie, and would be shown the whole model and asked for all test records."""
+    strategy = FedPFT(parse_run(SMALL | {"output-dir": str(tmp_path)}), Kept())  # type: ignore[arg-type]
+    for node, (fate, simulated) in enumerate(sites):
+        strategy.outcome.sites[node] = Site(f"s{node}", fate, simulated=simulated)
+    used = [simulated for fate, simulated in sites if fate == "used"]
+    assert strategy._simulated() == (len(used) > 0 and False not in used)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
