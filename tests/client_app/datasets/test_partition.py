@@ -12,7 +12,13 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.datasets import partition as partition_module
 from fedsurrogate.client_app.datasets.dataset import Dataset, stratified_split
-from fedsurrogate.client_app.datasets.partition import partition, share, split_test, whole
+from fedsurrogate.client_app.datasets.partition import (
+    check_settings,
+    partition,
+    share,
+    split_test,
+    whole,
+)
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run
@@ -277,3 +283,23 @@ def test_in_a_private_run_no_record_decides_which_others_train(
     wanted = [at for at in range(len(labels)) if drawn or split[at] == "train"]
     assert found.train.tolist() == wanted
     assert len(found.test) == len(labels) - len(wanted)
+
+
+@given(st.integers(1, 4), st.sampled_from([0.0, 1.0]), st.sampled_from(["", "a,b"]), st.booleans())
+def test_a_private_run_has_classes_and_a_folder_of_its_own(
+    parts: int, epsilon: float, classes: str, own: bool
+) -> None:
+    """Which classes a site has, and how a folder is divided among sites, depends on all records."""
+    budget = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
+    settings = resolved(classes=classes, **budget)
+    data = {"data": "imagefolder", "data_dir": "/nowhere"} if own else {}
+    node = NodeConfig(num_partitions=parts, **data)  # type: ignore[arg-type]
+    wrong = ""
+    if own and epsilon:
+        wrong = f"num-partitions = {parts}" if parts > 1 else ""
+        wrong = wrong if classes else "classes is empty"
+    if not wrong:
+        check_settings(settings, node)
+        return
+    with pytest.raises(ConfigError, match=wrong):
+        check_settings(settings, node)
