@@ -93,9 +93,7 @@ class Run:
         return None if self.plan.privacy is None else self.plan.privacy.mechanism()
 
     def mechanism_for(self, unit: Unit, centre: str = "") -> Mechanism | None:
-        """The privacy mechanism for a unit, and the digest of a public centre; None without a
-        budget.
-        """
+        """The privacy mechanism for a unit and a public centre's digest; None without a budget."""
         return None if self.mechanism is None else self.mechanism.of(unit, centre)
 
     @cached_property
@@ -123,8 +121,7 @@ class Run:
         return common and not self.hides_sites
 
     def public_frame(self, dimension: int) -> bytes:
-        """The frame of `features.ranges`, in which all sites put their features before all else;
-        empty without it.
+        """The frame of `features.ranges`, in which all features are first; empty without it.
 
         Args:
             dimension: of the features.

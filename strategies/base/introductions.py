@@ -158,7 +158,8 @@ def misfits(kinds: Mapping[int, Kind], records: Mapping[int, int]) -> dict[int, 
     """The nodes whose surrogate is not of the most common kind.
 
     Args:
-        kinds: of the surrogates, by node. Ties go to the kind with more records.
+        kinds: of the surrogates, by node. Ties go to the kind with more records, then to the last in
+            order, so that who answers first decides nothing.
         records: behind the surrogates, by node.
 
     Returns:
@@ -169,7 +170,7 @@ def misfits(kinds: Mapping[int, Kind], records: Mapping[int, int]) -> dict[int, 
     sites, total, unfit = Counter(kinds.values()), Counter[Kind](), dict[int, str]()
     for node, kind in kinds.items():
         total[kind] += records[node]
-    fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], total[kind]))
+    fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], total[kind], kind))
     for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
         if own_fingerprint != fingerprint:
             unfit[node] = (

@@ -7,11 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import settings as h_settings
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.datasets import partition as partition_module
 from fedsurrogate.client_app.datasets.dataset import Dataset, stratified_split
-from fedsurrogate.client_app.datasets.partition import partition, share, split_test, whole
+from fedsurrogate.client_app.datasets.partition import (
+    check_settings,
+    partition,
+    share,
+    split_test,
+    whole,
+)
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run
@@ -255,3 +262,44 @@ def test_each_of_several_datasets_is_a_site(tmp_path: Path) -> None:
     assert [dataset.name for dataset, _ in whole(settings.settings, None, 2)] == ["b", "a"]
     with pytest.raises(DataError, match=r"names 2 data sets \(b, a\).*3 sites"):
         share(settings, NodeConfig(num_partitions=3), in_simulation=True)
+
+
+@h_settings(max_examples=20)
+@given(st.lists(st.sampled_from("ab"), min_size=4, max_size=30), st.booleans())
+def test_in_a_private_run_no_record_decides_which_others_train(
+    tmp_path_factory: pytest.TempPathFactory, labels: list[str], drawn: bool
+) -> None:
+    """A split that is drawn here depends on all records, so all train; one in the files stays."""
+    folder = tmp_path_factory.mktemp("site")
+    split = [] if drawn else ["test" if at % 3 == 0 else "train" for at in range(len(labels))]
+    rows = [f"{at}.png,{label}" + "".join(f",{part}" for part in split[at : at + 1])
+            for at, label in enumerate(labels)]  # fmt: skip
+    header = "path,label" if drawn else "path,label,split"
+    (folder / "table.csv").write_text("\n".join([header, *rows]) + "\n")
+    for at in range(len(labels)):
+        Image.new("L", (2, 2), at).save(folder / f"{at}.png")
+    private = run(epsilon=1.0, delta=1e-5, classes="a,b")
+    found = share(private, NodeConfig(data="imagefolder", data_dir=str(folder)))
+    wanted = [at for at in range(len(labels)) if drawn or split[at] == "train"]
+    assert found.train.tolist() == wanted
+    assert len(found.test) == len(labels) - len(wanted)
+
+
+@given(st.integers(1, 4), st.sampled_from([0.0, 1.0]), st.sampled_from(["", "a,b"]), st.booleans())
+def test_a_private_run_has_classes_and_a_folder_of_its_own(
+    parts: int, epsilon: float, classes: str, own: bool
+) -> None:
+    """Which classes a site has, and how a folder is divided among sites, depends on all records."""
+    budget = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
+    settings = resolved(classes=classes, **budget)
+    data = {"data": "imagefolder", "data_dir": "/nowhere"} if own else {}
+    node = NodeConfig(num_partitions=parts, **data)  # type: ignore[arg-type]
+    wrong = ""
+    if own and epsilon:
+        wrong = f"num-partitions = {parts}" if parts > 1 else ""
+        wrong = wrong if classes else "classes is empty"
+    if not wrong:
+        check_settings(settings, node)
+        return
+    with pytest.raises(ConfigError, match=wrong):
+        check_settings(settings, node)

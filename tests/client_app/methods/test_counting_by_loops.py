@@ -14,17 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.features.site_features import LabelledFeatures
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.coded_sums import CodedRecords, exact_sums, in_block
 from fedsurrogate.client_app.methods.counting import (
     _in_large_classes,
     _large_enough,
     _surveyed,
+    _tables,
     count_decisions,
     histogram_bins,
 )
 from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import CountingSettings
 
 few = settings(max_examples=40, deadline=None)
@@ -134,6 +137,30 @@ def test_counts_of_few_records_look_like_none(counts: list[int], least: int) -> 
     # Of right decisions, the first number is that of all records.
     assert left("right") == (counts if counts[0] >= least else [0, 0, 0])
     assert left("scores") == counts, "their records are left out already"
+
+
+@few
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.sampled_from("pqr")), max_size=12),
+    patients=st.booleans(),
+    epsilon=st.sampled_from([0.0, 1.0]),
+)
+def test_a_survey_counts_records_of_the_runs_classes_and_under_privacy_a_patient_once(
+    rows: list[tuple[int, str]], patients: bool, epsilon: float
+) -> None:
+    budget = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
+    run = parse_run({"counting.kind": "survey", "classes": "a,b,c"} | budget)
+    units = tuple(who for _, who in rows)
+    labels = torch.tensor([label for label, _ in rows], dtype=torch.int64)
+    own = LabelledFeatures(torch.ones(len(rows), 2), labels, units=units if patients else None)
+    # The last class is none of the run's.
+    site = SiteFeatures(own, own, ("a", "b", "c", "d"), "f", 0.0, simulated=False)
+    found = _tables(Task(run, NodeConfig(), "north", site, SiteLimits()))["records"].value
+    wanted = [0.0, 0.0, 0.0]
+    for label, who in rows:
+        if label < 3:
+            wanted[label] += 1 / units.count(who) if patients and epsilon else 1.0
+    assert found.tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 @st.composite

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score
 
 from fedsurrogate.client_app.features.site_features import load_site
-from fedsurrogate.client_app.methods.pooled_baselines import compare
+from fedsurrogate.client_app.methods.pooled_baselines import _of_all, compare
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.classifiers import Head
@@ -94,3 +96,15 @@ def test_a_site_with_data_of_its_own_compares_nothing(tmp_path: Path) -> None:
     model = Head(Header("fedpft", "r", "c", "f", ("0",)), torch.zeros(1, 64), torch.zeros(1))
     with pytest.raises(DataError, match="in a simulation only"):
         compare(model, run(), NodeConfig(data="digits", cache_dir=str(tmp_path)))
+
+
+@given(st.lists(st.none() | st.lists(st.sampled_from("ab"), max_size=4), max_size=4))
+def test_patients_of_two_data_sets_are_two(sets: list[list[str] | None]) -> None:
+    """So that an interval takes no two people for one; without IDs somewhere there are none."""
+    found = _of_all([None if names is None else tuple(names) for names in sets])
+    if None in sets:
+        assert found is None
+        return
+    whole = [(at, name) for at, names in enumerate(sets) for name in names or ()]
+    assert found is not None
+    assert [found.index(each) for each in found] == [whole.index(each) for each in whole]

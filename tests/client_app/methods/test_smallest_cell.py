@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,15 +15,72 @@ from fedsurrogate.client_app.methods.counting import counts
 from fedsurrogate.client_app.methods.task import SiteLimits, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.counting.counts_proto import unpack_counts
-from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier
 
 CLASSES = ("a", "b", "c")
 # A score beyond single precision is not finite: such a record cannot be counted.
 HUGE = 3e38
+
+
+def evaluation_of(model: bytes) -> Run:
+    return parse_run(
+        {
+            "counting.kind": "evaluation",
+            "counting.digest": hashlib.sha256(model).hexdigest(),
+            "classes": ",".join(CLASSES),
+        }
+    )
+
+
+@given(st.permutations(CLASSES))
+def test_a_model_whose_classes_are_in_another_order_is_refused(order: list[str]) -> None:
+    """Its decisions would count for other classes."""
+    header = Header("fedavg", "r", "coordinator", "f", tuple(order))
+    model = pack_classifier(Head(header, torch.eye(3), torch.zeros(3)))
+    own = LabelledFeatures(torch.eye(3), torch.arange(3))
+    site = SiteFeatures(own, own, CLASSES, "f", 0.0, simulated=False)
+    task = Task(evaluation_of(model), NodeConfig(), "north", site, SiteLimits(), model)
+    if tuple(order) == CLASSES:
+        shown = unpack_counts(counts(task).payload).tables["decisions"]
+        assert torch.equal(shown, torch.eye(3, dtype=torch.int64))
+        return
+    with pytest.raises(SurrogateError, match="in another order"):
+        counts(task)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sent=st.integers(1, 4), planned=st.integers(1, 4), private=st.booleans(), data=st.data())
+def test_right_decisions_are_counted_of_as_many_models_as_the_noise_is_for(
+    sent: int, planned: int, private: bool, data: st.DataObject
+) -> None:
+    """A record adds one to the count of each model, so more models than planned would need more noise."""
+    answers = data.draw(st.lists(st.permutations(range(3)), min_size=sent, max_size=sent))
+    header = Header("fedavg", "r", "coordinator", "f", CLASSES)
+    heads = tuple(Head(header, torch.eye(3)[list(each)], torch.zeros(3)) for each in answers)
+    model = pack_classifier(Ensemble(heads) if sent > 1 else heads[0])
+    budget = {"epsilon": 1.0, "delta": 1e-5} if private else {}
+    run = parse_run(
+        {
+            "counting.kind": "values",
+            "counting.digest": hashlib.sha256(model).hexdigest(),
+            "counting.models": planned,
+            "classes": ",".join(CLASSES),
+        }
+        | budget
+    )
+    own = LabelledFeatures(torch.eye(3), torch.arange(3))
+    site = SiteFeatures(own, own, CLASSES, "f", 0.0, simulated=True)
+    task = Task(run, NodeConfig(), "north", site, SiteLimits(), model)
+    if sent != planned:
+        with pytest.raises(SurrogateError, match=f"{sent} models, but counting.models = {planned}"):
+            counts(task)
+        return
+    exact = json.loads(str(counts(task).answer["exact"]))["right"]
+    assert exact == [3] + [sum(at == label for label, at in enumerate(each)) for each in answers]
 
 
 @settings(max_examples=60, deadline=None)
@@ -38,16 +97,11 @@ def test_a_class_is_shown_if_so_many_of_its_usable_records_are_counted(
     features[torch.tensor([broken for _, broken in records], dtype=torch.bool)] = HUGE
     header = Header("fedavg", "r", "coordinator", "f", CLASSES)
     model = pack_classifier(Head(header, 100 * torch.eye(3), torch.zeros(3)))
-    run = parse_run(
-        {
-            "counting.kind": "evaluation",
-            "counting.digest": hashlib.sha256(model).hexdigest(),
-            "classes": ",".join(CLASSES),
-        }
-    )
     own = LabelledFeatures(features, labels)
     site = SiteFeatures(own, own, (*CLASSES, "d"), "f", 0.0, simulated=False)
-    task = Task(run, NodeConfig(), "north", site, SiteLimits(smallest_cell=least), model)
+    task = Task(
+        evaluation_of(model), NodeConfig(), "north", site, SiteLimits(smallest_cell=least), model
+    )
     usable = [sum(each == (label, False) for each in records) for label in range(3)]
     expected = [count if count >= least else 0 for count in usable]
     try:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.methods.evaluation import checked_classifier
 from fedsurrogate.client_app.methods.heads.distillation import distil
 from fedsurrogate.client_app.methods.heads.local_head import _votes, local_head, own_head
 from fedsurrogate.client_app.methods.sums import class_moments, released_sums
@@ -19,13 +20,14 @@ from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
 from fedsurrogate.common.limits import largest_parameter
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+from fedsurrogate.common.wire.model_proto import pack_classifier, pack_parameters, unpack_parameters
 
 CLASSES = ("a", "b", "c")
 PLAIN: dict[str, Any] = {"method": "fedavg"}
@@ -46,6 +48,36 @@ def task(run: Run, counts: list[int], **more: Any) -> Task:
     own = records(counts)
     found = SiteFeatures(own, own, CLASSES, "f", 0.0, simulated=False)
     return Task(run, NodeConfig(), "north", found, **more)
+
+
+@given(
+    run=st.sampled_from(["own", "other"]),
+    backbone=st.sampled_from(["f", "g"]),
+    dimension=st.sampled_from([3, 4, 5]),
+    sent=st.booleans(),
+)
+def test_a_head_is_judged_only_if_it_is_of_this_run_and_for_this_backbone(
+    run: str, backbone: str, dimension: int, sent: bool
+) -> None:
+    own = parse_run(PLAIN)
+    header = Header("fedavg", own.digest if run == "own" else "0" * 16, "c", backbone, CLASSES)
+    head = Head(header, torch.ones(3, dimension), torch.zeros(3))
+    asked = task(own, [2, 2, 2], payload=pack_classifier(head) if sent else None)
+    wrong = [
+        text
+        for text, holds in (
+            ("without a model", not sent),
+            ("a model of run", run == "other"),
+            ("for backbone 'g'", backbone == "g"),
+            (f"dimension {dimension}", dimension != 4),
+        )
+        if holds
+    ]
+    if not wrong:
+        assert checked_classifier(asked).header == header
+        return
+    with pytest.raises(SurrogateError, match=wrong[0]):
+        checked_classifier(asked)
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,6 +8,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from fedsurrogate.client_app.model_use.adaptation import (
     _nearest,
     _stepped,
     _tempered,
+    _unseen,
     adapt,
     adapted,
 )
@@ -278,6 +280,27 @@ def test_the_nearest_records_are_those_of_scikit_learn(seed: int, count: int, as
     np.testing.assert_allclose(model.scores(new).exp(), chances.clip(1e-6), rtol=0.02, atol=2e-3)
 
 
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, FOLDS - 1), min_size=FOLDS, max_size=30))
+def test_no_part_is_judged_on_a_record_that_it_was_trained_on(folds: list[int]) -> None:
+    """Each record is its own number; a part knows those that it has got."""
+    count = len(folds)
+    own = HeldOut(torch.arange(count)[:, None].float(), torch.arange(count) % 3, None, {}, "")
+
+    def fit(features: Tensor, labels: Tensor) -> Any:
+        known = dict(zip(features[:, 0].tolist(), labels.tolist(), strict=True))
+
+        def scores(new: Tensor) -> Tensor:
+            assert not known.keys() & set(new[:, 0].tolist())
+            assert known == {n: n % 3 for n in range(count) if folds[n] != folds[int(new[0, 0])]}
+            return torch.nn.functional.one_hot(new[:, 0].long() % 3, 3).float()
+
+        return SimpleNamespace(scores=lambda new: scores(new) if len(new) else new.expand(0, 3))
+
+    found = _unseen(fit, own, np.array(folds), 3)
+    assert found.argmax(1).tolist() == own.labels.tolist()
+
+
 @settings(max_examples=4)
 @given(st.integers(0, 10**6), st.integers(20, 60))
 def test_what_is_judged_on_a_fold_is_chosen_on_the_others(seed: int, count: int) -> None:
@@ -296,6 +319,9 @@ def test_what_is_judged_on_a_fold_is_chosen_on_the_others(seed: int, count: int)
     def of(chances: Tensor, rows: Any) -> float:
         return float(-chances[rows, labels[rows]].log().mean())
 
+    # Own records help in the first fold alone: what is best on all folds is not best without it.
+    first = torch.from_numpy(folds == 0)
+    own[first] = 0.97 * torch.eye(3, dtype=torch.float64)[labels[first]] + 0.01
     rows = [np.flatnonzero(folds == k) for k in range(FOLDS)]
     rest = [np.flatnonzero(folds != k) for k in range(FOLDS)]
     mixed, share = _mixed(own, base, labels, folds)
@@ -379,12 +405,17 @@ QUALITIES = [
     (0.9, 0.99),
     (0.75, 0.75),
     (0.6, 0.75),
+    # Too sure of itself, and nearly as accurate but well calibrated.
+    (0.75, 0.99),
+    (0.73, 0.75),
 ]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(QUALITIES), min_size=5, max_size=5), st.integers(0, 99))
 @example([(0.5, 0.6), (0.95, 0.6), (0.85, 0.85), (0.5, 0.6), (0.5, 0.6)], 0)
+@example([(0.5, 0.99), (0.48, 0.5), (0.6, 0.95), (0.3, 0.6), (0.3, 0.6)], 0)
+@example([(0.75, 0.99), (0.73, 0.75), (0.5, 0.6), (0.5, 0.6), (0.5, 0.6)], 0)
 @example([(0.9, 0.6), (0.7, 0.7), (0.95, 0.9), (0.8, 0.75), (0.6, 0.6)], 3)
 def test_the_chosen_candidate_is_the_likeliest_of_those_that_pass(
     qualities: list[tuple[float, float]], seed: int

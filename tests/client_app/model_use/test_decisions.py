@@ -140,6 +140,9 @@ def test_the_model_abstains_by_the_score_that_is_configured(
     calibration = Calibration(score=score, abstain_above=limit)  # type: ignore[arg-type]
     rows = Predictor(head(seed), calibration, gaussians).results(x)
     assert [row[3] == ABSTAIN for row in rows] == beyond[score]
+    # The default is the relative one, which is nearer to what a class is (Ren et al. 2021).
+    usual = Predictor(head(seed), Calibration(abstain_above=limit), gaussians).results(x)
+    assert [row[3] == ABSTAIN for row in usual] == (both["relative"] > limit).tolist()
     plain = Predictor(head(seed), Calibration(), gaussians).results(x)
     assert [row[:3] + row[4:] for row in rows] == [row[:3] + row[4:] for row in plain]
 

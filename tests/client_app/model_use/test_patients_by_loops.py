@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections import defaultdict
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,9 +23,11 @@ from fedsurrogate.client_app.model_use.prediction import (
     FILE,
     PROBLEM,
     _begin,
+    _whole_rows,
     by_patient,
 )
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.escapes import csv_text
 
 CLASSES = ("a", "b", "c")
 # Patient, issuer, probabilities of a and b in tenths, and what became of the image.
@@ -117,3 +121,17 @@ def test_a_file_of_answers_is_continued_only_by_the_same_command(
             return
         assert _begin(out, header, own, overwrite) == {f"{at}.png" for at in range(rows)}
         assert "9.png" not in out.read_text(), "half a row is written again"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    names=st.lists(st.text('ab",\n', min_size=1, max_size=5), min_size=1, max_size=5),
+    share=st.floats(0, 1),
+)
+def test_a_file_that_was_cut_anywhere_keeps_its_whole_rows(names: list[str], share: float) -> None:
+    """A name may hold quotes and ends of lines, so not each end of a line ends a row."""
+    rows = [csv_text([[name, 0.5]]).encode() for name in names]
+    ends = [0, *itertools.accumulate(map(len, rows))]
+    cut = int(share * ends[-1])
+    kept = _whole_rows(BytesIO(b"".join(rows)[:cut]))
+    assert kept == max(end for end in ends if end <= cut)

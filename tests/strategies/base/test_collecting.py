@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
@@ -234,6 +234,8 @@ def test_a_run_starts_when_all_are_there_or_the_wait_is_over(
 
 
 @settings(max_examples=100)
+@example(used=27, invited=42, expected=0, part=9, whole=14)
+@example(used=7, invited=25, expected=25, part=28, whole=100)
 @given(
     used=st.integers(0, 12),
     invited=st.integers(0, 12),

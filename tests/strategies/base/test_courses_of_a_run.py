@@ -3,6 +3,7 @@ who is used, what is recorded, what is learned, and what is reported of the eval
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 from fedsurrogate.strategies.base import collection
 from fedsurrogate.strategies.base.collection import has_quorum
 from fedsurrogate.strategies.base.federation import HELLO
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome, Site
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
 from tests.strategies.base.test_collecting import Clock
 
@@ -117,7 +118,7 @@ class Sites(LocalGrid):
         sent = None
         if asked and how not in ("refused", "empty"):
             sent = b"no surrogate" if how == "broken" else payload(self._digest, number, how)
-            info["bytes"] = len(sent)
+            info |= {"bytes": len(sent), "fit-seconds": fit_seconds(number)}
         elif introduced and how in ("well", "other backbone"):
             own = f"backbone {number}" if how == "other backbone" else "backbone"
             info |= {"fingerprint": own, "dimension": 4, "classes": '["a", "b"]'}
@@ -128,6 +129,11 @@ class Sites(LocalGrid):
 
     def _may_arrive(self, message_id: str) -> bool:
         return message_id not in self._mute
+
+
+def fit_seconds(number: int) -> float:
+    """How long a site says that it took; the slowest is neither the first nor the last to reply."""
+    return 1.0 + 3 * number % 4
 
 
 def not_signed(outcome: Outcome) -> SignedModel:
@@ -170,6 +176,8 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
     assert len(kept.of("dropped")) == len(silent)
     assert len(kept.of("rejected")) == len(courses) - len(used) - len(silent)
     assert sorted(kept.of("replied")) == sorted(well + others)
+    slowest = max(fit_seconds(int(name[1:])) for name in well + others)
+    assert strategy.outcome.seconds["fit"] == slowest
     assert next(e for e in kept.events if e["event"] == "invited")["sites"] == len(courses)
     for number, course in enumerate(courses):
         site = strategy.outcome.sites[FIRST_NODE + number]
@@ -197,6 +205,19 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
     assert strategy.outcome.model is not None
     assert again.outcome.model is not None
     assert pack_classifier(again.outcome.model) == pack_classifier(strategy.outcome.model)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(["used", "dropped", "rejected"]), st.booleans())))
+def test_a_run_is_a_simulation_only_if_every_used_site_says_so(
+    tmp_path: Path, sites: list[tuple[Any, bool]]
+) -> None:
+    """One site alone could lie, and would be shown the whole model and asked for all test records."""
+    strategy = FedPFT(parse_run(SMALL | {"output-dir": str(tmp_path)}), Kept())  # type: ignore[arg-type]
+    for node, (fate, simulated) in enumerate(sites):
+        strategy.outcome.sites[node] = Site(f"s{node}", fate, simulated=simulated)
+    used = [simulated for fate, simulated in sites if fate == "used"]
+    assert strategy._simulated() == (len(used) > 0 and False not in used)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

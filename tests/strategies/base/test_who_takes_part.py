@@ -4,6 +4,7 @@ over generated courses of connections, tables, receipts and introductions.
 
 import json
 from collections import Counter
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,42 @@ def test_the_longest_receipt_of_each_of_the_latest_ledgers_is_kept(
     assert not recorder.seen
 
 
+@settings(max_examples=20, suppress_health_check=SAME_FOLDER)
+@given(course=TAKEN)
+def test_two_runs_side_by_side_lose_no_receipt_of_each_other(
+    tmp_path_factory: pytest.TempPathFactory, course: list[Any]
+) -> None:
+    folder = str(tmp_path_factory.mktemp("out"))
+    runs = [Receipts(folder, "", Events()) for _ in range(2)]  # type: ignore[arg-type]
+    longest: dict[str, dict[str, int]] = {}
+    for name, node, ledger, length, second in course:
+        runs[second].take(name, node, str(Receipt(ledger, 1, length, "a" * 64)))
+        own = longest.setdefault(name, {})
+        own[ledger] = max(own.get(ledger, 0), length)
+        shown = parse_receipts(runs[second].of(name))
+        assert {each.ledger: each.length for each in shown} == own
+    stored = stored_receipts(folder)
+    assert {
+        name: {each.ledger: each.length for each in parse_receipts(text)}
+        for name, text in stored.items()
+    } == longest
+
+
+def test_of_too_many_receipts_those_of_the_name_itself_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts_module, "MOST_RECEIPTS", 3)
+    kept = Receipts(str(tmp_path), "", Events())  # type: ignore[arg-type]
+    before, own = (
+        [Receipt(ledger, 1, 1, "a" * 64) for ledger in part] for part in (LEDGERS[:3], LEDGERS[3:])
+    )
+    for name, node, receipts in (("north", 7, before), ("south", 8, own)):
+        for receipt in receipts:
+            kept.take(name, node, str(receipt))
+    # South answers from the machine that was north's.
+    assert kept.of("south", 7) == ",".join(map(str, own))
+
+
 def test_receipts_of_another_node_come_first_and_only_known_names_are_kept(tmp_path: Path) -> None:
     kept = Receipts(str(tmp_path), "", Events())  # type: ignore[arg-type]
     one, two = (Receipt(ledger, 1, 1, "a" * 64) for ledger in LEDGERS[:2])
@@ -204,6 +241,20 @@ INTRODUCED = st.dictionaries(
     st.tuples(PRINTS, st.sampled_from([4, 8]), st.lists(st.sampled_from("xyz"), unique=True)),
     max_size=8,
 )
+
+
+@given(
+    st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)),
+    st.integers(-14, 14),
+    st.sampled_from([-3600.0, -1e-6, 0.0, 1e-6, 3600.0]),
+)
+def test_a_key_ends_at_its_time_in_any_zone(moment: datetime, hours: int, later: float) -> None:
+    zoned = moment.replace(tzinfo=timezone(timedelta(hours=hours)))
+    now = (zoned + timedelta(seconds=later)).astimezone(UTC)
+    assert Registration("key", 1, zoned.isoformat()).expired(now) == (later >= 0)
+    assert not Registration("key", 1).expired(now)
+    with pytest.raises(ValueError, match="zone"):
+        Registration("key", 1, moment.isoformat())
 
 
 @settings(max_examples=100)
@@ -233,6 +284,9 @@ def test_the_largest_group_with_one_backbone_takes_part(
     assert group.keys == {f"s{node}": f"{node}" for node in members}
     every = {name for node in members for name in sites[node][2]}
     assert group.classes == (wanted or tuple(sorted(every)))
+    # Two groups of one size: not who answers first decides.
+    backwards = dict(reversed(introduced.items()))
+    assert settle(backwards, wanted, fingerprint) == (group, others)
 
 
 KINDS = st.tuples(st.sampled_from("ab"), st.sampled_from([4, 8]), st.sampled_from([("x",), ("y",)]))
@@ -257,6 +311,7 @@ def test_surrogates_of_the_most_common_kind_fit(sites: dict[int, Any]) -> None:
         (kind,) = fitting
         text = ("fingerprint", "dimension", "classes")
         assert text[next(i for i in range(3) if kinds[node][i] != kind[i])] in reason
+    assert misfits(dict(reversed(kinds.items())), records) == unfit, "whoever answers first"
 
 
 GOOD: dict[str, Any] = {"fingerprint": "f" * 16, "dimension": 8, "classes": '["a", "b"]'}

@@ -99,6 +99,9 @@ def test_a_late_surrogate_is_kept_for_relearn_and_named(tmp_path: Path) -> None:
     assert outcome(folder, "node 1002", "dropped") == "no reply before the deadline"
     (late,) = (event for event in events_of(folder) if event["event"] == "late")
     assert late["site"] == "1"
+    replied = {event["site"] for event in events_of(folder) if event["event"] == "replied"}
+    assert replied == {"0", "2"}
+    assert metrics_of(folder)["sites"]["used"] == 2
     assert set(surrogates_of(folder)) == {"0.pb", "1.pb", "2.pb"}
     on_time = run_federation(
         tmp_path / "alone", InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT
