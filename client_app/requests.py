@@ -295,7 +295,7 @@ def _head(request: SiteRequest) -> Answer:
             kept_head(Task(run, node, site, load_site(run, node, gate.policy.cache_mib), info=info))
         )
     )
-    gate.let_out(entry(run, request.flower_run, made, run.last_round + 1))
+    gate.let_out(entry(run, request.flower_run, made, after(run.rounds)))
     return made.payload, {}
 
 
@@ -303,6 +303,15 @@ def _step(request: SiteRequest, work: Callable[[Step], Answer]) -> Answer:
     """One step of a secure sum that depends on no record."""
     payload, info = from_record(request.content, LARGEST_MODEL)
     return work(Step(request.run, request.node, request.site, request.flower_run, payload, info))
+
+
+def after(rounds: int) -> int:
+    """Number in the ledger of what follows the last round.
+
+    Args:
+        rounds: of training that a run has; zero where its method has none, and one answer.
+    """
+    return max(1, rounds) + 1
 
 
 def _evaluation(request: SiteRequest) -> Answer:
@@ -335,7 +344,7 @@ def _evaluation(request: SiteRequest) -> Answer:
         )
     if not site_features.simulated:
         made = MethodOutput(json.dumps(reported).encode())
-        gate.let_out(entry(run, request.flower_run, made, run.last_round + 1))
+        gate.let_out(entry(run, request.flower_run, made, after(run.rounds)))
     return None, reported | {"simulated": site_features.simulated}
 
 

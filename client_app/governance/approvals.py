@@ -101,7 +101,7 @@ class Approvals:
         """Who has allowed a run.
 
         Args:
-            digest: the full digest of the settings of the run that is asked for.
+            digest: of the run that is asked for, `proposed_digest`.
             approval: its setting of this name, the signed proposal; empty without one.
 
         Raises:

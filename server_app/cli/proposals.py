@@ -17,7 +17,6 @@ from fedsurrogate.server_app.cli.options import Preset
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedsurrogate.common.run import Run
     from fedsurrogate.common.security.proposals import Action, Proposal
     from fedsurrogate.common.settings.flat import Scalar
 
@@ -154,19 +153,21 @@ def as_proposed(settings: Mapping[str, Scalar], proposal: Path | None) -> dict[s
     return proposed
 
 
-def check_run_signed(config: Run, authority: Path | None) -> None:
+def check_run_signed(settings: Mapping[str, Scalar], authority: Path | None) -> None:
     """Raise ConfigError if the federation asks for signatures that a run has not.
 
     Args:
-        config: the run.
+        settings: of the run, flat.
         authority: the certificate, in the folder of `coordinator certs`; None without TLS.
     """
+    from fedsurrogate.common.security.proposals import Proposal
     from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
     from fedsurrogate.server_app.deployment.supernodes import table_file
 
     if authority is not None:
+        digest = Proposal.fresh("run", settings, "this command", 1).digest()
         rules = table_file(authority.parent).parent
-        check_run_allowed(rules, config.full_digest, config.settings.approval)
+        check_run_allowed(rules, digest, str(settings.get("approval", "")))
 
 
 def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
