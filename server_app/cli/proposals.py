@@ -225,6 +225,7 @@ def approve(
     What you sign is what is shown: a run with other settings that change its releases needs another
     proposal.
     """
+    from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import READABLE, replace_file
     from fedsurrogate.common.security.proposals import read_approver_key, read_proposal
 
@@ -233,7 +234,11 @@ def approve(
     private = read_approver_key(key)
     if not (yes or typer.confirm("Allow this?")):
         raise typer.Exit(1)
-    signed = signed.sign(private)
+    # Others may have signed while this person read, or changed what was read.
+    now = read_proposal(file)
+    if now.proposal != signed.proposal:
+        raise ConfigError(f"{file} was changed while you read it; read it again")
+    signed = now.sign(private)
     replace_file(file, signed.text() + "\n", mode=READABLE)
     console.print(f"signed; {file} has {len(signed.signatures)} signatures")
 

@@ -218,7 +218,12 @@ def test_nothing_leaves_for_a_run_that_was_not_checked(tmp_path: Path) -> None:
     assert gate.ledger.entries() == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}', '{"a": {"answer": "approved"}}'])
+LATE = (
+    '{"a": {"answer": "approved", "officer": "O", "proposal": "", "time": "", "expires": "late"}}'
+)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}', '{"a": {"answer": "approved"}}', LATE])
 def test_decisions_that_cannot_be_read_allow_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / DECISIONS).write_text(content)
     with pytest.raises(ConfigError, match=DECISIONS):
