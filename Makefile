@@ -40,12 +40,14 @@ outdated: setup
 	@$(RUN) deploy/lock.py outdated
 
 # An archive for machines without internet: wheels, list of software, licences, compose files, documentation, and the image IMAGE
-# with its base BASE where an engine has them. KEY signs it, and never leaves this machine.
+# with its base BASE where an engine has them. KEY signs it, and never leaves this machine. TORCH_PINS are builds of torch for
+# processors in place of those of the lock, where TORCH_INDEX has others.
 KEY ?= release.key
 AIRGAP ?= build/fedsurrogate-airgap
+TORCH_PINS ?=
 airgap: setup
 	@$(RUN) deploy/airgap.py "$(AIRGAP)" --key "$(KEY)" --torch $(if $(filter gpu,$(TORCH)),gpu,cpu) --torch-index "$(TORCH_INDEX)" \
-		$(if $(IMAGE),--image "$(IMAGE)") $(if $(BASE),--base "$(BASE)")
+		$(if $(TORCH_PINS),--torch-pins $(TORCH_PINS)) $(if $(IMAGE),--image "$(IMAGE)") $(if $(BASE),--base "$(BASE)")
 
 # A coordinator and three hospitals in containers; on a machine with Docker.
 demo-compose:

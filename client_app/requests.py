@@ -297,7 +297,7 @@ def _head(request: SiteRequest) -> Answer:
             )
         )
     )
-    gate.let_out(entry(run, request.flower_run, made, run.last_round + 1))
+    gate.let_out(entry(run, request.flower_run, made, after(run.rounds)))
     return made.payload, {}
 
 
@@ -305,6 +305,15 @@ def _step(request: SiteRequest, work: Callable[[Step], Answer]) -> Answer:
     """One step of a secure sum that depends on no record."""
     payload, info = from_record(request.content, LARGEST_MODEL)
     return work(Step(request.run, request.node, request.site, request.flower_run, payload, info))
+
+
+def after(rounds: int) -> int:
+    """Number in the ledger of what follows the last round.
+
+    Args:
+        rounds: of training that a run has; zero where its method has none, and one answer.
+    """
+    return max(1, rounds) + 1
 
 
 def _evaluation(request: SiteRequest) -> Answer:
@@ -337,7 +346,7 @@ def _evaluation(request: SiteRequest) -> Answer:
         )
     if not site_features.simulated:
         made = MethodOutput(json.dumps(reported).encode())
-        gate.let_out(entry(run, request.flower_run, made, run.last_round + 1))
+        gate.let_out(entry(run, request.flower_run, made, after(run.rounds)))
     return None, reported | {"simulated": site_features.simulated}
 
 

@@ -156,11 +156,6 @@ class Run:
         return self.planned_rounds if self.mechanism is None else self.mechanism.rounds
 
     @property
-    def last_round(self) -> int:
-        """Number of the last round in which a site answers: one where the method has no rounds."""
-        return max(1, self.rounds)
-
-    @property
     def power(self) -> float:
         """The power of all features, with "auto" resolved."""
         given = self.settings.features.power

@@ -98,9 +98,10 @@ def fetch(wheels: Path, names: frozenset[str], torch: Sequence[str], index: str)
         lines = Path(folder, "lines.txt")
         lines.write_text(locked.part(lock.without_gpu(names) if torch else names))
         common = ("download", "--no-deps", "--only-binary", ":all:", "--dest", str(wheels))
-        _pip(*common, "--require-hashes", "-r", str(lines))
+        # First, because not every index has them, and all the others take minutes.
         if torch:
             _pip(*common, "--extra-index-url", index, *torch)
+        _pip(*common, "--require-hashes", "-r", str(lines))
 
 
 def finish(folder: Path, key: Path) -> Path:
@@ -225,7 +226,8 @@ def _pip(*words: str) -> None:
     if subprocess.run([*command, *words[1:]], check=False).returncode:
         sys.exit(
             "pip failed; its reason stands above. It reads PIP_INDEX_URL, PIP_FIND_LINKS, PIP_CERT and "
-            "HTTPS_PROXY; --torch-index names an index with builds of torch for processors"
+            "HTTPS_PROXY. --torch-index names an index with builds of torch for processors, and "
+            "--torch-pins other versions of them: make airgap TORCH_INDEX=URL TORCH_PINS='torch==...'"
         )
 
 

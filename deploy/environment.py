@@ -306,7 +306,8 @@ def _run(command: list[str], lines: str, folder: Path, packages: int, force: boo
     reason when it fails.
     """
     said: list[str] = []
-    wanted = folder / REQUIREMENTS
+    # Of two that set up one environment at once, neither takes away what the other reads.
+    wanted = folder / f"{os.getpid()}-{REQUIREMENTS}"
     wanted.write_text(lines)
     command = [
         *command,

@@ -40,7 +40,7 @@ def approve(
     answer: Literal["refused", "approved"] = "refused" if refuse else "approved"
     text, expires = proposal.text_digest(), proposal.expires
     decision = Decision(answer, officer, proposal.id, now, text, expires)
-    decide(node.state, run.full_digest, decision)
+    decide(node.state, proposal.digest(), decision)
     own = run.settings
     privacy = f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "no privacy"
     console.print(

@@ -230,7 +230,8 @@ def _row(entry: dict[str, Any]) -> list[str]:
     if allowed_by := entry.get("allowed_by"):
         privacy += f"; allowed by {allowed_by}"
     sent = f"{human_bytes(entry['bytes'])}, sha256 {entry['sha256'][:12]}"
-    return [when, entry["flower_run"], f"{entry['method']}, round {entry['round']}", privacy, sent]
+    number = f"round {entry['round']}" if entry["round"] else "before round 1"
+    return [when, entry["flower_run"], f"{entry['method']}, {number}", privacy, sent]
 
 
 @app.command("reopen-ledger")

@@ -37,6 +37,9 @@ class Decision:
         time: ISO 8601.
         text: SHA-256 of that proposal, with its purpose; empty for any with its id.
         expires: its last day; empty for none.
+
+    Raises:
+        ValueError, TypeError: the last day is no date.
     """
 
     answer: Literal["approved", "refused"]
@@ -45,6 +48,10 @@ class Decision:
     time: str
     text: str = ""
     expires: str = ""
+
+    def __post_init__(self) -> None:
+        if self.expires:
+            date.fromisoformat(self.expires)
 
     def covers(self, signed: SignedProposal | None, today: date) -> bool:
         """Whether it is about a proposal, and in time. Who chooses an id can choose one twice.
@@ -101,7 +108,7 @@ class Approvals:
         """Who has allowed a run.
 
         Args:
-            digest: the full digest of the settings of the run that is asked for.
+            digest: of the run that is asked for, `proposed_digest`.
             approval: its setting of this name, the signed proposal; empty without one.
 
         Raises:

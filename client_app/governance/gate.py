@@ -24,6 +24,7 @@ from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from fedsurrogate.common.run import Run
+from fedsurrogate.common.security.proposals import proposed_digest
 from fedsurrogate.common.security.receipts import parse_receipts
 from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.wire.records import Info
@@ -59,9 +60,10 @@ class Gate:
         """
         self._check_policy(run)
         if self._approvals is not None:
-            digest = run.full_digest
-            allowed = self._approvals.check(digest, run.settings.approval)
-            self._allowed[digest] = replace(allowed, rounds=run.last_round)
+            allowed = self._approvals.check(
+                proposed_digest(run.full_digest, run.settings.test_fraction), run.settings.approval
+            )
+            self._allowed[run.full_digest] = replace(allowed, rounds=max(1, run.rounds))
         self.ledger.check()
 
     def check_planned(self, release: Release) -> None:

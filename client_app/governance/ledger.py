@@ -222,10 +222,10 @@ class Ledger:
                     "events": events,
                     "aside": aside,
                     "answered": sorted(answered),
-                    # A ledger that is kept has the runs that used them.
-                    "proposals": [] if keep else sorted(proposals),
                     "flower_run": "",
-                },
+                }
+                # A ledger that is kept has the runs that used them.
+                | ({"proposals": sorted(proposals)} if proposals and not keep else {}),
             )
             self._begin(*entries, last)
 

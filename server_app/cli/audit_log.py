@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedsurrogate.common.command_line import console
+from fedsurrogate.common.command_line import console, stderr_console
 
 
 def audit_log(
@@ -36,7 +36,7 @@ def audit_log(
 
     Each line holds the digest of the line before. Note the last digest elsewhere, and give it to
     --holds later: only that shows that no lines were cut off at the end. Exits with 1 for a log
-    that was changed.
+    that was changed. Lines whose time is before that of the line before are named.
     """
     import json
 
@@ -49,11 +49,14 @@ def audit_log(
     file = audit_file(folder)
     if file is None:
         raise ConfigError(f"name the folder of `coordinator certs`, or set {VARIABLE}")
-    last, held, number = "", False, 0
+    last, held, number, time, earlier = "", False, 0, "", list[str]()
     table = Table("", "when (UTC)", "who", "what", "facts")
     for entry, last in entries(file):
         number += 1
         held = held or (bool(holds) and last == holds.strip().lower())
+        if entry["time"] < time:
+            earlier.append(str(number))
+        time = entry["time"]
         if as_json:
             print(json.dumps(entry, sort_keys=True))
         facts = ", ".join(f"{name} {value}" for name, value in entry["facts"].items())
@@ -70,6 +73,12 @@ def audit_log(
         raise RunError(
             f"{file}: no line has the digest {holds[:16]}...; lines were cut off, or it is of "
             "another log"
+        )
+    if earlier:
+        stderr_console().print(
+            f"dated before the line before them: {', '.join(earlier[:20])}; the clock of the machine "
+            "was set back, so their times are not to be relied on, and their order is",
+            soft_wrap=True,
         )
     if as_json:
         return

@@ -183,7 +183,7 @@ def run(
         put_into_queue(overrides, proposal, Path(config.settings.output_dir), at)
         return
     check_connection(control, root_certificates)
-    check_run_signed(config.full_digest, config.settings.approval, root_certificates)
+    check_run_signed(overrides, root_certificates)
     check_submission(config, control)
     output = Path(config.settings.output_dir).expanduser().absolute()
     output_console, progress = stderr_console(), Progress()

@@ -327,7 +327,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
 
         return simulate_here(sites, settings, show)
     check_connection(control, authority)
-    check_run_signed(config.full_digest, config.settings.approval, authority)
+    check_run_signed(settings, authority)
     check_submission(config, control)
     folder = start(settings, output, control, authority, show)
     if folder is None:

@@ -172,11 +172,9 @@ def exchange(
 
 def _check_and_note(folder: Path, action: str, settings: Mapping[str, Scalar]) -> None:
     """Check that enough people have signed what sites are about to be asked, and note it."""
-    from fedsurrogate.common.run import parse_run
     from fedsurrogate.server_app.cli.proposals import check_run_signed
     from fedsurrogate.server_app.deployment.audit_log import note
     from fedsurrogate.server_app.deployment.control import facts_of_run
 
-    run = parse_run(settings)
-    check_run_signed(run.full_digest, run.settings.approval, folder / "ca.crt")
+    check_run_signed(settings, folder / "ca.crt")
     note(folder, action, facts_of_run(settings))

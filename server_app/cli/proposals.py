@@ -153,20 +153,21 @@ def as_proposed(settings: Mapping[str, Scalar], proposal: Path | None) -> dict[s
     return proposed
 
 
-def check_run_signed(digest: str, approval: str, authority: Path | None) -> None:
+def check_run_signed(settings: Mapping[str, Scalar], authority: Path | None) -> None:
     """Raise ConfigError if the federation asks for signatures that a run has not.
 
     Args:
-        digest: the run's, of 64 digits.
-        approval: of the run, as its settings have it.
+        settings: of the run, flat.
         authority: the certificate, in the folder of `coordinator certs`; None without TLS.
     """
+    from fedsurrogate.common.security.proposals import Proposal
     from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
     from fedsurrogate.server_app.deployment.supernodes import table_file
 
     if authority is not None:
+        digest = Proposal.fresh("run", settings, "this command", 1).digest()
         rules = table_file(authority.parent).parent
-        check_run_allowed(rules, digest, approval)
+        check_run_allowed(rules, digest, str(settings.get("approval", "")))
 
 
 def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
@@ -224,6 +225,7 @@ def approve(
     What you sign is what is shown: a run with other settings that change its releases needs another
     proposal.
     """
+    from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import READABLE, replace_file
     from fedsurrogate.common.security.proposals import read_approver_key, read_proposal
 
@@ -232,7 +234,11 @@ def approve(
     private = read_approver_key(key)
     if not (yes or typer.confirm("Allow this?")):
         raise typer.Exit(1)
-    signed = signed.sign(private)
+    # Others may have signed while this person read, or changed what was read.
+    now = read_proposal(file)
+    if now.proposal != signed.proposal:
+        raise ConfigError(f"{file} was changed while you read it; read it again")
+    signed = now.sign(private)
     replace_file(file, signed.text() + "\n", mode=READABLE)
     console.print(f"signed; {file} has {len(signed.signatures)} signatures")
 

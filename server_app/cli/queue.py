@@ -60,15 +60,17 @@ def queue(
     now, rows = datetime.now(UTC), list[dict[str, str]]()
     for each in run_queue.read(output):
         folder = run_queue.folder_of(output, each.id) if each.started else None
+        state = each.state(allowed(each), now)
+        waits = state == "waiting for approval"
         rows.append(
             {
                 "id": each.id,
-                "state": each.state(allowed(each), now),
+                "state": state,
                 "added": each.added,
                 "not_before": each.not_before,
                 "purpose": run_queue.proposal_of(output, each).proposal.purpose,
                 "run": folder.name if folder else "",
-                "status": each.status,
+                "status": run_queue.why_not(output, rules, each) if waits else each.status,
             }
         )
     if as_json:

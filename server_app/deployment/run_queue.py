@@ -162,17 +162,24 @@ def may_start(output: Path, rules: Path | None) -> Callable[[QueuedRun], bool]:
         output: folder of all runs.
         rules: folder of the federation's rules; None where it has none.
     """
+    return lambda queued: not why_not(output, rules, queued)
 
-    def allowed(queued: QueuedRun) -> bool:
-        try:
-            if rules is not None:
-                signed = proposal_of(output, queued)
-                check_run_allowed(rules, signed.proposal.digest(), signed.setting())
-        except ConfigError:
-            return False
-        return True
 
-    return allowed
+def why_not(output: Path, rules: Path | None, queued: QueuedRun) -> str:
+    """Why a run of a queue may not start; empty if it may, as far as people decide.
+
+    Args:
+        output: folder of all runs.
+        rules: folder of the federation's rules; None where it has none.
+        queued: the run.
+    """
+    try:
+        if rules is not None:
+            signed = proposal_of(output, queued)
+            check_run_allowed(rules, signed.proposal.digest(), signed.setting())
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def is_served(output: Path) -> bool:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from fedsurrogate.server_app.monitoring.prometheus import RunCollector
 from fedsurrogate.server_app.monitoring.queue_metrics import QueueCollector
 from fedsurrogate.server_app.monitoring.superlink_metrics import run_series, site_series, up_series
+from tests.deploy.dashboards import draw
 from tests.deploy.test_compose import DEPLOY, interpolated, settings_of_a_kit, volumes
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import coordinator, federation, free_ports, until
@@ -360,6 +362,14 @@ class Prometheus:
         assert found["status"] == "success", query
         return list(found["data"]["result"])
 
+    def ask_range(self, query: str) -> list[dict[str, Any]]:
+        """The series of a query in the last minutes."""
+        end = time.time()
+        words = {"query": query, "start": end - 120, "end": end, "step": 5}
+        url = f"http://127.0.0.1:{self._port}/api/v1/query_range?{urllib.parse.urlencode(words)}"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return list(json.load(answer)["data"]["result"])
+
     def alerts(self) -> set[str]:
         """Names of the alerts whose condition holds, whether or not it has lasted."""
         with urllib.request.urlopen(
@@ -388,6 +398,7 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
     tmp_path: Path,
 ) -> None:
     program("prometheus")
+    pictures = Path(os.environ.get("FEDSURROGATE_PICTURES", tmp_path))
     papers, home = tmp_path / "papers", tmp_path / "flower"
     issue(papers, ("127.0.0.1",), ("north", "south"))
     sites = [Hospital(tmp_path, name, seed) for seed, name in enumerate(("north", "south"))]
@@ -428,6 +439,25 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
             for query in queries():
                 found = database.ask(query)
                 assert found or any(word in query for word in absent), query
+            for name in ("one", "two"):
+                words = (
+                    "--queue",
+                    *running.control,
+                    "-c",
+                    f'{settings_} seed=1 output-dir="{runs}"',
+                )
+                assert coordinator("run", *words, cwd=tmp_path).returncode == 0, name
+            queued = 'fedsurrogate_queue_runs{state="queued"} == 2'
+            until(lambda: bool(database.ask(queued)) and "QueueStands" in database.alerts())
+            for board in DASHBOARDS:
+                counts = draw(
+                    board, database.ask, database.ask_range, pictures / f"{board.stem}.png"
+                )
+                assert counts["Active alerts"] + counts["Alerts"] >= 1
+                empty = {title for title, count in counts.items() if not count}
+                assert empty <= {
+                    "Silence of the run", "Accuracy", "Active alerts", "Data at the start", "Progress",
+                }, empty  # fmt: skip
             connected = database.ask("fedsurrogate_site_connected")
             assert {
                 each["metric"]["site"]: each["value"][1] for each in connected

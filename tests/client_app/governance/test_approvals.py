@@ -31,7 +31,12 @@ from fedsurrogate.client_app.methods.task import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_signed
+from fedsurrogate.common.security.proposals import (
+    Proposal,
+    SignedProposal,
+    proposed_digest,
+    read_signed,
+)
 from fedsurrogate.common.security.sealing import public_key
 
 RUN = {"method": "fedpft", "epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}
@@ -49,6 +54,10 @@ def signed(content: Mapping[str, object] = RUN, keys: tuple[bytes, ...] = (KEY,)
 
 def with_text(proposal: SignedProposal | None, content: Mapping[str, object] = RUN) -> Run:
     return parse_run({**content, **({"approval": proposal.setting()} if proposal else {})})  # type: ignore[arg-type]
+
+
+def digest_of(run: Run) -> str:
+    return proposed_digest(run.full_digest, run.settings.test_fraction)
 
 
 ANSWERS = st.sampled_from([None, "approved", "refused"])
@@ -76,10 +85,10 @@ def test_a_run_is_allowed_if_and_only_if_all_who_are_needed_have_allowed_it(
     run = with_text(given_[has])
     own = given_[has].proposal.id if given_[has] else "any"  # type: ignore[union-attr]
     # A decision about another run changes nothing here.
-    decide(home, parse_run(other).full_digest, Decision("refused", "Eve", "", "2026-01-01"))  # type: ignore[arg-type]
+    decide(home, digest_of(parse_run(other)), Decision("refused", "Eve", "", "2026-01-01"))  # type: ignore[arg-type]
     if answer:
         about = own if right_proposal else "another"
-        decide(home, run.full_digest, Decision(answer, "Olga", about, "2026-01-01"))  # type: ignore[arg-type]
+        decide(home, digest_of(run), Decision(answer, "Olga", about, "2026-01-01"))  # type: ignore[arg-type]
     policy = Policy(require_approval=int(needs_people), require_officer=needs_officer)
     rules = Approvals(policy, home, home)
     right = has == "signed" or not needs_people
@@ -87,9 +96,9 @@ def test_a_run_is_allowed_if_and_only_if_all_who_are_needed_have_allowed_it(
     approved = answer == "approved" and (right_proposal or has == "none")
     if answer == "refused" or (needs_officer and not approved) or not right:
         with pytest.raises(PolicyError):
-            rules.check(run.full_digest, run.settings.approval)
+            rules.check(digest_of(run), run.settings.approval)
         return
-    allowed = rules.check(run.full_digest, run.settings.approval)
+    allowed = rules.check(digest_of(run), run.settings.approval)
     assert ("Ada" in allowed.by) == needs_people
     assert ("here Olga" in allowed.by) == approved
 
@@ -153,7 +162,7 @@ def test_whatever_runs_ask_for_one_proposal_pays_for_the_rounds_that_it_names_on
     for flower_run, number in orders:
         with suppress(PolicyError, BudgetError):
             leave(node, run, flower_run, number)
-            assert 0 <= number <= run.last_round + 1
+            assert 0 <= number <= run.rounds + 1
             assert number == 0 or had.setdefault(number, flower_run) == flower_run
 
 
@@ -194,7 +203,7 @@ def test_a_ledger_that_was_reopened_knows_the_proposals_that_were_used(tmp_path:
         leave(node, run, "8", 1)
     leave(node, with_text(signed(ROUNDS), ROUNDS), "8", 1)
     ledger.reopen("kept as it is", 0.0, 1e-5, keep=True)
-    assert ledger.entries()[-1]["proposals"] == []
+    assert "proposals" not in ledger.entries()[-1]
 
 
 def test_nothing_leaves_for_a_run_that_was_not_checked(tmp_path: Path) -> None:
@@ -209,24 +218,29 @@ def test_nothing_leaves_for_a_run_that_was_not_checked(tmp_path: Path) -> None:
     assert gate.ledger.entries() == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}', '{"a": {"answer": "approved"}}'])
+LATE = (
+    '{"a": {"answer": "approved", "officer": "O", "proposal": "", "time": "", "expires": "late"}}'
+)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}', '{"a": {"answer": "approved"}}', LATE])
 def test_decisions_that_cannot_be_read_allow_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / DECISIONS).write_text(content)
     with pytest.raises(ConfigError, match=DECISIONS):
-        Approvals(Policy(), tmp_path, tmp_path).check(with_text(None).full_digest, "")
+        Approvals(Policy(), tmp_path, tmp_path).check(digest_of(with_text(None)), "")
 
 
 def test_a_later_decision_replaces_an_earlier_one(tmp_path: Path) -> None:
     run = with_text(None)
     rules = Approvals(Policy(require_officer=True), tmp_path, tmp_path)
     for answer in ("refused", "approved", "refused"):
-        decide(tmp_path, run.full_digest, Decision(answer, "Olga", "", "2026-01-01"))  # type: ignore[arg-type]
+        decide(tmp_path, digest_of(run), Decision(answer, "Olga", "", "2026-01-01"))  # type: ignore[arg-type]
         if answer == "refused":
             with pytest.raises(PolicyError, match="Olga, an officer of this site, has refused"):
-                rules.check(run.full_digest, run.settings.approval)
+                rules.check(digest_of(run), run.settings.approval)
         else:
-            assert rules.check(run.full_digest, run.settings.approval).by == "here Olga"
-    assert set(json.loads((tmp_path / DECISIONS).read_text())) == {run.full_digest}
+            assert rules.check(digest_of(run), run.settings.approval).by == "here Olga"
+    assert set(json.loads((tmp_path / DECISIONS).read_text())) == {digest_of(run)}
 
 
 def test_an_approval_is_of_the_text_that_was_read_and_ends_with_its_last_day(
@@ -238,19 +252,19 @@ def test_an_approval_is_of_the_text_that_was_read_and_ends_with_its_last_day(
     today = datetime.now(UTC).date()
     for last, may in ((today, True), (today - timedelta(1), False)):
         made = Decision("approved", "Olga", read_.proposal.id, "", text, last.isoformat())
-        decide(tmp_path, run.full_digest, made)
+        decide(tmp_path, digest_of(run), made)
         for approval in (run.settings.approval, ""):
             if may:
-                assert rules.check(run.full_digest, approval).by == "here Olga"
+                assert rules.check(digest_of(run), approval).by == "here Olga"
                 continue
             with pytest.raises(PolicyError, match="its last day has passed"):
-                rules.check(run.full_digest, approval)
-    decide(tmp_path, run.full_digest, Decision("approved", "Olga", read_.proposal.id, "", text))
+                rules.check(digest_of(run), approval)
+    decide(tmp_path, digest_of(run), Decision("approved", "Olga", read_.proposal.id, "", text))
     for change in ({"purpose": "something else"}, {"expires": "2999-01-01"}):
         other = SignedProposal(replace(read_.proposal, **change))
-        assert other.proposal.digest() == run.full_digest
+        assert other.proposal.digest() == digest_of(run)
         with pytest.raises(PolicyError, match="has approved this proposal"):
-            rules.check(run.full_digest, other.setting())
+            rules.check(digest_of(run), other.setting())
 
 
 def test_of_decisions_at_the_same_time_none_is_lost(tmp_path: Path) -> None:
@@ -280,6 +294,23 @@ def test_a_proposal_that_was_changed_after_it_was_signed_allows_nothing(
     expected = ["Ada"] if KEY in signed_with and not changes[what] else []
     for each in (changed, turned, read_signed(turned.text())):
         assert each.signers({"Ada": public_key(KEY)}) == expected
+
+
+@given(st.sampled_from([0.1, 0.2, 0.5]), st.sampled_from([0.1, 0.2, 0.5]))
+def test_how_many_records_are_held_out_is_part_of_what_is_allowed(
+    tmp_path_factory: pytest.TempPathFactory, proposed: float, asked: float
+) -> None:
+    """Exact sums of a part of the records, and of one more, show that one: the run says how many."""
+    home = tmp_path_factory.mktemp("site")
+    (home / "approvers.toml").write_text(LINE)
+    made = signed({**RUN, "test-fraction": proposed})
+    run = with_text(made, {**RUN, "test-fraction": asked})
+    rules = Approvals(Policy(require_approval=1), home, home)
+    if proposed == asked:
+        assert rules.check(digest_of(run), run.settings.approval).by == "Ada"
+        return
+    with pytest.raises(PolicyError, match="allows something else"):
+        rules.check(digest_of(run), run.settings.approval)
 
 
 def test_a_text_in_which_a_key_stands_twice_is_no_proposal() -> None:

@@ -6,7 +6,12 @@ import json
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -104,6 +109,25 @@ def test_the_command_shows_the_log_and_ends_with_one_for_a_changed_one(
     assert coordinator(monkeypatch, "audit-log", folder) == 0, "one line follows any other"
     file.write_bytes(file.read_bytes().replace(b"approve", b"certify"))
     assert coordinator(monkeypatch, "audit-log", folder) == 1
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_lines_that_are_dated_before_the_line_before_are_named(
+    tmp_path_factory: pytest.TempPathFactory, hours: list[int]
+) -> None:
+    """What a clock leaves that is set back; the order stays, because the chain has it."""
+    folder, now = tmp_path_factory.mktemp("log"), datetime.now(UTC)
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()) as printed:
+        for hour in hours:
+            clock = SimpleNamespace(now=lambda _, hour=hour: now + timedelta(hours=hour))
+            patch.setattr(audit_log, "datetime", clock)
+            note(folder, "start", {})
+        assert coordinator(patch, "audit-log", folder, "--verify") == 0
+    back = [str(n + 2) for n, (a, b) in enumerate(pairwise(hours)) if b < a]
+    expected = f"dated before the line before them: {', '.join(back)};" if back else ""
+    shown = " ".join(printed.getvalue().split())
+    assert expected in shown
+    assert bool(shown) == bool(back)
 
 
 def test_without_its_entry_nothing_is_done(

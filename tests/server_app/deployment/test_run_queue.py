@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_setting
+from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.deployment import run_queue
+from fedsurrogate.server_app.deployment.federation_rules import APPROVERS, RULES
 from fedsurrogate.server_app.deployment.run_queue import QueuedRun, add, moment, read, serve
 from fedsurrogate.server_app.runs.writer import RunWriter
+from tests.commands import coordinator
 
 NOW = datetime.now(UTC)
 DELAYS = st.none() | st.integers(-5, 5).filter(bool)
@@ -143,6 +146,41 @@ def test_a_run_is_removed_before_it_starts_and_not_after(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match="0 runs of the queue"):
             run_queue.remove(tmp_path, wrong)
     assert [each.id for each in read(tmp_path)] == [first.proposal.id]
+
+
+def test_a_run_that_waits_says_for_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One whose last day has passed waits for a new proposal: signatures do not help."""
+    papers = tmp_path / "papers"
+    papers.mkdir()
+    (papers / RULES).write_text("approvals = 1\n")
+    (papers / APPROVERS).write_text(f'"Ada" = "{public_key(b"a" * 32).hex()}"\n')
+    runs, late = tmp_path / "runs", Proposal("0" * 32, "run", {"seed": 1}, "late", "2026-01-01")
+    add(runs, proposed(1))
+    add(runs, SignedProposal(late).sign(b"a" * 32))
+    shown = ("queue", "--runs", runs, "--root-certificates", papers / "ca.crt", "--json")
+    assert coordinator(monkeypatch, *shown) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["state"] for row in rows} == {"waiting for approval"}
+    assert "has 0 signatures of the 1 people" in rows[0]["status"]
+    assert "expired on 2026-01-01" in rows[1]["status"]
+
+
+def test_who_edits_a_queued_run_takes_its_signatures_from_it(tmp_path: Path) -> None:
+    (tmp_path / RULES).write_text("approvals = 1\n")
+    (tmp_path / APPROVERS).write_text(f'"Ada" = "{public_key(b"a" * 32).hex()}"\n')
+    file = add(tmp_path, proposed(1).sign(b"a" * 32))
+    (queued,) = read(tmp_path)
+    allowed = run_queue.may_start(tmp_path, tmp_path)
+    assert allowed(queued)
+    honest = file.read_text()
+    for old, new in (('"seed": 1', '"seed": 2'), ("run 1", "run 2"), ('"id": "', '"id": "0')):
+        file.write_text(honest.replace(old, new))
+        assert file.read_text() != honest
+        assert not allowed(queued)
+    file.unlink()
+    assert not allowed(queued)
 
 
 @given(st.integers(0, 23), st.integers(0, 59), st.datetimes(timezones=st.just(UTC)))
