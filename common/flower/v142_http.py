@@ -168,7 +168,7 @@ def serve(
         plain = named | {"ssl_keyfile": None, "ssl_certfile": None}
         if addresses.runtime:
             # As before 1.42: without TLS, on this machine.
-            _in_background(uvicorn, of_this_machine(app), open_socket(addresses.runtime), plain)
+            in_background(uvicorn, of_this_machine(app), open_socket(addresses.runtime), plain)
         if addresses.fleet:
             states = app.state.linkstate_factory
 
@@ -176,13 +176,21 @@ def serve(
                 return states.state().get_node_id_by_public_key(key) is not None
 
             guard = FleetGuard(app, registered if registered_only else None, refusal)
-            _in_background(uvicorn, guard, open_socket(addresses.fleet), named)
+            in_background(uvicorn, guard, open_socket(addresses.fleet), named)
         uvicorn.Server(uvicorn.Config(of_this_machine(app), **named)).run(places)
 
     return SimpleNamespace(run=run)
 
 
-def _in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str, Any]) -> None:
+def in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str, Any]) -> Any:
+    """Serve an application in a thread, with limits on connections; return uvicorn's server.
+
+    Args:
+        uvicorn: The package.
+        app: An ASGI application.
+        place: Where it listens.
+        named: Settings of uvicorn.
+    """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Impatient(H11Protocol):
@@ -209,6 +217,6 @@ def _in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[st
         limit_concurrency=OPEN,
         timeout_keep_alive=IDLE,
     )
-    threading.Thread(
-        target=uvicorn.Server(config).run, args=([place],), daemon=True, name="http-api"
-    ).start()
+    server = uvicorn.Server(config)
+    threading.Thread(target=server.run, args=([place],), daemon=True, name="http-api").start()
+    return server

@@ -3,12 +3,15 @@
 import asyncio
 import datetime
 import json
+import socket
 import stat
+import time
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata
@@ -23,9 +26,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.flower import v142_http
 from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE
 from fedsurrogate.common.flower.v142_fleet import FleetGuard
-from fedsurrogate.common.flower.v142_http import of_this_machine, open_socket, read_addresses
+from fedsurrogate.common.flower.v142_http import (
+    in_background,
+    of_this_machine,
+    open_socket,
+    read_addresses,
+)
 from fedsurrogate.server_app.deployment.fleet_guard import refusal
 
 OWN, OTHER = generate_key_pairs(), generate_key_pairs()
@@ -234,3 +243,29 @@ def test_an_address_in_use_is_named() -> None:
     with pytest.raises(ConfigError, match=f"{address}: cannot be listened on"):
         open_socket(address)
     taken.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"POST /v1/fleet/push-messages HTTP/1.1\r\nflwr-public-key: "],
+    ids=["none", "part"],
+)
+def test_a_connection_without_a_request_is_closed(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(v142_http, "FIRST", 0.5)
+    place = open_socket("127.0.0.1:0")
+    place.listen()
+    server = in_background(uvicorn, flowers, place, {"log_config": None, "access_log": False})
+    try:
+        with socket.create_connection(place.getsockname(), timeout=60) as other:
+            other.sendall(said)
+            assert other.recv(100) == b"", "closed"
+        with socket.create_connection(place.getsockname(), timeout=60) as site:
+            for _ in range(2):  # Its second request comes later.
+                site.sendall(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+                assert site.recv(15) == b"HTTP/1.1 200 OK"
+                time.sleep(1)
+                site.recv(1000)
+    finally:
+        server.should_exit = True
