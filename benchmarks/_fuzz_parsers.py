@@ -8,6 +8,7 @@ sample here, or stands in `OWN` with the reason why no other party makes its byt
 from __future__ import annotations
 
 import base64
+import datetime
 import json
 import struct
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from typing import Any, cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from benchmarks._fuzz_files import model_files, signed_files
 from benchmarks._fuzz_mutations import (
@@ -33,7 +36,7 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.counting.counts_proto import unpack_counts
 from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
-from fedsurrogate.common.flower.v142_http import read_fleet_key, read_fleet_request
+from fedsurrogate.common.flower.v142_fleet import read_fleet_request, signing_key
 from fedsurrogate.common.models.model_quality import (
     ModelQuality,
     packed_quality,
@@ -256,10 +259,10 @@ def _texts() -> Iterator[Parser]:
         of_bytes,
     )
     yield Parser(
-        "key in a header of HTTP",
-        lambda content: read_fleet_key([content]),
+        "signed headers of HTTP",
+        lambda content: signing_key(content.split(b" "), _SIGNED),
         (),
-        [base64.b64encode(b"a public key")],
+        [_signed_headers()],
         of_bytes,
     )
     node = SimpleNamespace(peers="")
@@ -270,6 +273,18 @@ def _texts() -> Iterator[Parser]:
         [json.dumps({"north": key, "south": "ab" * 64}).encode()],
         of_json,
     )
+
+
+_SIGNED = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def _signed_headers() -> bytes:
+    """Key, signature and time, as a SuperNode sends them."""
+    key = ec.derive_private_key(7, ec.SECP384R1())
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    time = _SIGNED.isoformat().encode()
+    signature = key.sign(time, ec.ECDSA(SHA256()))
+    return b" ".join((base64.b64encode(public), base64.b64encode(signature), time))
 
 
 def _proposal(text: bytes) -> object:

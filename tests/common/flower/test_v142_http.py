@@ -1,43 +1,66 @@
 """Whom the HTTP API for SuperNodes hears, and what is at which address."""
 
 import asyncio
+import datetime
 import json
+import socket
 import stat
+import time
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 from flwr.supercore import constant
+from flwr.supercore.primitives.asymmetric import (
+    generate_key_pairs,
+    public_key_to_bytes,
+    sign_message,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.flower import v142_http
 from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE
+from fedsurrogate.common.flower.v142_fleet import FleetGuard
 from fedsurrogate.common.flower.v142_http import (
-    FleetGuard,
+    in_background,
+    of_this_machine,
     open_socket,
     read_addresses,
-    without_fleet,
 )
 from fedsurrogate.server_app.deployment.fleet_guard import refusal
 
-KNOWN, STRANGE = b"key of north", b"key of a stranger"
+OWN, OTHER = generate_key_pairs(), generate_key_pairs()
+KNOWN, STRANGE = (public_key_to_bytes(public) for _, public in (OWN, OTHER))
+NAMES = (b"flwr-public-key", b"flwr-signature", TIMESTAMP_HEADER.encode())
 PUSH, ACTIVATE = "/v1/fleet/push-messages", "/v1/fleet/activate-node"
 ELSEWHERE = ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/", "/V1/FLEET/x"]
+Headers = list[tuple[bytes, bytes]]
+
+
+def headers(key: bytes = KNOWN, signer: Any = None, age: float = 0.0) -> Headers:
+    """As a SuperNode signs them. signer: a private key; that of `key` by default."""
+    time = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)).isoformat()
+    private = signer or (OWN if key == KNOWN else OTHER)[0]
+    signature = sign_message(private, time.encode())
+    return list(zip(NAMES, (b64encode(key), b64encode(signature), time.encode()), strict=True))
 
 
 class Peer:
     """Sends one request to an ASGI application; notes what it received and answered."""
 
     def __init__(
-        self, app: Any, path: str, content: bytes = b"", key: bytes | None = KNOWN
+        self, app: Any, path: str, content: bytes = b"", signed: Headers | None = None
     ) -> None:
-        headers = [] if key is None else [(b"flwr-public-key", b64encode(key))]
-        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        named = [*(headers() if signed is None else signed), (b"host", b"127.0.0.1:9095")]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": named}
         self.read, self.sent, self._content = 0, list[dict[str, Any]](), content
         asyncio.run(app(scope, self._receive, self._send))
 
@@ -67,7 +90,7 @@ def guard() -> FleetGuard:
     header = getattr(constant, "FLEET_HTTP_PUBLIC_KEY_HEADER", None)
     if header is None:
         pytest.skip("needs the newest Flower: make flower-newest")
-    assert header.lower() == "flwr-public-key"
+    assert (header.encode(), constant.FLEET_HTTP_SIGNATURE_HEADER.encode()) == NAMES[:2]
     return FleetGuard(flowers, lambda key: key == KNOWN, refusal)
 
 
@@ -93,23 +116,41 @@ def test_no_node_activates_another_ones_key(guard: FleetGuard) -> None:
         assert Peer(guard, ACTIVATE, content).status == status
 
 
-@given(path=st.sampled_from([PUSH, ACTIVATE, "/v1/fleet/", "/v1/fleet/none"]), known=st.booleans())
-def test_nothing_of_a_strangers_message_is_received(
-    guard: FleetGuard, path: str, known: bool
+SIGNERS = {
+    "own": lambda: headers(),
+    "stranger": lambda: headers(STRANGE),
+    "stranger with a known key": lambda: headers(KNOWN, OTHER[0]),
+    "replayed": lambda: headers(age=400.0),
+    "early": lambda: headers(age=-60.0),
+    "none": list,
+    "one missing": lambda: headers()[:2],
+    "one twice": lambda: [*headers(), headers()[0]],
+    "no time": lambda: [*headers()[:2], (NAMES[2], b"now")],
+    "no zone": lambda: [*headers()[:2], (NAMES[2], b"2026-01-01T00:00:00")],
+    "no base64": lambda: [(NAMES[0], b"?"), *headers()[1:]],
+    "no key": lambda: [(NAMES[0], b64encode(b"key")), *headers()[1:]],
+}
+
+
+@pytest.mark.parametrize("who", SIGNERS)
+@pytest.mark.parametrize("path", [PUSH, ACTIVATE, "/v1/fleet/", "/v1/fleet/none"])
+def test_nothing_of_a_message_is_received_without_a_registered_signature(
+    guard: FleetGuard, path: str, who: str
 ) -> None:
-    peer = Peer(guard, path, b"", KNOWN if known else STRANGE)
-    assert (peer.read > 0) == known
-    nameless = Peer(guard, path, b"", None)
-    assert (nameless.read, nameless.status) == (0, 401)
-    if not known:
+    peer = Peer(guard, path, b"", SIGNERS[who]())
+    assert (peer.read > 0) == (who == "own")
+    if who == "stranger":
         assert peer.status == (412 if path == ACTIVATE else 401)
+    elif who != "own":
+        assert peer.status == 401
 
 
 def test_a_site_learns_whether_keys_are_required(guard: FleetGuard) -> None:
     opened = FleetGuard(flowers, None, refusal)
-    assert Peer(opened, ACTIVATE, key=None).status == 412
-    assert json.loads(Peer(opened, ACTIVATE, key=None).sent[1]["body"])["code"] == 2004
-    assert Peer(opened, PUSH, pushed(3, [3]), STRANGE).status == 200
+    assert Peer(opened, ACTIVATE, b"", []).status == 412
+    assert json.loads(Peer(opened, ACTIVATE, b"", []).sent[1]["body"])["code"] == 2004
+    assert Peer(opened, PUSH, pushed(3, [3]), headers(STRANGE)).status == 200
+    assert Peer(opened, PUSH, pushed(3, [3]), headers(STRANGE, OWN[0])).status == 412
 
 
 @given(path=st.sampled_from(ELSEWHERE))
@@ -120,7 +161,7 @@ def test_there_is_nothing_else_at_the_address_of_supernodes(guard: FleetGuard, p
 
 @given(path=st.sampled_from([*ELSEWHERE, PUSH, ACTIVATE]))
 def test_supernodes_are_heard_at_their_own_address_only(guard: FleetGuard, path: str) -> None:
-    assert Peer(without_fleet(flowers), path).status == (404 if path in (PUSH, ACTIVATE) else 200)
+    assert Peer(of_this_machine(flowers), path).status == (404 if path in (PUSH, ACTIVATE) else 200)
 
 
 def test_a_message_has_a_limit_and_must_be_readable(guard: FleetGuard) -> None:
@@ -130,17 +171,46 @@ def test_a_message_has_a_limit_and_must_be_readable(guard: FleetGuard) -> None:
     assert Peer(guard, PUSH, b"\xff").status == 400
 
 
-def test_a_header_that_is_twice_there_or_unreadable_names_no_key(guard: FleetGuard) -> None:
-    for named in ([b64encode(KNOWN)] * 2, [b"?"], [b"\xff"]):
-        sent = list[dict[str, Any]]()
+def test_a_message_whose_sender_has_gone_is_not_used(guard: FleetGuard) -> None:
+    events = [
+        {"type": "http.request", "body": pushed(1, [1]), "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent = list[dict[str, Any]]()
 
-        async def send(event: dict[str, Any], sent: list[dict[str, Any]] = sent) -> None:
-            sent.append(event)
+    async def receive() -> dict[str, Any]:
+        return events.pop(0)
 
-        headers = [(b"flwr-public-key", each) for each in named]
-        scope = {"type": "http", "method": "POST", "path": PUSH, "headers": headers}
-        asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
-        assert sent[0]["status"] == 401
+    async def send(event: dict[str, Any]) -> None:
+        sent.append(event)
+
+    scope = {"type": "http", "method": "POST", "path": PUSH, "headers": headers()}
+    asyncio.run(guard(scope, receive, send))
+    assert sent[0]["status"] == 413
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9093", 200),
+        ("localhost", 200),
+        ("[::1]:9093", 200),
+        ("evil.example:9093", 421),
+        ("127.0.0.1.evil.example:9093", 421),
+        ("", 421),
+    ],
+)
+def test_a_page_of_the_web_reaches_no_command(host: str, status: int) -> None:
+    """By a name of its own, which then leads to this machine."""
+    if status != 200 and not hasattr(constant, "FLEET_HTTP_PUBLIC_KEY_HEADER"):
+        pytest.skip("needs the newest Flower: make flower-newest")
+    peer = Peer(
+        lambda scope, *rest: of_this_machine(flowers)(
+            scope | {"headers": [(b"host", host.encode())] if host else []}, *rest
+        ),
+        "/v1/control/start-run",
+    )
+    assert peer.status == status
 
 
 def test_addresses_are_taken_out_of_a_superlinks_arguments() -> None:
@@ -173,3 +243,29 @@ def test_an_address_in_use_is_named() -> None:
     with pytest.raises(ConfigError, match=f"{address}: cannot be listened on"):
         open_socket(address)
     taken.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"POST /v1/fleet/push-messages HTTP/1.1\r\nflwr-public-key: "],
+    ids=["none", "part"],
+)
+def test_a_connection_without_a_request_is_closed(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(v142_http, "FIRST", 0.5)
+    place = open_socket("127.0.0.1:0")
+    place.listen()
+    server = in_background(uvicorn, flowers, place, {"log_config": None, "access_log": False})
+    try:
+        with socket.create_connection(place.getsockname(), timeout=60) as other:
+            other.sendall(said)
+            assert other.recv(100) == b"", "closed"
+        with socket.create_connection(place.getsockname(), timeout=60) as site:
+            for _ in range(2):  # Its second request comes later.
+                site.sendall(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+                assert site.recv(15) == b"HTTP/1.1 200 OK"
+                time.sleep(1)
+                site.recv(1000)
+    finally:
+        server.should_exit = True
