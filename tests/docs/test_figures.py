@@ -49,6 +49,8 @@ TABLES = [
     ("docs/methods/fedpft.md", "| data | F |", "defaults"),
     ("docs/methods/fedpft.md", "| nothing set |", "defaults-families"),
     ("docs/methods/fedpft.md", "| mean of columns |", "defaults-own-mean"),
+    ("docs/methods/fedpft.md", "| budget and classes alone |", "defaults-private"),
+    ("docs/methods/fedpft.md", "| X-rays | accuracy %", "defaults-ranking"),
     ("docs/methods/fedpft.md", "| calibration |", "calibration"),
     (
         "docs/methods/fedpft.md",
