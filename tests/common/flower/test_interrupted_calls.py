@@ -84,7 +84,10 @@ def test_a_call_that_its_server_began_and_cancelled_is_made_again(
     tmp_path: Path, times: int
 ) -> None:
     address = f"unix:{tmp_path}/app"
-    assert restart_during(address, Caller(address, 60), times) == ([b"answer"], times + 1)
+    results, calls = restart_during(address, Caller(address, 60), times)
+    assert results == [b"answer"]
+    # A server that is stopping may still take the call that is made again.
+    assert calls > times
 
 
 def test_every_call_is_answered_while_the_server_starts_again_and_again(tmp_path: Path) -> None:
