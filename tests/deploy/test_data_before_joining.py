@@ -236,6 +236,6 @@ def test_a_waiting_node_says_so_at_once_and_then_seldom(
 
 def test_the_doctor_of_a_node_shows_whether_its_app_has_data(containers: Containers) -> None:
     words = ("doctor", "--link-only", "--superlink", "127.0.0.1:9", "--runtime", containers.runtime)
-    assert "FAIL  data        this site stays away" in site(*words).stdout
+    assert "FAIL  data            this site stays away" in site(*words).stdout
     with ready(containers.runtime):
         assert "PASS  data            the app runs" in site(*words).stdout
