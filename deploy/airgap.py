@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,7 @@ COPIED = (
     "deploy/compose.coordinator.yml", "deploy/compose.hospital.yml", "deploy/compose.gpu.yml",
     "deploy/compose.monitoring.yml", "deploy/monitoring", "deploy/kit", "deploy/helm",
     "deploy/cluster", "deploy/README.md", "docs", "README.md", "LICENSE", "CHANGELOG.md",
+    "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md",
 )  # fmt: skip
 SUMS, SIGNATURE, REQUIREMENTS = "SHA256SUMS", "SHA256SUMS.sig", "requirements.txt"
 LICENCE_NAMES = ("license", "licence", "copying", "notice", "authors")
@@ -77,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save_image(name, images)
     for each in COPIED:
         copy(ROOT / each, asked.out / each)
+    check_builds(wheels)
     archive = finish(asked.out, asked.key)
     size = archive.stat().st_size / 1e6
     print(f"{archive}: {size:,.0f} MB, {len(list(wheels.iterdir()))} wheels", end="")
@@ -102,6 +105,26 @@ def fetch(wheels: Path, names: frozenset[str], torch: Sequence[str], index: str)
         if torch:
             _pip(*common, "--extra-index-url", index, *torch)
         _pip(*common, "--require-hashes", "-r", str(lines))
+
+
+def check_builds(wheels: Path) -> None:
+    """End unless torch and torchvision are of one build: with another, no backbone loads.
+
+    A wheel for GPUs often has no build in its name, as on the ordinary index.
+    """
+    builds = {}
+    for name in ("torch", "torchvision"):
+        for wheel in wheels.glob(f"{name}-*.whl"):
+            with zipfile.ZipFile(wheel) as content:
+                text = content.read(f"{name}/version.py").decode()
+            found = re.search(r"__version__(?:: str)? = ['\"][^'\"+]*\+?([^'\"]*)", text)
+            builds[wheel.name] = found[1] if found else ""
+    if len(set(builds.values())) > 1:
+        named = ", ".join(f"{name} is {build or 'of none'}" for name, build in builds.items())
+        sys.exit(
+            f"torch and torchvision must be of one build, and here {named}; "
+            "name both with --torch-pins, such as torch==2.13.0+cpu torchvision==0.28.0+cpu"
+        )
 
 
 def finish(folder: Path, key: Path) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower.environment import without_proxy_here
+from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
 from fedsurrogate.common.logs.output import configure_log
 from fedsurrogate.server_app.deployment.fleet_guard import Validity
 from fedsurrogate.server_app.deployment.request_key import KEY
@@ -24,6 +24,9 @@ from fedsurrogate.strategies.base.registered import TABLE, VARIABLE
 def serve(arguments: Sequence[str]) -> None:
     """Run `flower-superlink` with these arguments in this process. Does not return."""
     os.environ.update(without_proxy_here(os.environ))
+    # Flower would else fetch packages for each run, which fails without internet.
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     # Its database holds what sites send, and its sockets ask for no authentication.
     os.umask(0o077)
     configure_log(os.environ)

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs o
 CUT = ["unshare", "--net", "--map-root-user"]
 
 
-def wheel(folder: Path, name: str, needs: str = "", script: str = "") -> None:
+def wheel(folder: Path, name: str, needs: str = "", script: str = "", body: str = "") -> None:
     """A wheel of one module, with its licence."""
     info = f"{name}-1.0.dist-info"
     needed = f"Requires-Dist: {needs}\n" if needs else ""
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as content:
-        content.writestr(f"{name}.py", f"def main():\n    print('{name} 1.0')\n")
+        content.writestr(f"{name}.py", body or f"def main():\n    print('{name} 1.0')\n")
         content.writestr(
             f"{info}/METADATA",
             f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nLicense: MIT\n{needed}",
@@ -58,7 +58,9 @@ def received(packed: Path, tmp_path: Path) -> Path:
     return tmp_path / "there" / "archive"
 
 
-def install(place: Path, *words: str, cut: bool = True) -> subprocess.CompletedProcess[str]:
+def install(
+    place: Path, *words: str, cut: bool = True, python: str | Path = sys.executable
+) -> subprocess.CompletedProcess[str]:
     """Type the command of the README, where no index can be reached."""
     isolated = (
         cut and subprocess.run([*CUT, "true"], capture_output=True, check=False).returncode == 0
@@ -68,7 +70,7 @@ def install(place: Path, *words: str, cut: bool = True) -> subprocess.CompletedP
     command = [*(CUT if cut else []), "sh", "install.sh", "--key", "../release.pub", *words]
     known = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     return subprocess.run(
-        command, cwd=place, env=known | {"PYTHON": sys.executable}, capture_output=True, text=True,
+        command, cwd=place, env=known | {"PYTHON": str(python)}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
 
@@ -87,6 +89,72 @@ def test_an_archive_installs_with_the_network_cut(received: Path, tmp_path: Path
     again = install(received, "--into", str(tmp_path / "env"))
     assert again.returncode == 1
     assert "exists" in again.stderr
+
+
+def test_a_file_that_is_no_key_is_named(received: Path) -> None:
+    (received.parent / "release.pub").write_text("certainly not")
+    done = install(received, "--check", cut=False)
+    assert done.returncode == 1
+    assert "is no public key" in done.stderr
+
+
+def test_an_environment_that_could_not_be_made_is_made_the_next_time(
+    received: Path, tmp_path: Path
+) -> None:
+    half = tmp_path / "half-python"
+    half.write_text(
+        f'#!/bin/sh\nif [ "$1 $2" = "-m venv" ]; then mkdir "$3"; exit 1; fi\nexec {sys.executable} "$@"\n'
+    )
+    half.chmod(0o755)
+    env = tmp_path / "env"
+    assert "python3-venv" in install(received, "--into", str(env), cut=False, python=half).stderr
+    assert not env.exists()
+    assert install(received, "--into", str(env), cut=False).returncode == 0
+
+
+def test_wheels_of_another_python_are_named_before_an_environment_is_made(
+    packed: Path, tmp_path: Path
+) -> None:
+    folder = packed.with_suffix("")
+    whole = folder / "wheels" / "helper-1.0-py3-none-any.whl"
+    whole.rename(whole.with_name("helper-1.0-cp399-cp399-linux_x86_64.whl"))
+    airgap.write_sums(folder)
+    airgap.sign(folder, packed.parent / "release.key")
+    done = install(folder, "--into", str(tmp_path / "env"), cut=False)
+    assert done.returncode == 1
+    assert "the wheels are for cp399" in done.stderr
+    assert not (tmp_path / "env").exists()
+
+
+def test_backbones_that_cannot_be_loaded_are_found_at_the_installation(tmp_path: Path) -> None:
+    """As torchvision of another build than torch: pip finds nothing wrong."""
+    folder = tmp_path / "archive"
+    (folder / "wheels").mkdir(parents=True)
+    wheel(folder / "wheels", "fedsurrogate", "torchvision", "site = fedsurrogate:main")
+    wheel(folder / "wheels", "torchvision", body="raise RuntimeError('no operator nms')")
+    airgap.finish(folder, tmp_path / "release.key")
+    done = install(folder, "--into", str(tmp_path / "env"), cut=False)
+    assert done.returncode == 1
+    assert "not of one build" in done.stderr
+    assert not (tmp_path / "env").exists()
+
+
+BUILDS = ("", "+cpu", "+cu126")
+
+
+@pytest.mark.parametrize("torch", BUILDS)
+@pytest.mark.parametrize("vision", BUILDS)
+def test_torch_and_torchvision_are_packed_of_one_build_only(
+    tmp_path: Path, torch: str, vision: str
+) -> None:
+    for name, build in (("torch", torch), ("torchvision", vision)):
+        with zipfile.ZipFile(tmp_path / f"{name}-2.0-py3-none-any.whl", "w") as content:
+            content.writestr(f"{name}/version.py", f"__version__ = '2.0{build}'\n")
+    if torch == vision:
+        airgap.check_builds(tmp_path)
+    else:
+        with pytest.raises(SystemExit, match="of one build"):
+            airgap.check_builds(tmp_path)
 
 
 def test_the_archive_lists_its_software_with_licences(received: Path) -> None:
