@@ -127,9 +127,7 @@ def _wire() -> Iterator[Parser]:
         ),
         (
             "classes of a run",
-            lambda text: distillation._classes(
-                SimpleNamespace(info={"classes": text.decode("utf-8", "replace")})  # type: ignore[arg-type]
-            ),
+            lambda text: distillation._classes({"classes": text.decode("utf-8", "replace")}),
             [b'["a", "b"]'],
             of_json,
         ),
