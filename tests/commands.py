@@ -1,12 +1,17 @@
 """The `coordinator` and `site` commands, run in this process."""
 
 import sys
+from functools import cache
 from types import ModuleType
 
 import pytest
+import typer.main
 
 from fedsurrogate.client_app.cli import main as site_cli
 from fedsurrogate.server_app.cli import main as coordinator_cli
+
+# A process of a user builds its commands once; this one runs thousands of lines.
+build_once = cache(typer.main.get_command)
 
 
 def coordinator(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -21,6 +26,7 @@ def site(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 def _run(cli: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.setattr(sys, "argv", list(words))
+    monkeypatch.setattr(typer.main, "get_command", build_once)
     try:
         cli.main()
     except SystemExit as end:

@@ -12,7 +12,7 @@ the test that asks, so that a bound of a few standard deviations holds always or
 the same examples each time.
 
 In the process of the tests nothing waits for the disk, because no test cuts the power; a descriptor
-that cannot be flushed still raises. And each command line is built once, as in a process of a user.
+that cannot be flushed still raises.
 
 The noise of training, which takes seconds to find, is found once for all processes of a run.
 """
@@ -31,7 +31,6 @@ from typing import IO, Any
 import numpy as np
 import pytest
 import torch
-import typer.main
 from hypothesis import settings
 
 from fedsurrogate.common.files import replace_file
@@ -128,7 +127,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(quick)
     secret_numbers.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
     os.fsync = _flush
-    typer.main.get_command = cache(typer.main.get_command)
     _heed_signals()
     if not hasattr(config, "workerinput"):
         _own_home(config)
