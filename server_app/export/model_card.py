@@ -133,9 +133,12 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
 def _without_records(metrics: Mapping[str, Any]) -> list[str]:
     """Classes that the model answers and has not learned."""
     card = as_table(metrics.get("card"))
-    names = ", ".join(for_markdown(str(name)) for name in as_list(card.get("without_records")))
-    perhaps = "Perhaps no" if card.get("records_by_class") == "noisy" else "No"
-    return [f"- {perhaps} site had a training record of {names}."] if names else []
+    names = ", ".join(map(str, as_list(card.get("without_records"))))
+    noisy = card.get("records_by_class") == "noisy"
+    line = (
+        f"- {'Perhaps no' if noisy else 'No'} site had a training record of {for_markdown(names)}."
+    )
+    return [line] if names else []
 
 
 def _what(target: str) -> str:
