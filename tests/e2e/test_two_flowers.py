@@ -272,8 +272,8 @@ def test_a_coordinator_lists_sites_and_follows_and_stops_runs(two: Two) -> None:
     before = two.command("coordinator", "runs", *two.control).stdout
     running = two.start("run", NEW, "coordinator", "run", *two.control, "-c", LONG)
     folders = two.home / "runs"
-    known = {each.name for each in folders.iterdir()}
-    until(lambda: {each.name for each in folders.iterdir()} > known)
+    known = {each.name for each in folders.glob("*")}
+    until(lambda: {each.name for each in folders.glob("*")} > known)
     folder = next(each for each in folders.iterdir() if each.name not in known)
     follower = two.start("attach", NEW, "coordinator", "attach", folder.name, *two.control)
     until(lambda: "invited" in two.log("attach"))
