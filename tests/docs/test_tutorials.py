@@ -196,8 +196,13 @@ def test_make_demo_prints_what_front_page_and_quick_start_show(
         check=True,
         capture_output=True,
         text=True,
-    ).stdout.splitlines()[-1]
-    _, given = listed.split("fedsurrogate.server_app.cli.main ")
+    ).stdout
+    # Below another make, as in `make test`, the folder is named before and after.
+    ((_, given),) = (
+        line.split("fedsurrogate.server_app.cli.main ")
+        for line in listed.splitlines()
+        if "fedsurrogate.server_app.cli.main " in line
+    )
     capsys.readouterr()
     assert coordinator(monkeypatch, *words(given), "--engine", "local") == 0
     printed = capsys.readouterr().out
