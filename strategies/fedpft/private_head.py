@@ -112,12 +112,15 @@ def _pooled(surrogates: Sequence[SumsSurrogate], family: str) -> tuple[Component
     """Class means of all sites, or of each where they differ; and by how much they do."""
     own = by_site(surrogates)
     shrunk, share = shrink(own)
-    differ = min(share, differ_across(own, noise_of_counts_and_sums(surrogates)[1]))
+    of_count, of_sum = noise_of_counts_and_sums(surrogates)
+    differ = min(share, differ_across(own, of_sum))
     if differ > SITES_DIFFER:
         return shrunk, differ
     pooled = pool(surrogates)
     # One joint noise is small, and `expected` shrinks its means.
-    return (pooled if family == "joint" else even_lengths(pooled, surrogates)), differ
+    if family == "joint":
+        return pooled, differ
+    return even_lengths(pooled, own, of_count, of_sum), differ
 
 
 def unused(surrogates: Sequence[SumsSurrogate], gaussians: Mixtures) -> str:

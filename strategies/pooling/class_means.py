@@ -133,7 +133,7 @@ def pool(surrogates: Sequence[SumsSurrogate]) -> Components:
         RunError: as in `by_site`.
     """
     own = by_site(surrogates)
-    mixing = _mixing(own, 2.0)
+    mixing = mixing_of(own, 2.0)
     totals = one_hot(own.labels).double()
     return Components(
         own.classes,
@@ -160,8 +160,8 @@ def shrink(own: Components) -> tuple[Components, float]:
 
     Source: James & Stein 1961.
     """
-    share = _unexplained(own, _mixing(own, 2.0))
-    pooled = _mixing(own, 2.0 - share)[own.labels]
+    share = _unexplained(own, mixing_of(own, 2.0))
+    pooled = mixing_of(own, 2.0 - share)[own.labels]
     mixing = pooled + share * (torch.eye(len(own.labels), dtype=torch.float64) - pooled)
     return replace(own, means=mixing @ own.means, noise=mixing @ own.noise @ mixing.T), share
 
@@ -180,7 +180,7 @@ def differ_across(own: Components, of_sum: Tensor) -> float:
     Returns:
         The share, from 0 to 1.
     """
-    mixing = _mixing(own, 2.0)
+    mixing = mixing_of(own, 2.0)
     pooled = torch.nn.functional.normalize((mixing @ own.means)[own.labels], dim=1)
     apart = torch.eye(len(own.labels), dtype=torch.float64) - mixing[own.labels]
     differences = apart @ own.means
@@ -207,7 +207,7 @@ def robust(own: Components, rule: str) -> Components:
         own: one per class and site, as from `by_site`.
         rule: "median" or "trimmed".
     """
-    plain, rows = _mixing(own, 0.0), [own.labels == label for label in range(len(own.classes))]
+    plain, rows = mixing_of(own, 0.0), [own.labels == label for label in range(len(own.classes))]
     means = torch.stack(
         [robust_mean(own.means[row], torch.ones(int(row.sum())), rule) for row in rows]
     )
@@ -218,9 +218,13 @@ def robust(own: Components, rule: str) -> Components:
     return Components(own.classes, labels, means, noise, own.records @ totals, own.shares @ totals)
 
 
-def _mixing(own: Components, power: float) -> Tensor:
+def mixing_of(own: Components, power: float) -> Tensor:
     """Weights (C, J) of the sites' means in each class mean: proportional to records ** power, each
     row sums to one.
+
+    Args:
+        own: one per class and site, as from `by_site`.
+        power: 2 weighs by certainty, 1 by records, 0 gives each site one vote.
     """
     weights = one_hot(own.labels).double().T * own.records**power
     return weights / weights.sum(1, keepdim=True)

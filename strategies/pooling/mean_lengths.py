@@ -7,18 +7,12 @@ known far better than that of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch.nn.functional import one_hot
+from torch import Tensor
 
-from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
-from fedsurrogate.strategies.pooling.class_means import (
-    Components,
-    by_site,
-    noise_of_counts_and_sums,
-)
+from fedsurrogate.strategies.pooling.class_means import Components, mixing_of
 
 # With fewer lengths, their spread says too little of how classes differ.
 FEWEST = 4
@@ -26,7 +20,9 @@ FEWEST = 4
 SHORTEST, MOST = 1e-3, 2.0
 
 
-def even_lengths(pooled: Components, surrogates: Sequence[SumsSurrogate]) -> Components:
+def even_lengths(
+    pooled: Components, own: Components, of_count: Tensor, of_sum: Tensor
+) -> Components:
     """Class means with lengths as they are expected given the noise.
 
     The logarithm of a length is taken as normal around one value for all classes, with the variance
@@ -35,7 +31,9 @@ def even_lengths(pooled: Components, surrogates: Sequence[SumsSurrogate]) -> Com
 
     Args:
         pooled: one per class, as from `pool`.
-        surrogates: that were pooled.
+        own: one per class and site, as from `by_site`, that were pooled.
+        of_count: standard deviation of the noise in the count of each of these, (J,).
+        of_sum: the same in an entry of its sum, (J,).
 
     Returns:
         The means, longer or shorter, and their noise. With fewer than four classes as they were.
@@ -44,9 +42,7 @@ def even_lengths(pooled: Components, surrogates: Sequence[SumsSurrogate]) -> Com
     """
     if len(pooled.labels) < FEWEST:
         return pooled
-    own, (of_count, of_sum) = by_site(surrogates), noise_of_counts_and_sums(surrogates)
-    weights = one_hot(own.labels).double().T * own.records.square()
-    shares = (weights / weights.sum(1, keepdim=True)).square()
+    shares = mixing_of(own, 2.0).square()
     by_count = shares @ (of_count / own.records).square()
     by_sum = shares @ (of_sum / own.records).square()
     d = pooled.means.shape[1]

@@ -66,7 +66,10 @@ def test_lengths_are_nearer_to_the_true_ones(
         plain = pool(sent)
         errors = [
             (found.means.norm(dim=1).log() - lengths.double().log()).square().mean()
-            for found in (plain, even_lengths(plain, sent))
+            for found in (
+                plain,
+                even_lengths(plain, by_site(sent), *noise_of_counts_and_sums(sent)),
+            )
         ]
         before, after = before + float(errors[0]), after + float(errors[1])
     assert after < 1.1 * before
@@ -84,7 +87,7 @@ def test_without_noise_or_with_few_classes_means_stay(seed: int, classes: int) -
     tiny = 1e-6 if classes > 3 else OF_COUNT
     sent = noisy(means, counts, seed, tiny, min(tiny, OF_SUM))
     plain = pool(sent)
-    even = even_lengths(plain, sent)
+    even = even_lengths(plain, by_site(sent), *noise_of_counts_and_sums(sent))
     torch.testing.assert_close(even.means, plain.means, rtol=1e-6, atol=0)
     torch.testing.assert_close(even.noise, plain.noise, rtol=1e-6, atol=1e-18)
 
@@ -106,7 +109,7 @@ def test_lengths_by_a_plain_loop() -> None:
     around = sum(w * (each - middle) ** 2 for w, each in zip(weights, logs, strict=True))
     between = (around - 5) / (total - sum(w * w for w in weights) / total)
     assert between > 0
-    found = even_lengths(plain, sent)
+    found = even_lengths(plain, by_site(sent), *noise_of_counts_and_sums(sent))
     for row in range(6):
         kept = between / (between + 1 / weights[row])
         factor = math.exp((1 - kept) * (middle - logs[row]))
