@@ -29,7 +29,13 @@ from tests import dicom_files
 from tests.client_app.model_use.hospitals import CLASSES, hospital, site, text
 from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, run_federation
 
-RUN: dict[str, Any] = {"backbone": "pixels", "image-size": 8, "features.bag": "mean"}
+POWER = 0.5
+RUN: dict[str, Any] = {
+    "backbone": "pixels",
+    "image-size": 8,
+    "features.bag": "mean",
+    "features.power": POWER,
+}
 POLICY = (
     "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 8.0\nepsilon-total = 80.0\n"
     "mechanisms = ['*']\n"
@@ -116,9 +122,15 @@ def test_a_row_for_each_bag_says_what_the_model_says_of_the_mean(
     for at, (_, own) in enumerate(bags):
         kept = own[1:] if at == 3 else own
         pixels = (digits.images[kept] * 15.9).astype(np.uint8).reshape(len(kept), -1) / 255
-        means.append(pixels.mean(0))
+        means.append((pixels**POWER).mean(0))
     scores = signed.classifier.scores(torch.tensor(np.array(means)).float())
     wanted = [CLASSES[at] for at in scores.argmax(1).tolist()]
+    chances = [[float(row[f"p_{name}"]) for name in CLASSES] for row in found[:4] + found[5:]]
+    of_means = np.delete(scores.double().log_softmax(1).numpy(), 4, axis=0)
+    floor = 1e-30  # Smaller ones are zero in single precision.
+    assert np.log(np.maximum(chances, floor)) == pytest.approx(
+        np.maximum(of_means, np.log(floor)), abs=0.02
+    )
     assert [row["decision"] for row in found[:4] + found[5:]] == wanted[:4] + wanted[5:]
     right = np.mean([row["decision"] == CLASSES[at % 3] for at, row in enumerate(found) if at != 4])
     assert right > 0.8

@@ -5,17 +5,23 @@ where they cannot be.
 from __future__ import annotations
 
 import csv
+import itertools
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import fedsurrogate as fs
+from fedsurrogate.client_app.features.extraction import NOT_FINITE
 from fedsurrogate.client_app.features.site_features import site_backbone
 from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.client_app.model_use.inputs import find_inputs
@@ -24,6 +30,7 @@ from fedsurrogate.client_app.model_use.store import open_model
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.settings.flat import parse_overrides
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from tests.client_app.model_use.hospitals import (
     CLASSES,
@@ -48,11 +55,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def node_of(home: Path) -> NodeConfig:
+    return parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
+
+
+def backbone_of(home: Path) -> Backbone:
+    node = node_of(home)
+    return site_backbone(open_model("in-use", node).manifest.run_config().settings, node)
+
+
 @pytest.fixture
 def node(home: Path) -> NodeConfig:
-    from fedsurrogate.common.settings.flat import parse_overrides
-
-    return parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
+    return node_of(home)
 
 
 @pytest.fixture
@@ -61,8 +75,8 @@ def model(node: NodeConfig) -> SignedModel:
 
 
 @pytest.fixture
-def backbone(model: SignedModel, node: NodeConfig) -> Backbone:
-    return site_backbone(model.manifest.run_config().settings, node)
+def backbone(home: Path) -> Backbone:
+    return backbone_of(home)
 
 
 def rows(file: Path) -> Rows:
@@ -152,6 +166,11 @@ def test_another_model_or_other_settings_do_not_continue_a_file(
     predict(model, predictor(model), inputs, backbone, out)
     with pytest.raises(ConfigError, match="was not begun with this model"):
         predict(model, predictor(model, temperature=2.0), inputs, backbone, out)
+    shutil.copytree(home / "new", tmp_path / "other")
+    before = out.read_bytes()
+    with pytest.raises(ConfigError, match="was not begun with this model, folder"):
+        predict(model, predictor(model), find_inputs(str(tmp_path / "other")), backbone, out)
+    assert out.read_bytes() == before
     foreign = tmp_path / "mine.csv"
     foreign.write_text("my own table\n")
     with pytest.raises(ConfigError, match="was not begun"):
@@ -187,6 +206,51 @@ def test_a_broken_image_has_a_row_with_a_problem(
     assert done.unreadable == 1
     (row,) = (row for row in rows(out) if row["file"] == "broken.png")
     assert (row["problem"], row["decision"], row["p_1"]) == ("cannot be read", "", "")
+
+
+@settings(max_examples=15, deadline=None)
+@given(broken=st.dictionaries(st.integers(0, 19), st.sampled_from([math.nan, math.inf, -math.inf])))
+def test_images_whose_features_are_not_numbers_have_a_row_with_a_problem(
+    home: Path, broken: dict[int, float]
+) -> None:
+    node = node_of(home)
+    model, backbone = open_model("in-use", node), backbone_of(home)
+    inputs = find_inputs(str(home / "new"))
+    few = replace(inputs, names=inputs.names[:20])
+    opened = few.dataset(range(20)).open_image
+    own = {
+        number: backbone.forward(backbone.preprocess(opened(number))[None])[0] for number in broken
+    }
+
+    def forward(batch: torch.Tensor) -> torch.Tensor:
+        features = backbone.forward(batch).clone()
+        for row, number in itertools.product(range(len(batch)), broken):
+            if torch.allclose(features[row], own[number]):
+                features[row, number] = broken[number]
+        return features
+
+    with TemporaryDirectory() as folder:
+        honest, out = Path(folder, "honest.csv"), Path(folder, "p.csv")
+        predict(model, predictor(model), few, backbone, honest)
+        predict(model, predictor(model), few, replace(backbone, forward=forward), out)
+        for number, (row, wanted) in enumerate(zip(rows(out), rows(honest), strict=True)):
+            if number in broken:
+                assert (row["problem"], row["decision"], row["p_1"]) == (NOT_FINITE, "", "")
+            else:
+                assert row == wanted
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_features_of_another_dimension_are_refused(
+    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path, more: int
+) -> None:
+    def forward(batch: torch.Tensor) -> torch.Tensor:
+        features = backbone.forward(batch)
+        return torch.nn.functional.pad(features, (0, more))
+
+    other, inputs = replace(backbone, forward=forward), find_inputs(str(home / "new"))
+    with pytest.raises(DataError, match=f"the images give {64 + more} features.* takes 64"):
+        predict(model, predictor(model), inputs, other, tmp_path / "p.csv")
 
 
 def test_the_model_abstains_from_what_it_does_not_know(
