@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets.partition import _partition, split_test
+from fedsurrogate.client_app.datasets.dataset import Dataset
+from fedsurrogate.client_app.datasets.partition import _partition, _train_parts, split_test
 from fedsurrogate.common.run import parse_run
 
 few = settings(max_examples=40, deadline=None)
@@ -133,3 +134,36 @@ def test_equal_shares_are_cut_from_one_shuffled_order(sites: int) -> None:
     assert [part.tolist() for part in found] == [
         sorted(order[at : at + size]) for at in range(0, 6, size)
     ]
+
+
+@few
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.booleans()), max_size=40),
+    st.integers(2, 4),
+    st.sampled_from(["iid", "dirichlet"]),
+)
+def test_a_patient_is_dealt_by_the_class_of_the_first_training_record(
+    records: list[tuple[int, int, bool]], sites: int, kind: str
+) -> None:
+    firsts: dict[int, int] = {}
+    for patient, label, trains in records:
+        if trains:
+            firsts.setdefault(patient, label)
+    if len(firsts) < sites:
+        return
+    chosen = settings_of(partition=kind, seed=3, alpha=0.3)
+    whose = list(firsts)
+    dealt = _partition(torch.tensor(list(firsts.values())), None, chosen, sites)
+    wanted = []
+    for part in dealt:
+        own = {whose[at] for at in part.tolist()}
+        wanted.append([row for row, (who, _, trains) in enumerate(records) if trains and who in own])
+    dataset = Dataset(
+        "d",
+        torch.tensor([label for _, label, _ in records]),
+        ("a", "b", "c"),
+        torch.tensor([trains for *_, trains in records]),
+        "k",
+        patients=tuple(str(who) for who, *_ in records),
+    )
+    assert [part.tolist() for part in _train_parts(dataset, chosen, sites)] == wanted
