@@ -48,12 +48,13 @@ def inspector(der: bytes, authority: Path) -> str:
     try:
         issuer = x509.load_der_x509_certificate(der).issuer
         own = x509.load_pem_x509_certificate(authority.expanduser().read_bytes()).subject
-    except (ValueError, OSError):
+        names, organisations = (
+            [str(each.value) for each in issuer.get_attributes_for_oid(which)]
+            for which in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME)
+        )
+    # TypeError, KeyError: for a name in a kind of text that is not allowed, or not known.
+    except (ValueError, TypeError, KeyError, OSError):
         return ""
-    names = [str(each.value) for each in issuer.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if issuer == own or any(name.startswith("fedsurrogate ") for name in names):
         return ""
-    organisations = [
-        str(each.value) for each in issuer.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
-    ]
     return ", ".join(dict.fromkeys([*names, *organisations])) or issuer.rfc4514_string()

@@ -192,7 +192,8 @@ def read_request(content: bytes) -> Enrolment:
             for which in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME, NameOID.EMAIL_ADDRESS)
         ]
         key = request.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    # KeyError: for a kind of text that the library does not know.
+    except (ValueError, TypeError, KeyError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"no request of `site enrol` ({type(error).__name__})") from None
     if not sound:
         raise ConfigError("its signature does not fit its key; ask the hospital for it again")

@@ -77,9 +77,9 @@ class Frame:
         Raises:
             SurrogateError: for bytes that are no frame.
         """
-        numbers = torch.from_numpy(
-            np.frombuffer(packed[: len(packed) // BYTES * BYTES], dtype="<f4").astype(np.float64)
-        )
+        whole = np.frombuffer(packed[: len(packed) // BYTES * BYTES], dtype="<f4")
+        with np.errstate(invalid="ignore"):
+            numbers = torch.from_numpy(whole.astype(np.float64))
         offset, scale = numbers.chunk(2) if packed else (numbers, numbers)
         sound = (offset.abs() <= LARGEST) & (scale <= LARGEST)
         if not packed or len(packed) % BYTES or not sound.all():

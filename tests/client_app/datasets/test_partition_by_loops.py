@@ -157,7 +157,9 @@ def test_a_patient_is_dealt_by_the_class_of_the_first_training_record(
     wanted = []
     for part in dealt:
         own = {whose[at] for at in part.tolist()}
-        wanted.append([row for row, (who, _, trains) in enumerate(records) if trains and who in own])
+        wanted.append(
+            [row for row, (who, _, trains) in enumerate(records) if trains and who in own]
+        )
     dataset = Dataset(
         "d",
         torch.tensor([label for _, label, _ in records]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import stat
 import subprocess
 from pathlib import Path
@@ -66,6 +67,19 @@ def test_changed_bytes_are_refused_or_ask_the_same(data: st.DataObject) -> None:
     except ConfigError:
         return
     assert (found.line(), found.subject()) == (honest.line(), honest.subject())
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_name_in_any_kind_of_text_is_read_or_refused(name: str) -> None:
+    """Another kind of text changes what the signature covers, so none is accepted."""
+    der = x509.load_pem_x509_csr(MADE).public_bytes(serialization.Encoding.DER)
+    at = der.index(name.encode()) - 2
+    for kind in set(range(256)) - {der[at]}:
+        changed = der[:at] + bytes([kind]) + der[at + 1 :]
+        lines = base64.encodebytes(changed).decode()
+        mark = "CERTIFICATE REQUEST-----"
+        with pytest.raises(ConfigError, match=r"no request of `site enrol`|does not fit its key"):
+            read_request(f"-----BEGIN {mark}\n{lines}-----END {mark}\n".encode())
 
 
 def test_a_signature_of_another_key_is_refused() -> None:
