@@ -45,9 +45,11 @@ outdated: setup
 KEY ?= release.key
 AIRGAP ?= build/fedsurrogate-airgap
 TORCH_PINS ?=
+# More of pyproject.toml: EXTRAS='image backbones simulation' packs Ray, 74 MB.
+EXTRAS ?=
 airgap: setup
 	@$(RUN) deploy/airgap.py "$(AIRGAP)" --key "$(KEY)" --torch $(if $(filter gpu,$(TORCH)),gpu,cpu) --torch-index "$(TORCH_INDEX)" \
-		$(if $(TORCH_PINS),--torch-pins $(TORCH_PINS)) $(if $(IMAGE),--image "$(IMAGE)") $(if $(BASE),--base "$(BASE)")
+		$(if $(TORCH_PINS),--torch-pins $(TORCH_PINS)) $(if $(EXTRAS),--extras $(EXTRAS)) $(if $(IMAGE),--image "$(IMAGE)") $(if $(BASE),--base "$(BASE)")
 
 # A coordinator and three hospitals in containers; on a machine with Docker.
 demo-compose:

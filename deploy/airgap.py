@@ -21,14 +21,14 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from deploy import lock, sbom  # noqa: E402
+from deploy import airgap_docs, lock, sbom  # noqa: E402
 
 EXTRAS = ("image", "backbones")
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -40,6 +40,8 @@ COPIED = (
     "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md",
 )  # fmt: skip
 SUMS, SIGNATURE, REQUIREMENTS = "SHA256SUMS", "SHA256SUMS.sig", "requirements.txt"
+# Names of the extras, which an installation shows where a package is missing.
+PACKED = "packed-extras.txt"
 LICENCE_NAMES = ("license", "licence", "copying", "notice", "authors")
 
 
@@ -79,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save_image(name, images)
     for each in COPIED:
         copy(ROOT / each, asked.out / each)
+    airgap_docs.complete(asked.out)
+    (asked.out / PACKED).write_text(" ".join(asked.extras) + "\n")
     check_builds(wheels)
     archive = finish(asked.out, asked.key)
     size = archive.stat().st_size / 1e6
@@ -140,7 +144,8 @@ def finish(folder: Path, key: Path) -> Path:
     shutil.copy(ROOT / "deploy" / "install.sh", folder / "install.sh")
     shutil.copy(ROOT / "deploy" / "airgap.md", folder / "README-FIRST.md")
     wheels = sorted((folder / "wheels").glob("*.whl"))
-    (folder / REQUIREMENTS).write_text("".join(map(requirement, wheels)))
+    head = f"# on disk: {unpacked_size(wheels) / 1e9:.1f} GB\n"
+    (folder / REQUIREMENTS).write_text(head + "".join(map(requirement, wheels)))
     with tempfile.TemporaryDirectory() as unpacked:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as content:
@@ -163,6 +168,15 @@ def requirement(wheel: Path) -> str:
     """The line that installs this file and no other."""
     name, version = wheel.name.split("-")[:2]
     return f"{lock.normal(name)}=={version} --hash=sha256:{_digest(wheel)}\n"
+
+
+def unpacked_size(wheels: Iterable[Path]) -> int:
+    """Bytes of all files in the wheels."""
+    total = 0
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as content:
+            total += sum(each.file_size for each in content.infolist())
+    return total
 
 
 def write_sums(folder: Path) -> None:

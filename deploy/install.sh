@@ -63,7 +63,8 @@ if [ -n "$into" ]; then
     fi
     "$python" -m venv "$into" \
         || { rm -rf "$into"; fail "no environment could be made in $into; Debian and Ubuntu: install python3-venv"; }
-    echo "installing $(wc -l < requirements.txt) packages, 2 GB: one to three minutes on an idle machine, in silence"
+    needed=$(sed -n 's/^# on disk: //p' requirements.txt)
+    echo "installing $(grep -c == requirements.txt) packages, $needed on disk: one to three minutes on an idle machine, in silence"
     PIP_CONFIG_FILE=/dev/null "$into/bin/python" -m pip install --quiet --no-index --no-cache-dir \
         --disable-pip-version-check --find-links wheels --require-hashes --no-deps --requirement requirements.txt \
         || { rm -rf "$into"; fail "pip failed; its reason stands above. The wheels are for Linux x86-64 and the Python that packed them"; }
@@ -74,6 +75,8 @@ if [ -n "$into" ]; then
             || { rm -rf "$into"; fail "torch and torchvision are not of one build, so no backbone would load; ask for another archive"; }
     fi
     cp sbom.cdx.json "$into/"
+    # Where a package is missing, commands print how to pack it, in place of a line for pip, which has no index here.
+    [ ! -f packed-extras.txt ] || cp packed-extras.txt "$into/"
     "$into/bin/site" --version
     echo "installed in $into: $into/bin/site, $into/bin/coordinator"
 fi

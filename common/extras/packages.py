@@ -4,9 +4,11 @@ module.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 from fedsurrogate.common.errors import PackageError
 
@@ -39,13 +41,22 @@ DISTRIBUTIONS = {
     "sksurv": "scikit-survival",
     "mlflow": "mlflow-skinny",
 }
+# The names of the extras of the archive that deploy/install.sh installed.
+PACKED = Path(sys.prefix, "packed-extras.txt")
 # pydicom finds these by itself, and nothing imports them.
 DECODERS = "dicom-decoders"
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra."""
-    return f"pip install 'fedsurrogate[{extra}]'"
+    """The command that installs an extra. Where an archive for machines without internet was installed,
+    pip has no index: the command that packs another one.
+    """
+    try:
+        packed = PACKED.read_text().split()
+    except OSError:
+        return f"pip install 'fedsurrogate[{extra}]'"
+    names = " ".join(dict.fromkeys([*packed, extra]))
+    return f"make airgap EXTRAS='{names}' where the archive of this installation was packed"
 
 
 def is_installed(package: str) -> bool:

@@ -12,6 +12,7 @@ from fedsurrogate.common.command_line import RunSettings, console, stderr_consol
 from fedsurrogate.server_app.cli.options import MetricsAsJson, Preset
 from fedsurrogate.server_app.cli.proposals import (
     ProposalFile,
+    check_all_signed,
     check_run_signed,
     keys_of,
     put_into_queue,
@@ -180,6 +181,7 @@ def run(
     if at and not queue:
         raise typer.BadParameter("needs --queue", param_hint="--at")
     if queue:
+        check_all_signed(proposal, [*given, *preset_settings(preset)])
         put_into_queue(overrides, proposal, Path(config.settings.output_dir), at)
         return
     check_connection(control, root_certificates)

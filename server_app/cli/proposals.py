@@ -15,7 +15,7 @@ from fedsurrogate.common.command_line import RunSettings, console
 from fedsurrogate.server_app.cli.options import Preset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fedsurrogate.common.security.proposals import Action, Proposal
     from fedsurrogate.common.settings.flat import Scalar
@@ -74,7 +74,9 @@ def propose(
 
     if what == What.run:
         given = preset_settings(preset) | parse_overrides(run_config or [])
-        content: Mapping[str, Scalar] = {k: v for k, v in given.items() if k != "approval"}
+        content: Mapping[str, Scalar] = with_own_folder(
+            {k: v for k, v in given.items() if k != "approval"}
+        )
     else:
         content = keys_of(folder, site if what == What.unregister else None)
         if not content:
@@ -266,6 +268,30 @@ def approver(
     print(f"{json.dumps(name, ensure_ascii=False)} = {json.dumps(public_key(private).hex())}")
 
 
+def check_all_signed(proposal: Path | None, given: Sequence[str]) -> None:
+    """Raise ConfigError for settings next to a proposal for the queue, which starts what it has signed.
+
+    Args:
+        proposal: its file; None without one.
+        given: keys of the other settings.
+    """
+    from fedsurrogate.common.errors import ConfigError
+
+    if proposal is not None and given:
+        raise ConfigError(
+            f"{given[0]}: the queue starts a proposal with the settings that people sign in "
+            f"{proposal}; leave it out, or propose it with {given[0]}"
+        )
+
+
+def with_own_folder(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Settings of a run with `resume` as the folder that it is here: another process starts it later."""
+    from fedsurrogate.server_app.lifecycle.before_start import own_folders
+
+    own = own_folders("", str(settings.get("resume", "")))
+    return {**settings, **own}
+
+
 def put_into_queue(
     settings: Mapping[str, Scalar], proposal: Path | None, output: Path, at: str
 ) -> None:
@@ -285,7 +311,9 @@ def put_into_queue(
     signed = (
         read_proposal(proposal)
         if proposal
-        else SignedProposal(Proposal.fresh("run", settings, "queued by the coordinator", 30))
+        else SignedProposal(
+            Proposal.fresh("run", with_own_folder(settings), "queued by the coordinator", 30)
+        )
     )
     after = run_queue.moment(at, datetime.now().astimezone()) if at else ""
     file = run_queue.add(output, signed, after)

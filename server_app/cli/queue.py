@@ -14,6 +14,7 @@ from fedsurrogate.server_app.cli.control import Authority, Control
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings.flat import Scalar
+    from fedsurrogate.server_app.deployment.run_queue import QueuedRun
 
 
 def queue(
@@ -68,7 +69,7 @@ def queue(
                 "state": state,
                 "added": each.added,
                 "not_before": each.not_before,
-                "purpose": run_queue.proposal_of(output, each).proposal.purpose,
+                "purpose": _purpose(output, each),
                 "run": folder.name if folder else "",
                 "status": run_queue.why_not(output, rules, each) if waits else each.status,
             }
@@ -81,6 +82,17 @@ def queue(
         end = "; ".join(filter(None, (row["run"], row["status"])))
         table.add_row(row["id"][:8], row["state"], row["not_before"][:16], row["purpose"], end)
     console.print(table)
+
+
+def _purpose(output: Path, queued: QueuedRun) -> str:
+    """In words; empty for a run whose proposal cannot be read, which the row says."""
+    from fedsurrogate.common.errors import ConfigError
+    from fedsurrogate.server_app.deployment.run_queue import proposal_of
+
+    try:
+        return proposal_of(output, queued).proposal.purpose
+    except ConfigError:
+        return ""
 
 
 def _work(

@@ -13,14 +13,19 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError, RunError
 from fedsurrogate.common.files import READABLE, replace_file
-from fedsurrogate.common.security.proposals import SignedProposal, read_proposal, read_setting
+from fedsurrogate.common.security.proposals import (
+    ID,
+    SignedProposal,
+    read_proposal,
+    read_setting,
+)
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
@@ -50,6 +55,9 @@ class QueuedRun:
         started: when it did; empty if it has not.
         ended: when it ended; empty if it has not.
         status: how, in words.
+
+    Raises:
+        ValueError: for an id that is none, or a time without date or zone.
     """
 
     id: str
@@ -58,6 +66,15 @@ class QueuedRun:
     started: str = ""
     ended: str = ""
     status: str = ""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.status, str) and ID.fullmatch(self.id)):
+            raise ValueError
+        for at in filter(
+            lambda each: each != "", (self.added, self.not_before, self.started, self.ended)
+        ):
+            if datetime.fromisoformat(at).tzinfo is None:
+                raise ValueError
 
     def state(self, allowed: bool, now: datetime) -> str:
         """Where it stands.
@@ -89,9 +106,16 @@ def add(output: Path, signed: SignedProposal, not_before: str = "") -> Path:
         The file of its proposal, which `coordinator approve` signs.
 
     Raises:
-        ConfigError: it is there already, or cannot be written.
+        ConfigError: it is there already, would start after its last day, or cannot be written.
     """
     proposal = signed.proposal
+    if not_before and datetime.fromisoformat(not_before).date() > date.fromisoformat(
+        proposal.expires
+    ):
+        raise ConfigError(
+            f"not before {not_before[:16]}, and proposal {proposal.id[:8]} may be started until "
+            f"{proposal.expires}; propose it with more --days, or start it earlier"
+        )
     file = _file(output, proposal.id)
     if file.exists():
         raise ConfigError(f"proposal {proposal.id[:8]} is in the queue already; propose it anew")
@@ -152,7 +176,12 @@ def remove(output: Path, id_: str) -> QueuedRun:
 
 def proposal_of(output: Path, queued: QueuedRun) -> SignedProposal:
     """The proposal of a run, with the signatures that it has now. Raises ConfigError."""
-    return read_proposal(_file(output, queued.id))
+    signed = read_proposal(file := _file(output, queued.id))
+    if signed.proposal.id != queued.id:
+        raise ConfigError(
+            f"{file} has the proposal {signed.proposal.id[:8]}; queue that one itself"
+        )
+    return signed
 
 
 def may_start(output: Path, rules: Path | None) -> Callable[[QueuedRun], bool]:
@@ -166,7 +195,7 @@ def may_start(output: Path, rules: Path | None) -> Callable[[QueuedRun], bool]:
 
 
 def why_not(output: Path, rules: Path | None, queued: QueuedRun) -> str:
-    """Why a run of a queue may not start; empty if it may, as far as people decide.
+    """Why a run of a queue may not start; empty if it may, as far as its file and people decide.
 
     Args:
         output: folder of all runs.
@@ -174,8 +203,8 @@ def why_not(output: Path, rules: Path | None, queued: QueuedRun) -> str:
         queued: the run.
     """
     try:
+        signed = proposal_of(output, queued)
         if rules is not None:
-            signed = proposal_of(output, queued)
             check_run_allowed(rules, signed.proposal.digest(), signed.setting())
     except ConfigError as error:
         return str(error)
@@ -277,7 +306,10 @@ def _end(output: Path, queued: QueuedRun, work: Callable[[], object]) -> None:
         work()
         status = "finished"
     except Interrupted as stop:
-        write(output, replace(queued, ended=_now(), status=f"interrupted by {stop}"))
+        folder, status = folder_of(output, queued.id), f"interrupted by {stop}"
+        if folder is not None:
+            status += f"; `coordinator watch --once {folder}` shows the command that continues it"
+        write(output, replace(queued, ended=_now(), status=status))
         raise
     except FedSurrogateError as error:
         status = str(error)
@@ -309,7 +341,7 @@ def moment(text: str, now: datetime) -> str:
         now: the time, with this machine's zone.
 
     Raises:
-        ConfigError: for another text.
+        ConfigError: for another text, or a date and time that are over.
 
     Example:
         >>> noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -325,7 +357,10 @@ def moment(text: str, now: datetime) -> str:
         raise ConfigError(
             f"--at {text[:40]!r}: must be HH:MM, or a date and a time such as 2026-03-31T22:00"
         ) from None
-    return (at if at.tzinfo else at.replace(tzinfo=now.tzinfo)).isoformat()
+    at = at if at.tzinfo else at.replace(tzinfo=now.tzinfo)
+    if at < now:
+        raise ConfigError(f"--at {text[:40]!r}: is over; without --at it starts at once")
+    return at.isoformat()
 
 
 def _file(output: Path, id_: str) -> Path:

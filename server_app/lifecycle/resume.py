@@ -126,11 +126,14 @@ def continuation(folder: Path) -> str:
     changed = {
         key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"
     }
-    words = ["coordinator", "run"]
+    words, typed, there = ["coordinator", "run"], folder, Path(config.settings.output_dir)
     if manifest.get("simulated"):
         sites = int(as_number(at(_content(folder / METRICS), "sites", "invited")) or 0)
         words = ["coordinator", "simulate", *(["--sites", str(sites)] if sites else [])]
-    command, resumes = command_of(words, changed, folder)
+    elif there.is_absolute() and not there.is_dir():
+        # Read outside the container: the command is typed inside, where the folder has this path.
+        typed = there / folder.name
+    command, resumes = command_of(words, changed, folder, typed)
     if resumes:
         return f"continue it: {command}"
     if config.plan.combination.stored and any((folder / "surrogates").glob("*.pb")):
@@ -145,7 +148,10 @@ def can_continue(folder: Path) -> bool:
 
 
 def command_of(
-    words: Sequence[str], overrides: Mapping[str, Scalar], folder: Path | None
+    words: Sequence[str],
+    overrides: Mapping[str, Scalar],
+    folder: Path | None,
+    typed: Path | None = None,
 ) -> tuple[str, bool]:
     """The command that continues the run in `folder`, or, when it left nothing to continue from,
     begins it again.
@@ -154,6 +160,7 @@ def command_of(
         words: the command without its settings.
         overrides: the settings of the run, flat.
         folder: the run folder; None without one.
+        typed: its path where the command is typed, if that is another machine or container.
 
     Returns:
         The text for a shell, and whether it resumes.
@@ -165,7 +172,9 @@ def command_of(
     """
     kind = parse_run(overrides).plan.kind
     resumes = folder is not None and kind in CHECKPOINTS and (folder / CHECKPOINTS[kind]).is_file()
-    settings = dict(overrides) | ({"resume": str(folder.absolute())} if folder and resumes else {})
+    settings = dict(overrides)
+    if folder is not None and resumes:
+        settings["resume"] = str((typed or folder).absolute())
     text = " ".join(
         f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import airgap
+from deploy import airgap, airgap_docs
+from fedsurrogate.common.extras import packages
 from tests.deploy.test_compose import DEPLOY, ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -216,6 +218,59 @@ def test_all_that_is_copied_is_there_and_the_other_side_has_what_its_readme_name
     for name in ("deploy/kit/README.md", "deploy/cluster", "docs/deployment/connections.md"):
         assert name in text
         assert name.startswith(airgap.COPIED)
+
+
+def test_every_link_of_the_copied_documentation_leads_to_a_file_of_the_archive(
+    tmp_path: Path,
+) -> None:
+    for each in airgap.COPIED:
+        airgap.copy(ROOT / each, tmp_path / each)
+    before = {target for target, _ in airgap_docs.dead_links(tmp_path)}
+    assert "docs/reference/settings.md" in before, "a page that `make docs` writes"
+    airgap_docs.complete(tmp_path)
+    assert not list(airgap_docs.dead_links(tmp_path))
+    assert before <= {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*")}
+    assert "head.epochs" in (tmp_path / "docs" / "reference" / "settings.md").read_text()
+
+
+@pytest.mark.parametrize("link", ["gone.md", "../../outside.md", "/etc/hostname", "docs/none/"])
+def test_a_link_that_leads_to_nothing_ends_the_packing(tmp_path: Path, link: str) -> None:
+    folder = tmp_path / "archive"
+    (folder / "docs").mkdir(parents=True)
+    (tmp_path / "outside.md").write_text("not of the checkout")
+    (folder / "docs" / "page.md").write_text(f"See [this]({link}), and [that](https://a.org/b.md).")
+    with pytest.raises(SystemExit, match=Path(link).name):
+        airgap_docs.complete(folder)
+
+
+def test_an_installed_archive_names_the_command_that_packs_what_is_missing(
+    received: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for pip cannot be followed without an index."""
+    (received / airgap.PACKED).write_text("image backbones\n")
+    airgap.write_sums(received)
+    airgap.sign(received, tmp_path / "pack" / "release.key")
+    assert install(received, "--into", str(tmp_path / "env"), cut=False).returncode == 0
+    assert "pip install" in packages.install_command("simulation")
+    monkeypatch.setattr(packages, "PACKED", tmp_path / "env" / packages.PACKED.name)
+    printed = packages.install_command("simulation")
+    assert "pip" not in printed
+    words = shlex.split(printed)[:3]
+    assert words == ["make", "airgap", "EXTRAS=image backbones simulation"]
+    typed = subprocess.run(
+        ["make", "-n", "-o", "setup", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+    )  # fmt: skip
+    assert "--extras image backbones simulation" in typed.stdout
+
+
+def test_the_size_on_disk_is_that_of_the_unpacked_wheels(received: Path, tmp_path: Path) -> None:
+    head = (received / "requirements.txt").read_text().splitlines()[0]
+    assert head == "# on disk: 0.0 GB"
+    with zipfile.ZipFile(tmp_path / "large.whl", "w", zipfile.ZIP_DEFLATED) as content:
+        content.writestr("zeros", bytes(3_000_000))
+    assert airgap.unpacked_size([tmp_path / "large.whl"] * 2) == 6_000_000
+    done = install(received, "--into", str(tmp_path / "env"), cut=False)
+    assert "installing 2 packages, 0.0 GB on disk" in done.stdout
 
 
 @pytest.mark.parametrize("script", ["install.sh", "demo.sh", "cluster/site.sbatch"])

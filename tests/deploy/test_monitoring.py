@@ -112,6 +112,30 @@ def test_a_dashboard_has_what_grafana_needs_to_show_it() -> None:
         assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
+def test_a_panel_without_an_answer_says_what_that_means() -> None:
+    """All whose query may have none; the others have a value whenever the page answers."""
+    bare = {each["title"] for each in panels() if "noValue" not in each["fieldConfig"]["defaults"]}
+    always = {
+        "App",
+        "SuperLink",
+        "Alerts",
+        "Hospitals connected",
+        "Runs waiting",
+        "Releases",
+        "Site",
+        "Queue",
+    }
+    assert bare == always | {"Certificates: days left", "Disks: free"}
+
+
+def test_tables_of_several_queries_ask_for_columns_that_agree() -> None:
+    """Grafana joins two rows only where no column differs, and a bare series has its name as one."""
+    for panel in panels():
+        if len(panel["targets"]) > 1 and panel["type"] == "table":
+            for target in panel["targets"]:
+                assert re.search(r"\b(max|sum) by \(", target["expr"]), panel["title"]
+
+
 def test_dashboards_show_what_operators_ask_for() -> None:
     found = {name for text in queries() for name in OURS.findall(text)}
     assert {
@@ -427,10 +451,14 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
             ),
         ]  # fmt: skip
         database = Prometheus(tmp_path, pages)
-        with ended(database.process, *(each.process for each in pages)):
+        # A hospital has a Prometheus of its own, which sees its page alone.
+        (tmp_path / "hospital").mkdir()
+        of_hospital = Prometheus(tmp_path / "hospital", pages[1:])
+        with ended(database.process, of_hospital.process, *(each.process for each in pages)):
             for page in pages:
                 until(page.answers)
             until(database.ready)
+            until(lambda: of_hospital.ready() and bool(of_hospital.ask("fedsurrogate_releases")))
             until(lambda: bool(database.ask("fedsurrogate_budget_left_ratio")))
             until(lambda: bool(database.ask("fedsurrogate_site_connected")))
             # No run is active, no alert fires, a private one-shot run measures no accuracy, and the
@@ -450,10 +478,11 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
             queued = 'fedsurrogate_queue_runs{state="queued"} == 2'
             until(lambda: bool(database.ask(queued)) and "QueueStands" in database.alerts())
             for board in DASHBOARDS:
-                counts = draw(
-                    board, database.ask, database.ask_range, pictures / f"{board.stem}.png"
-                )
+                own = of_hospital if board.stem == "hospital" else database
+                counts = draw(board, own.ask, own.ask_range, pictures / f"{board.stem}.png")
                 assert counts["Active alerts"] + counts["Alerts"] >= 1
+                # One row for each, not one for each figure of it.
+                assert (counts.get("Hospitals", 2), counts.get("Runs", 1)) == (2, 1)
                 empty = {title for title, count in counts.items() if not count}
                 assert empty <= {
                     "Silence of the run", "Accuracy", "Active alerts", "Data at the start", "Progress",

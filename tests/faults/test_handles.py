@@ -3,6 +3,8 @@ true, and a run is found again, stopped, or watched to its end.
 """
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -159,6 +161,45 @@ def test_a_run_is_stopped_by_its_folder_and_its_command_ends_with_the_reason(
     count = here.rounds()
     time.sleep(3)
     assert here.rounds() == count
+
+
+@pytest.mark.parametrize("where", ["/", "/runs", "/state"])
+def test_the_command_that_stop_prints_continues_the_run_wherever_a_container_reads_it(
+    here: Coordinator, where: str
+) -> None:
+    """The folders of deploy/compose.coordinator.yml: runs begin in /, and people read in any folder."""
+    root = here.home / f"container-{where.strip('/')}"
+    typed_in = root / where.strip("/")
+    for name in ("runs", "state"):
+        (root / name).mkdir(parents=True)
+    known = here.home, here.output
+    here.home, here.output = root, root / "runs"
+    try:
+        run = here.begin(LONG)
+        until(lambda: here.rounds() >= 1)
+        folder, _ = newest(here.output)
+        runs = os.path.relpath(here.output, typed_in)
+        words = (folder.name, "--runs", runs, *here.running.control)
+        stopped = coordinator("stop", *words, cwd=typed_in)
+        assert stopped.returncode == 0, stopped.stderr
+        run.communicate(timeout=200)
+        (line,) = (e for e in stopped.stdout.splitlines() if e.startswith("continue it: "))
+        program, *typed = shlex.split(line.removeprefix("continue it: "))
+        assert program == "coordinator"
+        # In a container the SuperLink's address is the default, and its authority in the environment.
+        begun = subprocess.Popen(
+            [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *typed, *here.running.control],
+            cwd=typed_in, env=environment(root) | {"PYTHONPATH": str(APP_FOLDER)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        until(lambda: bool(events(here.output, "resumed")) or begun.poll() is not None)
+        resumed = events(here.output, "resumed")
+        here.call("stop", "latest")
+        _, errors = begun.communicate(timeout=200)
+        assert resumed, errors
+        assert resumed[0]["round"] >= 1
+    finally:
+        here.home, here.output = known
 
 
 def test_sites_are_listed_by_name_with_what_became_of_them(here: Coordinator) -> None:

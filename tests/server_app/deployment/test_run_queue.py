@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -193,7 +194,7 @@ def test_a_time_of_the_clock_is_the_next_one(hour: int, minute: int, now: dateti
     assert moment(at.isoformat(), now) == at.isoformat()
 
 
-@pytest.mark.parametrize("text", ["", "24:00", "tonight", "7", "22:60"])
+@pytest.mark.parametrize("text", ["", "24:00", "tonight", "7", "22:60", "2020-01-01T22:00"])
 def test_another_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--at"):
         moment(text, NOW)
@@ -208,4 +209,87 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     file.write_text(json.dumps({"id": "x"}))
     with pytest.raises(RunError, match=file.name):
         read(tmp_path)
-    assert QueuedRun("x", "").state(True, NOW) == "queued"
+    assert QueuedRun("a" * 32, "").state(True, NOW) == "queued"
+
+
+TEXTS = (
+    st.none()
+    | st.integers()
+    | st.booleans()
+    | st.text(max_size=9)
+    | st.lists(st.text(), max_size=2)
+)
+TIMES = TEXTS | st.datetimes().map(datetime.isoformat)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"id": TEXTS | st.just("../" * 10 + "etc/passwd") | st.just("b" * 32)},
+        optional=dict.fromkeys(("added", "not_before", "started", "ended"), TIMES) | {"status": TEXTS},
+    ) | TEXTS
+)  # fmt: skip
+def test_any_edited_state_is_an_error_in_words_or_shown(
+    tmp_path_factory: pytest.TempPathFactory, content: object
+) -> None:
+    output = tmp_path_factory.mktemp("runs")
+    add(output, proposed(1))
+    (output / "queue" / "edited.state").write_text(json.dumps(content))
+    shown = []
+    with suppress(RunError):
+        shown = read(output)
+    for each in shown:
+        run_queue.why_not(output, None, each)
+        assert each.state(True, NOW) in run_queue.STATES
+
+
+@pytest.mark.parametrize("damage", ["{", None, "another"])
+def test_a_damaged_proposal_stops_no_other_run_and_the_table_says_so(
+    tmp_path: Path, damage: str | None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Without a federation's rules too, where no signature is looked at."""
+    file = add(tmp_path, proposed(1))
+    add(tmp_path, proposed(2))
+    file.unlink() if damage is None else file.write_text(
+        damage.replace("another", proposed(3).text())
+    )
+    superlink = Runs(tmp_path)
+    serve(tmp_path, run_queue.may_start(tmp_path, None), superlink.start, superlink.follow, False)
+    assert superlink.started == [2]
+    assert coordinator(monkeypatch, "queue", "--runs", tmp_path, "--json") == 0
+    bad, good = json.loads(capsys.readouterr().out)
+    assert (bad["state"], good["state"]) == ("waiting for approval", "ended")
+    assert file.name in bad["status"]
+
+
+def test_a_run_that_would_start_after_its_last_day_is_refused(tmp_path: Path) -> None:
+    signed = proposed(1)
+    last = datetime.fromisoformat(signed.proposal.expires + "T12:00:00+00:00")
+    with pytest.raises(ConfigError, match="may be started until"):
+        add(tmp_path, signed, (last + timedelta(days=1)).isoformat())
+    assert not (tmp_path / "queue").exists()
+    add(tmp_path, signed, last.isoformat())
+
+
+def test_settings_that_the_queue_would_drop_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spring.json").write_text(proposed(1).text())
+    monkeypatch.chdir(tmp_path)
+    words = ("run", "--queue", "--proposal", "spring.json")
+    assert coordinator(monkeypatch, *words, "-c", "deadline=10.0") == 1
+    assert "deadline" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert coordinator(monkeypatch, *words) == 0
+
+
+@pytest.mark.parametrize("words", [("run", "--queue"), ("propose", "p.json", "--purpose", "go on")])
+def test_a_queued_run_resumes_the_folder_of_who_typed_it(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process starts it, in another folder."""
+    monkeypatch.chdir(tmp_path)
+    assert coordinator(monkeypatch, *words, "-c", 'method="fedavg" resume="runs/one"') == 0
+    (file,) = (*tmp_path.glob("p.json"), *tmp_path.glob("runs/queue/*.json"))
+    content = run_queue.read_proposal(file).proposal.content
+    assert content["resume"] == str(tmp_path / "runs" / "one")

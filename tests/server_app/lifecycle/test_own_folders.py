@@ -1,5 +1,6 @@
 """The printed command to continue a run works wherever it is typed: its folders are absolute."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import parse_overrides
 from fedsurrogate.server_app.lifecycle.before_start import own_folders
-from fedsurrogate.server_app.lifecycle.resume import CHECKPOINTS, command_of
+from fedsurrogate.server_app.lifecycle.resume import CHECKPOINTS, command_of, continuation
 
 NAMES = st.text(st.characters(categories=("L", "N", "Zs"), include_characters="-_."), min_size=1)
 
@@ -31,6 +32,34 @@ def test_the_printed_command_names_the_same_folder_wherever_it_is_typed(
     monkeypatch.chdir(elsewhere)
     typed = parse_overrides([shlex.split(command)[-1]])
     assert Path(str(typed["resume"])) == here / name
+
+
+CONTAINER = Path("/runs-of-a-container")
+
+
+@given(name=NAMES.filter(lambda name: name.strip(" .") and len(name.encode()) < 200))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_reader_on_the_host_is_given_the_path_inside_the_container(
+    tmp_path: Path, name: str
+) -> None:
+    """`runs/` of the coordinator's folder is /runs inside, where `coordinator run` is typed."""
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    (folder / CHECKPOINTS["rounds"]).write_bytes(b"")
+    for simulated, output_dir, expected in (
+        (False, CONTAINER, CONTAINER / name),
+        (False, tmp_path, folder),
+        # A simulation's folder that was moved continues where it is.
+        (True, CONTAINER, folder),
+    ):
+        config = {"method": "fedavg", "output-dir": str(output_dir)}
+        (folder / "manifest.json").write_text(
+            json.dumps({"config": config, "simulated": simulated})
+        )
+        printed = continuation(folder)
+        assert printed.startswith("continue it: ")
+        typed = parse_overrides([shlex.split(printed)[-1]])
+        assert Path(str(typed["resume"])) == expected
 
 
 def test_a_relative_folder_is_that_of_who_types_it_not_that_of_the_app(

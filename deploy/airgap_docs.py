@@ -1,0 +1,62 @@
+"""The documentation of the archive for machines without internet: every link leads to a file in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
+FENCE = re.compile(r"```.*?```", re.DOTALL)
+
+
+def complete(folder: Path, root: Path = ROOT) -> None:
+    """Add what the pages of a folder link to: pages that `make docs` writes, and files of the checkout.
+
+    Args:
+        folder: with copied pages, at the same places as in the checkout.
+        root: the checkout.
+
+    Raises:
+        SystemExit: a link leads to nothing; names page and link.
+    """
+    written = generated(root)
+    while missing := dict(dead_links(folder)):
+        for target, page in missing.items():
+            there, source = folder / target, root / target
+            there.parent.mkdir(parents=True, exist_ok=True)
+            if target in written:
+                there.write_text(written[target])
+            elif source.is_dir() and ".." not in target:
+                shutil.copytree(source, there, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.is_file() and ".." not in target:
+                shutil.copy(source, there)
+            else:
+                sys.exit(f"{page} has a link to {target}, which is not there; mend the link")
+
+
+def dead_links(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Links of pages that lead to nothing in the folder: the path from the folder, and the page."""
+    top = folder.resolve()
+    for page in sorted(top.rglob("*.md")):
+        for found in LINK.finditer(FENCE.sub("", page.read_text())):
+            if re.match(r"[a-z]+:", found[1]):
+                continue
+            target = (page.parent / found[1]).resolve()
+            inside = target.is_relative_to(top)
+            if not (inside and target.exists()):
+                yield str(target.relative_to(top) if inside else f"../{target.name}"), page
+
+
+def generated(root: Path = ROOT) -> dict[str, str]:
+    """Pages that are written from the code, by their place in the checkout."""
+    hooks = str(root / "docs" / "hooks")
+    sys.path.insert(0, hooks)
+    try:
+        import reference
+    finally:
+        sys.path.remove(hooks)
+    return {f"docs/{name}": text for name, text in reference.pages().items()}
