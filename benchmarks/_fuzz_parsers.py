@@ -47,6 +47,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.enrolment import CURVE, new_request, read_request
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_setting
 from fedsurrogate.common.security.receipts import parse_receipts
+from fedsurrogate.common.security.registrations import read_table
 from fedsurrogate.common.security.sealing import public_key, read_keys
 from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.surrogates.columns import Frame
@@ -64,7 +65,6 @@ from fedsurrogate.common.wire.records import unpack_question, unpack_surrogate
 from fedsurrogate.common.wire.validation import Expectation, check_surrogate
 from fedsurrogate.server_app.runs.json_files import EVENTS, EventFile, read_json, read_object
 from fedsurrogate.strategies.base.introductions import introduction
-from fedsurrogate.strategies.base.registered import read_table
 from fedsurrogate.strategies.base.reported import measures_in
 from fedsurrogate.strategies.base.training import Training
 from tests.pins import messages as pins

@@ -1,5 +1,7 @@
 """Upper limits of received values."""
 
+import re
+
 # Largest number of records of one class at a site. A larger count could only serve to get more
 # weight.
 LARGEST_COUNT = 100_000_000
@@ -10,6 +12,8 @@ LARGEST_NUMBER = 1e15
 LARGEST_DIMENSION = 2**24
 # Maximum number of classes in a run; maximum length of the name of a class or a backbone.
 MOST_CLASSES, LONGEST_NAME = 10_000, 200
+# A site's name becomes a file name at the coordinator.
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Largest parameter of a model that a private run sends to sites. A record's gradient or score does
 # not depend on others (client_app/methods/dp/record_chunks.py), but the last digit of its features
 # may: several images go through the backbone together. Large weights that cancel amplify such a

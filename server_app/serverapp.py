@@ -27,6 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     config = _checked(context, simulated)
     if simulated:
         _wait_for_ray(config, context.run_id)
+    flower().pull_soon()
     flower().outlast_interruptions(grid, config.settings.deadline)
     from fedsurrogate.server_app.federate import federate
     from fedsurrogate.strategies.base.registered import Registered

@@ -538,6 +538,27 @@ def test_apps_start_without_heavy_libraries(module: str) -> None:
     assert imported_by(f"import {module}", HEAVY) == []
 
 
+def test_commands_that_wait_for_others_load_no_heavy_library(tmp_path: Path) -> None:
+    """`coordinator run` starts at once, and `site join` stays small for as long as a site takes part."""
+    run = (
+        "import fedsurrogate.server_app.deployment.control; "
+        "import fedsurrogate.server_app.lifecycle.before_start"
+    )
+    assert imported_by(run, ("flwr", "grpc", "torch", *HEAVY)) == []
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").touch()
+    join = (
+        "from fedsurrogate.client_app.node_config import NodeConfig; "
+        "from fedsurrogate.client_app.cli.join import check_settings; "
+        "from fedsurrogate.client_app.processes.joining import looked_at; "
+        "import fedsurrogate.client_app.processes.supervisor; "
+        f"own = {{'state_dir': {str(tmp_path / 'state')!r}, 'cache_dir': {str(tmp_path / 'cache')!r}}}; "
+        "check_settings(NodeConfig(data='digits', **own)); "
+        f"looked_at(NodeConfig(data='imagefolder', data_dir={str(tmp_path)!r}, **own))"
+    )
+    assert imported_by(join, ("flwr", "grpc", "torch", *HEAVY)) == []
+
+
 def test_flowers_room_opens_without_flower() -> None:
     """The process that starts and ends a site's others stays free of gRPC's threads."""
     opened = (

@@ -55,14 +55,12 @@ def join(
     join.
     """
     from fedsurrogate.client_app.diagnostics.findings import Link
-    from fedsurrogate.client_app.diagnostics.first_look import check_enough, check_files
-    from fedsurrogate.client_app.governance.policy import policy_of
+    from fedsurrogate.client_app.processes.joining import looked_at
     from fedsurrogate.client_app.processes.supervisor import Supervisor, site_commands
 
     check_settings(node := node_of(node_config))
-    for warning in check_files(node):
+    for warning in looked_at(node):
         _print("join", f"warning: {warning}")
-    check_enough(node, policy_of(node).smallest_site)
     _check_link(Link.parse(superlink, root_certificates, auth_supernode_private_key), insecure)
     commands = site_commands(
         superlink, " ".join(node_config), root_certificates, auth_supernode_private_key

@@ -62,10 +62,7 @@ def found_data(
     path = Path(runtime.removeprefix(UNIX))
     try:
         if node is not None:
-            # In a process of its own, so that this one, which waits for tasks, does not load torch.
-            spawn = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(1, mp_context=spawn) as process:
-                process.submit(_look, node).result()
+            looked_at(node)
     except Exception as error:
         if _listens(path, socket.SOCK_STREAM):
             log.error("%s; this site has joined, and answers as one without records", error)
@@ -76,11 +73,33 @@ def found_data(
     return ready(runtime)
 
 
-def _look(node: NodeConfig) -> None:
-    from fedsurrogate.client_app.diagnostics.first_look import check_enough
+def looked_at(node: NodeConfig) -> list[str]:
+    """Take a first look at a site's data, in a process of its own: the caller, which waits for tasks,
+    does not load torch for it.
+
+    Args:
+        node: the site's settings.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        DataError, PackageError: the data cannot be used, or are fewer than the policy asks for.
+    """
+    if node.data == "digits":
+        return []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+        return process.submit(_look, node).result()
+
+
+def _look(node: NodeConfig) -> list[str]:
+    from fedsurrogate.client_app.diagnostics.first_look import check_enough, check_files
     from fedsurrogate.client_app.governance.policy import policy_of
 
+    warnings = check_files(node)
     check_enough(node, policy_of(node).smallest_site)
+    return warnings
 
 
 def ready(runtime: str) -> socket.socket:

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -162,6 +163,7 @@ def serve_children(descriptor: int, parent: int) -> list[str]:
     # A kernel without them raises before there is a child.
     os.close(os.pidfd_open(os.getpid()))
     import_all()
+    _end_without_clearing()
     gc.collect()
     # Objects that the collector does not touch are on pages that children share.
     gc.freeze()
@@ -197,6 +199,14 @@ def import_all() -> None:
         folder = importlib.import_module(f"fedsurrogate.client_app.{package}")
         for found in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
             importlib.import_module(found.name)
+
+
+def _end_without_clearing() -> None:
+    """Let the end of a child take no steps for objects of its parent: torch alone has thousands, which
+    would copy their memory.
+    """
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        each.atexit = False
 
 
 def _fork() -> int:

@@ -16,13 +16,13 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
+from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.safe_parsing import read_message
 from fedsurrogate.common.security.sealing import sign, verify
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogate_pb2 import Bundle as SignedFile
 from fedsurrogate.common.wire.bundles import signed_part
 from fedsurrogate.common.wire.records import Info
-from fedsurrogate.common.wire.validation import SITE_NAME
 
 REQUEST, REPLY = b"message-request", b"message-reply"
 # In bytes. A manifest has the settings and the values next to a payload, as large as over the

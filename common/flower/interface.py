@@ -310,6 +310,9 @@ class FlowerMessages(Protocol):
     def transported(self, message: Message) -> Message:
         """The message as its receiver gets it: converted to bytes and back. Its id stays."""
 
+    def pull_soon(self) -> None:
+        """Look again soon for parts of a message that are still on their way to this process."""
+
     def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
         """Repeat a grid's calls whose connection to the SuperLink broke, until they succeed.
 

@@ -30,6 +30,9 @@ from fedsurrogate.common.flower.v134_tasks import (
     answer_for_ended_tasks,
     guard_task,
     hurry,
+    keep_no_code,
+    leave_out_telemetry,
+    pull_again_soon,
     run_superexec,
 )
 
@@ -124,6 +127,8 @@ class Processes134(FlowerProcesses):
             start_client_internal._make_fleet_connection_retry_invoker, note
         )
         hurry(start_client_internal)
+        keep_no_code()
+        pull_again_soon()
         answer_for_ended_tasks()
         sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
         try:
@@ -141,6 +146,8 @@ class Processes134(FlowerProcesses):
         from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
         from flwr.supernode.runtime import run_clientapp as task
 
+        leave_out_telemetry()
+        pull_again_soon()
         install_loader(task, load)
         guard_task(task, guard, lambda to, text: Messages134().failed_reply(to, "crashed", text))
         flwr_clientapp()
@@ -198,6 +205,10 @@ class Messages134(FlowerMessages):
         assert isinstance(received, Received)
         _named(received, name)
         return received
+
+    def pull_soon(self) -> None:
+        """Flower waits for a second first, then longer."""
+        pull_again_soon()
 
     def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
         """Flower itself repeats only calls that were never begun (UNAVAILABLE), and for ever.

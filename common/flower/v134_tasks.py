@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from fedsurrogate.common.flower.pace import HERE, REMOTE, Pace
 
 if TYPE_CHECKING:
     from flwr.app import Message
+    from flwr.supercore.fab import Fab
     from flwr.supercore.retry import RetryInvoker
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
@@ -100,6 +102,52 @@ def hurry(node: Any) -> None:
 
     node._pull_and_store_message, node._push_messages = _pull_and_store_message, _push_messages
     node.time = SimpleNamespace(sleep=sleep)
+
+
+def pull_again_soon() -> None:
+    """Look again soon for a part of a message that its sender has announced and not sent yet.
+
+    Flower waits for a second, and then longer. Its processes announce a message before they send its
+    parts, so whoever looks often meets this in every round.
+    """
+    from flwr.supercore.inflatable import inflatable_utils as parts
+
+    pulls: tuple[Any, ...] = (parts.pull_objects, parts.pull_and_inflate_object_from_tree)
+    for each in pulls:
+        each.__kwdefaults__["initial_backoff"] = HERE
+
+
+def leave_out_telemetry() -> None:
+    """Collect nothing for Flower's telemetry where it is off.
+
+    Flower sends nothing then, but starts two programs (`file`, `uname`) all the same, when a task
+    begins and when it ends.
+    """
+    from flwr.supercore import telemetry
+
+    def create_event(*_: object) -> str:
+        return "disabled"
+
+    if telemetry.FLWR_TELEMETRY_ENABLED != "1":
+        telemetry.create_event = create_event  # type: ignore[assignment]
+
+
+def keep_no_code() -> None:
+    """Let a SuperNode forget the code of a run, but for its hash, once it has read the settings in it.
+
+    Flower hands it to the process of each task, some megabytes, and no task of a site uses it.
+    """
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState as State
+
+    store = State.store_fab
+
+    def store_fab(state: InMemoryNodeState, fab: Fab) -> str:
+        digest = store(state, fab)
+        with state.lock_fab_store:
+            state.fab_store[digest] = replace(state.fab_store[digest], content=b"")
+        return digest
+
+    State.store_fab = store_fab  # type: ignore[method-assign, assignment]
 
 
 def answer_for_ended_tasks(apologise: Callable[..., None] | None = None) -> None:

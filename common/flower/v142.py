@@ -28,7 +28,13 @@ from fedsurrogate.common.flower.v134 import (
 )
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
 from fedsurrogate.common.flower.v134_simulation import Simulation134
-from fedsurrogate.common.flower.v134_tasks import guard_task, hurry
+from fedsurrogate.common.flower.v134_tasks import (
+    guard_task,
+    hurry,
+    keep_no_code,
+    leave_out_telemetry,
+    pull_again_soon,
+)
 from fedsurrogate.common.flower.v142_http import own_sockets, read_addresses, serve
 from fedsurrogate.common.flower.v142_link import Link142, reach_unix_sockets, reason
 from fedsurrogate.common.flower.v142_tasks import (
@@ -115,6 +121,8 @@ class Processes142(Processes134):
         signer.intercept = intercept
         refuse_other_tasks(start_client_internal)
         hurry(start_client_internal)
+        keep_no_code()
+        pull_again_soon()
         answer_for_ended_tasks()
         sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
         try:
@@ -134,6 +142,8 @@ class Processes142(Processes134):
         from flwr.supernode.runtime import run_clientapp as task
 
         reach_unix_sockets()
+        leave_out_telemetry()
+        pull_again_soon()
         install_loader(task, load)
         guard_task(
             task,

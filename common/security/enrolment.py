@@ -21,8 +21,8 @@ from cryptography.x509.oid import NameOID
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import create_file, replace_file
+from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.security.fingerprints import key_fingerprint
-from fedsurrogate.common.wire.validation import SITE_NAME
 
 # File names of a site's key, as its kit has them too.
 KEY, PUBLIC, CERTIFICATE = "site.key", "site.pub", "site.crt"

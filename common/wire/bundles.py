@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsurrogate.common.errors import SealError, SurrogateError
+from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.safe_parsing import read_message
 from fedsurrogate.common.security.sealing import sign, verify
 from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.surrogate_pb2 import Bundle as BundleMessage
-from fedsurrogate.common.wire.validation import SITE_NAME
 
 VERSION = 2
 PURPOSE = b"bundle"

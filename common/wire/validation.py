@@ -12,7 +12,13 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.feature_power import power_in
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES
+from fedsurrogate.common.limits import (
+    LARGEST_COUNT,
+    LARGEST_NUMBER,
+    LONGEST_NAME,
+    MOST_CLASSES,
+    SITE_NAME,
+)
 from fedsurrogate.common.methods.fedpft import choices
 from fedsurrogate.common.methods.fedpft_covariance import AUTO_RANK, largest_gram
 from fedsurrogate.common.methods.method import Messages
@@ -31,8 +37,6 @@ from fedsurrogate.common.surrogates.surrogates import (
 # Largest relative error of a number at 16 bits, with some room. Sum of variances a dimension that
 # counts as none.
 HALF, NO_VARIANCE = 2.0**-10, 1e-25
-# A site's name becomes a file name at the coordinator.
-SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Of the software of a site.
 VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,19}")
 

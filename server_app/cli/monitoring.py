@@ -172,8 +172,8 @@ def _rules() -> Path | None:
     """
     import os
 
+    from fedsurrogate.common.security.registrations import VARIABLE
     from fedsurrogate.server_app.deployment.supernodes import table_file
-    from fedsurrogate.strategies.base.registered import VARIABLE
 
     authority = os.environ.get("FEDSURROGATE_ROOT_CERTIFICATES")
     if not (authority or os.environ.get(VARIABLE)):

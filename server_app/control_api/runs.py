@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import FlowerRun
 
@@ -24,6 +25,24 @@ def list_runs(address: str, authority: Path | None) -> list[FlowerRun]:
     with flower().control(address, authority) as control:
         runs = control.runs()
     return sorted(runs, key=lambda run: run.begun.timestamp() if run.begun else 0.0, reverse=True)
+
+
+def status_of(run_id: str, address: str, authority: Path | None) -> str:
+    """Flower's status of a run.
+
+    Args:
+        run_id: Flower's number.
+        address: as for `list_runs`.
+        authority: as for `list_runs`.
+
+    Returns:
+        Such as "running"; "unknown" where the SuperLink does not answer, or does not know the run.
+    """
+    try:
+        runs = list_runs(address, authority)
+    except RunError:
+        return "unknown"
+    return next((run.status for run in runs if run.id == run_id), "unknown")
 
 
 def stop(run_id: str, address: str, authority: Path | None) -> bool:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import FlowerNode
+from fedsurrogate.common.security.registrations import Registration, read_table
 from fedsurrogate.server_app.deployment.supernodes import table_file
 from fedsurrogate.server_app.runs.reader import LiveRun, run_folders
 from fedsurrogate.server_app.runs.state import SiteState
-from fedsurrogate.strategies.base.registered import Registration, read_table
 
 # Flower: a node is online until two intervals have passed since its last heartbeat.
 PATIENCE = 2

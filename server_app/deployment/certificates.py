@@ -22,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.security.enrolment import (
     CERTIFICATE,
     KEY,
@@ -31,7 +32,6 @@ from fedsurrogate.common.security.enrolment import (
 )
 from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
 from fedsurrogate.common.security.fingerprints import key_fingerprint
-from fedsurrogate.common.wire.validation import SITE_NAME
 from fedsurrogate.server_app.deployment import SERVER_DAYS
 from fedsurrogate.server_app.deployment.request_key import make_request_key
 

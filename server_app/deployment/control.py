@@ -23,11 +23,13 @@ from fedsurrogate.server_app.control_api.following import (
     find_handle,
     follow_run,
 )
+from fedsurrogate.server_app.control_api.runs import status_of
 from fedsurrogate.server_app.control_api.runs import stop as stop_at_superlink
 from fedsurrogate.server_app.deployment.audit_log import note
 from fedsurrogate.server_app.deployment.submit import (
     DONE,
     OnEvent,
+    Reached,
     failure,
     flower_environment,
     plain,
@@ -122,8 +124,9 @@ def run(
 
     with _connection(address, authority) as (home, environment):
         log = home / "flower.log"
+        reached = Reached(NAME, environment, lambda run_id: status_of(run_id, address, authority))
         try:
-            folder, status = submit(NAME, overrides, output, environment, log, show)
+            folder, status = submit(reached, overrides, output, log, show)
         except Interrupted as stop:
             if stop.terminal_is_lost:
                 # `coordinator attach` continues to watch it.

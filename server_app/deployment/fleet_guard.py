@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import FleetRequest
-from fedsurrogate.strategies.base.registered import Registration, read_table
+from fedsurrogate.common.security.registrations import Registration, read_table
 
 EXPIRED = "The certificate of this site has expired; it has to enrol again"
 

@@ -28,6 +28,7 @@ from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.deployment.submit import (
     DONE,
     OnEvent,
+    Reached,
     failure,
     flower_environment,
     plain,
@@ -167,7 +168,7 @@ def _simulate(
         try:
             with superlink(Path(home), environment) as name:
                 folder, status = submit(
-                    name, settings, output, environment, log, on_event, resources
+                    Reached(name, environment), settings, output, log, on_event, resources
                 )
         except Interrupted as stop:
             # All processes have ended, some perhaps before they could record it.

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import files
 from pathlib import Path
@@ -21,6 +22,7 @@ import psutil
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import QUIET, quoted_python, without_proxy_here
+from fedsurrogate.common.flower.interface import FINISHED
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.interrupted_runs import final_metrics
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
@@ -32,6 +34,8 @@ PACKED = ("common", "client_app", "server_app", "strategies")
 # Flower's status of a successful run.
 DONE = "finished:completed"
 LOOK_SECONDS = 60.0
+# How long a run may take to get its final status after the end of its log.
+STATUS_SECONDS = 20.0
 NOT_STARTED = (
     "the SuperLink has not started the run; check that its flower-superexec runs and "
     "that no other run is active"
@@ -39,11 +43,37 @@ NOT_STARTED = (
 OnEvent = Callable[[dict[str, Any]], None]
 
 
+@dataclass(frozen=True)
+class Reached:
+    """How Flower's commands reach a SuperLink.
+
+    Attributes:
+        name: Of the SuperLink in Flower's configuration.
+        environment: Of Flower's commands.
+        status: Flower's current status of the run of an id, "unknown" if there is none; None: Flower's
+            own command is started for it.
+    """
+
+    name: str
+    environment: Mapping[str, str]
+    status: Callable[[str], str] | None = None
+
+    def asked(self, run_id: str) -> str:
+        """Flower's current status of a run."""
+        if self.status is not None:
+            return self.status(run_id)
+        command = ["flwr", "list", self.name, "--run-id", run_id, "--format", "json"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=self.environment, check=False
+        )
+        match = re.search(r'"status":\s*"([a-z:]+)"', done.stdout)
+        return match.group(1) if match else "unknown"
+
+
 def submit(
-    name: str,
+    superlink: Reached,
     overrides: Mapping[str, Scalar],
     output: Path,
-    environment: Mapping[str, str],
     log: Path,
     on_event: OnEvent,
     resources: str = "",
@@ -51,10 +81,9 @@ def submit(
     """Run this app on a SuperLink.
 
     Args:
-        name: of the SuperLink in Flower's configuration.
+        superlink: on which it runs.
         overrides: settings of the run, flat.
         output: folder in which the coordinator's app makes the run folder.
-        environment: of Flower's commands.
         log: file for Flower's output.
         on_event: takes each event of the run.
         resources: of a simulation, as Flower's `--federation-config`.
@@ -71,14 +100,14 @@ def submit(
         ),
     ]
     with app_folder() as app, log.open("w") as stream:
-        command = ["flwr", "run", str(app), name, "--stream", *options]
+        command = ["flwr", "run", str(app), superlink.name, "--stream", *options]
         # In its own session: Ctrl-C in a terminal then reaches only this process, which ends the
         # others in order.
         process = subprocess.Popen(
             command,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=superlink.environment,
             start_new_session=True,
         )
         try:
@@ -87,14 +116,14 @@ def submit(
                 log,
                 output,
                 on_event,
-                lambda: _asked(run_id_in(log), name, environment) == "pending",
+                lambda: superlink.asked(run_id_in(log)) == "pending",
             )
         except Interrupted as stop:
             stop.folder = find_folder(output, run_id_in(log))
             raise
         finally:
             stop_process(process.pid)
-    return folder, _status(run_id_in(log), name, environment)
+    return folder, _status(run_id_in(log), superlink)
 
 
 def remark(remarks: Sequence[str], on_event: OnEvent) -> None:
@@ -240,26 +269,18 @@ def run_id_in(log: Path) -> str:
     return match.group(1) if match else ""
 
 
-def _status(run_id: str, name: str, environment: Mapping[str, str]) -> str:
+def _status(run_id: str, superlink: Reached) -> str:
     """Flower's final status of the run; it is needed because `flwr run --stream` always exits with
     0.
     """
     if not run_id:
         return "not started"
-    for _ in range(10):
-        status = _asked(run_id, name, environment)
-        if status.startswith("finished"):
+    end = time.monotonic() + STATUS_SECONDS
+    while not (status := superlink.asked(run_id)).startswith(FINISHED):
+        if time.monotonic() > end:
             break
-        time.sleep(1)
+        time.sleep(0.2)
     return status
-
-
-def _asked(run_id: str, name: str, environment: Mapping[str, str]) -> str:
-    """Flower's current status of a run."""
-    command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    match = re.search(r'"status":\s*"([a-z:]+)"', done.stdout)
-    return match.group(1) if match else "unknown"
 
 
 def stop_run(log: Path, name: str, environment: Mapping[str, str]) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
 from fedsurrogate.common.logs.output import configure_log
+from fedsurrogate.common.security.registrations import TABLE, VARIABLE
 from fedsurrogate.server_app.deployment.fleet_guard import Validity
 from fedsurrogate.server_app.deployment.request_key import KEY
 from fedsurrogate.server_app.deployment.request_key import VARIABLE as SIGNING
-from fedsurrogate.strategies.base.registered import TABLE, VARIABLE
 
 
 def serve(arguments: Sequence[str]) -> None:

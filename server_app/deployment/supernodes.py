@@ -13,17 +13,17 @@ from pathlib import Path
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import Control, FlowerNode
+from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.security.fingerprints import key_fingerprint
-from fedsurrogate.common.wire.validation import SITE_NAME
-from fedsurrogate.server_app.deployment.enrolment import valid_until
-from fedsurrogate.server_app.deployment.fleet_guard import key_bytes
-from fedsurrogate.strategies.base.registered import (
+from fedsurrogate.common.security.registrations import (
     TABLE,
     VARIABLE,
     Registration,
     read_table,
     write_table,
 )
+from fedsurrogate.server_app.deployment.enrolment import valid_until
+from fedsurrogate.server_app.deployment.fleet_guard import key_bytes
 
 
 def table_file(folder: Path) -> Path:

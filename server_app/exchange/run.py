@@ -11,16 +11,17 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.exchange.message_files import LARGEST_MANIFEST
+from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.registrations import TABLE, Registration, write_table
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.wire.validation import SITE_NAME
 from fedsurrogate.server_app.deployment.request_key import VARIABLE, read_request_key
 from fedsurrogate.server_app.deployment.submit import find_folder
 from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
 from fedsurrogate.server_app.federate import federate
 from fedsurrogate.server_app.offline import AT_HOME
-from fedsurrogate.strategies.base.registered import TABLE, Registered, Registration, write_table
+from fedsurrogate.strategies.base.registered import Registered
 
 DAY = 24 * 3600.0
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.metrics_page import series
+from fedsurrogate.common.security.registrations import read_table
 from fedsurrogate.server_app.control_api.runs import list_runs
 from fedsurrogate.server_app.control_api.sites import KnownSite, list_sites
 from fedsurrogate.server_app.monitoring.prometheus import MOST_SITES
-from fedsurrogate.strategies.base.registered import read_table
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -14,13 +14,14 @@ from flwr.serverapp import Grid
 
 from fedsurrogate.common.data_report import DATA, reports_from
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError, SurrogateError
+from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.signed_models.making import signed_values
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
 from fedsurrogate.common.targets.measures import metrics_of
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, check_form, from_record, record_bytes, to_record
-from fedsurrogate.common.wire.validation import SITE_NAME, VERSION, check_class_number
+from fedsurrogate.common.wire.validation import VERSION, check_class_number
 from fedsurrogate.strategies.base.collection import (
     Collection,
     Recorder,

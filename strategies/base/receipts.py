@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.files import READABLE, replace_file
+from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.security.receipts import (
     MOST_RECEIPTS,
     Receipt,
@@ -22,7 +23,6 @@ from fedsurrogate.common.security.receipts import (
     parse_receipt,
 )
 from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.common.wire.validation import SITE_NAME
 from fedsurrogate.strategies.base.collection import Recorder
 
 FOLDER = "receipts"

@@ -44,9 +44,9 @@ from fedsurrogate.common.errors import (
     StateError,
 )
 from fedsurrogate.common.security.receipts import Receipt
+from fedsurrogate.common.security.registrations import Registration, read_table, write_table
 from fedsurrogate.common.security.sealing import new_key, public_key, read_keys
 from fedsurrogate.strategies.base.receipts import FOLDER, stored_receipts
-from fedsurrogate.strategies.base.registered import Registration, read_table, write_table
 from tests.common.signed_models.test_signed_model import model
 
 DEEP = "deep"

@@ -19,9 +19,9 @@ import psutil
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import QUIET
+from fedsurrogate.common.security.registrations import VARIABLE
 from fedsurrogate.server_app.control_api.runs import list_runs
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
-from fedsurrogate.strategies.base.registered import VARIABLE
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.client_app.processes.joining import ready
+from fedsurrogate.common.security.registrations import TABLE, VARIABLE, read_table, write_table
 from fedsurrogate.server_app.deployment.certificates import certify, issue
 from fedsurrogate.server_app.deployment.enrolment import request_in
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from fedsurrogate.strategies.base.registered import TABLE, VARIABLE, read_table, write_table
 from tests.e2e.processes import (
     BIN,
     PATIENCE,

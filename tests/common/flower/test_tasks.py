@@ -1,5 +1,9 @@
 """A SuperNode goes on when the process of a task ends, and looks for work as often as there is some."""
 
+import hashlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -10,6 +14,8 @@ import pytest
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable import inflatable_utils as parts
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal
@@ -19,8 +25,14 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower import pace as pace_module
+from fedsurrogate.common.flower.environment import QUIET
 from fedsurrogate.common.flower.pace import HERE, SHARE, Pace
-from fedsurrogate.common.flower.v134_tasks import OwnExecutor, hurry
+from fedsurrogate.common.flower.v134_tasks import (
+    OwnExecutor,
+    hurry,
+    keep_no_code,
+    pull_again_soon,
+)
 
 RUN = 7
 # Of the Flower that is installed here.
@@ -29,6 +41,16 @@ NEWEST = hasattr(TASKS, "refuse_other_tasks")
 only_newest = pytest.mark.skipif(
     not NEWEST, reason="only newer Flowers make other tasks at a site: make flower-newest"
 )
+CODE = b"what a run brings"
+TELEMETRY = """
+import sys
+from fedsurrogate.common.flower.v134_tasks import leave_out_telemetry
+from flwr.supercore.telemetry import EventType, event
+sys.addaudithook(lambda name, given: name == "subprocess.Popen" and print(given[1][0]))
+if sys.argv[1] == "True":
+    leave_out_telemetry()
+print(event(EventType.FLWR_CLIENTAPP_RUN_ENTER).result())
+"""
 OTHERS = [kind for kind in TaskType if kind != TaskType.CLIENT_APP]
 
 
@@ -183,6 +205,62 @@ class Arrival:
 def never(*_: object) -> Any:
     """Of a run that is known."""
     raise AssertionError("asked again")
+
+
+def test_a_part_that_is_announced_and_not_sent_yet_is_looked_for_again_soon() -> None:
+    """Flower's first wait is a second: in half of all rounds a child was ready before its message."""
+    pulls = (parts.pull_objects, parts.pull_and_inflate_object_from_tree)
+    before = [dict(each.__kwdefaults__) for each in pulls]
+    missing = ["first look", "second look"]
+
+    def pull(name: str) -> bytes:
+        if missing:
+            missing.pop()
+            raise parts.ObjectUnavailableError(name)
+        return b"part"
+
+    try:
+        pull_again_soon()
+        assert [each.__kwdefaults__["initial_backoff"] for each in pulls] == [HERE, HERE]
+        assert parts.pull_objects(["part"], pull) == {"part": b"part"}
+        assert not missing
+    finally:
+        for each, defaults in zip(pulls, before, strict=True):
+            each.__kwdefaults__.update(defaults)
+
+
+def test_a_supernode_keeps_the_hash_of_received_code_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InMemoryNodeState, "store_fab", InMemoryNodeState.store_fab)
+    keep_no_code()
+    found = InMemoryNodeState(ObjectStoreFactory().store())
+    digest = found.store_fab(Fab(hashlib.sha256(CODE).hexdigest(), CODE, {"signed": "yes"}))
+    stored = found.get_fab(digest)
+    assert stored is not None
+    assert (stored.content, stored.hash_str, stored.verifications) == (
+        b"",
+        digest,
+        {"signed": "yes"},
+    )
+    with pytest.raises(ValueError, match="mismatch"):
+        found.store_fab(Fab("0" * 64, CODE, {}))
+
+
+@pytest.mark.parametrize(("left_out", "starts"), [(True, set()), (False, {"file"})])
+def test_a_task_starts_no_programs_for_telemetry_that_is_off(
+    left_out: bool, starts: set[str]
+) -> None:
+    """In a process of its own, which reports the programs that it starts."""
+    done = subprocess.run(
+        [sys.executable, "-c", TELEMETRY, str(left_out)],
+        env=os.environ | QUIET,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "disabled"
+    assert set(done.stdout.splitlines()[:-1]) >= starts
+    if left_out:
+        assert done.stdout == "disabled\n"
 
 
 @pytest.fixture

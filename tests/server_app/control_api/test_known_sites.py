@@ -10,10 +10,10 @@ import pytest
 
 from fedsurrogate.common.flower.interface import FlowerNode
 from fedsurrogate.common.security.fingerprints import key_fingerprint
+from fedsurrogate.common.security.registrations import Registration, write_table
 from fedsurrogate.server_app.control_api import sites
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.runs.state import SiteState
-from fedsurrogate.strategies.base.registered import Registration, write_table
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.diagnostics import certificate_check
 from fedsurrogate.common.flower.interface import FleetRequest
+from fedsurrogate.common.security.registrations import Registration, read_table, write_table
 from fedsurrogate.server_app.deployment.audit_log import NAME, entries
 from fedsurrogate.server_app.deployment.certificates import issue, papers
 from fedsurrogate.server_app.deployment.fleet_guard import EXPIRED, Validity, key_bytes
 from fedsurrogate.server_app.deployment.supernodes import _keys
-from fedsurrogate.strategies.base.registered import Registration, read_table, write_table
 from tests.commands import coordinator, site
 
 Captured = pytest.CaptureFixture[str]

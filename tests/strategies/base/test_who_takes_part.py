@@ -15,19 +15,12 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.limits import MOST_CLASSES
 from fedsurrogate.common.security.receipts import Receipt, parse_receipts
+from fedsurrogate.common.security.registrations import Registration, read_table, write_table
 from fedsurrogate.strategies.base import receipts as receipts_module
 from fedsurrogate.strategies.base.introductions import Introduction, introduction, misfits, settle
 from fedsurrogate.strategies.base.outcome import Outcome, Site
 from fedsurrogate.strategies.base.receipts import Receipts, stored_receipts
-from fedsurrogate.strategies.base.registered import (
-    NOT_REGISTERED,
-    Registered,
-    Registration,
-    admit,
-    check_name,
-    read_table,
-    write_table,
-)
+from fedsurrogate.strategies.base.registered import NOT_REGISTERED, Registered, admit, check_name
 from fedsurrogate.strategies.base.reported import (
     downstream_in,
     numbers_in,
