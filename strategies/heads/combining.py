@@ -101,7 +101,7 @@ def fedbe(
     around the average.
 
     Args:
-        features: (n, d).
+        features: (n, d), in the frame of the heads.
         heads: of the sites, with a row for every class of the run.
         mean: the average of the heads.
         weights: of the heads, in records.
@@ -133,7 +133,7 @@ def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
     """The majority vote of the sites' heads on each feature, as probabilities of zero and one.
 
     Args:
-        features: (n, d).
+        features: (n, d), in the frame of the heads.
         heads: of the sites, with a row for every class of the run.
         classes: their number, C.
 
@@ -152,7 +152,8 @@ def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
     """
     votes = torch.zeros(len(features), classes)
     for head in heads:
-        votes[torch.arange(len(features)), head.predict(features)] += 1
+        logits = features @ head.weight.T + head.bias
+        votes[torch.arange(len(features)), logits.argmax(1)] += 1
     return torch.nn.functional.one_hot(votes.argmax(1), votes.shape[1]).float()
 
 
