@@ -64,9 +64,11 @@ def frame_of(features: Tensor) -> Frame | None:
 
 def _tiny_or_huge(features: Tensor) -> bool:
     """Whether the usual column is, which a privacy clip and public ranges do not mind."""
-    few = features[:SAMPLE].cpu().double()
-    ranges = few.amax(0) - few.amin(0) if few.numel() else few.new_zeros(0)
-    ranges = ranges[ranges > 0]
+    few = features[:SAMPLE].cpu()
+    if not few.numel():
+        return False
+    least, most = (each.double() for each in few.aminmax(dim=0))
+    ranges = (most - least)[most > least]
     return bool(len(ranges)) and not LEAST <= float(ranges.median()) <= MOST
 
 
@@ -107,11 +109,9 @@ def odd_columns(features: Tensor) -> list[int]:
     few = features[:SAMPLE].cpu().float()
     if len(few) < 2 or not few.shape[1]:
         return []
-    ranks = [1 + round(share * (len(few) - 1)) for share in (SHARE, 1 - SHARE)]
-    low, high = (few.kthvalue(rank, dim=0).values.double() for rank in ranks)
-    least, most = few.min(0).values.double(), few.max(0).values.double()
+    least, most = (each.double() for each in few.aminmax(dim=0))
     sizes, ranges = torch.maximum(least.abs(), most.abs()), most - least
-    varies = high - low > ROUNDING * sizes
+    varies = _varying(few, ROUNDING * sizes)
     if not varies.any():
         return []
     own, largest = ranges[varies], float(sizes.max())
@@ -125,6 +125,31 @@ def odd_columns(features: Tensor) -> list[int]:
     # How far a column is from the median one, in either direction.
     apart = torch.maximum(sizes / usual, usual / ranges.clamp_min(1e-300)).masked_fill(~odd, 0.0)
     return [int(index) for index in apart.argsort(descending=True)[: int(odd.sum())]]
+
+
+def _varying(records: Tensor, least: Tensor) -> Tensor:
+    """Whether the numbers of a column between which all but SHARE at each end lie are further apart
+    than a bound.
+
+    Args:
+        records: (n, d), float32.
+        least: the bound of each column, (d,), float64.
+
+    Returns:
+        True or False for each column, (d,).
+    """
+    low, high = (1 + round(share * (len(records) - 1)) for share in (SHARE, 1 - SHARE))
+    # Enough records on both sides of the mean decide most columns, in a fifth of the time of ranks.
+    mean = records.mean(0).double()
+    below, above = (mean - least).float(), (mean + least).float()
+    varies = above.double() - below.double() > least
+    varies &= (records <= below).sum(0) >= low
+    varies &= (records >= above).sum(0) > len(records) - high
+    if len(rest := (~varies).nonzero().flatten()):
+        columns = records[:, rest].T.contiguous()
+        ends = [columns.kthvalue(rank).values.double() for rank in (low, high)]
+        varies[rest] = ends[1] - ends[0] > least[rest]
+    return varies
 
 
 def warning_of(features: Tensor) -> str:

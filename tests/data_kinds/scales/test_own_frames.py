@@ -5,15 +5,17 @@ clean columns; and clean columns are sent as ever.
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.features.columns import frame_of, odd_columns
+from fedsurrogate.client_app.features.columns import SHARE, _varying, frame_of, odd_columns
 from tests.data_kinds.scales.affine import DIMENSION, RECORDS, Affine, affine, oracle, records
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -127,6 +129,26 @@ def test_odd_columns_are_found(odd: Any) -> None:
     clean = records()[0]
     assert not odd_columns(clean)
     assert odd_columns(odd(clean))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    records=st.integers(20, 80),
+    values=st.sampled_from([(0.0, 1.0, 2.0), (0.0, 0.0, 1.0), (-3e4, 5.0, 5.0), (1.0, 1.0, 1.0)]),
+    least=st.sampled_from([0.0, 1e-9, 0.5, 1.0, 1.5]),
+)
+def test_columns_vary_where_their_ranks_are_apart(
+    records: int, values: tuple[float, float, float], least: float
+) -> None:
+    # As many of the smallest and of the largest numbers as the ranks need, one fewer, one more.
+    counts = list(product(round(SHARE * (records - 1)) + torch.arange(3), repeat=2))
+    columns = torch.full((records, len(counts)), values[1])
+    for column, (smallest, largest) in zip(columns.T, counts, strict=True):
+        column[:smallest], column[records - largest :] = values[0], values[2]
+    ordered = columns.double().sort(0).values
+    ends = [ordered[round(share * (records - 1))] for share in (SHARE, 1 - SHARE)]
+    bounds = torch.full((len(counts),), least, dtype=torch.float64)
+    assert _varying(columns, bounds).tolist() == (ends[1] - ends[0] > least).tolist()
 
 
 def test_columns_that_are_mostly_zero_or_constant_are_not_odd() -> None:
