@@ -205,13 +205,26 @@ HEADERS = st.lists(
     ),
     max_size=5,
 )
+# All three, so that each check is reached, and one or more that cannot be read.
+COMPLETE = st.tuples(
+    st.tuples(st.just(PUBLIC_KEY_HEADER), st.sampled_from([KEY, KEY[:-5], b"", "text", KEY.hex()])),
+    st.tuples(st.just(SIGNATURE_HEADER), st.sampled_from([b"", bytes(103), "text"])),
+    st.tuples(
+        st.just(TIMESTAMP_HEADER),
+        st.one_of(
+            st.text(max_size=20),
+            st.binary(max_size=20),
+            st.sampled_from(["2026-01-01T00:00:00", "2026-01-01T00:00:00+00:00", ""]),
+        ),
+    ),
+).map(list)
 METHODS = st.sampled_from(["PushMessages", "PullMessages", "ActivateNode", "RegisterNode", "x"])
 
 
 @pytest.mark.usefixtures("guarded")
 def test_no_metadata_without_a_valid_signature_lets_a_message_in() -> None:
     @settings(max_examples=200, deadline=None)
-    @given(HEADERS, METHODS)
+    @given(st.one_of(HEADERS, COMPLETE), METHODS)
     def refused(headers: list[Any], method: str) -> None:
         call = _Details(f"/flwr.proto.Fleet/{method}", headers)
         handler = NodeAuthServerInterceptor(Stub(KEY)).intercept_service(_handler, call)  # type: ignore[arg-type]
