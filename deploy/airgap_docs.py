@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import sys
 from collections.abc import Iterator
@@ -53,10 +54,5 @@ def dead_links(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def generated(root: Path = ROOT) -> dict[str, str]:
     """Pages that are written from the code, by their place in the checkout."""
-    hooks = str(root / "docs" / "hooks")
-    sys.path.insert(0, hooks)
-    try:
-        import reference
-    finally:
-        sys.path.remove(hooks)
-    return {f"docs/{name}": text for name, text in reference.pages().items()}
+    pages = runpy.run_path(str(root / "docs" / "hooks" / "reference.py"))["pages"]
+    return {f"docs/{name}": text for name, text in pages().items()}

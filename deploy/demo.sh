@@ -30,10 +30,10 @@ minutes() { echo "$((($(date +%s) - begun + 59) / 60)) min so far"; }
 if $ENGINE image inspect "$IMAGE" >/dev/null 2>&1; then
     echo "the image $IMAGE is there, and is used as it is; to build it anew: $ENGINE rmi $IMAGE"
 else
-    echo "the image $IMAGE is built first: 5 to 10 minutes, once, and 0.7 GB to download. Kept for later builds: the layer of all"
+    echo "the image $IMAGE is built first: 5 to 10 minutes on two cores, once, and 0.7 GB to download. Kept for later builds: the layer of all"
     echo "packages, as long as requirements.lock is the same. Not downloaded: wheels in deploy/wheels, such as those of make airgap"
 fi
-echo "each method takes 2 to 5 minutes on two cores, most of it starts of processes: $METHODS (METHODS=fedpft runs one)"
+echo "then a minute to start, and about a minute for each method on two cores: $METHODS (METHODS=fedpft runs one)"
 compose() { $COMPOSE -p fedsurrogate-demo -f deploy/compose.demo.yml "$@"; }
 
 if ! $ENGINE image inspect "$IMAGE" >/dev/null 2>&1; then

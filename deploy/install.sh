@@ -64,7 +64,7 @@ if [ -n "$into" ]; then
     "$python" -m venv "$into" \
         || { rm -rf "$into"; fail "no environment could be made in $into; Debian and Ubuntu: install python3-venv"; }
     needed=$(sed -n 's/^# on disk: //p' requirements.txt)
-    echo "installing $(grep -c == requirements.txt) packages, $needed on disk: one to three minutes on an idle machine, in silence"
+    echo "installing $(grep -c == requirements.txt) packages, $needed on disk: about a minute for each 2 GB on an idle machine, in silence"
     PIP_CONFIG_FILE=/dev/null "$into/bin/python" -m pip install --quiet --no-index --no-cache-dir \
         --disable-pip-version-check --find-links wheels --require-hashes --no-deps --requirement requirements.txt \
         || { rm -rf "$into"; fail "pip failed; its reason stands above. The wheels are for Linux x86-64 and the Python that packed them"; }

@@ -13,7 +13,7 @@ from fedsurrogate.client_app.features.site_features import SiteFeatures, load_si
 from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.uncharged import FALLBACK, Failure, with_records
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, Task, round_of
 from fedsurrogate.client_app.node_config import NodeConfig, is_protected
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.files import put_in_place
@@ -175,10 +175,9 @@ def disclosure_of(node: NodeConfig, run: str) -> str:
 
 def planned(request: SurrogateRequest) -> Release:
     """The entry of a release before any work: run, round and noise. It depends on settings and
-    request only.
+    request only. Raises SurrogateError for a round below one.
     """
-    run, step = request.run, request.info.get("round", 1)
-    number = step if isinstance(step, int) else 1
+    run, number = request.run, round_of(request.info)
     claim = run.mechanism_for("patient" if request.node.protects == "patient" else "record")
     return entry(run, request.flower_run, MethodOutput(b"", claim), number)
 

@@ -32,6 +32,23 @@ from fedsurrogate.common.wire.records import Info
 log = logging.getLogger("fedsurrogate.site")
 
 
+def round_of(info: Mapping[str, object]) -> int:
+    """The number of the round that a request asks for, from one.
+
+    Args:
+        info: numbers received with the request.
+
+    Raises:
+        SurrogateError: for a number below one. The ledger's round 0 is what a site reports before, and
+            may report again: as round 0 a proposal would pay for a release in every run.
+    """
+    value = info.get("round", 1)
+    number = value if isinstance(value, int) else 1
+    if number < 1:
+        raise SurrogateError(f"a request for round {number}; rounds begin at 1")
+    return number
+
+
 @dataclass(frozen=True)
 class Task:
     """One request to a site.
@@ -56,9 +73,8 @@ class Task:
 
     @property
     def round(self) -> int:
-        """The number of the round, from one."""
-        value = self.info.get("round", 1)
-        return value if isinstance(value, int) else 1
+        """The number of the round, see `round_of`."""
+        return round_of(self.info)
 
     @property
     def confirmed(self) -> int:

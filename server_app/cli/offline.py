@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,7 +152,7 @@ def exchange(
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.cli.control import show_result
     from fedsurrogate.server_app.exchange.run import run_by_files
-    from fedsurrogate.server_app.lifecycle.interruption import Interrupted, interruptible
+    from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
 
     def show(line: str) -> None:
         console.print(line, soft_wrap=True)
@@ -162,10 +163,16 @@ def exchange(
         with interruptible():
             made = run_by_files(overrides, folder, keys, out, days, show)
     except Interrupted as stop:
-        show(
-            f"interrupted by {stop}; a run in rounds continues with -c 'resume=\"RUN\"' and a new "
-            "--out"
+        # Each run needs a folder of its own for its messages.
+        fresh = next(
+            name for n in count(2) if not (name := out.with_name(f"{out.name}-{n}")).exists()
         )
+        words = ["--keys", str(keys), "--out", str(fresh), "--days", str(days)]
+        if proposal is not None:
+            words += ["--proposal", str(proposal)]
+        own = {key: value for key, value in overrides.items() if key != "approval"}
+        for line in goodbye(stop, ["coordinator", "exchange", str(folder), *words], own):
+            show(line)
         raise typer.Exit(stop.exit_code) from None
     show_result(made, made.parent, as_json, True)
 

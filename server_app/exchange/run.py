@@ -20,6 +20,7 @@ from fedsurrogate.server_app.deployment.request_key import VARIABLE, read_reques
 from fedsurrogate.server_app.deployment.submit import find_folder
 from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
 from fedsurrogate.server_app.federate import federate
+from fedsurrogate.server_app.lifecycle.interruption import Interrupted
 from fedsurrogate.server_app.offline import AT_HOME
 from fedsurrogate.strategies.base.registered import Registered
 
@@ -50,6 +51,7 @@ def run_by_files(
     Raises:
         ConfigError: before anything is written.
         RunError: the run fails, or left no folder.
+        Interrupted: by a signal; with the run folder.
     """
     keys = read_keys(keys_file)
     # Names become names of files, and some file systems do not tell capitals apart.
@@ -76,8 +78,13 @@ def run_by_files(
     # The table is not in `out`, which others may write to.
     with tempfile.TemporaryDirectory() as aside, _signing(signing):
         write_table(Path(aside) / TABLE, table)
-        federate(config, FileGrid(exchange, show), run_id, Registered(Path(aside) / TABLE))
-    folder = find_folder(Path(config.settings.output_dir).expanduser().absolute(), str(run_id))
+        output = Path(config.settings.output_dir).expanduser().absolute()
+        try:
+            federate(config, FileGrid(exchange, show), run_id, Registered(Path(aside) / TABLE))
+        except Interrupted as stop:
+            stop.folder = find_folder(output, str(run_id))
+            raise
+    folder = find_folder(output, str(run_id))
     if folder is None:
         raise RunError(f"the run left no folder in {config.settings.output_dir}")
     return folder

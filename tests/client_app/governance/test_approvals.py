@@ -25,11 +25,12 @@ from fedsurrogate.client_app.governance.approvals import (
     decisions,
 )
 from fedsurrogate.client_app.governance.gate import Gate, open_gate
+from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.governance.release import entry
+from fedsurrogate.client_app.governance.release import SurrogateRequest, entry, planned, prepare
 from fedsurrogate.client_app.methods.task import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError
+from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.proposals import (
     Proposal,
@@ -164,6 +165,21 @@ def test_whatever_runs_ask_for_one_proposal_pays_for_the_rounds_that_it_names_on
             leave(node, run, flower_run, number)
             assert 0 <= number <= run.rounds + 1
             assert number == 0 or had.setdefault(number, flower_run) == flower_run
+
+
+@given(number=st.integers(max_value=0) | st.just(False), settings_=st.sampled_from([RUN, ROUNDS]))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_request_for_a_release_is_for_the_round_that_may_be_reported_again(
+    tmp_path: Path, number: int, settings_: dict[str, Any]
+) -> None:
+    """Round 0 is no round of a proposal, so it would pay for a release in every run."""
+    node = parse_node_config({"site": "north", "state-dir": str(tmp_path)})
+    run = with_text(signed(settings_), settings_)
+    request = SurrogateRequest(run, node, "north", "7", info={"round": number})
+    with pytest.raises(SurrogateError, match="rounds begin at 1"):
+        planned(request)
+    with pytest.raises(SurrogateError, match="rounds begin at 1"):
+        prepare(request, Gate(Policy(), Ledger(tmp_path, "data")))
 
 
 @given(st.lists(st.integers(1, 2), min_size=2, max_size=5))

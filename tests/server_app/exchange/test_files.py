@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +51,7 @@ from fedsurrogate.server_app.exchange.run import run_by_files
 from fedsurrogate.server_app.offline import make_request
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.commands import coordinator, site
-from tests.grid import CACHE, FAST, events_of, metrics_of, run_federation
+from tests.grid import CACHE, FAST, events_of, metrics_of, run_federation, run_folders
 
 PLAIN: dict[str, Any] = {"fedpft.covariance": "spherical", **FAST}
 GRAM: dict[str, Any] = {
@@ -200,6 +202,36 @@ def test_a_method_in_rounds_works_by_files(
     (folder,) = (tmp_path / "runs").glob("*fedavg*")
     assert [each["round"] for each in metrics_of(folder)["rounds"]] == [1, 2]
     assert metrics_of(folder)["sites"]["used"] == 2
+
+
+def test_an_interrupted_exchange_prints_the_command_that_continues_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    post = Post(tmp_path, 2)
+    rounds = 'method="fedavg" fedavg.rounds=3 fedavg.local-epochs=1'
+    settings = f'{rounds} output-dir="{tmp_path}/runs"'
+    shared = ("--keys", tmp_path / "keys.toml", "--out", post.out, "-c", settings)
+
+    def until_a_round(file: Path) -> None:
+        """Ctrl-C, once a round is kept."""
+        if list(tmp_path.glob("runs/*/checkpoint.safetensors")):
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            post.answer(file)
+
+    with post.walking(until_a_round):
+        assert coordinator(monkeypatch, "exchange", tmp_path / "keys", *shared) == 130
+    (line,) = (
+        each for each in capsys.readouterr().out.splitlines() if each.startswith("continue it: ")
+    )
+    program, *typed = shlex.split(line.removeprefix("continue it: "))
+    assert program == "coordinator"
+    post.out = Path(typed[typed.index("--out") + 1])
+    assert not post.out.exists()
+    with post.walking(post.answer):
+        assert coordinator(monkeypatch, *typed) == 0
+    resumed = run_folders(tmp_path / "runs")[-1]
+    assert [each["round"] for each in metrics_of(resumed)["rounds"]] == [1, 2, 3]
 
 
 def test_shares_that_nobody_can_read_cost_their_sender_and_one_more_file_of_the_others(
