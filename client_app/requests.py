@@ -24,6 +24,7 @@ from fedsurrogate.client_app.features.site_features import (
     site_name,
 )
 from fedsurrogate.client_app.governance import work_limits
+from fedsurrogate.client_app.governance.approvals import after
 from fedsurrogate.client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
 from fedsurrogate.client_app.governance.held import hold
 from fedsurrogate.client_app.governance.kept_files import remove_oldest
@@ -305,15 +306,6 @@ def _step(request: SiteRequest, work: Callable[[Step], Answer]) -> Answer:
     """One step of a secure sum that depends on no record."""
     payload, info = from_record(request.content, LARGEST_MODEL)
     return work(Step(request.run, request.node, request.site, request.flower_run, payload, info))
-
-
-def after(rounds: int) -> int:
-    """Number in the ledger of what follows the last round.
-
-    Args:
-        rounds: of training that a run has; zero where its method has none, and one answer.
-    """
-    return max(1, rounds) + 1
 
 
 def _evaluation(request: SiteRequest) -> Answer:

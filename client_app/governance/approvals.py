@@ -68,6 +68,15 @@ class Decision:
         return signed.proposal.id == self.proposal and same_text
 
 
+def after(rounds: int) -> int:
+    """Number in the ledger of what follows the last round: the evaluation.
+
+    Args:
+        rounds: of training that a run has; zero where its method has none, and one answer.
+    """
+    return max(1, rounds) + 1
+
+
 @dataclass(frozen=True)
 class Allowed:
     """Who has allowed a run, for its entries in the ledger.
@@ -75,8 +84,8 @@ class Allowed:
     Attributes:
         proposal: id of the proposal; empty without one.
         by: in words; empty if nobody was asked.
-        rounds: that the settings plan. Round 0 is what a site reports before, and the one after
-            the last is its evaluation.
+        rounds: of training that the settings plan; zero where the method has none, and one answer.
+            Round 0 is what a site reports before.
     """
 
     proposal: str = ""
@@ -85,10 +94,10 @@ class Allowed:
 
     def check_round(self, number: int) -> None:
         """Raise PolicyError for a round that nobody has proposed."""
-        if self.proposal and not 0 <= number <= self.rounds + 1:
+        last = after(self.rounds)
+        if self.proposal and not 0 <= number <= last:
             raise PolicyError(
-                f"proposal {self.proposal[:8]} is for {self.rounds} rounds, and this is round "
-                f"{number}"
+                f"proposal {self.proposal[:8]} is for {last - 1} rounds, and this is round {number}"
             )
 
 

@@ -63,7 +63,7 @@ class Gate:
             allowed = self._approvals.check(
                 proposed_digest(run.full_digest, run.settings.test_fraction), run.settings.approval
             )
-            self._allowed[run.full_digest] = replace(allowed, rounds=max(1, run.rounds))
+            self._allowed[run.full_digest] = replace(allowed, rounds=run.rounds)
         self.ledger.check()
 
     def check_planned(self, release: Release) -> None:

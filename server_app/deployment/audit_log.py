@@ -16,6 +16,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,12 @@ def _canonical(entry: Mapping[str, Any]) -> bytes:
 
 def _last_line(file: Path) -> bytes:
     """The last line without its end; empty for no file. Raises ValueError for a torn line."""
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except FileNotFoundError:
+    if not file.exists() or not file.stat().st_size:
         return b""
-    if lines[-1]:
-        raise ValueError("a torn line")
-    return lines[-2] if len(lines) > 1 else b""
+    with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+        if content[-1:] != b"\n":
+            raise ValueError("a torn line")
+        return content[content.rfind(b"\n", 0, -1) + 1 : -1]
 
 
 def _append(file: Path, line: bytes) -> None:

@@ -21,7 +21,7 @@ from fedsurrogate.common.settings import DPCVAESettings, Settings
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.class_means import pool
+from fedsurrogate.strategies.pooling.class_means import by_site, pool
 from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_tensors
 
 # Prefix of the reported class sizes of each site in the training's memory.
@@ -194,9 +194,10 @@ def class_means(
         (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim)
         for reply in replies
     ]
-    pooled = pool(
+    own_means = by_site(
         [SumsSurrogate(header, sums, claim) for header, sums, claim in noisy if claim is not None]
     )
+    pooled = pool(own_means)
     middle = (pooled.records[:, None] * pooled.means).sum(0) / pooled.records.sum()
     apart = pooled.means - middle
     kept = (

@@ -116,7 +116,7 @@ def _pooled(surrogates: Sequence[SumsSurrogate], family: str) -> tuple[Component
     differ = min(share, differ_across(own, of_sum))
     if differ > SITES_DIFFER:
         return shrunk, differ
-    pooled = pool(surrogates)
+    pooled = pool(own)
     # One joint noise is small, and `expected` shrinks its means.
     if family == "joint":
         return pooled, differ

@@ -116,7 +116,7 @@ def _present(surrogates: Sequence[SumsSurrogate]) -> Tensor:
     return counts > PRESENT * _sigmas(surrogates)[:, :1]
 
 
-def pool(surrogates: Sequence[SumsSurrogate]) -> Components:
+def pool(own: Components) -> Components:
     """One mean per class: the sites' means, weighted by inverse variance.
 
     The noise of a site's class mean has variance sigma^2 / n^2, so the best weight is n^2. A site
@@ -124,15 +124,11 @@ def pool(surrogates: Sequence[SumsSurrogate]) -> Components:
     counts fully.
 
     Args:
-        surrogates: as in `by_site`.
+        own: one per class and site, as from `by_site`.
 
     Returns:
         Components, one per class.
-
-    Raises:
-        RunError: as in `by_site`.
     """
-    own = by_site(surrogates)
     mixing = mixing_of(own, 2.0)
     totals = one_hot(own.labels).double()
     return Components(

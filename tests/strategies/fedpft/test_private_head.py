@@ -138,14 +138,8 @@ def test_means_are_unbiased_and_as_noisy_as_reported() -> None:
         surrogate = made(features, labels, 1.0)
         # Noise of a count scales its mean; this test is on the noise of the sums.
         known = {"counts": 0.0, "sums": surrogate.sums.sigmas["sums"]}
-        pooled = pool(
-            [
-                replace(
-                    surrogate,
-                    sums=replace(surrogate.sums, counts=torch.bincount(labels), sigmas=known),
-                )
-            ]
-        )
+        sums = replace(surrogate.sums, counts=torch.bincount(labels), sigmas=known)
+        pooled = pool(by_site([replace(surrogate, sums=sums)]))
         errors.append(pooled.means - true)
         noise.append(pooled.noise.diagonal())
     errors_ = torch.stack(errors)
@@ -156,10 +150,9 @@ def test_means_are_unbiased_and_as_noisy_as_reported() -> None:
 def test_sites_without_a_class_add_no_noise_to_it() -> None:
     features, labels = data(3000)
     empty = torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.int64)
-    alone = pool([made(features, labels, 1.0)]).noise
-    crowd = pool(
-        [made(features, labels, 1.0), *(made(*empty, 1.0, site=str(i)) for i in range(9))]
-    ).noise
+    alone = pool(by_site([made(features, labels, 1.0)])).noise
+    others = [made(*empty, 1.0, site=str(i)) for i in range(9)]
+    crowd = pool(by_site([made(features, labels, 1.0), *others])).noise
     assert float((crowd.diagonal() / alone.diagonal()).mean()) < 1.2
 
 
@@ -562,8 +555,8 @@ def test_the_second_moment_of_all_classes_is_not_that_of_some(family: str) -> No
     assert isinstance(cut, SumsSurrogate)
     assert cut.sums.squares is None
     assert cut.sums.sigmas.keys() == {"counts", "sums"}
-    expected = within([cut], pool([cut]), "spherical", 1)
-    assert within([cut], pool([cut]), family, 1).variances.equal(expected.variances)
+    expected = within([cut], pool(by_site([cut])), "spherical", 1)
+    assert within([cut], pool(by_site([cut])), family, 1).variances.equal(expected.variances)
     whole = without_classes(sent, CLASSES)
     assert isinstance(whole, SumsSurrogate)
     assert whole.sums.squares is sent.sums.squares

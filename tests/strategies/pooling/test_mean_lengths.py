@@ -63,7 +63,7 @@ def test_lengths_are_nearer_to_the_true_ones(
     before, after = 0.0, 0.0
     for draw in range(DRAWS):
         sent = noisy(means, counts, seed + draw)
-        plain = pool(sent)
+        plain = pool(by_site(sent))
         errors = [
             (found.means.norm(dim=1).log() - lengths.double().log()).square().mean()
             for found in (
@@ -86,7 +86,7 @@ def test_without_noise_or_with_few_classes_means_stay(seed: int, classes: int) -
     counts = torch.full((2, classes), 100.0)
     tiny = 1e-6 if classes > 3 else OF_COUNT
     sent = noisy(means, counts, seed, tiny, min(tiny, OF_SUM))
-    plain = pool(sent)
+    plain = pool(by_site(sent))
     even = even_lengths(plain, by_site(sent), *noise_of_counts_and_sums(sent))
     torch.testing.assert_close(even.means, plain.means, rtol=1e-6, atol=0)
     torch.testing.assert_close(even.noise, plain.noise, rtol=1e-6, atol=1e-18)
@@ -96,7 +96,7 @@ def test_lengths_by_a_plain_loop() -> None:
     """DerSimonian and Laird's variance between classes, and their shrunk logarithms."""
     lengths = torch.linspace(0.3, 0.9, 6)[:, None]
     sent = noisy((lengths * directions(6, 48, 3))[None], torch.full((1, 6), 90.0), 4)
-    plain = pool(sent)
+    plain = pool(by_site(sent))
     logs, weights = [], []
     for row in range(6):
         records = float(plain.records[row])
@@ -119,7 +119,7 @@ def test_lengths_by_a_plain_loop() -> None:
 @pytest.mark.parametrize("family", ["spherical", "joint"])
 def test_joint_noise_keeps_its_lengths(family: str) -> None:
     sent = noisy(0.5 * directions(6, 48, 1)[None], torch.full((1, 6), 90.0), 2)
-    changed = not _pooled(sent, family)[0].means.equal(pool(sent).means)
+    changed = not _pooled(sent, family)[0].means.equal(pool(by_site(sent)).means)
     assert changed == (family == "spherical")
 
 
