@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedsurrogate.common.methods.secure_sum import WITHHELD
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_sum.of_run import numbers_of
 from fedsurrogate.common.secure_sum.words import words
@@ -154,6 +155,8 @@ def vectors(home: Path) -> dict[str, np.ndarray]:
         table = load_file(home / name / "data" / "f-train.safetensors")
         x, y = table["x"].double(), table["y"]
         values = {"counts": torch.bincount(y, minlength=2).double(), "squares": fold(x.T @ x)}
+        # In a sum without noise: zero at each site that lets it be opened.
+        values[WITHHELD.name] = torch.zeros(1)
         values["sums"] = torch.zeros(2, x.shape[1], dtype=torch.float64).index_add_(0, y, x)
         parts = [
             numbers[each.name].encode(values[each.name]) for each in config.plan.combination.sums
