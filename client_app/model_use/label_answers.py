@@ -8,6 +8,7 @@ from torch import Tensor
 from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.classifiers import Classifier, target_of_model
+from fedsurrogate.common.models.decisions import with_prevalence
 from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.labels import LABELS
 from fedsurrogate.common.targets.target import Facts
@@ -74,27 +75,6 @@ def at_prevalence(
     own = [calibration.prevalence.get(name, learned[name]) for name in outputs]
     shares = torch.tensor([list(learned.values()), own], dtype=torch.float64)
     return with_prevalence(scores.double(), *shares.clamp(LEAST_SHARE, 1 - LEAST_SHARE))
-
-
-def with_prevalence(log_odds: Tensor, learned: Tensor, own: Tensor) -> Tensor:
-    """Log odds of labels where they are more or less frequent than the model has learned.
-
-    Args:
-        log_odds: (n, L).
-        learned: share of positive records that the log odds assume, (L,).
-        own: share where the model is used, (L,), between zero and one.
-
-    Returns:
-        (n, L).
-
-    Source: Saerens, Latinne & Decaestecker 2002, equation 2.4.
-
-    Example:
-        >>> half, fifth = torch.tensor([0.5]), torch.tensor([0.2])
-        >>> round(with_prevalence(torch.zeros(1, 1), half, fifth).sigmoid().item(), 6)
-        0.2
-    """
-    return log_odds + torch.logit(own) - torch.logit(learned)
 
 
 def learned_shares(facts: Facts, outputs: tuple[str, ...]) -> dict[str, float]:

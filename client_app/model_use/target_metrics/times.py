@@ -161,3 +161,147 @@ def thirds(risks: Array) -> NDArray[np.int64]:
     """
     ranks = np.argsort(np.argsort(risks, kind="stable"), kind="stable")
     return (ranks * 3 // max(1, len(risks))).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Thirds:
+    """How the thirds of the records by risk differ.
+
+    Attributes:
+        chance: p-value of the log-rank test; None where it is undefined.
+        statistic: its chi-square.
+        mean_times: restricted mean survival time of each third up to the horizon.
+        records: of each third.
+        events: of each third, before the horizon.
+    """
+
+    chance: float | None
+    statistic: float | None
+    mean_times: tuple[Measure, ...]
+    records: tuple[int, ...]
+    events: tuple[int, ...]
+
+
+def compare_thirds(records: Observed, horizon: float, draws: int = DRAWS, seed: int = 0) -> Thirds:
+    """Compare the survival of records of low, medium and high risk.
+
+    Args:
+        records: n of them.
+        horizon: up to which mean times are computed.
+        draws: number of samples for the intervals of the mean times.
+        seed: of the samples.
+
+    Raises:
+        PackageError: without lifelines.
+    """
+    with needed_for(PURPOSE):
+        from lifelines.statistics import multivariate_logrank_test
+
+    own = thirds(records.risks)
+    events = records.events & (records.times < horizon)
+    times = np.minimum(records.times, horizon)
+    test = None
+    if events.any() and len(set(own.tolist())) > 1:
+        test = multivariate_logrank_test(times, own, events)
+
+    def of_third(third: int) -> Measure:
+        at = np.flatnonzero(own == third)
+
+        def points(rows: Rows) -> dict[str, float | None]:
+            return {"time": _mean_time(times[at][rows], events[at][rows], horizon)}
+
+        def fast(rows: Rows) -> dict[str, float | None]:
+            return {"time": mean_time(times[at][rows], events[at][rows], horizon)}
+
+        owners = None if records.patients is None else [records.patients[i] for i in at.tolist()]
+        return measured(points, len(at), owners, draws, seed, fast)["time"]
+
+    return Thirds(
+        None if test is None else float(test.p_value),
+        None if test is None else float(test.test_statistic),
+        tuple(of_third(third) for third in range(3)),
+        tuple(int((own == third).sum()) for third in range(3)),
+        tuple(int(events[own == third].sum()) for third in range(3)),
+    )
+
+
+def _mean_time(times: Array, events: NDArray[np.bool_], horizon: float) -> float | None:
+    with needed_for(PURPOSE):
+        from lifelines import KaplanMeierFitter
+        from lifelines.utils import restricted_mean_survival_time
+
+    if not len(times):
+        return None
+    fit = KaplanMeierFitter().fit(times, events)
+    return float(restricted_mean_survival_time(fit, t=horizon))
+
+
+def mean_time(times: Array, events: NDArray[np.bool_], horizon: float) -> float | None:
+    """The area under the Kaplan-Meier curve up to a horizon.
+
+    Args:
+        times: (n,), at most the horizon.
+        events: whether the event was seen, (n,).
+        horizon: end of the area.
+
+    Returns:
+        None without records.
+
+    Example:
+        >>> mean_time(np.array([1.0, 2.0]), np.array([True, False]), 2.0)
+        1.5
+    """
+    if not len(times):
+        return None
+    at, owner = np.unique(times, return_inverse=True)
+    leaving = np.bincount(owner, minlength=len(at))
+    seen = np.bincount(owner, weights=events, minlength=len(at))
+    survival = np.cumprod(1 - seen / leaving[::-1].cumsum()[::-1])
+    steps = np.diff(np.concatenate([[0.0], at, [horizon]]))
+    return float(steps @ np.concatenate([[1.0], survival]))
+
+
+@dataclass(frozen=True)
+class Landmark:
+    """Predicted and observed survival of a group of records at one time.
+
+    Attributes:
+        predicted: mean of the predicted probabilities to survive it.
+        observed: by the Kaplan-Meier curve, with its interval.
+    """
+
+    predicted: float
+    observed: Measure
+
+
+def landmark_calibration(
+    records: Observed, chances: Array, time: float, groups: int = 5
+) -> list[Landmark]:
+    """Predicted against observed survival at one time, for groups of equal size.
+
+    Args:
+        records: n of them.
+        chances: predicted probabilities to survive the time, (n,).
+        time: the landmark.
+        groups: their number.
+
+    Returns:
+        One for each group, by ascending prediction.
+
+    Raises:
+        PackageError: without lifelines.
+    """
+    with needed_for(PURPOSE):
+        from lifelines import KaplanMeierFitter
+
+    found = []
+    for rows in np.array_split(np.argsort(chances, kind="stable"), groups):
+        if not len(rows):
+            continue
+        fit = KaplanMeierFitter().fit(records.times[rows], records.events[rows])
+        at = int(np.searchsorted(fit.survival_function_.index, time, side="right")) - 1
+        value = float(fit.survival_function_.iloc[at, 0])
+        low, high = (float(each) for each in fit.confidence_interval_.iloc[at])
+        measure = Measure(value, low, high, len(rows))
+        found.append(Landmark(float(chances[rows].mean()), measure))
+    return found

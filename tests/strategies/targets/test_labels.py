@@ -112,7 +112,7 @@ def test_both_moments_rank_alike_where_sites_are_alike() -> None:
 def test_probabilities_are_calibrated_and_a_prior_shift_is_one_offset() -> None:
     import statsmodels.api as sm
 
-    from fedsurrogate.client_app.model_use.label_answers import with_prevalence
+    from fedsurrogate.common.models.decisions import with_prevalence
 
     draw = torch.Generator().manual_seed(0)
     labels = (torch.rand(20_000, 1, generator=draw) < 0.3).double()

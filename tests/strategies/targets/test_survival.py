@@ -14,9 +14,9 @@ from torch import Tensor
 
 from benchmarks.targets_survival import coverage
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.models.risk_sums import risk_sums, survival_probabilities
+from fedsurrogate.common.models.risk_sums import hazard_sums, risk_sums, survival_probabilities
 from fedsurrogate.common.targets.time import widening_edges
-from fedsurrogate.strategies.targets.rounds import CoxSearch, Newton, baseline
+from fedsurrogate.strategies.targets.rounds import CoxSearch, HazardSearch, Newton, baseline
 from fedsurrogate.strategies.targets.sums import CodedSums
 from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier, log_rank
 from fedsurrogate.strategies.targets.time import (
@@ -332,6 +332,31 @@ def test_a_point_that_is_not_finite_spends_the_round_on_halving() -> None:
     halved = one.after(float("nan"), torch.ones(1).double(), torch.ones(1, 1).double())
     assert (halved.steps, halved.halvings) == (1, 1)
     assert float(halved.point) == pytest.approx(1.0)
+
+
+def test_discrete_hazards_are_the_logistic_regression_of_statsmodels() -> None:
+    import statsmodels.api as sm
+
+    of = cohort(8, 300, 5)
+    cells = cells_of(of.sums)
+    search = HazardSearch.start(cells.events, of.features[of.events].sum(0), cells.at_risk)
+    half = torch.arange(300) % 3 == 0
+    for _ in range(8):
+        parts = [
+            hazard_sums(of.features[at], of.bins[at], search.weight, search.levels)
+            for at in (half, ~half)
+        ]
+        search = search.after(parts[0] + parts[1])
+    rows, events = [], []
+    for x, last, event in zip(of.features, of.bins.tolist(), of.events.tolist(), strict=True):
+        for bin_ in range(min(last + 1, 5)):
+            rows.append(np.concatenate([np.eye(5)[bin_], x.numpy()]))
+            events.append(float(event and bin_ == last))
+    fit = sm.Logit(np.array(events), np.array(rows)).fit(disp=0, tol=1e-13, maxiter=100)
+    assert np.abs(fit.params - search.newton.point.numpy()).max() < 1e-9
+    assert search.newton.likelihood == pytest.approx(fit.llf, abs=1e-9)
+    with pytest.raises(ValueError, match=r"bins \[0\]"):
+        HazardSearch.start(cells.events * 0 + torch.tensor([0, 1, 1, 1, 1]), BETA, cells.at_risk)
 
 
 def test_noise_that_vanishes_gives_the_exact_risk() -> None:
