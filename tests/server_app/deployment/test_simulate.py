@@ -16,7 +16,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import RAY_HOOK
 from fedsurrogate.server_app.deployment import simulate
 from fedsurrogate.server_app.deployment.simulate import KILLED, Machine, cause
-from fedsurrogate.server_app.deployment.submit import DONE
+from fedsurrogate.server_app.deployment.submit import DONE, Reached
 from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START
 
 TRACE = """
@@ -54,15 +54,14 @@ class Attempts:
 
     def submit(
         self,
-        name: str,
+        superlink: Reached,
         settings: object,
         output: object,
-        environment: Mapping[str, str],
         log: Path,
         *rest: Any,
     ) -> Any:
         log.write_text(TRACE)
-        self.environment = dict(environment)
+        self.environment = dict(superlink.environment)
         self.resources, self.made = rest[1], self.made + 1
         if (failure := next(self.failures)) is None:
             return None, "finished:failed"
