@@ -106,7 +106,7 @@ def test_a_setting_of_the_digest_changes_it_and_another_does_not() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_readme_names_every_method(name: str) -> None:
     assert f"`{name}`" in (ROOT / "README.md").read_text(), (
-        f"method {name}: the README needs a row for it"
+        f"method {name}: name it in the README, in the list below the table of 'Which method?'"
     )
 
 

@@ -49,7 +49,8 @@ def class_sums_plan(
     Args:
         settings: of the run.
         learn: "module:function" at the coordinator: from statistics of all records and a header for
-            the model, to the model and facts about it; see `fedsurrogate.strategies.closed_form.strategy`.
+            the model, to the model and facts about it; see `Learn` in
+            `fedsurrogate.strategies.closed_form.strategy`.
         squares: whether sites also send the second moment of all records around their class means.
         variances: whether they also send the variance of each dimension in each class; never
             private.

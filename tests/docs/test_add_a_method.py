@@ -148,11 +148,11 @@ def test_the_head_is_scikit_learns_nearest_centroid() -> None:
     features = torch.randn(300, 7, generator=generator, dtype=torch.float64)
     labels = torch.arange(300) % 4
     features += labels[:, None]
-    sums = torch.zeros(4, 7, dtype=torch.float64).index_add_(0, labels, features)
-    statistics = of_noisy_sums({"counts": torch.bincount(labels).double(), "sums": sums})
-    head, facts = learn(
-        statistics, Header("nearest-mean", "r", "coordinator", "f", ("a", "b", "c", "d"))
-    )
+    # The fifth class has no records; the first one's mean is close to the zero that stands there.
+    sums = torch.zeros(5, 7, dtype=torch.float64).index_add_(0, labels, features)
+    counts = torch.bincount(labels, minlength=5).double()
+    statistics = of_noisy_sums({"counts": counts, "sums": sums})
+    head, facts = learn(statistics, Header("nearest-mean", "r", "coordinator", "f", tuple("abcde")))
     assert isinstance(head, Head)
     assert not facts
     known = NearestCentroid().fit(features.numpy(), labels.numpy())

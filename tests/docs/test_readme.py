@@ -65,4 +65,6 @@ def test_the_pages_of_methods_name_every_method(name: str) -> None:
     assert f"`{name}`" in text or f'method="{name}"' in text, (
         f"method {name}: docs/methods needs a page that describes it"
     )
-    assert f"`{name}`" in (ROOT / "docs" / "methods" / "index.md").read_text()
+    assert f"`{name}`" in (ROOT / "docs" / "methods" / "index.md").read_text(), (
+        f"method {name}: docs/methods/index.md needs it in its list"
+    )

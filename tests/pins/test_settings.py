@@ -57,7 +57,8 @@ def test_plans_of_other_roads_are_as_pinned() -> None:
 def test_the_pins_cover_every_method_and_every_setting() -> None:
     pins = pinned.read_settings()
     first = {name.partition(",")[0] for name in pins}
-    assert first == {*facts.methods(), "fedpft chain", *facts.kinds_of_counts()}
+    now = {*facts.methods(), "fedpft chain", *facts.kinds_of_counts()}
+    assert first == now, pinned.report([f"{name}: new or gone" for name in sorted(first ^ now)])
     assert {*combinations.VALUES, *combinations.OF_SUBJECTS} == set(facts.setting_keys()), (
         "a new setting needs another value here"
     )
