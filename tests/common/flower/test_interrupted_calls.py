@@ -71,7 +71,7 @@ def restart_during(address: str, caller: Caller, times: int) -> tuple[list[Any],
     asking.start()
     for _ in range(times):
         assert begun.acquire(timeout=30)
-        server.stop(0)
+        server.stop(0).wait()
         server = served(address, answer)
     asking.join(60)
     let_go.set()
