@@ -111,6 +111,11 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ),
     ("pyarrow", "data = 'parquet'", lambda at: _simulate(at, data="parquet", data_dir=str(at))),
     ("pyarrow", "the table '", _table),
+    (
+        "flwr_datasets",
+        "partition = 'flwr:IidPartitioner'",
+        lambda at: _simulate(at, partition="flwr:IidPartitioner"),
+    ),
     ("pydicom", "data = 'dicom'", lambda at: _simulate(at, data="dicom", data_dir=str(at))),
     ("matplotlib", "the plot of a sweep", lambda _: draw_sweep(())),
     ("pandas", "a data frame", lambda _: data_frame([])),

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, group, load_all
+from fedsurrogate.client_app.datasets.named_partitioners import named_parts
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.client_app.node_config import NodeConfig, check_held_out, is_protected, judges
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.partition import read_partitioner
 from fedsurrogate.common.targets.target import Target
 
 LOG = logging.getLogger("fedsurrogate.site")
@@ -216,7 +218,9 @@ def _partition(
             f"{len(labels)} sites"
         )
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(settings.seed))
-    if settings.partition == "column":
+    if (named := read_partitioner(settings.partition)) is not None:
+        parts = named_parts(named, labels, origin, settings.seed, num_sites)
+    elif settings.partition == "column":
         parts = _by_column(origin, settings.site_column, num_sites)
     elif settings.partition == "classes":
         parts = _by_classes(labels, order, settings.classes_per_site, settings.seed, num_sites)
@@ -328,8 +332,9 @@ def _by_dirichlet(
     """Draw shares of every class from Dirichlet(alpha), again until each site has ten records, if
     possible.
 
-    The draws are those of flwr_datasets' DirichletPartitioner without `self_balancing`, whose
-    import takes four seconds.
+    The draws are those of flwr_datasets' DirichletPartitioner without `self_balancing`. It is the
+    default, needs no optional package and no import of four seconds, and distributes any number of
+    records: theirs refuses where a site would have too few.
     """
     keys = labels[order]
     members = [order[keys == label] for label in torch.unique(keys)]

@@ -4,7 +4,7 @@ alone.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -37,6 +37,7 @@ from fedsurrogate.common.settings.heads import (
     GHOFLSettings,
     HeadSettings,
 )
+from fedsurrogate.common.settings.partition import PREFIX, Partition
 from fedsurrogate.common.settings.target import TargetSettings
 from fedsurrogate.common.settings.training import FedAvgSettings
 
@@ -133,8 +134,10 @@ class DataSettings(Section):
     classes: ClassNames = Field(
         (), description="All classes in their order; empty collects the classes that sites report."
     )
-    partition: Literal["iid", "dirichlet", "classes", "column"] = Field(
-        "dirichlet", description="How a simulation distributes records to sites."
+    partition: Partition = Field(
+        "dirichlet",
+        description="How a simulation distributes records to sites: iid, dirichlet, classes, column, or "
+        "a partitioner of flwr-datasets, such as flwr:DirichletPartitioner(alpha=0.3).",
     )
     alpha: float = Field(
         0.5,
@@ -151,6 +154,11 @@ class DataSettings(Section):
     test_fraction: float = Field(
         0.2, gt=0, lt=1, description="Share of the records that test, if the data have no split."
     )
+
+    @property
+    def splits_by_column(self) -> bool:
+        """Whether the site column may distribute the records."""
+        return self.partition == "column" or self.partition.startswith(PREFIX)
 
 
 class BackboneSettings(Section):

@@ -23,6 +23,7 @@ from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import DataSettings
 from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.partition import read_partitioner
 from fedsurrogate.server_app.lifecycle.resume import check_resume
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
@@ -88,6 +89,8 @@ def check_simulation(
     config, settings = parse_run(overrides), dict(overrides)
     # This machine is every site.
     check_packages(packages_for(config.settings, config.plan, config.settings.data, judges=True))
+    if read_partitioner(config.settings.partition) is not None:
+        check_installed("flwr_datasets", f"partition = {config.settings.partition!r}")
     for key in PATHS:
         if settings.get(key):
             # The processes of the run have another working folder.
