@@ -5,6 +5,7 @@ found.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from fedsurrogate.client_app.model_use.promise import Promise, check_promise, clopper_pearson
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
+from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
 
 D = 128
@@ -178,3 +180,19 @@ def test_every_number_is_that_of_records_drawn_from_the_surrogate(
         assert found.theorem == pytest.approx(theorem, abs=0.02)
     else:
         assert classes > 3
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99), offset=st.floats(-1e3, 1e3), power=st.floats(-4, 4))
+def test_a_promise_does_not_depend_on_the_units_of_columns(
+    shared: tuple[Head, Gaussians], seed: int, offset: float, power: float
+) -> None:
+    plain, gaussians = shared
+    scale = torch.full((D,), 10.0**power, dtype=torch.float64)
+    frame = Frame(offset * scale, scale)
+    x, y = world(seed=seed)
+    in_other_units = (x.double() * scale + offset * scale).float()
+    header = replace(plain.header, frame=frame.packed())
+    framed = check_promise(Head(header, plain.weight, plain.bias), gaussians, in_other_units, y)
+    # The same rounding for both.
+    assert framed == check_promise(plain, gaussians, frame.apply(in_other_units), y)
