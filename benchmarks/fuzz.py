@@ -41,8 +41,9 @@ class Findings:
     def note(self, parser: str, number: int, outcome: str) -> None:
         """Count the outcome of one case."""
         self.seen.setdefault(parser, Counter())[outcome] += 1
-        if outcome not in (ACCEPTED, REFUSED):
-            self.first.setdefault((parser, _kind(outcome)), number)
+        if outcome not in (ACCEPTED, REFUSED) and (parser, _kind(outcome)) not in self.first:
+            self.first[parser, _kind(outcome)] = number
+            print(f"found: {parser}, case {number}: {_kind(outcome)}", flush=True)
 
     def table(self) -> str:
         """A line for each parser, then a line for each finding."""

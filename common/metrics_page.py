@@ -105,7 +105,7 @@ def expiry(file: Path) -> float:
 
     try:
         return x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc.timestamp()
-    except (OSError, ValueError):
+    except (OSError, ValueError, x509.InvalidVersion):
         return 0.0
 
 

@@ -32,7 +32,7 @@ def check_certificate(key: Path) -> Finding | None:
         return None
     try:
         until = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, x509.InvalidVersion) as error:
         return Finding(
             "certificate",
             "FAIL",

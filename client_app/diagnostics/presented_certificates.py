@@ -53,7 +53,7 @@ def inspector(der: bytes, authority: Path) -> str:
             for which in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME)
         )
     # TypeError, KeyError: for a name in a kind of text that is not allowed, or not known.
-    except (ValueError, TypeError, KeyError, OSError):
+    except (ValueError, TypeError, KeyError, x509.InvalidVersion, OSError):
         return ""
     if issuer == own or any(name.startswith("fedsurrogate ") for name in names):
         return ""

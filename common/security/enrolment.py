@@ -193,7 +193,7 @@ def read_request(content: bytes) -> Enrolment:
         ]
         key = request.public_key()
     # KeyError: for a kind of text that the library does not know.
-    except (ValueError, TypeError, KeyError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, KeyError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise ConfigError(f"no request of `site enrol` ({type(error).__name__})") from None
     if not sound:
         raise ConfigError("its signature does not fit its key; ask the hospital for it again")

@@ -368,7 +368,7 @@ def _alternative(host: str) -> x509.GeneralName:
 def _certificate(file: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, x509.InvalidVersion) as error:
         raise ConfigError(
             f"{file} cannot be read as a certificate ({type(error).__name__})"
         ) from None

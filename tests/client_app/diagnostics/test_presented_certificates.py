@@ -61,6 +61,14 @@ def test_a_name_in_any_kind_of_text_raises_nothing(authority: Path) -> None:
         ), kind
 
 
+@pytest.mark.parametrize("at", range(24))
+def test_no_value_of_a_byte_at_the_head_raises_anything(authority: Path, at: int) -> None:
+    """Lengths, kinds and the version, for which the library has an error of its own."""
+    for value in range(256):
+        changed = DER[:at] + bytes([value]) + DER[at + 1 :]
+        assert inspector(changed, authority) in ("", f"inspection, {COMPANY}")
+
+
 @given(changes=st.lists(st.tuples(st.integers(0, len(DER) - 1), st.integers(0, 255)), min_size=1))
 def test_changed_bytes_raise_nothing(authority: Path, changes: list[tuple[int, int]]) -> None:
     content = bytearray(DER)
