@@ -201,11 +201,7 @@ class Deployment:
         assert [each.wait(PATIENCE) for each in self.hospitals] == [0] * len(self.hospitals), (
             self.logs()
         )
-        assert not [
-            process
-            for process in below
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        ]
+        until(lambda: not any(map(_works, below)))
 
     def logs(self) -> str:
         """The output of all processes."""
@@ -291,6 +287,13 @@ def finished(runs: Path) -> bool:
         and any(runs.glob("*/metrics.json"))
         and newest(runs)[1]["status"] != "running"
     )
+
+
+def _works(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _listens(port: str) -> bool:
