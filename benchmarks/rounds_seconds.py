@@ -36,6 +36,7 @@ RUNS = {
     "FedAvg, 8 rounds": 'method="fedavg" fedavg.rounds=8',
     "FedAvg, 50 rounds": 'method="fedavg" fedavg.rounds=50',
     "DP-CVAE, 11 rounds": f'method="dpcvae" dpcvae.rounds=11 classes="{CLASSES}"',
+    "DP-CVAE, 50 rounds": f'method="dpcvae" dpcvae.rounds=50 classes="{CLASSES}"',
     "FedLAP, 20 rounds": (
         f'method="fedlap" fedlap.model="mlp" fedlap.rounds=20 classes="{CLASSES}"'
     ),

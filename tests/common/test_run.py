@@ -97,7 +97,7 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("compare", "true", "true or false"),
         ("device", "gpu", "'auto', 'cpu', 'cuda'"),
         ("data", "jpeg", "'digits', 'imagefolder', 'dicom', 'parquet' or 'safetensors'"),
-        ("partition", "random", "'iid', 'dirichlet', 'classes' or 'column'"),
+        ("partition", "random", "must be one of iid, dirichlet, classes and column, or"),
         ("partition", "column", "needs site-column"),
         ("classes", ",", "empty list ','"),
         ("classes", "cat, cat", "twice"),
