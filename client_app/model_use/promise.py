@@ -20,7 +20,7 @@ that they come from.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -140,12 +140,13 @@ def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
 
 def _logits(head: Head, gaussians: Gaussians) -> tuple[Tensor, Tensor]:
     """Means (C, C) and covariance (C, C) of the logits of the surrogate's Gaussians."""
-    plain = replace(head, clip=None, centre=None, projection=None, without_mean=False)
     weight, within = head.weight.double(), gaussians.within
     across = weight @ within.directions.double().T
     rest = float(within.rest)
     spread = (within.variances.double() - rest) * across
-    return plain.scores(gaussians.means).double(), spread @ across.T + rest * weight @ weight.T
+    # The Gaussians are of features that the head has prepared.
+    means = gaussians.means.double() @ weight.T + head.bias.double()
+    return means, spread @ across.T + rest * weight @ weight.T
 
 
 def _decisions(mean: Tensor, covariance: Tensor) -> Tensor:
