@@ -5,10 +5,12 @@ of scikit-learn.
 
 Claim: no change of a column's scale or offset costs a method more than a point against the same
 method on the same numbers in single precision, standardised before by a person who sees all
-records; and features without such columns take no more bytes. Next to it stand discriminant
-analysis and logistic regression of scikit-learn on these numbers, whose classes a method with a
-weaker model misses on any columns, and the mean of three logistic regressions, one of each site,
-which is what the average of heads can be. Private runs and secure sums have in features.ranges, for
+records; and features without such columns take no more bytes. Each method stands next to
+discriminant analysis and logistic regression of scikit-learn on all records, and next to its
+counterpart: what scikit-learn makes of that which the method's sites send. For mixtures this is
+logistic regression on samples of its Gaussian mixtures of each site and class; for heads, the mean
+of one logistic regression a site; for means of groups, discriminant analysis with the covariance
+that they show; for all others the better of the first two. Private runs and secure sums have in features.ranges, for
 each column, the range of all records and half of it more on both sides. Three sites share 600
 records in 24 dimensions and 4 classes; 600 more are for tests. With `--before FILE`, figures of an
 earlier version, measured by the same command, stand next to it.
@@ -18,18 +20,22 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
+from sklearn.base import BaseEstimator
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.mixture import GaussianMixture
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 import fedsurrogate as fs
 from benchmarks.harness.options import described
-from benchmarks.harness.results import report
+from benchmarks.harness.results import kept_rows, report
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.settings import Settings
 
 NAME, TITLE = "column-scales", "Columns of other scales and offsets"
 COLUMNS = (
@@ -39,21 +45,26 @@ COLUMNS = (
     "standardised before",
     "LDA",
     "logistic regression",
-    "mean of sites' logistic regressions",
+    "counterpart",
+    "counterpart in scikit-learn",
     "bytes",
     "accuracy before",
     "bytes before",
 )
 RECORDS, DIMENSION, CLASSES = 600, 24, 4
 HEADS = ("average", "ensemble", "fedbe", "fedkt")
+ONCE = ("fedpft", "afl", "fedcgs", "gh-ofl", "fedcof", *HEADS)
 METHODS: dict[str, dict[str, Any]] = {
     f"fedpft {family}": {"method": "fedpft", "covariance": family}
     for family in ("spherical", "diag", "full", "lowrank", "gram")
 }
-METHODS["fedpft full, sampled"] = {"method": "fedpft", "covariance": "full", "solver": "sampled"}
+METHODS["fedpft full, lda"] = {"method": "fedpft", "covariance": "full", "head__solver": "lda"}
 METHODS |= {
     name: {"method": name} for name in ("afl", "fedcgs", "gh-ofl", "fedcof", *HEADS, "fedavg")
 }
+# The means of a class that a site of FedCOF sends, what its covariance takes on the diagonal, and
+# the samples of a record of mixtures.
+GROUPS, SHRINKAGE, DRAWS = Settings().fedcof.groups, Settings().fedcof.shrinkage, 10
 NAMES = {"classes": ",".join(map(str, range(CLASSES)))}
 BUDGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5} | NAMES
 SECURE: dict[str, Any] = {"secure_sum": True, "dropouts": 0.0} | NAMES
@@ -64,6 +75,9 @@ RANGED: dict[str, dict[str, Any]] = {
     "fedpft, secure sum, epsilon 8": {"method": "fedpft"} | SECURE | BUDGET,
 }
 RANGED |= {f"{name}, secure sum": {"method": name} | SECURE for name in ("fedpft", "afl", "fedavg")}
+# Of the changes, those after which private runs and secure sums are measured.
+WITH_RANGES = ("x 1e-6 to 1e6",)
+Row = tuple[Any, ...]
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -113,13 +127,16 @@ def measured(features: Tensor, labels: Tensor, settings: dict[str, Any]) -> tupl
     """Accuracy on the test records, and bytes that all sites sent. Of a run that fails: 0 and 0."""
     parts = [(features[i:RECORDS:3], labels[i:RECORDS:3]) for i in range(3)]
     test = (features[RECORDS:], labels[RECORDS:])
-    with tempfile.TemporaryDirectory() as folder:
-        try:
+    try:
+        if settings["method"] in ONCE and not settings.keys() & {"epsilon", "secure_sum"}:
+            sent = [fs.fit(*part, site=f"site-{i}", **settings) for i, part in enumerate(parts)]
+            return fs.learn(sent).score(*test), sum(len(each.payload) for each in sent)
+        with tempfile.TemporaryDirectory() as folder:
             done = fs.simulate(parts, test=test, output_dir=folder, **settings)
-        except Exception as error:
-            print(f"{settings}: {error}")
-            return 0.0, 0
-        return done.accuracy, done.bytes
+            return done.accuracy, done.bytes
+    except FedSurrogateError as error:
+        print(f"{settings}: {error}")
+        return 0.0, 0
 
 
 def standardised(features: Tensor) -> Tensor:
@@ -137,53 +154,103 @@ def ranges_of(features: Tensor) -> str:
 
 
 def oracles(features: Tensor, labels: Tensor) -> list[float]:
-    """Accuracies of scikit-learn on the test records: discriminant analysis, logistic regression,
-    and the mean of the logistic regressions of the three sites.
+    """Accuracies of scikit-learn on the test records: discriminant analysis and logistic regression
+    of all training records.
     """
-    numbers, classes = features.double().numpy(), labels.numpy()
-    models = (
-        LinearDiscriminantAnalysis(solver="svd"),
-        make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
-    )
-    scores = 0.0
-    for site in range(3):
-        own = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-        own.fit(numbers[site:RECORDS:3], classes[site:RECORDS:3])
-        scores = scores + own.decision_function(numbers[RECORDS:])
-    mean = float((scores.argmax(1) == classes[RECORDS:]).mean())
+    x, y = numbers(features), labels.numpy()
+    models = (LinearDiscriminantAnalysis(solver="svd"), LogisticRegression(max_iter=1000))
     return [
-        round(
-            float(
-                model.fit(numbers[:RECORDS], classes[:RECORDS]).score(
-                    numbers[RECORDS:], classes[RECORDS:]
-                )
-            ),
-            4,
-        )
-        for model in models
-    ] + [round(mean, 4)]
+        round(float(each.fit(x[:RECORDS], y[:RECORDS]).score(x[RECORDS:], y[RECORDS:])), 4)
+        for each in models
+    ]
+
+
+def numbers(features: Tensor) -> Any:
+    """Features as scikit-learn takes them, each column of mean zero and deviation one."""
+    return standardised(features).double().numpy()
+
+
+def counterparts(features: Tensor, labels: Tensor) -> dict[str, tuple[str, float]]:
+    """For methods whose sites send less than discriminant analysis needs, or learn alone: what
+    scikit-learn makes of the same, and its accuracy.
+    """
+    x, y = numbers(features), labels.numpy()
+    test, sites = x[RECORDS:], [np.arange(site, RECORDS, 3) for site in range(3)]
+
+    def right(scores: Any) -> float:
+        return round(float((scores.argmax(1) == y[RECORDS:]).mean()), 4)
+
+    alone = [LogisticRegression(max_iter=1000).fit(x[own], y[own]) for own in sites]
+    mean = right(sum(model.decision_function(test) for model in alone))
+    found = dict.fromkeys(HEADS, ("mean of logistic regressions", mean))
+    parts = [(label, own[y[own] == label]) for own in sites for label in range(CLASSES)]
+    for family in ("spherical", "diag", "full"):
+        drawn = []
+        for label, rows in parts:
+            mixture = GaussianMixture(1, covariance_type=family, random_state=0).fit(x[rows])
+            drawn.append((mixture.sample(DRAWS * len(rows))[0], np.full(DRAWS * len(rows), label)))
+        samples, classes = (np.concatenate(each) for each in zip(*drawn, strict=True))
+        head = LogisticRegression(max_iter=1000).fit(samples, classes)
+        accuracy = right(head.decision_function(test))
+        found[f"fedpft {family}"] = ("logistic regression on samples of mixtures", accuracy)
+    groups = [(label, part) for label, rows in parts for part in np.array_split(rows, GROUPS)]
+    means = np.stack([np.sqrt(len(part)) * _apart(x, y, part) for _, part in groups])
+    covariance = means.T @ means / (len(means) - CLASSES)
+    covariance += SHRINKAGE * covariance.diagonal().mean() * np.eye(len(covariance))
+    analysis = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=_Given(covariance))
+    accuracy = right(analysis.fit(x[:RECORDS], y[:RECORDS]).decision_function(test))
+    found["fedcof"] = ("discriminant analysis with covariance of group means", accuracy)
+    return found
+
+
+def _apart(x: Any, y: Any, rows: Any) -> Any:
+    """The mean of a group, less that of its class."""
+    return x[rows].mean(0) - x[:RECORDS][y[:RECORDS] == y[rows[0]]].mean(0)
+
+
+class _Given(BaseEstimator):  # type: ignore[misc]
+    """A covariance for discriminant analysis that no records decide."""
+
+    def __init__(self, covariance_: Any) -> None:
+        self.covariance_ = covariance_
+
+    def fit(self, x: Any) -> Self:
+        """Nothing to learn."""
+        return self
+
+
+def rows_of(change_name: str, before: dict[tuple[str, str], tuple[Any, Any]]) -> list[Row]:
+    """Every method after a change."""
+    features, labels = records(CHANGES[change_name])
+    best, plain = oracles(features, labels), standardised(features)
+    others, usual = counterparts(features, labels), ("the better of both", max(best))
+    ranges = [{"features__ranges": ranges_of(each)} for each in (features, plain)]
+    rows: list[Row] = []
+    for name, settings in (METHODS | RANGED).items():
+        if name in RANGED and change_name not in WITH_RANGES:
+            continue
+        here, there = ranges if name in RANGED else ({}, {})
+        accuracy, sent = measured(features, labels, settings | here)
+        alike = measured(plain, labels, settings | there)[0]
+        numbers = (round(accuracy, 4), round(alike, 4), *best, *others.get(name, usual), sent)
+        rows.append((change_name, name, *numbers, *before.get((change_name, name), ("", ""))))
+    return rows
 
 
 def main() -> None:
     """Measure every method after every change, and write the table."""
     options = described(__doc__)
     options.add_argument("--before", type=Path, help="results of an earlier version")
-    file: Path | None = options.parse_args().before
-    known = json.loads(file.read_text()) if file else {"columns": [], "rows": []}
+    options.add_argument("--changes", nargs="*", choices=CHANGES, help="of these only; others stay")
+    given = options.parse_args()
+    known = json.loads(given.before.read_text()) if given.before else {"columns": [], "rows": []}
     earlier = [dict(zip(known["columns"], row, strict=True)) for row in known["rows"]]
     before = {(row["change"], row["method"]): (row["accuracy"], row["bytes"]) for row in earlier}
-    rows: list[tuple[Any, ...]] = []
-    for change_name, change in CHANGES.items():
-        features, labels = records(change)
-        best, plain = oracles(features, labels), standardised(features)
-        ranges = [{"features__ranges": ranges_of(each)} for each in (features, plain)]
-        for name, settings in (METHODS | RANGED).items():
-            here, there = ranges if name in RANGED else ({}, {})
-            accuracy, sent = measured(features, labels, settings | here)
-            alike = round(measured(plain, labels, settings | there)[0], 4)
-            last = before.get((change_name, name), ("", ""))
-            rows.append((change_name, name, round(accuracy, 4), alike, *best, sent, *last))
-    report(NAME, TITLE, COLUMNS, rows)
+    anew = given.changes or list(CHANGES)
+    rows = kept_rows(NAME, lambda row: row[0] in anew)
+    for change in anew:
+        rows += rows_of(change, before)
+    report(NAME, TITLE, COLUMNS, sorted(rows, key=lambda row: list(CHANGES).index(row[0])))
 
 
 if __name__ == "__main__":

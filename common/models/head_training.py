@@ -28,8 +28,8 @@ def train_head(
     """Train softmax regression on standardised features.
 
     The standardisation is folded into the result, so the scale of the features has no effect. Adam
-    starts from zero weights at `settings.learning_rate`, which a cosine anneals to zero over
-    `steps` batches.
+    starts from zero weights at `settings.rate(d)`, which a cosine anneals to zero over `steps`
+    batches.
 
     Args:
         batches: features (n, d), and the second argument of `loss`: labels, or class probabilities.
@@ -50,7 +50,7 @@ def train_head(
     deviation = deviation.masked_fill(constant, torch.inf)
     weight = torch.zeros(classes, len(mean), device=mean.device, requires_grad=True)
     bias = torch.zeros(classes, device=mean.device, requires_grad=True)
-    optimiser = UncompiledAdam([weight, bias], lr=settings.learning_rate, fused=True)
+    optimiser = UncompiledAdam([weight, bias], lr=settings.rate(len(mean)), fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, steps))
     for features, labels in batches:
         # Standardising the weights instead of every batch gives the same logits with a hundredth of

@@ -26,6 +26,9 @@ from fedsurrogate.common.wire.validation import check_class_number
 POOL_BYTES = 64 * 2**20
 # Training sweeps over a pool before new samples replace it: sampling costs more than training.
 SWEEPS = 4
+# With fewer columns than these a step costs little, and samples do not run out: so many times the
+# fewest steps are taken, at most.
+MANY_COLUMNS, MORE_STEPS = 500, 4
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def learn(
         -(-sum(sum(share.chunk(index, chunks)) for share in shares) // settings.batch_size)
         for index in range(chunks)
     )
-    passes = settings.passes(per_pass)
+    few_columns = min(MORE_STEPS, max(1, MANY_COLUMNS // len(mean)))
+    passes = settings.passes(per_pass, few_columns)
     batches = _batches(shares, chunks, passes, settings.batch_size, stream(seed, "", "order"))
     weight, bias = train_head(batches, passes * per_pass, mean, variance, len(names), settings)
     first = surrogates[0].header

@@ -85,7 +85,7 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("fedpft.rank", -1, "greater than or equal to 0"),
         ("fedpft.samples-per-component", 0, "greater than or equal to 1"),
         ("fedpft.privacy", "dp", "'none'"),
-        ("head.learning-rate", 0.0, "greater than 0"),
+        ("head.learning-rate", -0.1, "greater than or equal to 0"),
         ("head.learning-rate", float("nan"), "less than or equal to 10"),
         ("seed", -1, "greater than or equal to 0"),
         ("seed", 2**31, "less than 2147483648"),

@@ -1,9 +1,14 @@
 """The linear head, compared with scikit-learn's logistic regression; and its invariances."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from fedsurrogate.common.models.classifiers import Head
@@ -48,6 +53,22 @@ def test_digits_are_classified_as_well_as_by_logistic_regression(plain: Head) ->
         correct / tested
         >= theirs.score(((x_test - mean) / deviation).numpy(), y_test.numpy()) - 0.02
     )
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer, load_digits])
+def test_defaults_are_as_good_as_logistic_regression_with_few_columns(
+    load: Callable[..., Any],
+) -> None:
+    x, y = (torch.from_numpy(each) for each in load(return_X_y=True))
+    right, theirs = 0, 0.0
+    for seed in range(2):
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+        known, rest = order.chunk(2)
+        weight, bias = train_on_features(x[known], y[known], int(y.max()) + 1, HeadSettings(), 0)
+        right += int(((x[rest].float() @ weight.T + bias).argmax(1) == y[rest]).sum())
+        oracle = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+        theirs += oracle.fit(x[known].numpy(), y[known].numpy()).score(x[rest], y[rest]) * len(rest)
+    assert right >= theirs - 0.025 * len(y)
 
 
 @pytest.mark.parametrize("factor", [1e-4, 1e4])

@@ -92,9 +92,10 @@ def test_chance_is_not_a_difference_and_a_real_one_is_found_at_any_size(
     )
     assert not alike.found, alike.in_words
     assert other.found, other.in_words
-    assert by_statistics(alike, 3)[0] == "lda"
-    assert by_statistics(other, 3)[0] == "balanced-ridge"
-    assert by_statistics(other, 1)[0] == "lda", "least squares needs two classes"
+    assert by_statistics(alike, 3, 64)[0] == "lda"
+    assert by_statistics(other, 3, 64)[0] == "balanced-ridge"
+    assert by_statistics(other, 1, 64)[0] == "lda", "least squares needs two classes"
+    assert by_statistics(other, 3, 63)[0] == "lda", "few columns, where it masks classes"
 
 
 def test_many_records_do_not_make_a_small_difference_a_large_one() -> None:
