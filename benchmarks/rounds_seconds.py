@@ -4,7 +4,8 @@ round takes less than 1.5 s, FedAvg of 50 rounds less than 90 s, and a site at r
 A SuperLink and sites that have joined, all on this machine, as real processes. For each run: seconds
 of `coordinator run`, the median round, and the processor time of a site for each of its tasks. Memory
 is the proportional share (Pss) of all processes of one site. `--before FOLDER` measures a checkout of
-an earlier version too, in the same run.
+an earlier version too, in the same run, which has an environment of its own in `.venv`, with its
+shortest run: fifty rounds of the version before warm processes take ten minutes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ RUNS = {
         f'method="fedlap" fedlap.model="mlp" fedlap.rounds=20 classes="{CLASSES}"'
     ),
 }
-BIN = Path(sys.executable).parent
 READY_SECONDS = 120.0
 
 
@@ -88,21 +88,21 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
         sites: Number of sites.
     """
     with tempfile.TemporaryDirectory() as folder:
-        home, started = Path(folder), []
+        home, started, commands = Path(folder), [], programs(tree)
         environment = dict(flower_environment(str(home))) | {
             "PYTHONPATH": str(tree),
             "OMP_NUM_THREADS": "1",
-            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PATH": f"{commands}:{os.environ['PATH']}",
         }
         names = [f"hospital-{index}" for index in range(sites)]
         fleet, control = free_ports(2)
 
         def call(*words: str) -> None:
-            subprocess.run([BIN / "coordinator", *words], env=environment, cwd=home, check=True)
+            subprocess.run([commands / "coordinator", *words], env=environment, cwd=home, check=True)
 
         flags = ["--control", f"127.0.0.1:{control}", "--root-certificates", "papers/ca.crt"]
         call("certs", "papers", "--host", "127.0.0.1", *(w for n in names for w in ("--site", n)))
-        link = [BIN / "coordinator", "superlink", "--database", "state.db"]
+        link = [commands / "coordinator", "superlink", "--database", "state.db"]
         link += ["--enable-supernode-auth", "--fleet-api-address", f"127.0.0.1:{fleet}"]
         link += ["--control-api-address", f"127.0.0.1:{control}"]
         link += ["--serverappio-api-address", f"127.0.0.1:{free_ports(1)[0]}"]
@@ -120,7 +120,7 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
                 node = f'site="{name}" data="digits" partition-id={index} num-partitions={sites} '
                 node += f'cache-dir="{home}/cache-{index}" state-dir="{home}/state-{index}"'
                 kit = home / "papers" / "sites" / name
-                command = [str(BIN / "site"), "join", "--superlink", f"127.0.0.1:{fleet}"]
+                command = [str(commands / "site"), "join", "--superlink", f"127.0.0.1:{fleet}"]
                 command += ["--root-certificates", str(kit / "ca.crt"), "--node-config", node]
                 command += ["--auth-supernode-private-key", str(kit / "site.key")]
                 started.append(Site(command, home / f"{name}.log", environment))
@@ -131,6 +131,12 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
             for site in started:
                 stop_process(site.process.pid)
             stop_process(superlink.pid)
+
+
+def programs(tree: Path) -> Path:
+    """The folder of the commands of a checkout."""
+    own = tree / ".venv" / "bin"
+    return own if own.is_dir() else Path(sys.executable).parent
 
 
 def site_ready(site: Site) -> None:
@@ -154,9 +160,9 @@ def measured(tree: Path, sites: int, runs: Sequence[str]) -> list[dict[str, Any]
         for name in runs:
             before = [(site.processor_seconds(), site.tasks()) for site in started]
             settings = f"{RUNS[name]} sites={sites} deadline=600.0"
-            environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-            environment |= flower_environment(str(home))
-            command = [str(BIN / "coordinator"), "run", *flags, "-c", settings]
+            environment = dict(flower_environment(str(home)))
+            environment |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+            command = [str(programs(tree) / "coordinator"), "run", *flags, "-c", settings]
             begun, most = time.monotonic(), 0
             with (home / "run.log").open("w") as log:
                 run = subprocess.Popen(
@@ -167,7 +173,7 @@ def measured(tree: Path, sites: int, runs: Sequence[str]) -> list[dict[str, Any]
                     most = max(most, started[0].pss())
             seconds, text = time.monotonic() - begun, (home / "run.log").read_text()
             if run.returncode:
-                raise RuntimeError(text[-2000:])
+                raise RuntimeError(text[-2000:] + started[0].log.read_text()[-2000:])
             folder = Path(re.findall(r"\S+", text)[-1])
             rounds = json.loads((home / folder / "metrics.json").read_text())["rounds"]
             spent = sum(site.processor_seconds() for site in started) - sum(s for s, _ in before)
@@ -219,12 +225,13 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="checkout of an earlier version")
     parser.add_argument("--runs", nargs="*", default=list(RUNS), choices=list(RUNS))
     options = parser.parse_args()
-    trees = {"before": options.before.resolve()} if options.before else {}
-    trees["now"] = ROOT
+    todo = [("now", ROOT, options.runs)]
+    if options.before:
+        todo.insert(0, ("before", options.before.resolve(), [next(iter(RUNS))]))
     rows = [
         {"version": version} | row
-        for version, tree in trees.items()
-        for row in measured(tree, options.sites, options.runs)
+        for version, tree, runs in todo
+        for row in measured(tree, options.sites, runs)
     ]
     columns = list(rows[0])
     title = f"rounds over gRPC with TLS, {options.sites} sites on the digits"
